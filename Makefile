@@ -69,7 +69,7 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -d build/doctrees $(ARGS) docs build/docs
 
 pictures: $(VENV)/.dev
-	$(BIN)/python -m tests.pictures
+	$(BIN)/python -m engine.tools.dev.pictures
 
 builds: $(VENV)/.dev
 	$(BIN)/python -m bench.builds $(ARGS)

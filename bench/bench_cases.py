@@ -16,8 +16,8 @@ from engine.kernels.compiler.load import addresses
 from engine.kernels.target import host
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
-from tests.cases.case import Case
-from tests.harness import OneNode, all_cases, backward_of, largest_rows
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, largest_rows
+from engine.tools.dev.cases.case import Case
 
 _MARKED = [c for c in all_cases() if c.bench]
 ROWS = list({c.id: c for c in (*_MARKED, *largest_rows().values())}.values())

@@ -25,8 +25,8 @@ from engine.runtime.arena import allocate
 from engine.runtime.config import switch
 from engine.runtime.program import Program
 from engine.runtime.roofline import measure
-from tests.cases.recurrent import GATES, case
-from tests.harness import OneNode, backward_of
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.recurrent import GATES, case
 
 STEPS, BATCH, WIDTH, HIDDEN = 100, 32, 256, 256
 KINDS = ("LSTM", "GRU")

@@ -23,9 +23,10 @@ from typing import Any
 
 import pytest
 
-from bench import installed, zoo
+from bench import installed
 from engine.kernels.levels import levels, machine
 from engine.runtime.config import switch
+from engine.tools.dev import zoo
 from engine.tools.workloads import WORKLOADS
 
 HERE = Path(__file__).parent

@@ -30,6 +30,7 @@ from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
 from engine.kernels.target import host
 from engine.tools import cli
+from engine.tools.dev.emulators import Emulator, emulator
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
@@ -40,10 +41,9 @@ from engine.tools.workloads.mobilenets import mobilenet
 from engine.tools.workloads.post_norm import minilm
 from engine.tools.workloads.recurrent import gru
 from engine.tools.workloads.workload import write_artifacts
-from tests.builds import DRIVERS
-from tests.emulators import Emulator, emulator
 
 ROOT = Path(__file__).resolve().parents[1]
+DRIVERS = ROOT / "tests" / "c"
 STEPS, RATE = 3, 1e-4
 TOLERANCE = 2e-3  # Adam's steps have one size; where a gradient is rounding, it decides their sign
 KINDS = ("plain", "--size", "--ops")

@@ -20,13 +20,13 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from bench import zoo
 from engine.kernels.compiler import load, workers
 from engine.kernels.registry import templates
 from engine.kernels.target import host
 from engine.runtime.config import PREFIX, usable_cores
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.dev import zoo
 from engine.tools.workloads import WORKLOADS
 
 HEADER = ("model", "kernels", "import", "front end", "passes", "emission", "1 core", "all cores")

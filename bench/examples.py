@@ -31,8 +31,8 @@ import numpy.typing as npt
 from engine import Trainer
 from engine.api import CheckpointState
 from engine.tools import cli, templates
+from engine.tools.dev import flower_apps
 from engine.tools.trimmed.selftest import make_input
-from tests import federation
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "examples"
@@ -113,7 +113,7 @@ def federate(name: str, folder: Path, begin: float) -> Result:
         raise RuntimeError(f"{command!r}: expected a run of Flower with {FEDERATION}")
     shutil.rmtree(folder.parent / f"{folder.name}-flower", ignore_errors=True)
     print(f"{folder.name}$ {command}", flush=True)
-    told = federation.run_app(folder, limit=900)
+    told = flower_apps.run_app(folder, limit=900)
     if not (folder / "runs/1/inference.onnx").exists():
         raise RuntimeError(f"{folder.name}$ {command}: has left no model\n{told}")
     training = time.perf_counter() - begin

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench import zoo
 from engine.kernels.levels import Level
 from engine.runtime.plan import Plan
 from engine.tools import wheels
+from engine.tools.dev import zoo
 
 
 def make(

@@ -27,8 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import installed, zoo
+from bench import installed
 from engine.kernels.levels import LEVELS
+from engine.tools.dev import zoo
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import resolve

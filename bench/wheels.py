@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from bench import installed, zoo
+from bench import installed
 from engine.kernels.levels import LEVELS, levels, machine
+from engine.tools.dev import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "tests" / "data" / "goldens"

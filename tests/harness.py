@@ -1,9 +1,7 @@
-"""Runs graphs through the whole path (plan, compile, execute) for tests and benchmarks."""
+"""Runs graphs through the whole path (plan, compile, execute) for tests."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,25 +10,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from engine.api import CheckpointState
-from engine.element_types import FLOATS, NUMPY
-from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.offline.differentiate import differentiate
-from engine.graphs.passes.infer import infer
+from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import linker
 from engine.kernels.target import Target, host
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program
-from tests import cases
-from tests.cases.case import Case, Tensor
-
-
-def all_cases() -> list[Case]:
-    """The rows of every file in tests/cases; optimizers have rows of their own kind."""
-    files = (m for m in pkgutil.iter_modules(cases.__path__) if not m.ispkg)
-    names = [m.name for m in files if m.name != "case"]
-    return [c for n in names for c in importlib.import_module(f"tests.cases.{n}").CASES]
+from engine.tools.dev.case_graphs import OneNode, widen
 
 
 def untyped(value: object) -> Any:
@@ -61,48 +48,6 @@ def gradient(state: CheckpointState, name: str) -> np.ndarray:
     found = state.parameters[name].grad
     assert found is not None, f"{name} is not trained"
     return found
-
-
-def widen(a: np.ndarray) -> np.ndarray:
-    """float32 as float64, anything else as it is."""
-    return a.astype(np.float64) if a.dtype == np.float32 else a
-
-
-class OneNode:
-    """A case as a graph of one node; `inputs` are the fed arrays, `graph` holds the constants."""
-
-    def __init__(self, case: Case, *, double: bool = False, seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
-        self.case = case
-        self.inputs: dict[str, np.ndarray] = {}
-        constants: dict[str, np.ndarray] = {}
-        names = []
-        for i, given in enumerate(case.ins):
-            name = "" if given is None else f"x{i}"
-            names.append(name)
-            if isinstance(given, Tensor):
-                made = given.make(rng)
-                self.inputs[name] = widen(made) if double else made
-            elif given is not None:
-                value = np.asarray(given)
-                constants[name] = widen(value) if double else value
-        while names and not names[-1]:
-            names.pop()
-        given_outs = case.outs
-        outs = [f"y{i}" for i in range(given_outs)] if isinstance(given_outs, int) else given_outs
-        self.outputs = [o for o in outs if o]
-        attrs = dict(case.attrs)
-        if double and attrs.get("to") == 1:
-            attrs["to"] = 11  # Cast to float: to double
-        self.node = Node(case.op, tuple(names), tuple(outs), attrs, case.domain, case.op.lower())
-        self.graph = Graph(
-            case.op,
-            {n: type_of(a) for n, a in self.inputs.items()},
-            list(self.outputs),
-            constants,
-            [self.node],
-            {"": case.opset, "com.microsoft": 1, "engine": 1},
-        )
 
 
 def run(
@@ -180,52 +125,3 @@ def reference(one: OneNode) -> list[Any]:
     graph = helper.make_graph([node], "one", infos, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", one.case.opset)])
     return list(ReferenceEvaluator(model).run(None, values))
-
-
-def with_loss(given: Graph, weights: Mapping[str, np.ndarray]) -> Graph:
-    """A copy of a graph with loss = sum over outputs of sum(u * y)."""
-    graph = given.copy()
-    parts = []
-    for name, u in weights.items():
-        graph.initializers[f"u_{name}"] = u
-        graph.nodes.append(Node("Mul", (name, f"u_{name}"), (f"p_{name}",), name=f"mul_{name}"))
-        graph.nodes.append(
-            Node("ReduceSum", (f"p_{name}",), (f"s_{name}",), {"keepdims": 0}, name=f"sum_{name}")
-        )
-        parts.append(f"s_{name}")
-    graph.nodes.append(Node("Sum", tuple(parts), ("loss",), name="total"))
-    graph.outputs = ["loss"]
-    return graph
-
-
-def backward_of(
-    one: OneNode, weights: Mapping[str, np.ndarray] | None = None
-) -> tuple[Graph, dict[str, str]]:
-    """The graph that computes the gradients of `with_loss`, and input -> gradient name.
-
-    By default every output of a float type has random weights.
-    """
-    if weights is None:
-        rng = np.random.default_rng(1)
-        types = infer(one.graph.copy()).types
-        floats = [(o, types[o]) for o in one.outputs if types[o].dtype in FLOATS]
-        weights = {o: rng.standard_normal(t.dims).astype(NUMPY[t.dtype]) for o, t in floats}
-    graph = with_loss(one.graph, weights)
-    wrt = [f"x{i}" for i in one.case.grad]
-    names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)
-    graph.outputs = [names[n] for n in wrt]
-    return graph, names
-
-
-def largest_rows() -> dict[str, Case]:
-    """For each kernel template, the case row with most input elements whose plans call it."""
-    found: dict[str, tuple[int, Case]] = {}
-    for case in all_cases():
-        one = OneNode(case)
-        size = sum(a.size for a in one.inputs.values())
-        graphs = [one.graph, backward_of(one)[0]] if case.grad else [one.graph]
-        for graph in graphs:
-            for spec in make_plan(graph, {}, target=host(), threads=1).specs:
-                if size > found.get(spec.template, (-1, case))[0]:
-                    found[spec.template] = (size, case)
-    return {template: case for template, (_, case) in found.items()}

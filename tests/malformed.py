@@ -20,8 +20,8 @@ from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
-from tests.cases.case import Case
-from tests.harness import OneNode
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases.case import Case
 
 NUMBERS = (0, 1, -1, 2, 3, -2, 5, 17, -7, 2**31, -(2**31), 2**40, 2**63 - 1, -(2**63))
 REALS = (0.0, -1.0, 0.5, 3.0, 1e30, -1e30, float("inf"), float("nan"))

@@ -42,7 +42,7 @@ def write(folder: Path, word: str, *, whole: bool = False) -> list[str]:
     artifacts are printed and left out: of running statistics, and of nodes that no file may have.
     """
     from engine.errors import EngineError
-    from tests.harness import all_cases
+    from engine.tools.dev.case_graphs import all_cases
     from tests.peer_models import MODELS, Row, is_trainable, of_case
 
     titles: list[str] = []

@@ -23,8 +23,9 @@ from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import LOSSES
 from engine.proximal import ANCHOR, set_anchors
-from tests.cases.case import Case
-from tests.harness import OneNode, gradient, identity, with_loss
+from engine.tools.dev.case_graphs import OneNode, with_loss
+from engine.tools.dev.cases.case import Case
+from tests.harness import gradient, identity
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 LOSS_ROWS = Path(__file__).parent / "data" / "torch_losses.json"

@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from bench.families.recorded import DATA
-from bench.families.train import batch_of, write_artifacts
 from engine.api import CheckpointState
 from engine.element_types import NUMPY
 from engine.graphs.io import onnx_io
@@ -23,7 +22,8 @@ from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import Plan
-from tests.cases.attention import attend
+from engine.tools.dev.cases.attention import attend
+from engine.tools.dev.export_artifacts import batch_of, write_artifacts
 from tests.harness import run
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -22,9 +22,10 @@ from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
-from tests.cases.batchnorm import _ins
-from tests.cases.case import Case
-from tests.harness import OneNode, backward_of, gradient, run
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.batchnorm import _ins
+from engine.tools.dev.cases.case import Case
+from tests.harness import gradient, run
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(2.0, 3.0, (6, 3, 4, 5)).astype(np.float32)

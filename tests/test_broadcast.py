@@ -20,8 +20,9 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import TensorType
-from tests.cases.case import Tensor
-from tests.harness import all_cases, run
+from engine.tools.dev.case_graphs import all_cases
+from engine.tools.dev.cases.case import Tensor
+from tests.harness import run
 
 MS = "com.microsoft"
 EPS, TOL = 1e-6, 2e-7

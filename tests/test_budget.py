@@ -24,7 +24,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import Program
-from tests.harness import with_loss
+from engine.tools.dev.case_graphs import with_loss
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 BUDGETS = 20

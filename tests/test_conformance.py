@@ -22,11 +22,11 @@ from onnx import TensorProto
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.runner import Runner, _normalize_tensor
 
-import tests.cases
 from engine import backend
 from engine.element_types import ELEMENT_TYPES
 from engine.errors import EngineError
 from engine.graphs.io import reference
+from engine.tools.dev import cases as case_files
 
 DATA = Path(__file__).parent / "data"
 PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
@@ -132,10 +132,11 @@ def test_listed(name: str) -> None:
 def gradient_checks() -> dict[str, str]:
     """The file of case rows in which the gradient of an op of ONNX's is checked."""
     found: dict[str, str] = {}
-    for module in pkgutil.iter_modules(tests.cases.__path__):
-        for case in getattr(importlib.import_module(f"tests.cases.{module.name}"), "CASES", ()):
+    for module in pkgutil.iter_modules(case_files.__path__):
+        rows = importlib.import_module(f"{case_files.__name__}.{module.name}")
+        for case in getattr(rows, "CASES", ()):
             if case.grad and not case.domain:
-                found.setdefault(case.op, f"tests/cases/{module.name}.py")
+                found.setdefault(case.op, f"tools/dev/cases/{module.name}.py")
     return found
 
 

@@ -19,7 +19,8 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes import control
 from engine.graphs.passes.infer import infer
-from tests.harness import run, with_loss
+from engine.tools.dev.case_graphs import with_loss
+from tests.harness import run
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 

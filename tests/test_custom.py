@@ -24,11 +24,12 @@ from engine.kernels.registry import ops, templates
 from engine.kernels.target import host
 from engine.runtime.plan import KernelSpec
 from engine.tools import cli
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.case import Case, f32
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.kernel_set import kernel_set
 from tests import builds
-from tests.cases.case import Case, f32
-from tests.harness import OneNode, backward_of, run
+from tests.harness import run
 
 DOC = Path(__file__).parents[1] / "docs/custom-ops.md"
 RNG = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 """What ops declare to call and to become is what they call and become, no more and no less.
 
-Planning refuses what is not declared; so the rows of tests/cases, the goldens and the optimizers
+Planning refuses what is not declared; so the case rows, the goldens and the optimizers
 show that nothing is missing.  That nothing is left over they show as they are recorded here.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import bench_optimizers
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes.expand import expand
@@ -28,10 +27,11 @@ from engine.kernels.target import host
 from engine.kernels.vocabulary.op import OURS, Op, op_keys
 from engine.optim_types import SGD
 from engine.runtime.collective import ORDINAL
+from engine.tools.dev import optimizer_plans
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case, f32
 from engine.tools.trimmed.plans import artifacts, make_plans
 from tests import test_collective
-from tests.cases.case import Case, f32
-from tests.harness import OneNode, all_cases, backward_of
 from tests.thread_group import ThreadGroup
 from tests.tiny import LABELS
 
@@ -137,9 +137,9 @@ def recorded() -> Record:
         expand_symbolic(OneNode(JOINT).graph)  # a plan of ranks has inputs of certain names
         for model in test_collective.MODELS:
             test_collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
-        bench_optimizers.plan_of(SGD(weight_decay=0.01))
-        bench_optimizers.plan_of(SGD(clip_grad=1.0, skip_nonfinite=True))
-        list(bench_optimizers.plans())
+        optimizer_plans.plan_of(SGD(weight_decay=0.01))
+        optimizer_plans.plan_of(SGD(clip_grad=1.0, skip_nonfinite=True))
+        list(optimizer_plans.plans())
     return record
 
 

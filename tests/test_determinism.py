@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.cases import cumulative, gather, scatter
-from tests.cases.case import Case
-from tests.harness import OneNode, run
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases import cumulative, gather, scatter
+from engine.tools.dev.cases.case import Case
+from tests.harness import run
 
 ADDING = {"ScatterElements", "ScatterND", "GatherGrad", "GatherElementsGrad", "GatherNDGrad"}
 ROWS = [c for c in (*gather.CASES, *scatter.CASES) if c.op in ADDING]

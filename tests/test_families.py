@@ -14,17 +14,9 @@ import pytest
 from bench.families.recorded import DATA, RECORDED, SAMPLED
 from bench.families.rewrites import REWRITINGS, Rewriting
 from bench.families.rewritten import FOLDED, compare_rewritten
-from bench.families.train import (
-    LIMITS,
-    OUTPUT,
-    batch_of,
-    compare,
-    fault_of_export,
-    inputs_of,
-    run_elsewhere,
-    train,
-)
+from bench.families.train import LIMITS, compare, fault_of_export, run_elsewhere, train
 from engine.errors import InputError
+from engine.tools.dev.export_artifacts import OUTPUT, batch_of, inputs_of
 
 TRAINED = [t for t in RECORDED if t not in LIMITS]
 REFUSED = [t for t in RECORDED if t in LIMITS]

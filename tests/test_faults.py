@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from engine.errors import LabelError
-from tests.cases.case import Case, f32
-from tests.harness import OneNode, run
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases.case import Case, f32
+from tests.harness import run
 
 FAR = 10**15  # an address computed from it would not be mapped
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests import federation
+from engine.tools.dev import flower_apps
+from tests.needs import flower
 
 NODES, ROUNDS, KILLED = 3, 2, 2
 LIMIT = 150.0  # seconds for each of two parts; on an idle machine both together take 30
@@ -43,7 +44,7 @@ output = "runs"
 
 
 def test_a_deployed_federation_outlives_a_node_that_is_killed(tmp_path: Path) -> None:
-    federation.flower()
+    flower()
     from engine.federated.flower import simulate
     from tests import tiny_federation
 
@@ -57,7 +58,7 @@ def test_a_deployed_federation_outlives_a_node_that_is_killed(tmp_path: Path) ->
     # A round here compiles all kernels, for which those with a limit of time have none to spare.
     config = {"num-server-rounds": 1, "fraction-evaluate": 0.0, "output": str(tmp_path / "here")}
     simulate(tiny_federation.server, tiny_federation.client, NODES, config)
-    port = federation.free_port()
+    port = flower_apps.free_port()
     link = f"127.0.0.1:{port}"
     (home / "config.toml").write_text(f'[superlink.test]\naddress = "{link}"\ninsecure = true\n')
     logs = {name: tmp_path / f"{name}.log" for name in ("link", "run", "0", "1", "2")}
@@ -65,20 +66,20 @@ def test_a_deployed_federation_outlives_a_node_that_is_killed(tmp_path: Path) ->
         began = time.monotonic()
         superlink = "flower-superlink --insecure --disable-runtime-dependency-installation"
         started = all_processes.enter_context(
-            federation.process([*superlink.split(), "--port", str(port)], home, logs["link"])
+            flower_apps.process([*superlink.split(), "--port", str(port)], home, logs["link"])
         )
-        federation.wait_for(port, started, logs["link"])
+        flower_apps.wait_for(port, started, logs["link"])
         # A client of a round is a process, too, and Flower looks for replies every 3 s.
         patience = int(6 + 4 * (time.monotonic() - began))
         for number in range(NODES):
             supernode = f"flower-supernode --insecure --superlink {link} --port"
-            words = [*supernode.split(), str(federation.free_port()), "--node-config"]
+            words = [*supernode.split(), str(flower_apps.free_port()), "--node-config"]
             node = all_processes.enter_context(
-                federation.process([*words, f"partition-id={number}"], home, logs[str(number)])
+                flower_apps.process([*words, f"partition-id={number}"], home, logs[str(number)])
             )
         command = ["flwr", "run", str(app), "test", "--stream", "--run-config"]
         run = all_processes.enter_context(
-            federation.process([*command, f"round-timeout={patience}"], home, logs["run"])
+            flower_apps.process([*command, f"round-timeout={patience}"], home, logs["run"])
         )
         received = "Receiving: train message"
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from engine.tools import templates
-from tests import federation
+from engine.tools.dev import flower_apps
+from tests.needs import flower
 
 HERE = """
 import sys, tomllib
@@ -28,11 +29,11 @@ def test_flower_runs_the_template_and_it_is_the_same_in_one_process(tmp_path: Pa
 
     Ten of twenty clients train in a round, whose nodes have other ids in each of the two.
     """
-    federation.flower(simulation=True)
+    flower(simulation=True)
     app = tmp_path / "digits"
     templates.copy("federated", app)
     changed = "num-server-rounds=2 fraction-train=0.5 fraction-evaluate=0.2"
-    told = federation.run_app(app, config=changed)
+    told = flower_apps.run_app(app, config=changed)
     assert "Wrote" in told, told
     assert "do not say which client they are" not in told, told
     rows = list(csv.DictReader((app / "runs/1/history.csv").read_text().splitlines()))
@@ -47,7 +48,7 @@ def test_flower_runs_the_template_and_it_is_the_same_in_one_process(tmp_path: Pa
     done = subprocess.run(
         [sys.executable, "-c", HERE],
         cwd=app,
-        env=federation.environment(app),
+        env=flower_apps.environment(app),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,8 +17,9 @@ from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import MS, TensorType
-from tests.cases.recurrent import case
-from tests.harness import OneNode, backward_of, run
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.recurrent import case
+from tests.harness import run
 
 
 def graph_of(nodes: list[Node], outputs: list[str], inputs: dict[str, np.ndarray]) -> Graph:

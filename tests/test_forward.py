@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.cases.case import Case
-from tests.harness import OneNode, all_cases, reference, run
+from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.cases.case import Case
+from tests.harness import reference, run
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=lambda c: c.id)

@@ -22,9 +22,9 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import MS, OURS
-from tests.cases.case import Case, f32
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases.case import Case, f32
 from tests.fuzz.artifacts import sets
-from tests.harness import OneNode
 
 ROOT = Path(__file__).parent.parent
 

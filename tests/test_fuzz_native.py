@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.tools.dev.emulators import emulator
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import resolve
 from tests import test_qemu
 from tests.builds import DRIVERS, WARNINGS, made, needs_cc
-from tests.emulators import emulator, needs_emulator
 from tests.fuzz import native
+from tests.needs import needs_emulator
 
 pytestmark = needs_cc
 

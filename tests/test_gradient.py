@@ -18,8 +18,9 @@ import pytest
 from engine.errors import UnsupportedOpError
 from engine.graphs.passes.infer import infer
 from engine.kernels.registry import ops
-from tests.cases.case import Case, Tensor
-from tests.harness import OneNode, all_cases, backward_of, run, with_loss
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, with_loss
+from engine.tools.dev.cases.case import Case, Tensor
+from tests.harness import run
 
 EPS = 1e-5
 TOL = 2e-7

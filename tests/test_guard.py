@@ -30,13 +30,13 @@ from engine.runtime import plan_file
 from engine.runtime.plan import Arg, KernelSpec, Plan
 from engine.runtime.plan_file import PlanReader, Tables
 from engine.runtime.verify import verify
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases.case import Case, f32
 from engine.tools.plans import check_file
 from engine.training import kept
 from tests import tiny
-from tests.cases.case import Case, f32
 from tests.guard.rows import KINDS, cases
 from tests.guard.run import run, run_forged
-from tests.harness import OneNode
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = 40  # rows

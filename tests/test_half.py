@@ -9,8 +9,9 @@ import pytest
 
 from engine.element_types import INTEGERS, NUMPY, OF_NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph, Node, type_of
-from tests.cases.case import Case, fed
-from tests.harness import OneNode, run
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases.case import Case, fed
+from tests.harness import run
 
 ALL = np.arange(2**16, dtype=np.uint16).view(np.float16)
 

@@ -13,8 +13,9 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
-from tests.cases.case import Case, f32
-from tests.harness import OneNode, all_cases, backward_of, run
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case, f32
+from tests.harness import run
 
 OPEN = (
     "ConvTranspose", "Resize", "GridSample", "DeformConv", "LpPool", "GlobalLpPool", "RoiAlign",

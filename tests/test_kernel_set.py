@@ -22,10 +22,11 @@ from engine.kernels.vocabulary.kernel import OPEN
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.terms import Formulas
 from engine.runtime.plan import KernelSpec, Plan
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case
 from engine.tools.trimmed.kernel_set import kernel_set, types_of
 from engine.tools.trimmed.opset import OpSet, of_graphs, parse
-from tests.cases.case import Case
-from tests.harness import OneNode, all_cases, backward_of, run
+from tests.harness import run
 
 NAMES = {t.name: t.cpp for t in ELEMENT_TYPES.values()}
 # What computes with integers in doubles: its config has to allow them.

@@ -62,6 +62,8 @@ LAYERS = (
     ("engine.tools",),
     ("engine.tools.commands",),
     ("engine.tools.cli",),
+    ("engine.tools.dev.cases",),
+    ("engine.tools.dev",),
 )
 PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may name anything, lazily
 DOORS = (  # of engine/: they may call the planner, and what tells of kernels, lazily
@@ -188,6 +190,17 @@ def test_no_import_closes_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"circle: {' -> '.join(error.args[1])}")
+
+
+def test_neither_the_product_nor_its_data_need_tests() -> None:
+    """`tools/dev` makes data of the product; `bench` measures it: both must run without `tests`."""
+    wrong = [
+        f"{name_of(path)}:{i.line} imports {i.name}"
+        for path in files("engine", "kernels", "graphs", "tools", "bench")
+        for i in imports(path)
+        if i.within("tests") or (i.within("bench") and not name_of(path).startswith("bench/"))
+    ]
+    assert not wrong
 
 
 def test_rooms_keep_their_private_names() -> None:

@@ -29,7 +29,7 @@ def name_of(case: dict[str, Any]) -> str:
 
 
 def test_every_loss_has_rows() -> None:
-    """The two that onnxruntime-training had, too, are in tests/goldens and tests/cases."""
+    """The two that onnxruntime-training had, too, are in tests/data/goldens and tools/dev/cases."""
     older = {"MSELoss", "BCEWithLogitsLoss", "L1Loss"}
     assert {case["loss"] for case in (*CASES, *ROWS)} | older == set(artifacts.LossType.__members__)
 

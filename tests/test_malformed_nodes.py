@@ -30,8 +30,8 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import TensorType
-from tests.cases.case import Case
-from tests.harness import all_cases
+from engine.tools.dev.case_graphs import all_cases
+from engine.tools.dev.cases.case import Case
 from tests.malformed import MUTATIONS, model_of, outcome
 
 REFUSALS = {

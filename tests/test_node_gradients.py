@@ -26,7 +26,8 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes, rename
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
-from tests.harness import run, with_loss
+from engine.tools.dev.case_graphs import with_loss
+from tests.harness import run
 from tests.test_conformance import LISTED, RANDOM, brief, cases, graph_of
 
 LIST = Path(__file__).parent / "data" / "node_gradients.txt"

@@ -1,6 +1,6 @@
 """Random numbers of whole runs: what they depend on, and what not.
 
-The cases of tests/cases/noise.py compare every number with numpy.
+The cases of tools/dev/cases/noise.py compare every number with numpy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from engine.errors import DTypeError, InputError
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.expression import philox
+from engine.tools.dev.case_graphs import OneNode
+from engine.tools.dev.cases.case import Case, f32
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.builds import load, needs_cc
-from tests.cases.case import Case, f32
-from tests.harness import OneNode, gradient, untyped
+from tests.harness import gradient, untyped
 
 MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,64] x, float[64,32] w, float[32,10] v)
 => (float[N,10] y) {

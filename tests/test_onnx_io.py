@@ -16,7 +16,6 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from bench.schemas import forms, lines
 from engine.element_types import NUMPY, OF_ONNX
 from engine.errors import (
     DTypeError,
@@ -30,6 +29,7 @@ from engine.graphs.io import onnx_io, opsets, protos, schemas
 from engine.graphs.io.messages import values_of
 from engine.graphs.ir.graph import Subgraph
 from engine.kernels.vocabulary.op import TensorType
+from engine.tools.dev.schemas import forms, lines
 from tests.harness import untyped
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ def test_messages_that_were_loaded_alone_are_those_of_onnx() -> None:
 
 
 def test_the_table_of_schemas_says_what_onnx_says() -> None:
-    """`python -m bench.schemas` writes it anew."""
+    """`python -m engine.tools.dev.schemas` writes it anew."""
     table = Path(schemas.__file__).with_name("schemas.txt").read_text("utf-8").splitlines(True)
     assert not set(lines()) - set(table)
     for op, since, schema in forms():

@@ -8,7 +8,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from tests.harness import OneNode, all_cases, run
+from engine.tools.dev.case_graphs import OneNode, all_cases
+from tests.harness import run
 
 # Operators that stock onnxruntime has kernels for on a CPU, and how many of their rows it refuses:
 # forms of other processors, activations it lacks, types it has not registered.

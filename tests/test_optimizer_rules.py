@@ -38,8 +38,8 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.runtime.program import Team
-from tests.cases import optimizer as optimizer_cases
-from tests.cases.optimizer.case import DECAY, Case, Update
+from engine.tools.dev.cases import optimizer as optimizer_cases
+from engine.tools.dev.cases.optimizer.case import DECAY, Case, Update
 from tests.harness import gradient, untyped
 
 SHAPES = {  # sorted as saved checkpoints are: clipping adds squares in the order of the layout

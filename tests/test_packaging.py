@@ -23,12 +23,17 @@ RELEASE = f"edgegrad-{engine.__version__}"
 TOP = {"engine": "engine", **{name: f"engine/{name}" for name in ("kernels", "graphs", "tools")}}
 
 
+DEV = Path("tools/dev")  # which makes data of the product, and is in no wheel
+
+
 def folders(root: Path) -> dict[str, str]:
-    """Every package folder of the sources, and where a wheel has it."""
+    """Return every package folder of the sources that wheels have, and where a wheel has it."""
     found = {}
     for top, place in TOP.items():
         for path in sorted((root / top).rglob("__init__.py")):
             folder = path.parent.relative_to(root / top)
+            if (Path(top) / folder).is_relative_to(DEV):
+                continue
             if not any((root / top / part).is_symlink() for part in [*folder.parents, folder][:-1]):
                 found[(Path(top) / folder).as_posix()] = (Path(place) / folder).as_posix()
     return found
@@ -111,7 +116,8 @@ def test_sdist_holds_real_folders(built: Built) -> None:
         *(f"{f}/__init__.py" for f in folders(built.sources)),
         *(f"examples/{name}/{path.as_posix()}" for name in templates() for path in contents(name)),
     } <= set(members)
-    assert not [name for name in members if name.startswith(("tests", "engine/kernels"))]
+    others = ("tests", "bench", "tools/dev", "engine/kernels")
+    assert not [name for name in members if name.startswith(others)]
 
 
 @pytest.fixture(scope="module")

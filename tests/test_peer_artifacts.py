@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from engine.graphs.offline.export import TRAINING_OPS
+from engine.tools.dev.case_graphs import all_cases
+from engine.tools.dev.cases.case import Case
 from tests import peer_artifacts
-from tests.cases.case import Case
-from tests.harness import all_cases
 from tests.peer_artifacts import OURS, THEIRS, verdict
 from tests.peer_models import MODELS, is_trainable, of_case
 

@@ -18,7 +18,7 @@ from engine.runtime.arena import allocate
 from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step
 from engine.runtime.program import Program
 from engine.runtime.verify import verify
-from tests.harness import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, all_cases
 
 RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
 

@@ -18,7 +18,7 @@ from engine.kernels.target import make
 from engine.runtime import plan_file
 from engine.runtime.plan import ALIGN, Plan
 from engine.runtime.plan_file import Tables, Writer, from_bytes, load, schema, to_bytes
-from tests.harness import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, all_cases
 from tests.test_plan import chain
 
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")

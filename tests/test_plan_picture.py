@@ -17,8 +17,9 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.runtime.plan import Plan
 from engine.tools import cli
+from engine.tools.dev.browser import Page, browser
 from engine.tools.workloads.images import cnn
-from tests.browser import Page, browser, needs_browser
+from tests.needs import needs_browser
 
 MLP = Path(__file__).resolve().parent / "data/goldens/mlp"
 TITLES = "[...document.querySelectorAll('main > section > h2')].map(e => e.textContent)"

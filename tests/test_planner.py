@@ -19,11 +19,11 @@ from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import Plan
+from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.cases.case import Case
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.model_file import BUFFER, UPDATED
-from tests.cases.case import Case
-from tests.harness import OneNode, all_cases
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")

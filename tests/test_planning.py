@@ -384,7 +384,7 @@ def transposes(count: int) -> Graph:
 PLAN = """
 from engine.kernels.target import make
 from engine.graphs.planner.pipeline import PASSES, make_plan
-from tests.harness import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, all_cases
 target = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 for case in all_cases():
     if case.op in ("TopK", "LayerNormalization"):

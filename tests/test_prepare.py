@@ -22,13 +22,13 @@ import onnx
 import pytest
 from onnx import helper
 
-from bench import zoo
 from engine import Trainer, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import CacheWarning, EngineError, FileError, InputError
 from engine.kernels import levels, sets, shipped
 from engine.runtime import cache
 from engine.tools import cli, prepare, ship
+from engine.tools.dev import zoo
 from engine.training import kept
 from tests.test_kept import ALL, GOLDENS, MLP, NONE, ROOT, TRACE, Work, train
 

@@ -20,7 +20,8 @@ from engine.runtime.context import STEP
 from engine.runtime.roofline import SIZES, Roofline, measure
 from engine.runtime.timing import Stopwatch
 from engine.tools import cli
-from tests.browser import browser, needs_browser
+from engine.tools.dev.browser import browser
+from tests.needs import needs_browser
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests/data/goldens"

@@ -21,6 +21,7 @@ from engine.kernels.compiler.load import object_code
 from engine.kernels.loops.gemm import GEMM_WORDS
 from engine.runtime.plan import KernelSpec
 from engine.tools import cli
+from engine.tools.dev.emulators import emulator
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
@@ -28,7 +29,7 @@ from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import resolve
 from engine.tools.workloads import WORKLOADS
 from tests.builds import DRIVERS, GOLDENS, root
-from tests.emulators import emulator, needs_emulator
+from tests.needs import needs_emulator
 from tests.test_build_c import LIBC
 
 KIB = 1024

@@ -15,8 +15,9 @@ from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import DTypeError, ModelError
 from engine.graphs.io import onnx_io
-from tests.cases.case import Case, fed
-from tests.harness import OneNode, backward_of, gradient, run
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.case import Case, fed
+from tests.harness import gradient, run
 
 MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,3] x, float[3,2] w, float[2] s,
 int8[2] z, float[2] t) => (float[N,2] y) {{

@@ -11,9 +11,10 @@ import pytest
 from engine.errors import DTypeError, LabelError, ShapeError, UnsupportedOpError
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
-from tests.cases.case import Case
-from tests.cases.recurrent import DEFAULTS, case
-from tests.harness import OneNode, backward_of, run
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.case import Case
+from engine.tools.dev.cases.recurrent import DEFAULTS, case
+from tests.harness import run
 
 
 def _refused(row: Case, **changes: Any) -> None:

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from bench import bench_optimizers
 from engine.graphs.planner.pipeline import PASSES, Work
 from engine.kernels.ops import collective
 from engine.kernels.ops.norm import joint
 from engine.kernels.registry import families, ops, templates
 from engine.kernels.vocabulary.op import Op
-from tests.harness import OneNode, all_cases, backward_of, largest_rows
+from engine.tools.dev import optimizer_plans
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, largest_rows
 
 # Ops that training graphs hold around the tensors; tests/test_goldens.py and test_api.py run them.
 IN_PLACE = {"InplaceClipGradNorm", "InPlaceAccumulatorV2", "Map", "MoveStatistic"}
@@ -79,7 +79,7 @@ def test_every_kernel_has_a_bench_row() -> None:
     The executor needs none, nor do the kernels that measure, or those of ranks; closed plans have
     `formula` in the place of `map`.
     """
-    updates = {spec.template for plan in bench_optimizers.plans() for spec in plan.specs}
+    updates = {spec.template for plan in optimizer_plans.plans() for spec in plan.specs}
     others = {"launch", "worker", "formula", "peak", "stream", "timed"}
     others |= {template.name for template in collective.KERNELS}
     assert set(templates()) - set(largest_rows()) - updates == others

@@ -16,8 +16,9 @@ from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.reports import HtmlReport
 from engine.runtime.plan import Plan
-from tests import pictures
-from tests.browser import Browser, Page, browser, needs_browser
+from engine.tools.dev import pictures
+from engine.tools.dev.browser import Browser, Page, browser
+from tests.needs import needs_browser
 from tests.report_runs import BATCH, BATCHES, CLASSES, EPOCHS, NAMES, Array, Run, forward, samples
 
 WIDTHS = (320, 480, 768, 1280, 1920)
@@ -346,7 +347,7 @@ def test_a_module_tells_its_plans(made: Made) -> None:
 
 
 def test_the_pictures_of_the_page_are_there() -> None:
-    """`python -m tests.pictures` makes them; docs/reports.md shows them."""
+    """`python -m engine.tools.dev.pictures` makes them; docs/reports.md shows them."""
     text = (pictures.PICTURES.parent / "reports.md").read_text("utf-8")
     shown = re.findall(r"\]\(pictures/([\w-]+\.png)\)", text)
     assert sorted(shown) == sorted(path.name for path in pictures.PICTURES.glob("report*.png"))

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import zoo
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, FileError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
@@ -28,10 +27,11 @@ from engine.runtime.arena import allocate
 from engine.runtime.plan import Kernel, KernelSpec
 from engine.runtime.program import Program
 from engine.tools import ship
+from engine.tools.dev import zoo
+from engine.tools.dev.case_graphs import all_cases
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.kernel_set import kernel_set
 from engine.tools.trimmed.opset import OpSet
-from tests.harness import all_cases
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 MODELS = ("mlp", "cnn")
@@ -105,13 +105,13 @@ def test_levels_compile_for_every_system(level: levels.Level, system: str) -> No
 
 
 def test_the_zoo_is_complete() -> None:
-    """`python -m bench.zoo` collects what the plans of all known models use."""
+    """`python -m engine.tools.dev.zoo` collects what the plans of all known models use."""
     have = set(ship.every())
     rows = all_cases()
     some = rows if len(rows) < 50 else rows[:: len(rows) // 50]
     wanted = zoo.kernels(plan for case in some for plan in zoo.of_case(case))
     wanted |= zoo.kernels(plan for path in zoo.goldens() for plan in zoo.of_golden(path))
-    assert not wanted - have, "run python -m bench.zoo"
+    assert not wanted - have, "run python -m engine.tools.dev.zoo"
     assert {*ship.ALWAYS, *kernel_set(OpSet(all_if_none=True))} <= have
     assert [s for s in have if s.template not in templates()] == []
 

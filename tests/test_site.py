@@ -14,7 +14,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from engine import errors
-from tests.browser import browser, needs_browser
+from engine.tools.dev.browser import browser
+from tests.needs import needs_browser
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

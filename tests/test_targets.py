@@ -18,9 +18,10 @@ from engine.kernels.compiler.load import object_code
 from engine.kernels.ops.conv.few_channels import is_few
 from engine.kernels.target import Target, host, make
 from engine.runtime.plan import KernelSpec
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case
 from engine.tools.trimmed.targets import resolve
-from tests.cases.case import Case
-from tests.harness import OneNode, all_cases, backward_of, run
+from tests.harness import run
 
 OTHERS = {
     "aarch64": make("aarch64-unknown-linux-gnu", "cortex-a72", "", "neon"),

@@ -14,12 +14,13 @@ import pytest
 
 from bench.exports import export_faults, type_faults
 from bench.families.recorded import DATA, SAMPLED
-from bench.families.train import batch_of, compare
+from bench.families.train import compare
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
+from engine.tools.dev.export_artifacts import batch_of
 from engine.tools.workloads import WORKLOADS
 
 ALIKE = {"resnet50", "resnet18_head", "mobilenet_v3_head", "vit_head"}  # other workloads have all

@@ -30,9 +30,9 @@ from engine.kernels.registry import templates
 from engine.kernels.target import make
 from engine.runtime.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, Step
 from engine.runtime.verify import verify
+from engine.tools.dev.case_graphs import OneNode, all_cases
 from engine.training.model_file import BUFFER, UPDATED
 from engine.training.state import CheckpointState
-from tests.harness import OneNode, all_cases
 from tests.test_golden_plans import GOLDENS
 
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")

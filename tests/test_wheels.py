@@ -25,9 +25,10 @@ from engine.runtime.arena import allocate
 from engine.runtime.plan import REGIONS, Plan
 from engine.runtime.program import LAUNCH, Program
 from engine.tools import ship, wheels
+from engine.tools.dev.emulators import emulator
 from engine.tools.trimmed import binary
 from tests.builds import DRIVERS
-from tests.emulators import emulator, needs_emulator
+from tests.needs import needs_emulator
 
 FORMS = {"linux": "elf", "darwin": "macho", "win32": "pe"}
 EPOCH = "1700000000"

@@ -16,9 +16,9 @@ from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.work import OPERATIONS, work
 from engine.tools import ship
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.mobilenets import mobilenet
-from tests.harness import OneNode, all_cases, backward_of
 
 
 def operations(graph: Graph, **shapes: tuple[int, ...]) -> int:

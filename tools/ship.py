@@ -4,9 +4,9 @@
 
 Wheels have these libraries (kernels/shipped.py reads them).  A library has every kernel that
 `kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt: what the
-plans of all models of the benchmarks and tests use, collected by `python -m bench.zoo`.  It is
-compiled and linked by the path of trimmed builds, needs no other library, and is the same for every
-distribution of Linux.
+plans of all models of the benchmarks and tests use, collected by `python -m
+engine.tools.dev.zoo`.  It is compiled and linked by the path of trimmed builds, needs no other
+library, and is the same for every distribution of Linux.
 """
 
 from __future__ import annotations

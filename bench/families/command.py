@@ -33,11 +33,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.families import page, rewritten
-from bench.families.exports import EXPORTS, parts
 from bench.families.recorded import RECORDED, record
 from bench.families.rewrites import REWRITINGS
 from bench.families.train import Comparison
 from engine.runtime.config import switch
+from engine.tools.dev.exports import EXPORTS, parts
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300  # more for one model is a failure

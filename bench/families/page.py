@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.families.exports import EXPORTS, parts
 from bench.families.train import Comparison
+from engine.tools.dev.exports import EXPORTS, parts
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 INTRODUCTION = """\

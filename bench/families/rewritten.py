@@ -21,7 +21,8 @@ import onnx
 
 from bench.families.recorded import DATA
 from bench.families.rewrites import REWRITINGS, Rewriting, walk
-from bench.families.train import Array, Comparison, compare_as_it_is, first_line
+from bench.families.train import Comparison, compare_as_it_is
+from engine.tools.dev.export_artifacts import Array, first_line
 
 Found = dict[str, tuple[str, str]]  # by its name now: what it was called, and its order
 FOLDED = "the rewriter folded a parameter"

@@ -28,9 +28,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.families.exports import Export, parts
 from bench.families.models import FAMILIES
 from bench.families.models.family import Made
+from engine.tools.dev.exports import Export, parts
 
 CHAOS = 1e-5  # of losses, and a hundred times as much of gradients
 

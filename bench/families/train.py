@@ -18,14 +18,20 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from bench.families.exports import parts
-from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
+from engine.tools.dev.export_artifacts import (
+    OUTPUT,
+    Array,
+    batch_of,
+    first_line,
+    inputs_of,
+    write_artifacts,
+)
+from engine.tools.dev.exports import parts
 
 TOLERANCE = 1e-4  # of losses and of what an exported model gives
 GRADIENT_TOLERANCE = 1e-3  # of the largest element of a gradient
-OUTPUT = "logits"
 SYMBOLIC_LOOP = "Loop over a symbolic size"
 LIMITS = {  # by export: what docs/compatibility.md says is refused, to be trained with static axes
     "embedding_bag-old-14-train": SYMBOLIC_LOOP,
@@ -36,8 +42,6 @@ WRONG = {  # by export: what its exporter writes wrongly; written rightly, its o
     "box_head-old-14-train": "RoiAlign of opset 14 has no half_pixel",
     "graph_attention-old-14-train": "ScatterElements of opset 14 has no reduction to add with",
 }
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True)
@@ -71,44 +75,6 @@ class Trained:
     module: Module
     losses: list[float]
     gradients: dict[str, Array]
-
-
-def inputs_of(data: dict[str, Array]) -> list[Array]:
-    """The inputs of a model, without its target."""
-    return [data[f"in{i}"] for i in range(sum(k.startswith("in") for k in data))]
-
-
-def batch_of(data: dict[str, Array]) -> list[Array]:
-    return inputs_of(data) + ([data["target"]] if "target" in data else [])
-
-
-def write_artifacts(
-    model: onnx.ModelProto, data: dict[str, Array], folder: Path, *, is_training: bool
-) -> list[str]:
-    """Write a model's artifacts, with AdamW; returns the names of the trained parameters.
-
-    What was exported in eval mode keeps its statistics.
-    """
-    names = set(data["names"].tolist())
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-    held = [i.name for i in model.graph.initializer if i.data_type in floats]
-    parameters = [name for name in held if name in names]
-    loss = None
-    if "target" in data:
-        is_number = data["target"].dtype.kind == "f"
-        kinds = artifacts.LossType
-        loss = kinds.MSELoss if is_number else kinds.CrossEntropyLoss
-    artifacts.generate_artifacts(
-        model,
-        requires_grad=parameters,
-        frozen_params=[n for n in held if "running" in n and n not in names],
-        loss=loss,
-        optimizer=artifacts.AdamW(adam_mode=0, eps=1e-6, weight_decay=0.0),
-        frozen_batch_norm=not is_training,
-        additional_output_names=[OUTPUT] if loss is not None else None,
-        artifact_directory=folder,
-    )
-    return parameters
 
 
 def train(
@@ -201,12 +167,6 @@ def inference_difference(module: Module, data: dict[str, Array]) -> float:
     exported = onnx.load_from_string(module.inference_model_to_bytes([OUTPUT]))
     check_valid(exported)
     return relative(np.reshape(run_elsewhere(exported, data), np.shape(ours)), np.asarray(ours))
-
-
-def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line it says, of no more than 200 characters."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:200]
 
 
 def in_training_mode(model: onnx.ModelProto) -> onnx.ModelProto:

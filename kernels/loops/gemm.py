@@ -1,6 +1,6 @@
 """The GEMM kernel and what lowers to it: one thread grid, one batch loop, fused epilogues.
 
-Error     a sum of k products in k/kc partial sums, tests/cases/matmul.py
+Error     a sum of k products in k/kc partial sums, tools/dev/cases/matmul.py
 Source    the loop: contract.py
 """
 

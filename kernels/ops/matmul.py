@@ -2,7 +2,7 @@
 
 Forward   Y = act(alpha op(A) op(B) + beta C)          ONNX Gemm-13, MatMul-13
 Backward  dA = dY op(B)^T, dB = op(A)^T dY, dC = dY summed to C; keeps A and B, never Y
-Error     a sum of K products in K/kc partial sums, tests/cases/matmul.py
+Error     a sum of K products in K/kc partial sums, tools/dev/cases/matmul.py
 Source    the kernel: gemm.py
 """
 

@@ -15,8 +15,9 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops
 from engine.kernels.target import host
+from engine.tools.dev import case_graphs
+from engine.tools.dev.cases.case import Case
 from tests import harness, malformed
-from tests.cases.case import Case
 from tests.fuzz import octets
 from tests.fuzz.kind import Kind
 from tests.fuzz.models import models
@@ -129,7 +130,7 @@ def changes() -> Changes:
 def rows() -> dict[str, list[Case]]:
     """The case rows of each op that a file may hold."""
     found: dict[str, list[Case]] = {}
-    for case in harness.all_cases():
+    for case in case_graphs.all_cases():
         declared = ops().get((case.domain, case.op))
         if declared is None or not declared.internal:
             found.setdefault(f"{case.domain}::{case.op}".removeprefix("::"), []).append(case)

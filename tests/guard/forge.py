@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import bench_optimizers
 from engine.errors import PlanError
 from engine.kernels.reach.call import Machine
 from engine.kernels.reach.check import check
 from engine.kernels.target import Target
 from engine.runtime.plan import Arg, Plan, Step
 from engine.runtime.verify import verify
+from engine.tools.dev import optimizer_plans
 from engine.tools.trimmed.plans import artifacts, make_plans
 from tests.guard.rows import KINDS, cases, planned
 from tests.guard.walk import SIDES, Walk
@@ -44,9 +44,9 @@ def subjects(rng: random.Random, target: Target, whole: bool) -> Iterator[tuple[
 
 def trainings(target: Target) -> Iterator[tuple[str, Plan]]:
     """Plans of optimizers and of goldens, joined ones too."""
-    for name, method in bench_optimizers.ROWS.items():
-        yield name, bench_optimizers.plan_of(method, ELEMENTS)
-    yield "rows of a table", bench_optimizers.plan_of_table()
+    for name, method in optimizer_plans.ROWS.items():
+        yield name, optimizer_plans.plan_of(method, ELEMENTS)
+    yield "rows of a table", optimizer_plans.plan_of_table()
     for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
         for joined in (False, True):
             made = make_plans(artifacts(folder), target, 2, [4], {}, joined=joined)

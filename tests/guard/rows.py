@@ -21,8 +21,8 @@ from engine.kernels.reach.call import Machine
 from engine.kernels.reach.check import check
 from engine.kernels.target import Target, host
 from engine.runtime.plan import Plan
-from tests.cases.case import Case, Given, Tensor
-from tests.harness import OneNode, all_cases, backward_of
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case, Given, Tensor
 
 
 @functools.cache

@@ -41,6 +41,7 @@ from engine.kernels.registry import ops
 from engine.kernels.target import Target, host
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.runtime.plan import Plan
+from engine.tools.dev import case_graphs
 from tests import harness
 from tests.random_graphs.sketch import Array, Model
 
@@ -250,7 +251,7 @@ def weighted(graph: Graph, types: Mapping[str, TensorType], seed: int) -> Graph:
     rng = np.random.default_rng(seed)
     floats = {o: types[o] for o in graph.outputs if types[o].dtype in ("f32", "f64")}
     weights = {o: rng.standard_normal(t.dims).astype(NUMPY[t.dtype]) for o, t in floats.items()}
-    return harness.with_loss(graph, weights)
+    return case_graphs.with_loss(graph, weights)
 
 
 def backward(model: Model, report: Report) -> tuple[Graph, dict[str, str]] | None:

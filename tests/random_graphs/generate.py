@@ -14,8 +14,8 @@ from onnx import defs
 
 from engine.graphs.passes.simplify import acts
 from engine.kernels.registry import ops
-from tests import harness
-from tests.cases.case import Case, Given, Tensor
+from engine.tools.dev import case_graphs
+from engine.tools.dev.cases.case import Case, Given, Tensor
 from tests.random_graphs.patterns import PATTERNS
 from tests.random_graphs.shapes import fit, tame
 from tests.random_graphs.sketch import Model, Sketch, UnfitError
@@ -101,13 +101,13 @@ def rows(opset: int) -> dict[str, list[Case]]:
     Left out is what writes to what it reads.
     """
     found: dict[str, list[Case]] = {}
-    for case in harness.all_cases():
+    for case in case_graphs.all_cases():
         op = ops().get((case.domain, case.op))
         if op is None or op.internal or op.optimizer is not None:
             continue
         if not case.domain and version(case.op, opset) != version(case.op, case.opset):
             continue
-        if not acts(harness.OneNode(case).node):
+        if not acts(case_graphs.OneNode(case).node):
             found.setdefault(op.title, []).append(case)
     return found
 

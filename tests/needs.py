@@ -1,0 +1,25 @@
+"""Marks of tests that need a program which a machine may lack."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.tools.dev.browser import PROGRAM
+from engine.tools.dev.emulators import emulator
+
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
+
+
+def needs_emulator(target: str) -> pytest.MarkDecorator:
+    """Skip, to be counted, where a target's programs cannot be run."""
+    found = emulator(target)
+    missing = found.missing() if found else [f"a machine for {target}"]
+    reason = f"needs {', '.join(missing)}: CONTRIBUTING.md"
+    return pytest.mark.skipif(bool(missing), reason=reason)
+
+
+def flower(*, simulation: bool = False) -> None:
+    """Skip the test where Flower, or what its simulation needs, is not installed."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    if simulation:
+        pytest.importorskip("ray", reason="the simulation of Flower is not installed")

@@ -1,0 +1,196 @@
+"""A headless browser, driven over two pipes by the DevTools protocol.
+
+Source: https://chromedevtools.github.io/devtools-protocol/; messages end with a null byte
+(`--remote-debugging-pipe`: the browser reads from file 3 and writes to file 4).
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
+PATIENCE = 60.0  # seconds that an answer of the browser may take
+
+_AS_3_AND_4 = """import os, sys
+for wanted, fd in zip((3, 4), sys.argv[1:3]):
+    os.dup2(int(fd), wanted)
+os.execv(sys.argv[3], sys.argv[3:])"""
+
+
+class Browser:
+    """One process of the browser; `page` opens files in it."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read, self._write = read, write
+        self._numbers = itertools.count(1)
+        self._buffer = b""
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        """What the browser answers; events that come before it are kept in `events`."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": params}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        for answer in self._messages():
+            if answer.get("id") == number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                result: dict[str, Any] = answer["result"]
+                return result
+            self.events.append(answer)
+        raise AssertionError("the browser has gone")
+
+    def wait(self, method: str) -> None:
+        """Until an event of this kind comes, or has come since the last `events.clear()`."""
+        if any(e.get("method") == method for e in self.events):
+            return
+        for event in self._messages():
+            self.events.append(event)
+            if event.get("method") == method:
+                return
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        end = time.monotonic() + PATIENCE
+        while True:
+            while b"\0" in self._buffer:
+                text, _, self._buffer = self._buffer.partition(b"\0")
+                yield json.loads(text)
+            ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
+            assert ready, "the browser does not answer"
+            data = os.read(self._read, 1 << 20)
+            if not data:
+                return
+            self._buffer += data
+
+    def page(
+        self,
+        file: Path,
+        width: int = 1280,
+        height: int = 900,
+        *,
+        dark: bool = False,
+        scripts: bool = True,
+    ) -> Page:
+        """Open a file in a page of its own, and wait until it is drawn."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable", session)
+        page = Page(self, session, target)
+        page.resize(width, height)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", session, features=[scheme])
+        self.call("Emulation.setScriptExecutionDisabled", session, value=not scripts)
+        self.events.clear()
+        self.call("Page.navigate", session, url=file.resolve().as_uri())
+        self.wait("Page.loadEventFired")
+        return page
+
+
+class Page:
+    """An open page."""
+
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self._browser, self._session, self._target = browser, session, target
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the window another size, in pixels."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
+
+    def ask(self, script: str) -> Any:
+        """The value of an expression of JavaScript."""
+        answer = self._call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def move(self, x: float, y: float) -> None:
+        """Move the mouse to a place of the window."""
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def complaints(self) -> list[str]:
+        """Errors and messages of the console, and requests that leave the file."""
+        self.ask("1")  # what was sent before it has arrived after it
+        found = []
+        for event in self._browser.events:
+            params, method = event.get("params", {}), event.get("method")
+            if method == "Runtime.consoleAPICalled":
+                found.append(f"console: {params['args']}")
+            elif method == "Runtime.exceptionThrown":
+                found.append(f"exception: {params['exceptionDetails']}")
+            elif method == "Log.entryAdded":
+                found.append(f"log: {params['entry']['text']}")
+            elif method == "Network.requestWillBeSent":
+                url = params["request"]["url"]
+                if not url.startswith("data:") and params["type"] != "Document":
+                    found.append(f"request: {url}")
+        return found
+
+    def picture(self, path: Path, *, whole: bool = True) -> None:
+        """Write what the page looks like as a PNG file; `whole`: all of it, not the window."""
+        params: dict[str, Any] = {"format": "png", "captureBeyondViewport": whole}
+        if whole:
+            size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+            params["clip"] = {"x": 0, "y": 0, "scale": 1} | {
+                k: size[k] for k in ("width", "height")
+            }
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", **params)["data"]))
+
+    def close(self) -> None:
+        """Close the page."""
+        self._browser.call("Target.closeTarget", targetId=self._target)
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        return self._browser.call(method, self._session, **params)
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser, until the end of the context."""
+    assert PROGRAM is not None
+    to_browser, from_browser = os.pipe(), os.pipe()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        words = [
+            PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+        ]  # fmt: skip
+        fds = (to_browser[0], from_browser[1])
+        process = subprocess.Popen(
+            [sys.executable, "-c", _AS_3_AND_4, *map(str, fds), *words],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HOME": profile},
+        )
+        for fd in fds:
+            os.close(fd)
+        found = Browser(from_browser[0], to_browser[1])
+        try:
+            yield found
+        finally:
+            os.close(to_browser[1])  # the browser ends when its pipe does
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            os.close(from_browser[0])

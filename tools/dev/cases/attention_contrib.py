@@ -1,0 +1,125 @@
+"""Attention as onnxruntime's optimisers write it; tests/test_onnxruntime_rows.py runs it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from engine.tools.dev.cases.attention import attend
+from engine.tools.dev.cases.case import Case, Tensor, f32
+
+MS = "com.microsoft"
+BATCH, LENGTH, KEYS, SIZE, HEADS, WIDTH = 2, 5, 7, 8, 2, 4
+LENGTHS = np.array([3, 5], np.int32)
+ENDS_STARTS = np.array([3, 5, 1, 2], np.int32)
+KEPT = (BATCH, HEADS, 3, WIDTH)  # keys and values from before
+
+
+def _mask(*shape: int) -> Any:
+    return (np.random.default_rng(3).random(shape) < 0.7).astype(np.int32)
+
+
+def _split(x: np.ndarray, heads: int) -> Any:
+    """[batch, length, hidden] -> [batch, heads, length, width]."""
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def _seen(mask: Any, keys: int, batch: int) -> Any:
+    """The mask as booleans that broadcast to [batch, heads, queries, keys]."""
+    if mask.ndim > 1:
+        rows = mask > 0
+        return rows[:, None] if mask.ndim == 3 else rows[:, None, None]
+    at = np.arange(keys)
+    seen = at < mask[:batch, None]
+    if len(mask) > batch:
+        seen &= at >= mask[batch:, None]
+    return seen[:, None, None]
+
+
+def _attend(q: Any, k: Any, v: Any, mask: Any, bias: Any, kept: int, *, scale: float = 0.0,
+            mask_filter_value: float = -10000.0, unidirectional: int = 0) -> Any:  # fmt: skip
+    """Y of Q, K and V of [batch, heads, length, width], as [batch, length, hidden]."""
+    total = np.zeros(()) if bias is None else bias
+    if mask is not None:
+        seen = _seen(mask, k.shape[2], len(q))
+        total = total + np.where(seen, 0, mask_filter_value)
+    y = attend(q, k, v, total, scale=scale or q.shape[-1] ** -0.5,
+               high=kept if unidirectional else None)["y"]  # fmt: skip
+    return y.swapaxes(1, 2).reshape(*y.swapaxes(1, 2).shape[:2], -1)
+
+
+def _attention(x: Any, w: Any, b: Any = None, mask: Any = None, past: Any = None,
+               bias: Any = None, *, num_heads: int, qkv_hidden_sizes: Any = None,
+               **attrs: Any) -> list[Any]:  # fmt: skip
+    sizes = qkv_hidden_sizes or [w.shape[1] // 3] * 3
+    product = x @ w + (0 if b is None else b)
+    parts = np.split(product, np.cumsum(sizes)[:2], axis=2)
+    q, k, v = (_split(part, num_heads) for part in parts)
+    if past is not None:
+        k, v = np.concatenate([past[0], k], 2), np.concatenate([past[1], v], 2)
+    y = _attend(q, k, v, mask, bias, k.shape[2] - q.shape[2], **attrs)
+    return [y, np.stack([k, v])] if past is not None else [y]
+
+
+def _heads(q: Any, k: Any = None, v: Any = None, b: Any = None, mask: Any = None,
+           bias: Any = None, past_k: Any = None, past_v: Any = None, *, num_heads: int,
+           **attrs: Any) -> list[Any]:  # fmt: skip
+    if k is None:
+        q, k, v = q.transpose(3, 0, 2, 1, 4)
+    elif k.ndim == 5:
+        q, (k, v) = _split(q, num_heads), k.transpose(3, 0, 2, 1, 4)
+    else:
+        q = _split(q, num_heads)
+        k, v = (x if x.ndim == 4 else _split(x, num_heads) for x in (k, v))
+    if b is not None:
+        wide = num_heads * q.shape[-1]
+        q, k, v = (
+            x + part.reshape(num_heads, 1, -1)
+            for x, part in zip((q, k, v), np.split(b, [wide, 2 * wide]), strict=True)
+        )
+    if past_k is not None:
+        k, v = np.concatenate([past_k, k], 2), np.concatenate([past_v, v], 2)
+    y = _attend(q, k, v, mask, bias, k.shape[2] - q.shape[2], **attrs)
+    return [y, k, v] if past_k is not None else [y]
+
+
+def _rows() -> Iterator[Case]:
+    x, w, b = f32(BATCH, LENGTH, SIZE), f32(SIZE, 3 * SIZE, low=-0.7, high=0.7), f32(3 * SIZE)
+    past = f32(2, *KEPT)
+    whole: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+        ((x, w, b), {}),
+        ((x, w), {"unidirectional": 1}),
+        ((x, w, b, LENGTHS), {}),
+        ((x, w, b, ENDS_STARTS), {"mask_filter_value": -20.0}),
+        ((x, w, b, _mask(BATCH, LENGTH)), {"unidirectional": 1}),
+        ((x, w, b, _mask(BATCH, LENGTH, LENGTH)), {"scale": 0.3}),
+        ((x, w, b, None, None, f32(1, HEADS, LENGTH, LENGTH)), {}),
+        ((x, f32(SIZE, 20, low=-0.7, high=0.7), f32(20)), {"qkv_hidden_sizes": [8, 8, 4]}),
+        ((x, w, b, _mask(BATCH, LENGTH + 3), past), {"unidirectional": 1}),
+    )
+    for ins, attrs in whole:
+        floats = tuple(i for i, t in enumerate(ins) if isinstance(t, Tensor))
+        yield Case("Attention", ins, {"num_heads": HEADS, **attrs}, floats, MS, tol=1e-5,
+                   outs=1 + any(t is past for t in ins), reference=_attention)  # fmt: skip
+    q, k, v = f32(BATCH, LENGTH, SIZE), f32(BATCH, KEYS, SIZE), f32(BATCH, KEYS, SIZE)
+    bias, kept = f32(3 * SIZE), f32(*KEPT)
+    heads: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+        ((q, k, v), {}),
+        ((q, k, v, bias, LENGTHS), {"scale": 0.3}),
+        ((q, k, f32(BATCH, KEYS, 4), f32(20)), {}),
+        ((q, k, v, None, _mask(BATCH, LENGTH, KEYS)), {}),
+        ((q, k, v, bias, _mask(BATCH, KEYS), f32(BATCH, 1, LENGTH, KEYS)), {}),
+        ((q, q, q, bias, None, None, kept, kept), {"unidirectional": 1}),
+        ((q, f32(BATCH, HEADS, KEYS, WIDTH), f32(BATCH, HEADS, KEYS, WIDTH)), {}),
+        ((q, f32(BATCH, KEYS, HEADS, 2, WIDTH)), {}),
+        ((f32(BATCH, KEYS, HEADS, 3, WIDTH), None, None, bias), {"unidirectional": 1}),
+    )
+    for ins, attrs in heads:
+        floats = tuple(i for i, t in enumerate(ins) if isinstance(t, Tensor))
+        yield Case("MultiHeadAttention", ins, {"num_heads": HEADS, **attrs}, floats, MS, tol=1e-5,
+                   outs=3 if any(t is kept for t in ins) else 1, reference=_heads)  # fmt: skip
+
+
+CASES = tuple(_rows())

@@ -1,0 +1,14 @@
+"""Ops that say where gradients go."""
+
+from __future__ import annotations
+
+from engine.tools.dev.cases.case import Case, f32
+
+OURS = "engine"
+
+CASES = (
+    Case("StopGradient", (f32(2, 3),), domain=OURS, reference=lambda y: [y]),
+    Case("Cotangent", (f32(2, 3),), domain=OURS, reference=lambda y: [y]),
+    Case("Redirect", (f32(2, 3), f32(2, 3), f32(4), f32(4)), grad=(0,),
+         domain=OURS, reference=lambda y, dy, x, dx: [y]),
+)  # fmt: skip

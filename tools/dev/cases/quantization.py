@@ -1,0 +1,181 @@
+"""Quantisation: every way to give a scale, every integer type, integer products.
+
+tests/test_quantization.py has the gradient that passes straight through.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.tools.dev.cases.case import Case, Tensor, f32, fed
+
+MS = "com.microsoft"
+LIMITS = {
+    kind: (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
+    for kind in ("uint8", "int8", "uint16", "int16")
+}
+CODES = {"uint16": 4, "int8": 3}
+ANY = {"low": 0.01, "high": 0.05}
+
+
+def raw(*shape: int, dtype: str = "uint8") -> Tensor:
+    """An integer input over the whole range of its type."""
+    low, high = LIMITS[dtype]
+    return Tensor(shape, dtype, low, high + 1)
+
+
+def one(value: float, dtype: str = "float32") -> np.ndarray:
+    return np.array(value, dtype)
+
+
+def scales(*shape: int) -> np.ndarray:
+    return np.random.default_rng(3).uniform(0.01, 0.05, shape).astype(np.float32)
+
+
+def zeros(*shape: int, dtype: str = "uint8") -> np.ndarray:
+    return np.random.default_rng(4).integers(*LIMITS[dtype], shape).astype(dtype)
+
+
+BLOCK = [0, 0, 1, 1, 2]  # of the elements of an axis of 5, in blocks of 2
+QUANTIZE = (
+    *(Case("QuantizeLinear", (f32(3, 40, low=-4.0, high=4.0), one(0.02), one(z, kind)), opset=21,
+           name=f"quantize-{kind}")
+      for kind, z in (("uint8", 100), ("int8", -3), ("uint16", 30000), ("int16", 7))),
+    Case("QuantizeLinear", (f32(3, 40), one(0.02)), opset=10, name="quantize-alone"),
+    Case("QuantizeLinear", (f32(3, 40), one(0.5)), opset=13, name="quantize-coarse"),
+    Case("QuantizeLinear", (fed([0.5, 1.5, 2.5, -0.5, 3e9, -3e9]), one(1.0), one(10, "uint8")),
+         name="quantize-ties", reference=lambda x, s, z: [_quantize(x, s, z)]),
+    Case("QuantizeLinear", (f32(2, 3, 4, low=-2.0, high=2.0), scales(3), zeros(3)), opset=13),
+    Case("QuantizeLinear", (f32(2, 3, 4), scales(4), zeros(4, dtype="int8")), {"axis": -1}),
+    Case("QuantizeLinear", (f32(5, 3), scales(2, 3), zeros(2, 3)), {"axis": 0, "block_size": 3},
+         opset=21, bench=True,
+         reference=lambda x, s, z, **_: [_quantize(x, s[[0, 0, 0, 1, 1]], z[[0, 0, 0, 1, 1]])]),
+    Case("QuantizeLinear", (f32(40), one(0.02)), {"output_dtype": CODES["int8"]}, opset=21),
+    Case("QuantizeLinear", (Tensor((40,), "int32", -500, 500), one(3.0), one(1, "int8")), opset=19),
+    Case("QuantizeLinear", (f32(3, 4), one(0.02), one(5, "uint8")), domain=MS,
+         reference=lambda x, s, z: [_quantize(x, s, z)]),
+    Case("QuantizeLinear", (f32(3, 4), scales(4), zeros(4)), domain=MS,
+         reference=lambda x, s, z: [_quantize(x, s, z)]),
+    Case("QuantizeLinear", (f32(2, 5), scales(2, 3), zeros(2, 3)), {"block_size": 2}, domain=MS,
+         reference=lambda x, s, z, **_: [_quantize(x, s[:, BLOCK], z[:, BLOCK])]),
+)  # fmt: skip
+
+
+def _quantize(x: Any, s: Any, z: Any) -> Any:
+    return np.clip(np.rint(x / s) + z, 0, 255).astype(np.uint8)
+
+
+DEQUANTIZE = (
+    *(Case("DequantizeLinear", (raw(3, 40, dtype=kind), f32(**ANY), one(z, kind)), grad=(1,),
+           opset=21, name=f"dequantize-{kind}")
+      for kind, z in (("uint8", 100), ("int8", -3), ("uint16", 30000), ("int16", 7))),
+    Case("DequantizeLinear", (raw(3, 40), f32(**ANY)), grad=(1,), opset=10,
+         reference=lambda x, s: [x * s]),
+    Case("DequantizeLinear", (fed([2**30 + 64, -5], "int32"), one(0.5), fed(2**30, "int32")),
+         reference=lambda x, s, z: [np.array([32.0, (-5 - 2**30) / 2])], name="dequantize-int32"),
+    Case("DequantizeLinear", (raw(2, 3, 4), f32(3, **ANY), raw(3)), grad=(1,), opset=13,
+         reference=lambda x, s, z: [(x.astype(float) - z[:, None]) * s[:, None]]),
+    Case("DequantizeLinear", (raw(2, 3, 4), f32(4, **ANY)), {"axis": -1}, (1,), opset=23),
+    Case("DequantizeLinear", (raw(2, 5), f32(2, 3, **ANY), raw(2, 3)),
+         {"axis": 1, "block_size": 2}, (1,), opset=21,
+         reference=lambda x, s, z, **_: [(x - z[:, BLOCK] * 1.0) * s[:, BLOCK]]),
+    Case("DequantizeLinear", (raw(3, 4), f32(**ANY), raw()), grad=(1,), domain=MS,
+         reference=lambda x, s, z: [(x.astype(float) - z) * s]),
+    Case("DequantizeLinear", (raw(3, 4), f32(4, **ANY), raw(4)), grad=(1,), domain=MS,
+         reference=lambda x, s, z: [(x.astype(float) - z) * s]),
+    Case("DequantizeLinear", (raw(2, 5), f32(2, 3, **ANY), raw(2, 3)), {"block_size": 2}, (1,), MS,
+         reference=lambda x, s, z, **_: [(x - z[:, BLOCK] * 1.0) * s[:, BLOCK]]),
+    Case("DynamicQuantizeLinear", (f32(3, 40),), outs=3, opset=13),
+    Case("DynamicQuantizeLinear", (f32(3, 40, low=0.5),), outs=3, opset=13, name="dynamic-above"),
+    Case("DynamicQuantizeLinear", (fed(np.zeros(5)),), outs=3, opset=13, name="dynamic-zero",
+         reference=lambda x: [np.zeros(5), np.array(1.0), np.array(0)]),
+)  # fmt: skip
+
+
+def _integer(a: Any, b: Any, za: Any = 0, zb: Any = 0) -> list[np.ndarray]:
+    return [np.matmul(a.astype(np.int64) - za, b.astype(np.int64) - zb)]
+
+
+def _rows(a: Any, b: Any, za: Any, zb: Any) -> list[np.ndarray]:
+    return _integer(a, b, za.astype(int)[:, None], zb.astype(int))
+
+
+def _qlinear_matmul(a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any, zy: Any) -> Any:
+    (total,) = _integer(a, b, za.astype(int), zb.astype(int))
+    return [np.clip(np.rint(total * (sa * sb / sy)) + zy, *LIMITS[str(zy.dtype)])]
+
+
+def _qlinear_conv(x: Any, sx: Any, zx: Any, w: Any, sw: Any, zw: Any, sy: Any, zy: Any,
+                  b: Any = None) -> Any:  # fmt: skip
+    """A 1x1 convolution."""
+    total = np.einsum("nchw,mc->nmhw", x.astype(int) - zx, w[:, :, 0, 0].astype(int) - zw)
+    if b is not None:
+        total = total + b[:, None, None]
+    factor = np.reshape(sw, (-1, 1, 1)) * sx / sy
+    return [np.clip(np.rint(total * factor) + zy, *LIMITS[str(zy.dtype)])]
+
+
+I8 = {"dtype": "int8"}
+PRODUCTS = (
+    Case("MatMulInteger", (raw(3, 5), raw(5, 4, **I8)), reference=_integer),
+    Case("MatMulInteger", (raw(3, 5), raw(5, 4), raw(3), raw(4)), reference=_rows),
+    Case("MatMulInteger", (raw(2, 3, 300), raw(300, 4), one(128, "uint8"), one(3, "uint8")),
+         reference=lambda a, b, za, zb: _integer(a, b, int(za), int(zb))),
+    Case("ConvInteger", (raw(1, 1, 4, 4), raw(2, 1, 3, 3), one(9, "uint8")), {"pads": [1] * 4},
+         opset=10),
+    Case("ConvInteger", (raw(2, 40, 5, 5), raw(3, 40, 3, 3, **I8), one(9, "uint8"),
+                         zeros(3, **I8)), {"strides": [2, 2]},
+         reference=lambda x, w, zx, zw, strides: [_conv(x.astype(int) - zx,
+                                                        w - zw[:, None, None, None].astype(int))]),
+    Case("QLinearMatMul", (raw(3, 5), one(0.02), one(120, "uint8"), raw(5, 4, **I8), one(0.03),
+                           one(2, "int8"), one(0.5), one(100, "uint8")), reference=_qlinear_matmul),
+    Case("QLinearMatMul", (raw(3, 5), scales(3), zeros(3), raw(5, 4), scales(4), zeros(4),
+                           one(0.5), one(-3, "int8")),
+         reference=lambda a, sa, za, b, sb, zb, sy, zy: _qlinear_matmul(
+             a, sa[:, None], za[:, None], b, sb, zb, sy, zy)),
+    Case("QLinearConv", (raw(2, 3, 4, 5), one(0.02), one(120, "uint8"), raw(6, 3, 1, 1), one(0.03),
+                         one(2, "uint8"), one(0.9), one(100, "uint8")), reference=_qlinear_conv),
+    Case("QLinearConv", (raw(2, 3, 4, 5), one(0.02), one(120, "uint8"), raw(6, 3, 1, 1, **I8),
+                         scales(6), one(0, "int8"), one(0.9), one(100, "uint8"),
+                         np.arange(-900, 900, 300, dtype=np.int32)), reference=_qlinear_conv),
+)  # fmt: skip
+
+
+def _conv(x: np.ndarray, w: np.ndarray) -> Any:
+    """A 3x3 convolution of stride 2 without a rim."""
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
+    return np.einsum("nchwij,mcij->nmhw", windows, w)
+
+
+def _fake(x: Any, scale: Any, zero: Any, quant_min: int = 0, quant_max: int = 255) -> list[Any]:
+    level = np.rint(x / scale) + zero
+    value = (np.clip(level, quant_min, quant_max) - zero) * scale
+    return [value, (level >= quant_min) & (level <= quant_max)]
+
+
+FAKE = (
+    Case("FakeQuant", (f32(3, 40), f32(low=0.01, high=0.02), one(100.0)), domain=MS, outs=2,
+         reference=_fake),
+    Case("FakeQuant", (f32(3, 40), one(0.02), one(-3.0)), {"quant_min": -128, "quant_max": 127},
+         domain=MS, outs=2, reference=_fake),
+    Case("FakeQuant", (f32(3, 4), scales(4), one(3.0)), domain=MS,
+         reference=lambda x, s, z: _fake(x, s, z)[:1]),
+    Case("FakeQuant", (f32(30, low=9.0, high=10.0), one(0.02), one(3.0)), grad=(0,), domain=MS,
+         reference=lambda x, s, z: _fake(x, s, z)[:1], name="fake-quant-outside"),
+    Case("FakeQuantGrad", (f32(3, 4), fed(np.eye(3, 4) > 0, "bool")), domain=MS,
+         reference=lambda dy, mask: [dy * mask]),
+    *(Case(op, (f32(3, 40), one(0.02), one(3.0)), {"quant_min": 0.0, "quant_max": 80.0},
+           domain="engine", reference=lambda x, s, z, k=k, **bounds: [_fake(x, s, z, **bounds)[k]])
+      for k, op in enumerate(("FakeQuantValue", "FakeQuantMask"))),
+    *(Case("QuantizeDequantize", (f32(2, 3, 4, low=low, high=low + 4), scales(3), zeros(3)),
+           {"quant_min": 0, "quant_max": 255}, grad, "engine", name=f"quantize-dequantize-{low}",
+           reference=lambda x, s, z, **_: _fake(x, s[:, None], z[:, None].astype(float))[:1])
+      for low, grad in ((-2.0, ()), (30.0, (0,)))),
+    Case("QuantizeDequantize", (f32(2, 5), scales(2, 3), zeros(2, 3)),
+         {"quant_min": 0, "quant_max": 255, "block_size": 2}, (), "engine",
+         reference=lambda x, s, z, **_: _fake(x, s[:, BLOCK], z[:, BLOCK].astype(float))[:1]),
+)  # fmt: skip
+
+CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *FAKE)

@@ -1,0 +1,60 @@
+"""Artifacts of a model that PyTorch has exported, and the data that lie beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from engine import artifacts
+
+OUTPUT = "logits"  # of a model whose loss is added here
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def inputs_of(data: dict[str, Array]) -> list[Array]:
+    """Return the inputs of a model, without its target."""
+    return [data[f"in{i}"] for i in range(sum(k.startswith("in") for k in data))]
+
+
+def batch_of(data: dict[str, Array]) -> list[Array]:
+    """Return the inputs of a model, and its target if it has one."""
+    return inputs_of(data) + ([data["target"]] if "target" in data else [])
+
+
+def write_artifacts(
+    model: onnx.ModelProto, data: dict[str, Array], folder: Path, *, is_training: bool
+) -> list[str]:
+    """Write a model's artifacts, with AdamW; returns the names of the trained parameters.
+
+    What was exported in eval mode keeps its statistics.
+    """
+    names = set(data["names"].tolist())
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    held = [i.name for i in model.graph.initializer if i.data_type in floats]
+    parameters = [name for name in held if name in names]
+    loss = None
+    if "target" in data:
+        is_number = data["target"].dtype.kind == "f"
+        kinds = artifacts.LossType
+        loss = kinds.MSELoss if is_number else kinds.CrossEntropyLoss
+    artifacts.generate_artifacts(
+        model,
+        requires_grad=parameters,
+        frozen_params=[n for n in held if "running" in n and n not in names],
+        loss=loss,
+        optimizer=artifacts.AdamW(adam_mode=0, eps=1e-6, weight_decay=0.0),
+        frozen_batch_norm=not is_training,
+        additional_output_names=[OUTPUT] if loss is not None else None,
+        artifact_directory=folder,
+    )
+    return parameters
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line it says, of no more than 200 characters."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:200]

@@ -1,0 +1,96 @@
+"""Plans of one step of every optimizer, over the parameters of an MLP or of MiniLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.optimizers import clip_in_steps, place
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import MS, OURS, TensorType
+from engine.optim_types import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Group,
+    Lion,
+    Method,
+    RMSprop,
+)
+from engine.runtime.plan import Plan
+from engine.runtime.states import lay_out
+
+SIZES = {"mlp": 24 << 14, "minilm": 11 << 20}  # parameters
+TENSORS, ROW = 64, 256
+TABLE = (30522, 384, 1024)  # rows, elements of a row, and rows that are read
+NAMES = [f"{'wb'[i % 2]}{i}" for i in range(TENSORS)]
+# By name: the bytes that a step moves for each parameter in brackets.
+ROWS = {
+    "sgd[12]": SGD(),
+    "sgd with clipping[16]": SGD(clip_grad=1e-3),
+    "momentum[20]": SGD(momentum=0.9),
+    "adamw[28]": AdamW(weight_decay=0.01),
+    "adamw in groups[28]": AdamW(weight_decay=0.01, groups=[Group(["b*"], weight_decay=0.0)]),
+    "adamw with clipping[32]": AdamW(weight_decay=0.01, clip_grad=1e-3),
+    "lazy adamw[28]": AdamW(weight_decay=0.01, lazy=True),
+    "adam[28]": Adam(),
+    "rmsprop[20]": RMSprop(),
+    "rmsprop centered with momentum[36]": RMSprop(centered=True, momentum=0.9),
+    "adagrad[20]": Adagrad(),
+    "lion[20]": Lion(),
+    "lamb[40]": LAMB(),
+    "adafactor[24]": Adafactor(),
+}
+
+
+def plans() -> Iterator[Plan]:
+    """Return the plans of all rows, and of a clipping whose result steps do not read."""
+    yield from map(plan_of, ROWS.values())
+    size = TensorType("f32", (SIZES["mlp"],))
+    node = Node("InplaceClipGradNorm", ("g",), ("c",), {}, MS, "clip")
+    graph = Graph("clip", {"g": size}, ["c"], {}, [node], {"": 17, MS: 1})
+    yield make_plan(graph, {}, target=host(), threads=1)
+    yield plan_of_table()
+
+
+def plan_of_table() -> Plan:
+    """Return a plan of AdamW on a table of words in a training step, for a single thread."""
+    rows, width, read = TABLE
+    table, one = TensorType("f32", (rows, width)), TensorType("f32", (1,))
+    inputs = {
+        "ids": TensorType("i64", (read,)),
+        "dy": TensorType("f32", (read, width)),
+        "loss": one,
+        "check": TensorType("b1", (1,)),
+        "learning_rate": one,
+        "step": TensorType("i64", (1,)),
+        **dict.fromkeys(("w", "m", "v"), table),
+    }
+    update = ("learning_rate", "step", "w", "dw", "m", "v", "go")
+    nodes = [
+        Node("GatherGrad", ("shape", "ids", "dy"), ("dw",), {}, MS, "grad"),
+        Node("UpdateSignal", ("loss", "check"), ("go",), {}, OURS, "signal"),
+        Node("AdamWOptimizer", update, ("flag",), AdamW().attributes(), OURS, "update"),
+    ]
+    held = {"shape": np.array([rows, width])}
+    graph = Graph("table", inputs, ["go"], held, nodes, {"": 17, MS: 1, OURS: 1})
+    return make_plan(graph, {}, target=host(), threads=1)
+
+
+def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
+    """Return a plan of one step over so many parameters for a single thread."""
+    graph, each = method.build(17, "f32", NAMES), (size // TENSORS // ROW, ROW)
+    layout = lay_out(method.rule().states, dict.fromkeys(NAMES, ("f32", each)))
+    flat = {"params": ("f32", size), "gradients": ("f32", size)}
+    flat |= {state.name: layout.flat(k) for k, state in enumerate(layout.states)}
+    for name, (dtype, elements) in flat.items():
+        graph.inputs[name] = TensorType(dtype, (elements,))
+    place(graph, {name: (i * size // TENSORS, each) for i, name in enumerate(NAMES)}, layout)
+    clip_in_steps(graph)
+    return make_plan(graph, {}, target=host(), threads=1)

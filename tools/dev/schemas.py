@@ -1,0 +1,45 @@
+"""The schemas of ONNX's operators, which reading a model checks its nodes against.
+
+python -m engine.tools.dev.schemas       writes graphs/io/schemas.txt
+
+A line is an op, the opset that brought this form of it, and the schema (`Schema` of
+graphs/io/schemas.py), for every form of an op that a model of a supported opset can have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+
+from engine.graphs.io import schemas
+from engine.graphs.io.opsets import FIRST, LAST
+
+
+def forms() -> Iterator[tuple[str, int, schemas.Schema]]:
+    """Every form of every op of ONNX's domain, with the opset that brought it."""
+    for op in sorted({s.name for s in onnx.defs.get_all_schemas_with_history() if not s.domain}):
+        versions = {}
+        for opset in range(FIRST, min(LAST, onnx.defs.onnx_opset_version()) + 1):
+            found = schemas.Schema.of_onnx(op, "", opset)
+            if found is not None:
+                versions[onnx.defs.get_schema(op, opset, "").since_version] = found
+        yield from ((op, since, schema) for since, schema in versions.items())
+
+
+def lines() -> Iterator[str]:
+    """The lines of the table."""
+    return (f"{op}\t{since}\t{schema}\n" for op, since, schema in forms())
+
+
+def main() -> None:
+    """Write the table."""
+    made = "".join(lines())
+    path = Path(schemas.__file__).with_name("schemas.txt")
+    path.write_text(made, "utf-8")
+    print(f"{made.count(chr(10))} schemas in {path.name}")
+
+
+if __name__ == "__main__":
+    main()

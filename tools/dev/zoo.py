@@ -1,0 +1,131 @@
+"""The kernels that wheels ship besides those of every op: what the plans of all known models use.
+
+python -m engine.tools.dev.zoo [--families FOLDER]
+
+Plans, for float32, every case row of the tests and its gradient, the golden models, the models and
+optimizers of the benchmarks, and the exports of all model families that FOLDER has
+(`python -m bench.families --models FOLDER` leaves them there).  The kernels of these plans go to
+tools/zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
+Which kernels a plan uses depends on its shapes alone, not on the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from engine.errors import EngineError
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.levels import LEVELS
+from engine.runtime.plan import KernelSpec, Plan
+from engine.tools import ship
+from engine.tools.dev import optimizer_plans
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case
+from engine.tools.dev.export_artifacts import first_line, inputs_of, write_artifacts
+from engine.tools.dev.exports import parts
+from engine.tools.plans import Asked, training_steps
+from engine.tools.trimmed import plans
+from engine.tools.trimmed.progress import SILENT
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.recurrent import gru
+from engine.tools.workloads.workload import Workload
+
+GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
+TARGET = LEVELS[0].target("linux")
+THREADS = (1, 2)
+MODELS = (*WORKLOADS.values(), Workload("gru", (8, 24, 12), gru))
+_OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
+
+
+def of_case(case: Case) -> Iterator[Plan]:
+    """The plans of a case row, and of its gradient if it has one."""
+    one = OneNode(case)
+    for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
+        for threads in THREADS:
+            yield make_plan(graph.copy(), {}, target=TARGET, threads=threads)
+
+
+def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> Iterator[Plan]:
+    """The plans of artifacts: of each model, and of training steps in one."""
+    files, given = plans.artifacts(folder), shapes or {}
+    for threads in THREADS:
+        yield from plans.make_plans(files, TARGET, threads, [batch], given).every()
+        yield from training_steps(files, Asked(TARGET, threads), [batch], given, SILENT).values()
+
+
+def of_export(path: Path) -> Iterator[Plan]:
+    """The plans of one export of a model family, which has its data beside it."""
+    with np.load(path.with_suffix(".npz")) as file:
+        data = dict(file)
+    with tempfile.TemporaryDirectory() as folder:
+        write_artifacts(onnx.load(path), data, Path(folder), is_training=parts(path.stem)[1].trains)
+        shapes = {f"in{i}": a.shape for i, a in enumerate(inputs_of(data))}
+        if "target" in data:
+            shapes |= dict.fromkeys(("labels", "target"), data["target"].shape)
+        yield from of_folder(Path(folder), len(data["in0"]), shapes)
+
+
+def goldens() -> list[Path]:
+    """The folders of golden models."""
+    return sorted(path.parent for path in GOLDENS.glob("*/training_model.onnx"))
+
+
+def of_golden(folder: Path) -> Iterator[Plan]:
+    """The plans of a golden model, for the batch size of its trace."""
+    yield from of_folder(folder, batch_of(folder))
+
+
+def batch_of(golden: Path) -> int:
+    """The batch size of the trace of a golden model."""
+    with np.load(golden / "trace.npz") as trace:
+        return len(trace["y"][0])
+
+
+def everything(families: Path | None) -> Iterator[Plan]:
+    """Every plan of the zoo; what cannot be planned is named and left out."""
+    for case in all_cases():
+        yield from of_case(case)
+    yield from optimizer_plans.plans()
+    for golden in goldens():
+        yield from of_golden(golden)
+    for work in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from of_folder(work.write(Path(folder)), work.x[0])
+    for path in sorted(families.glob("*.onnx")) if families else ():
+        try:
+            yield from of_export(path)
+        except EngineError as error:
+            print(f"{path.stem}: {first_line(error)}", flush=True)
+
+
+def kernels(made: Iterable[Plan]) -> set[KernelSpec]:
+    """The kernels of plans that compute with float32, integers and booleans alone."""
+    found = {spec for plan in made for spec in plan.specs}
+    return {spec for spec in found if not _OTHER_TYPES.search(repr(spec.params))}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write tools/zoo.txt."""
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.tools.dev.zoo", description=main.__doc__
+    )
+    parser.add_argument("--families", type=Path, metavar="FOLDER", help="exports of all families")
+    args = parser.parse_args(argv)
+    found = kernels(everything(args.families)) | set(() if args.families else ship.zoo())
+    rows = sorted(json.dumps([spec.template, *spec.params]) for spec in found)
+    ship.ZOO.write_text("".join(f"{row}\n" for row in rows), "utf-8")
+    print(f"{len(rows)} kernels in {ship.ZOO.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
