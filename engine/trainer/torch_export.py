@@ -150,13 +150,14 @@ def export(
     )
     known = _with_gradients(given, trained, outputs, call.sizes())
     names = tuple(name for name in trained if name in known)
+    norms = tuple(name for name in frozen if name in held)
+    if _checks(module, check_gradients):
+        left = [name for name in trained if name not in known]
+        torch_gradients.compare(torch, module, call, given, outputs, names, left, norms)
     if not names:
         raise InputError(
             "no parameter of the module has a gradient: all are behind detach() or no_grad()"
         )
-    norms = tuple(name for name in frozen if name in held)
-    if _checks(module, check_gradients):
-        torch_gradients.compare(torch, module, call, given, outputs, names, norms)
     return Exported(
         model=given,
         inputs=tuple(value.name for value in program.model.graph.inputs),
@@ -333,19 +334,12 @@ def _with_gradients(
 ) -> set[str]:
     """Return the values of a model that have a gradient if all outputs do.
 
-    trained: the parameters, which are inputs here: what is computed of them is no constant.
+    trained: the parameters.
     """
-    from engine.graphs.io import onnx_io
-    from engine.graphs.ir.symbols import rename
     from engine.graphs.offline.differentiate import reached
-    from engine.graphs.offline.normalize import parameters_to_inputs
-    from engine.graphs.passes import control
     from engine.graphs.passes.infer import infer
 
-    graph = onnx_io.load(path)
-    parameters_to_inputs(graph, trained)
-    graph = control.unroll(graph)
-    rename(graph, sizes)
+    graph = torch_gradients.opened(path, sizes, trained)
     return reached(graph, outputs, infer(graph).types)
 
 

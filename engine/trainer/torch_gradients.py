@@ -2,7 +2,8 @@
 
 Both sides run the example in training mode under equal draws (`torch_draws`), and differentiate the
 sum of all outputs that are floats, each times fixed normal numbers: whatever is lost on the way, as
-where a gradient stops, shows in some parameter.
+where a gradient stops, shows in some parameter.  A parameter with a gradient of torch's that the
+exported model would not train is refused as well.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import ModelError, ModelWarning, caller_level
+from engine.paths import Paths
 from engine.trainer import torch_draws
 from engine.trainer.torch_call import Call, tensors_of
 from engine.trainer.torch_program import in_mode, silently
@@ -39,15 +41,18 @@ def compare(
     path: str,
     outputs: Sequence[str],
     train: Sequence[str],
+    left: Sequence[str],
     norms: Sequence[str],
 ) -> None:
     """Compare the gradients of the trained parameters with torch's.
 
     path: the exported model.  outputs: the names of its outputs.  train: names of parameters.
+    left: those of parameters that would not be trained, though they require a gradient.
     norms: of batch normalisations that keep their statistics.
 
     Raises:
-        ModelError: one differs, naming it.
+        ModelError: one differs, or one that would not be trained has a gradient in torch; it is
+            named.
 
     A `ModelWarning` says if they cannot be compared, as it is not known how numbers are drawn.
     """
@@ -55,7 +60,11 @@ def compare(
     args, kwargs = call.resized(rows)
     given = _jittered(torch, call.rows, (args, kwargs))
     with torch_draws.fixed(torch) as draws:
-        theirs = torch_gradients(torch, module, given, train)
+        theirs = torch_gradients(torch, module, given, [*train, *left])
+    _check_left(module, path, call.sizes(rows), outputs, train, left, theirs)
+    if not train:
+        return
+    theirs = {name: theirs[name] for name in train}
     graph, values, unknown = _gradient_graph(path, call.sizes(rows), outputs, train, norms)
     unknown |= draws.unknown
     if unknown:
@@ -157,6 +166,23 @@ def _double(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[s
 # --- ours
 
 
+def opened(path: str, sizes: Mapping[str, int], inputs: Iterable[str] = ()) -> Graph:
+    """Return the graph of an exported model, with the sizes of the axes that may have any.
+
+    inputs: parameters that are inputs of it: what is computed of them is no constant.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
+    from engine.graphs.passes import control
+
+    graph = onnx_io.load(path)
+    parameters_to_inputs(graph, inputs)
+    graph = name_nodes(control.unroll(graph))
+    rename(graph, sizes)
+    return graph
+
+
 def _gradient_graph(
     path: str,
     sizes: Mapping[str, int],
@@ -168,19 +194,15 @@ def _gradient_graph(
 
     And the random ops whose numbers are not known.
     """
-    from engine.graphs.io import onnx_io
     from engine.graphs.ir.graph import Node
-    from engine.graphs.ir.symbols import rename
     from engine.graphs.offline.differentiate import differentiate
-    from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs, pass_on
-    from engine.graphs.passes import control
+    from engine.graphs.offline.normalize import parameters_to_inputs, pass_on
     from engine.graphs.passes.batchnorm import choose_trained, training_form
     from engine.graphs.passes.infer import infer
     from engine.graphs.passes.patterns import fuse_patterns
     from engine.graphs.passes.simplify import prune
 
-    graph = name_nodes(control.unroll(onnx_io.load(path)))
-    rename(graph, sizes)
+    graph = opened(path, sizes)
     unknown = torch_draws.fix(graph)
     moving = choose_trained(graph, train, (), list(norms) if norms else False)
     values = parameters_to_inputs(graph, train)
@@ -224,6 +246,45 @@ def _run(graph: Graph, feeds: Mapping[str, Array], train: Sequence[str]) -> dict
 
 
 # --- the comparison
+
+
+def _check_left(
+    module: Any, path: str, sizes: Mapping[str, int], outputs: Sequence[str],
+    train: Sequence[str], left: Sequence[str], theirs: Mapping[str, Array],
+) -> None:  # fmt: skip
+    """Refuse to leave a parameter as it is that has a gradient in torch.
+
+    A parameter of several names is trained if one of them is.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    trained, floor = {id(parameters[name]) for name in train}, _floor(theirs)
+    lost = [n for n in left if id(parameters[n]) not in trained and _norm(theirs[n]) > floor]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"the exported model would not train {lost[0]!r}{more}: its gradient in torch has the "
+            f"norm {_norm(theirs[lost[0]]):.4g}, and {_reason(path, sizes, outputs, lost[0])}. "
+            "Write that part of the module otherwise, or let it stay as it is by "
+            "requires_grad_(False); check_gradients=False trains the others all the same"
+        )
+
+
+def _reason(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: str) -> str:
+    """Why no gradient reaches a parameter of the exported model: the node at which it stops."""
+    from engine.graphs.offline.differentiate import reached
+    from engine.graphs.passes.infer import infer
+
+    graph = opened(path, sizes, [name])
+    if name not in graph.inputs:
+        return "the model does not hold it under its name: torch's exporter has computed with it"
+    known, depends = reached(graph, outputs, infer(graph).types), {name}
+    for node in graph.nodes:
+        reads = depends.intersection(node.inputs)
+        if reads.difference(known) and not known.isdisjoint(node.outputs):
+            return f"none flows through {node.op} {Paths.of(graph.metadata).node(node.name)}"
+        if reads:
+            depends.update(node.outputs)
+    return "no output of the model depends on it"
 
 
 def _floor(gradients: Mapping[str, Array]) -> float:

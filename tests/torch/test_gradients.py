@@ -13,7 +13,8 @@ from torch import nn
 
 from engine.artifacts import SGD, MSELoss
 from engine.errors import ModelError, ModelWarning, UnsupportedOpError
-from engine.trainer import torch_autograd, torch_gradients
+from engine.graphs.offline import differentiate
+from engine.trainer import torch_autograd, torch_export, torch_gradients
 from engine.trainer.torch_export import export
 from engine.trainer.trainer import Trainer
 from tests.torch import told
@@ -207,6 +208,64 @@ def test_a_gradient_that_is_lost_is_found_before_training(
     with pytest.raises(ModelError, match=r"gradient of 'a\.weight' and of 1 more.*cosine"):
         export(module, X, tmp_path / "net.onnx")
     export(module, X, tmp_path / "net.onnx", check_gradients=False)
+
+
+def test_a_parameter_that_would_not_be_trained_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if no gradient flowed through Tanh; what torch has no gradient for is left in peace."""
+
+    def function(s: Any, x: Any) -> Any:
+        return s.b(s.a(x).tanh()) + s.c(x).detach() + s.scale * 0
+
+    real = differentiate._edges
+    monkeypatch.setattr(
+        differentiate, "_edges", lambda g, n, t: [] if n.op == "Tanh" else real(g, n, t)
+    )
+    with pytest.raises(
+        ModelError,
+        match=r"would not train 'a\.weight' and 1 more: its gradient in torch has the norm 0\.\d+, "
+        r"and none flows through Tanh .*requires_grad_\(False\)",
+    ):
+        export(made(function), X, tmp_path / "net.onnx")
+    exported = export(made(function), X, tmp_path / "net.onnx", check_gradients=False)
+    assert set(exported.train) == {"b.weight", "b.bias", "scale"}
+    module = made(function)
+    module.a.requires_grad_(False)
+    assert export(module, X, tmp_path / "net.onnx").train == exported.train
+
+
+def test_a_parameter_that_the_model_holds_under_no_name_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the exporter had computed with it, so that it is a constant of another name."""
+    real = torch_export.program_of
+
+    def renamed(*given: Any) -> Any:
+        program, outputs, moved = real(*given)
+        program.model.graph.initializers["a.weight"].name = "folded"
+        return program, outputs, moved
+
+    monkeypatch.setattr(torch_export, "program_of", renamed)
+    with pytest.raises(ModelError, match=r"'a\.weight': .* does not hold it under its name"):
+        export(made(told.normalised), X, tmp_path / "net.onnx")
+
+
+def test_all_parameters_lost_are_no_module_without_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_export, "_with_gradients", lambda *_: set())
+    with pytest.raises(ModelError, match=r"would not train 'a\.weight' and 3 more"):
+        export(made(told.normalised), X, tmp_path / "net.onnx")
+
+
+def test_a_parameter_that_torch_leaves_alone_is_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the stops were not written: torch has no gradient for the teacher, and the model has."""
+    monkeypatch.setattr(torch_autograd, "stop", lambda *_: [])
+    with pytest.raises(ModelError, match=r"gradient of 'teacher\.weight'.*torch's 0, one of them"):
+        export(made(told.target_network), X, tmp_path / "net.onnx")
 
 
 def test_large_modules_are_not_compared_unless_asked(
