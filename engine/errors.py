@@ -36,6 +36,17 @@ class UnsupportedOpError(ModelError, NotImplementedError):
     """An operator, opset, attribute or gradient is not supported."""
 
 
+class NoInfluenceError(ModelError):
+    """A parameter that is to be trained has no influence on the loss.
+
+    names: all such parameters.
+    """
+
+    def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.names = names
+
+
 class UnknownValueError(UnsupportedOpError):
     """A value that decides shapes is not known before lowering.
 

@@ -12,12 +12,13 @@ torch and onnxscript are imported when they are used, and need not be installed 
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -30,7 +31,9 @@ from engine.errors import (
     ModelError,
     ModelWarning,
     NameNotFoundError,
+    NoInfluenceError,
     ShapeError,
+    StateError,
     UnsupportedOpError,
     caller_level,
     nearest,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 OPSET = 18
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them if that is above 1
+Made = TypeVar("Made")
 PACKAGES = ("torch", "onnxscript")
 ONE_FILE = 1 << 30  # bytes of parameters; with more, they are in a file beside the model
 SHOWN = 5  # nodes that a message lists
@@ -64,9 +68,9 @@ class Exported:
     inputs, outputs: their names, in order.
     train: the parameters that require a gradient, by name, as far as they have one: those that are
         behind `detach()` or `no_grad()` alone do not move in torch either.
-    frozen_batch_norm: parameters of batch normalisations that the module keeps in evaluation mode
-        while it trains, as `frozen_batch_norm` of `generate_artifacts` takes them; None if there
-        are none.
+    frozen_batch_norm: running means of batch normalisations that the module keeps in evaluation
+        mode while it trains, as `frozen_batch_norm` of `generate_artifacts` takes them; None if
+        there are none.
     difference: of the outputs from torch's, relative to the largest of them if that is above 1.
     """
 
@@ -119,7 +123,7 @@ def export(
         InputError, DTypeError: the module or the example is none that can be exported.
         UnsupportedOpError: torch cannot export the module, or the engine not run it.
         ModelError: the exported model computes something else than the module, or its gradients
-            are others.
+            are others, or a parameter would not be trained that has a gradient in torch.
         FileError: the file cannot be written.
 
     A `ModelWarning` names the nodes through which no gradient can flow.
@@ -166,6 +170,37 @@ def export(
         frozen_batch_norm=norms or None,
         difference=difference,
     )
+
+
+def train_reached(make: Callable[[Sequence[str]], Made], train: Sequence[str]) -> Made:
+    """Return what is made for these parameters, less those on which the loss does not depend.
+
+    These have no gradient in torch, whose optimizers leave them as they are.
+
+    make: makes a trainer for patterns of names, as `Trainer.from_onnx` takes them.
+
+    Raises:
+        NoInfluenceError: the loss depends on none of them.
+
+    A `ModelWarning` names those that are left.
+    """
+    try:
+        return make(train)
+    except NoInfluenceError as error:
+        without = [*train, *(f"!{glob.escape(name)}" for name in error.names)]
+        try:
+            made = make(without)
+        except (StateError, NameNotFoundError):  # nothing is left; or names of parts of parameters
+            raise error from None
+        names = ", ".join(map(repr, error.names[:SHOWN]))
+        more = f" and {len(error.names) - SHOWN} more" if len(error.names) > SHOWN else ""
+        warnings.warn(
+            f"the loss does not depend on {names}{more}: they stay as they are, as with torch's "
+            "optimizers; requires_grad_(False) or train= says that this is intended",
+            ModelWarning,
+            stacklevel=caller_level(),
+        )
+        return made
 
 
 @checked
@@ -245,14 +280,14 @@ def _check_module(torch: Any, module: Any) -> None:
 
 
 def _frozen_norms(torch: Any, module: Any) -> list[str]:
-    """The names of the scales of batch normalisations that stay in evaluation mode."""
+    """The names of the running means of batch normalisations that stay in evaluation mode."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     if not module.training:
         return []
     return [
-        f"{name}.weight" if name else "weight"
+        f"{name}.running_mean" if name else "running_mean"
         for name, part in module.named_modules()
-        if isinstance(part, kinds) and not part.training and part.affine
+        if isinstance(part, kinds) and not part.training and part.running_mean is not None
     ]
 
 

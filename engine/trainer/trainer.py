@@ -328,9 +328,11 @@ class Trainer:
             loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
                 own_statistics, update, proximal, tie, group: see `from_onnx`.
             skip_nonfinite, skip_limit: see the class.
-            train: as in `from_onnx`; by default the parameters that require a gradient.
+            train: as in `from_onnx`; by default the parameters that require a gradient.  Those on
+                which the loss does not depend stay as they are, and a `ModelWarning` names them.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
-                evaluation mode while it trains, if there are such.
+                evaluation mode while it trains.  If there are none and `train` is given, those
+                that `from_onnx` freezes.
 
         Raises:
             MissingPackageError: torch or onnxscript is not installed.
@@ -343,14 +345,21 @@ class Trainer:
                 module, example, os.path.join(place, "forward.onnx"), axes=axes,
                 check_gradients=check_gradients,
             )  # fmt: skip
-            norms = exported.frozen_batch_norm if frozen_batch_norm is None else frozen_batch_norm
-            made = cls.from_onnx(
-                exported.model, loss, optimizer, train=exported.train if train is None else train,
-                folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
-                seed=seed, update=update, memory_budget=memory_budget, micro_batches=micro_batches,
-                own_statistics=own_statistics, proximal=proximal, tie=tie, group=group,
-                skip_nonfinite=skip_nonfinite, skip_limit=skip_limit,
-            )  # fmt: skip
+            norms = frozen_batch_norm
+            if norms is None:
+                norms = exported.frozen_batch_norm or (False if train is None else None)
+
+            def make(patterns: Sequence[str]) -> Trainer:
+                return cls.from_onnx(
+                    exported.model, loss, optimizer, train=patterns, folder=place,
+                    loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads, seed=seed,
+                    update=update, memory_budget=memory_budget, micro_batches=micro_batches,
+                    own_statistics=own_statistics, proximal=proximal, tie=tie, group=group,
+                    skip_nonfinite=skip_nonfinite, skip_limit=skip_limit,
+                )  # fmt: skip
+
+            wanted = exported.train if train is None else train
+            made = torch_export.train_reached(make, [wanted] if isinstance(wanted, str) else wanted)
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         return made

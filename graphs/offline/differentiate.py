@@ -19,6 +19,7 @@ from engine.errors import (
     DTypeError,
     ModelError,
     NameNotFoundError,
+    NoInfluenceError,
     ShapeError,
     UnsupportedOpError,
     nearest,
@@ -55,8 +56,8 @@ def differentiate(
     Raises:
         NameNotFoundError: the loss or a name of `wrt` is no value of the graph.
         ShapeError, DTypeError: the loss is no floating-point scalar, or a name of `wrt` no float.
-        ModelError: the loss does not depend on a name of `wrt`, or only through inputs that have no
-            gradient.
+        NoInfluenceError: the loss does not depend on a name of `wrt`, or only through inputs that
+            have no gradient.
         UnsupportedOpError: ops between `wrt` and the loss have no gradient rule; it lists them all.
     """
     types = _expand(graph, wrt, types)
@@ -183,10 +184,11 @@ class _Backward:
                 raise DTypeError(f"{name!r} is {self.types[name]}: only floats have gradients")
         lost = [name for name in self.wrt if name not in self.reached]
         if lost:
-            raise ModelError(
+            raise NoInfluenceError(
                 f"{self.graph.name}: cannot compute the partial derivative of {self.loss!r} with "
                 f"respect to {', '.join(map(repr, lost))}: it does not depend on them, or only "
-                f"through inputs that have no gradient"
+                f"through inputs that have no gradient",
+                tuple(lost),
             )
         self.refuse(
             [self.site(n).where() for n in self.active if declaration(self.graph, n).grad is None]

@@ -112,7 +112,7 @@ def test_parameters_that_need_no_gradient_are_not_trained(tmp_path: Path) -> Non
     net.norm.eval()
     exported = export(net, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx")
     assert exported.train == ("head.weight", "head.bias")
-    assert exported.frozen_batch_norm == ("norm.weight",)
+    assert exported.frozen_batch_norm == ("norm.running_mean",)
     x, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
     trainer = trainer_of(exported)
     found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]

@@ -262,7 +262,7 @@ def test_all_parameters_lost_are_no_module_without_gradients(
 def test_a_parameter_that_torch_leaves_alone_is_not_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the stops were not written: torch has no gradient for the teacher, and the model has."""
+    """As if the stops were not written: torch has no gradient for the teacher, we have."""
     monkeypatch.setattr(torch_autograd, "stop", lambda *_: [])
     with pytest.raises(ModelError, match=r"gradient of 'teacher\.weight'.*torch's 0, one of them"):
         export(made(told.target_network), X, tmp_path / "net.onnx")
