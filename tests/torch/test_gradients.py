@@ -16,6 +16,7 @@ from engine.errors import ModelError, ModelWarning, UnsupportedOpError
 from engine.graphs.offline import differentiate
 from engine.trainer import torch_autograd, torch_export, torch_gradients
 from engine.trainer.torch_export import export
+from engine.trainer.torch_program import program_of
 from engine.trainer.trainer import Trainer
 from tests.torch import told
 from tests.torch.told import WIDTH, Told
@@ -239,10 +240,9 @@ def test_a_parameter_that_the_model_holds_under_no_name_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the exporter had computed with it, so that it is a constant of another name."""
-    real = torch_export.program_of
 
     def renamed(*given: Any) -> Any:
-        program, outputs, moved = real(*given)
+        program, outputs, moved = program_of(*given)
         program.model.graph.initializers["a.weight"].name = "folded"
         return program, outputs, moved
 
