@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 
 from engine.element_types import FLOATS
-from engine.errors import EngineError, ModelError
+from engine.errors import EngineError, NoInfluenceError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.ir.symbols import Inferred, rename, symbols_of
@@ -214,7 +214,7 @@ class _Trial:
                 return TRAINABLE, ""
             except EngineError as error:
                 reasons.append((type(error), _reason(error)))
-        refused = [text for kind, text in reasons if kind is not ModelError]
+        refused = [text for kind, text in reasons if kind is not NoInfluenceError]
         return (FORWARD, refused[0]) if refused else (NEUTRAL, "its gradient is zero everywhere")
 
 
