@@ -179,11 +179,8 @@ class _Case:
             try:
                 names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)
             except NoInfluenceError as error:
-                lost = [n for n in wrt if repr(n) in str(error)]
-                if not isinstance(error, NoInfluenceError) or not lost:
-                    raise
-                self.lost += lost
-                wrt = [n for n in wrt if n not in lost]
+                self.lost += error.names
+                wrt = [n for n in wrt if n not in error.names]
                 if not wrt:
                     raise
                 continue
