@@ -252,7 +252,7 @@ class Ladder:
         nbytes = {n: align(tiled.values[n].nbytes) for n in whole}
         return Search(Timeline(ordered.draft, ordered.known, nbytes, whole, times), self.effort)
 
-    def _rung(self, number: int, chosen: Chosen, limit: float, ordered: bool = False) -> Rung:
+    def _rung(self, number: int, chosen: Chosen, limit: int, ordered: bool = False) -> Rung:
         """What a plan takes that runs the chosen again, in the order of that number.
 
         Where more than `limit` bytes live in groups, these are taken apart: what lives at two of
@@ -278,18 +278,18 @@ class Ladder:
         return replace(rung, seconds=sum(twice[len(draft.calls) :]))
 
 
-def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, float]], Chosen, int]:
+def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, int]], Chosen, int]:
     """What runs again for falling limits, down to what can be reached.
 
     top: the bytes of the highest rung.  falls: how often the first limit is below it.
 
     Returns what runs again, each with its limit; what was tried last; and for how many falls.
     """
-    found: list[tuple[Chosen, float]] = []
+    found: list[tuple[Chosen, int]] = []
     now: Chosen = frozenset()
     lowest = now
     while falls <= RUNGS:
-        limit = top * FALL**falls
+        limit = int(top * FALL**falls)
         tries = [search.reach(now, limit)]
         if falls % FRESH == 1 or not tries[0][1]:
             tries.append(search.reach((), limit))
@@ -310,17 +310,19 @@ def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, fl
 
 
 def _ended(
-    search: Search, found: Sequence[tuple[Chosen, float]], lowest: Chosen
-) -> list[tuple[Chosen, float]]:
+    search: Search, found: Sequence[tuple[Chosen, int]], lowest: Chosen
+) -> list[tuple[Chosen, int]]:
     """The levels that were found, some down to the lowest, and those near it sought anew.
 
     What was chosen for one limit after another is not the best for a low one, and what reaches the
     lowest takes longer than what almost does.
     """
     least = search.peak(lowest)
-    last = found[-1][1] if found else math.inf
-    between = math.sqrt(least * last), ALMOST * least, least
-    levels = [*found, *((lowest, limit) for limit in between if limit < last)]
+    between = [int(ALMOST * least), least]
+    if found:
+        last = found[-1][1]
+        between = [limit for limit in (math.isqrt(least * last), *between) if limit < last]
+    levels = [*found, *((lowest, limit) for limit in between)]
     for n in range(max(len(levels) - ANEW, 0), len(levels)):
         chosen, limit = levels[n]
         other, suffices = search.reach((), limit)
@@ -388,7 +390,7 @@ def _live(draft: Draft) -> list[int]:
 
 
 def _above(
-    draft: Draft, groups: Sequence[tuple[int, ...]], live: Sequence[int], limit: float
+    draft: Draft, groups: Sequence[tuple[int, ...]], live: Sequence[int], limit: int
 ) -> Iterator[tuple[int, ...]]:
     """Those of the groups of a draft during which more than `limit` bytes live."""
     following = iter(groups)

@@ -95,11 +95,11 @@ class Search:
         """Return how long all take that run again."""
         return self.profile(chosen).seconds
 
-    def peak(self, chosen: Collection[int]) -> float:
+    def peak(self, chosen: Collection[int]) -> int:
         """Return the most bytes that live at a call."""
         return self.profile(chosen).peak
 
-    def reach(self, chosen: Iterable[int], limit: float) -> tuple[Chosen, bool]:
+    def reach(self, chosen: Iterable[int], limit: int) -> tuple[Chosen, bool]:
         """Return what should run again so that no more than `limit` bytes live, and if it suffices.
 
         chosen: what to begin with.  Once the effort is spent, it is what was reached by then.
@@ -114,16 +114,18 @@ class Search:
             profile = found
         return profile.chosen, False
 
-    def _better(self, now: Profile, limit: float) -> Profile | None:
+    def _better(self, now: Profile, limit: int) -> Profile | None:
         """The next choice: of least cost for the excess it takes away; None if nothing helps.
 
         The profile may be changed.
         """
-        moves = self._moves(now, limit)
         excess, begin = now.excess(limit), 0
+        moves = self._moves(now, limit)
         for count in TRIED:
             found: tuple[float, Change] | None = None
-            for added in moves[begin:count]:
+            for most, added in moves[begin:count]:
+                if found is not None and found[0] >= most:
+                    break  # neither this one nor any behind it is better
                 if self.effort.is_spent:
                     return None
                 change, left = self._tried(now, limit, added=added)
@@ -139,17 +141,17 @@ class Search:
         return self._fewer(now, excess, limit) or self._other(now, excess, limit)
 
     def _tried(
-        self, now: Profile, limit: float, added: Iterable[int] = (), removed: Iterable[int] = ()
-    ) -> tuple[Change | None, float]:
+        self, now: Profile, limit: int, added: Iterable[int] = (), removed: Iterable[int] = ()
+    ) -> tuple[Change | None, int]:
         """A change and the excess with it; None if it cannot be.  It counts as one way."""
         self.effort.ways += 1
         change = now.change(added, removed)
-        return change, 0.0 if change is None else now.excess_after(change, limit)
+        return change, 0 if change is None else now.excess_after(change, limit)
 
-    def _fewer(self, now: Profile, excess: float, limit: float) -> Profile | None:
+    def _fewer(self, now: Profile, excess: int, limit: int) -> Profile | None:
         """What is left when that is given up which stands in the way most; None if nothing does."""
         best = None
-        for n in sorted(now.needs):
+        for n in now.holding(limit):
             if self.effort.is_spent:
                 return None
             change, left = self._tried(now, limit, removed=[n])
@@ -160,10 +162,10 @@ class Search:
         now.take(best[1])
         return now
 
-    def _other(self, now: Profile, excess: float, limit: float) -> Profile | None:
+    def _other(self, now: Profile, excess: int, limit: int) -> Profile | None:
         """What is left when one is given up for others, which only then help; None if none do."""
-        best: tuple[float, Profile, Change] | None = None
-        for n in sorted(now.needs):
+        best: tuple[int, Profile, Change] | None = None
+        for n in now.holding(limit):
             if self.effort.is_spent:
                 return None
             change, left = self._tried(now, limit, removed=[n])
@@ -171,7 +173,7 @@ class Search:
                 continue
             fewer = now.copy()
             fewer.take(change)
-            for added in self._moves(fewer, limit)[:FEW]:
+            for _, added in self._moves(fewer, limit)[:FEW]:
                 if self.effort.is_spent:
                     return None
                 other, left = self._tried(fewer, limit, added=added)
@@ -182,7 +184,7 @@ class Search:
         best[1].take(best[2])
         return best[1]
 
-    def _moves(self, now: Profile, limit: float) -> list[Chosen]:
+    def _moves(self, now: Profile, limit: int) -> list[tuple[float, Chosen]]:
         """What might be chosen next, what looks best first.
 
         It is reckoned with where the excess is now; extended lives count as far as they are long.
@@ -228,7 +230,10 @@ class Search:
                 if gain > kept:
                     found.append(((gain - kept) / spent, sorted(together)))
         found.sort(key=lambda row: (-row[0], row[1]))
-        return list(dict.fromkeys(frozenset(row[1]) for row in found))
+        best: dict[Chosen, float] = {}
+        for worth, added in found:
+            best.setdefault(frozenset(added), worth)
+        return [(worth, chosen) for chosen, worth in best.items()]
 
     def _with_makers(
         self, n: int, made: Collection[int], ends: list[int], until: int
@@ -251,11 +256,11 @@ class Search:
                     waiting.append(maker)
         return together, kept
 
-    def pruned(self, chosen: Chosen, limit: float) -> Chosen:
+    def pruned(self, chosen: Chosen, limit: int) -> Chosen:
         """Return what of the chosen is needed, given up what takes longest first."""
         return self._pruned(self.profile(chosen), limit)
 
-    def _pruned(self, now: Profile, limit: float) -> Chosen:
+    def _pruned(self, now: Profile, limit: int) -> Chosen:
         """As `pruned`; the profile may be changed."""
         idle = [n for n, place in now.needs.items() if place == NEVER]
         if idle:

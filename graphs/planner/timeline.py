@@ -18,6 +18,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -271,7 +272,7 @@ class Profile:
                 between[end] -= nbytes
         self.live: Bytes = np.cumsum(change)[:-1]
         self._gaps: Bytes = np.cumsum(between)[:-1]  # that live before each call, and behind all
-        self._limit, self._above = -1.0, np.zeros(0)
+        self._limit, self._above = -1, np.zeros(0, np.int64)
 
     def copy(self) -> Profile:
         """Return another profile, equal to this one."""
@@ -292,17 +293,43 @@ class Profile:
         """The most bytes that live at a call."""
         return int(self.live.max(initial=0))
 
-    def excess(self, limit: float) -> float:
+    def excess(self, limit: int) -> int:
         """Return the bytes above a limit, summed over all calls."""
-        return float(self._sums(limit)[-1])
+        return int(self._sums(limit)[-1])
 
-    def _sums(self, limit: float) -> npt.NDArray[np.float64]:
+    def _sums(self, limit: int) -> Bytes:
         """The bytes above a limit at all calls before each."""
         if limit != self._limit:
-            self._above = np.zeros(len(self.live) + 1)
+            self._above = np.zeros(len(self.live) + 1, np.int64)
             np.cumsum(np.maximum(self.live - limit, 0), out=self._above[1:])
             self._limit = limit
         return self._above
+
+    def holding(self, limit: int) -> list[int]:
+        """Return the units that run again and by that hold bytes where more than a limit live.
+
+        There they run, or what they make waits for its readers, or what they read waits for them;
+        or so it is with units that run before the same call because these read what they make.
+        To give up any other unit leaves no less above the limit.
+        """
+        keys, over, timeline, needs = self.keys, [0], self.timeline, self.needs
+        over += np.cumsum(self.live > limit).tolist()
+        is_holding: dict[int, bool] = {}
+        for n in sorted(needs):  # makers before readers
+            place, unit = needs[n], timeline.units[n]
+            if place == NEVER:
+                continue
+            here = timeline.key_again(n, place)
+            held = [(here, here, unit.scratch)]
+            held += [self._spans[value][-1] for value, _, _ in unit.makes]
+            for value, _ in unit.reads:
+                if value >= 0:
+                    held += [span for span in self._spans[value] if span[1] == here]
+            is_holding[n] = any(
+                over[bisect_right(keys, last)] > over[bisect_left(keys, first)]
+                for first, last, _ in held
+            ) or any(is_holding.get(m, False) and needs[m] == place for m in unit.makers)
+        return [n for n, holds in is_holding.items() if holds]
 
     def change(self, added: Iterable[int] = (), removed: Iterable[int] = ()) -> Change | None:
         """Return the change where units are chosen, or given up; None if one would run too late."""
@@ -372,30 +399,29 @@ class Profile:
                     heapq.heappush(waiting, -maker)
         return needs, list(seen)
 
-    def excess_after(self, change: Change, limit: float) -> float:
+    def excess_after(self, change: Change, limit: int) -> int:
         """Return what `excess` is after a change."""
         keys, sums, live = self.keys, self._sums(limit), self.live
         steps: dict[int, int] = {}
         for first, last, nbytes in change.events:
-            begin, end = bisect_left(keys, first), bisect_right(keys, last)
-            if begin < end:
-                steps[begin] = steps.get(begin, 0) + nbytes
-                steps[end] = steps.get(end, 0) - nbytes
-        total, more, begin = float(sums[-1]), 0, 0
-        for end in sorted(steps):
-            if more and begin < end:
-                was = float(sums[end] - sums[begin])
-                if more > 0 or was > 0:
-                    now = live[begin:end] + (more - limit)
-                    total += float(now[now > 0].sum()) - was
-            more += steps[end]
-            begin = end
+            steps[first] = steps.get(first, 0) + nbytes
+            steps[last + 1] = steps.get(last + 1, 0) - nbytes
+        bounds = sorted([key for key, nbytes in steps.items() if nbytes])
+        levels = list(accumulate([steps[key] for key in bounds]))  # from each of these keys on
+        total = int(sums[-1])
+        if bounds:
+            places = np.array([bisect_left(keys, key) for key in bounds])
+            begin, end = places[0], places[-1]
+            now = np.repeat(np.array(levels[:-1]), places[1:] - places[:-1]) - limit
+            now += live[begin:end]
+            total += int(np.maximum(now, 0, out=now).sum()) - int(sums[end] - sums[begin])
+        levels.append(0)  # before the first of them
         for key in change.went:
-            at = bisect_left(keys, key)
-            total -= max(int(live[at]) + _at(change.events, key) - limit, 0)
+            more = levels[bisect_right(bounds, key) - 1]
+            total -= max(int(live[bisect_left(keys, key)]) + more - limit, 0)
         for key in change.came:
-            at = bisect_left(keys, key)
-            total += max(int(self._gaps[at]) + _at(change.events, key) - limit, 0)
+            more = levels[bisect_right(bounds, key) - 1]
+            total += max(int(self._gaps[bisect_left(keys, key)]) + more - limit, 0)
         return total
 
     def take(self, change: Change) -> None:
@@ -422,12 +448,7 @@ class Profile:
             self._spans[value] = spans
         self.needs = dict(change.needs)
         self.seconds += change.seconds
-        self._limit = -1.0
-
-
-def _at(events: Iterable[Span], key: int) -> int:
-    """The bytes of events that live at a key."""
-    return sum([nbytes for first, last, nbytes in events if first <= key <= last])
+        self._limit = -1
 
 
 def _pairs(
