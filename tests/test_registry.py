@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 
 import pytest
@@ -36,6 +37,12 @@ def test_template_names_are_their_functions() -> None:
 @pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
 def test_every_op_can_be_computed(op: Op) -> None:
     assert op.lower or op.is_view or op.expr or op.fold or op.expand
+
+
+@pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
+def test_gradients_tell_whose_they_are(op: Op) -> None:
+    assert bool(op.gradient_of) == bool(re.search(r"(?<!Zero|Stop)Grad(_13|_dX)?$", op.name))
+    assert op.gradient_of in {"", *(o.title for o in ops().values())}
 
 
 @functools.cache

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from engine.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.io import opsets
-from engine.graphs.io.operands import OPERANDS
 from engine.graphs.io.protos import AttributeProto, GraphProto, NodeProto
 from engine.graphs.ir.graph import Node
 from engine.kernels.registry import ops
+from engine.kernels.vocabulary.op import MANY
 
 _KINDS: dict[int, str] = {code: name.lower() for name, code in AttributeProto.AttributeType.items()}
 _CODES = {name: code for code, name in _KINDS.items()}
@@ -202,14 +202,14 @@ def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> N
         raise ModelError(f"{where}: a body of {len(body.output)} outputs; expected {makes}{more}")
 
 
-@functools.cache
 def _counts(op: str, domain: str) -> Schema | None:
-    """The numbers of operands of an op that ONNX has not; None if they are not known."""
-    known = OPERANDS.get((domain, op))
-    if known is None:
+    """The numbers of operands that an op's declaration gives; None if it gives none."""
+    known = ops().get((domain, op))
+    if known is None or known.inputs is None:
         return None
-    required = tuple((i, "required") for i in range(known.inputs[0]) if i not in known.absent)
-    return Schema(known.inputs, (0, known.outputs), required, {})
+    required = (i for i in range(known.inputs[0]) if i not in known.may_be_absent)
+    most = MANY if known.outputs is None else known.outputs
+    return Schema(known.inputs, (0, most), tuple((i, "required") for i in required), {})
 
 
 def _check_operands(node: Node, schema: Schema, where: str) -> None:

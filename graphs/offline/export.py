@@ -21,26 +21,10 @@ from engine.graphs.offline.normalize import inference_mode
 from engine.graphs.offline.sparse import joined
 from engine.graphs.offline.ties import apart
 from engine.graphs.passes.infer import infer
-from engine.kernels.vocabulary.op import MS, OURS, Array
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.op import OURS, Array
 from engine.paths import METADATA, Paths
 from engine.runtime.files import NOTE
-
-# Operators that only onnxruntime-training has.  Those of the domain `engine` only this package has.
-TRAINING_OPS = {
-    "AdamWOptimizer", "AveragePoolGrad", "BatchNormInternal", "BatchNormalizationGrad",
-    "BiasFastGeluGrad_dX", "BiasGeluGrad_dX", "BroadcastGradientArgs", "ConcatTraining", "ConvGrad",
-    "ConvTransposeGrad", "DivGrad", "DropoutGrad", "FakeQuant", "FakeQuantGrad", "FastGeluGrad",
-    "GRUGrad", "GRUTraining", "GatherElementsGrad", "GatherGrad", "GatherNDGrad", "GeluGrad",
-    "Group", "InPlaceAccumulator", "InPlaceAccumulatorV2", "InplaceClipGradNorm",
-    "InvertibleLayerNormalizationGrad", "LSTMGrad", "LSTMTraining", "LayerNormalizationGrad",
-    "LeakyReluGrad", "LogSoftmaxGrad", "LogSoftmaxGrad_13", "MaxPoolGrad", "PassThrough",
-    "QuickGeluGrad", "ReduceAllL2", "ReduceSumTraining", "ReluGrad", "ResizeGrad",
-    "SGDOptimizerV2", "Scale", "SigmoidGrad", "SimplifiedLayerNormalizationGrad", "SliceGrad",
-    "SoftmaxCrossEntropy", "SoftmaxCrossEntropyGrad", "SoftmaxCrossEntropyLossGrad",
-    "SoftmaxCrossEntropyLossInternal", "SoftmaxCrossEntropyLossInternalGrad", "SoftmaxGrad",
-    "SoftmaxGrad_13", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad",
-    "SplitTraining", "TanhGrad", "ZeroGradient",
-}  # fmt: skip
 
 
 def inference_model(
@@ -197,7 +181,7 @@ def _refuse_training_ops(graph: Graph) -> None:
     found = [
         f"{n.op} {n.name!r}"
         for n in graph.nodes
-        if n.domain == OURS or (n.domain in ("", MS) and n.op in TRAINING_OPS)
+        if (op := ops().get((n.domain, n.op))) and (n.domain == OURS or op.is_for_training)
     ]
     if found:
         raise UnsupportedOpError(

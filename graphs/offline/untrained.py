@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.graphs.offline.export import TRAINING_OPS
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import OURS, Op
 
@@ -24,7 +23,7 @@ _QUANTISED = ("Integer", "QLinear", "Quantize", "QGemm", "QAttention")
 
 def why(op: Op) -> str:
     """Why no gradient flows through an op; "" if one does, or nothing of a forward model is one."""
-    is_inner = op.internal or op.domain == OURS or op.name in TRAINING_OPS or "Grad" in op.name
+    is_inner = op.internal or op.domain == OURS or op.is_for_training
     if op.differentiable or is_inner:
         return ""
     if any(word in op.name for word in _QUANTISED):

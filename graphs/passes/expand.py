@@ -62,6 +62,27 @@ def expand(
     raise ModelError(f"{graph.name}: expansions hold each other deeper than {DEPTH}")
 
 
+def expand_first(graph: Graph) -> Graph:
+    """Replace nodes whose expansion reads no types, in place.
+
+    Before   y, n = ConcatTraining(a, b), axis=1; da, db = SplitTraining(dy, n)
+    After    y = Concat(a, b), axis=1; n = Concat(Gather(Shape(a), [1]), Gather(Shape(b), [1])); ...
+
+    Raises:
+        UnsupportedOpError: an expansion refuses its node.
+    """
+    found = {n: op for n in graph.nodes if (op := ops().get((n.domain, n.op))) and op.expands_first}
+    if found:
+        names, nodes, nothing = Names(graph), graph.nodes, Inferred({}, {})
+        graph.nodes = []
+        for node in nodes:
+            if node in found:
+                _replace(graph, nothing, names, node, found[node])
+            else:
+                graph.nodes.append(node)
+    return graph
+
+
 def _expands(graph: Graph, node: Node, chosen: Callable[[Node, Op], bool]) -> Op | None:
     """The declaration of a node that is to be expanded, else None."""
     op = ops().get((node.domain, node.op)) or declaration(graph, node)

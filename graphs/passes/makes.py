@@ -55,6 +55,11 @@ def from_ops(held: Keys) -> Keys:
     return frozenset(found)
 
 
+def from_first_ops(held: Keys) -> Keys:
+    """The declaration of `expand_first`: as `from_ops`, for the ops that are expanded first."""
+    return from_ops(frozenset(k for k in held if k in ops() and ops()[k].expands_first))
+
+
 def kinds(graph: Graph) -> Keys:
     """The ops of all nodes of a graph, those in the bodies of control flow included."""
     found = {(n.domain, n.op) for n in graph.nodes}

@@ -39,18 +39,17 @@ from engine.graphs.passes.attention import fuse_attention
 from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.check import Watch
 from engine.graphs.passes.control import unroll
-from engine.graphs.passes.expand import expand
+from engine.graphs.passes.expand import expand, expand_first
 from engine.graphs.passes.foreign import (
     gru_grads_know_inner_products,
     lstm_grads_know_peepholes,
     pool_grads_know_input,
-    training_forms,
 )
 from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import singles_for_halves
 from engine.graphs.passes.infer import Made, bind, infer, sized, sizes_of
 from engine.graphs.passes.layout import choose_layouts
-from engine.graphs.passes.makes import Keys, Makes, from_ops, kinds, nothing
+from engine.graphs.passes.makes import Keys, Makes, from_first_ops, from_ops, kinds, nothing
 from engine.graphs.passes.movement import cancel_movement
 from engine.graphs.passes.narrow import MAKES as NARROW_MAKES
 from engine.graphs.passes.narrow import join_again, narrow, slice_late
@@ -172,7 +171,7 @@ PASSES = (
         lambda w: gru_grads_know_inner_products(w.graph),
         needed=True,
     ),
-    Pass("training forms", lambda w: training_forms(w.graph), foreign.FORMS_MAKE, needed=True),
+    Pass("expand first", lambda w: expand_first(w.graph), from_first_ops, needed=True),
     Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAKES, needed=True),
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAKES),
     Pass("infer", _infer, needed=True),

@@ -35,6 +35,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     fits,
     normal_axis,
+    op_title,
 )
 from engine.kernels.vocabulary.terms import Formulas
 
@@ -134,7 +135,9 @@ def _biased(text: str, x: int = 0) -> Callable[[Site], Expr]:
     return expr
 
 
-def _biased_gelu(name: str, text: str, plain: str, biased: str) -> Op:
+def _biased_gelu(name: str, least: int, text: str, plain: str, biased: str) -> Op:
+    """f(X + B), of `least` inputs or more."""
+
     def grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         """dX = dY f'(X + B), dB its sum."""
         if not grad.site.has(1):
@@ -142,22 +145,41 @@ def _biased_gelu(name: str, text: str, plain: str, biased: str) -> Op:
         dx = grad.op(biased, dy, grad.x(0), grad.x(1), domain=MS)
         return (dx, grad.reduce_to(dx, 1) if grad.wants(1) else None)
 
-    return Op(name=name, domain=MS, infer=_one_way, fold=fold, expr=_biased(text), grad=grad)
-
-
-def _slope(name: str, text: str, inputs: str = "dy x", **attrs: float) -> Op:
-    """A training op: dX = dY f'(X), `text` being f'(x)."""
-    return elementwise(name, f"dy * ({text})", inputs=inputs, domain=MS, attrs=attrs)
-
-
-def _biased_slope(name: str, text: str) -> Op:
     return Op(
         name=name,
         domain=MS,
+        inputs=(least, 2),
+        outputs=1,
+        infer=_one_way,
+        fold=fold,
+        expr=_biased(text),
+        grad=grad,
+    )
+
+
+def _slope(of: str, text: str, **attrs: float) -> Op:
+    """A training op: dX = dY f'(X), `text` being f'(x)."""
+    return elementwise(
+        f"{of}Grad",
+        f"dy * ({text})",
+        inputs="dy x",
+        domain=MS,
+        attrs=attrs,
+        gradient_of=op_title(MS, of),
+    )
+
+
+def _biased_slope(name: str, of: str, text: str) -> Op:
+    return Op(
+        name=name,
+        domain=MS,
+        inputs=(3, 3),
+        outputs=1,
         infer=infer,
         fold=fold,
         expr=_biased(f"dy * ({text})", 1),
         no_gradient=frozenset((0, 1, 2)),
+        gradient_of=op_title(MS, of),
     )
 
 
@@ -277,13 +299,13 @@ OPS = (
         domain=MS,
         attrs={"alpha": 1.702},
     ),
-    _biased_gelu("FastGelu", FAST_GELU, "FastGeluGrad", "BiasFastGeluGrad_dX"),
-    _biased_gelu("BiasGelu", GELU, "GeluGrad", "BiasGeluGrad_dX"),
-    _slope("GeluGrad", GELU_SLOPE),
-    _slope("FastGeluGrad", FAST_GELU_SLOPE),
-    _slope("QuickGeluGrad", f"{_SWISH} + alpha * x * ({_SWISH} * (1 - {_SWISH}))", alpha=1.702),
-    _biased_slope("BiasGeluGrad_dX", GELU_SLOPE),
-    _biased_slope("BiasFastGeluGrad_dX", FAST_GELU_SLOPE),
+    _biased_gelu("FastGelu", 1, FAST_GELU, "FastGeluGrad", "BiasFastGeluGrad_dX"),
+    _biased_gelu("BiasGelu", 2, GELU, "GeluGrad", "BiasGeluGrad_dX"),
+    _slope("Gelu", GELU_SLOPE),
+    _slope("FastGelu", FAST_GELU_SLOPE),
+    _slope("QuickGelu", f"{_SWISH} + alpha * x * ({_SWISH} * (1 - {_SWISH}))", alpha=1.702),
+    _biased_slope("BiasGeluGrad_dX", "BiasGelu", GELU_SLOPE),
+    _biased_slope("BiasFastGeluGrad_dX", "FastGelu", FAST_GELU_SLOPE),
     Op(
         name="Hardmax",
         infer=_hardmax_infer,

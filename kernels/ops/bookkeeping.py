@@ -19,6 +19,7 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
+    MANY,
     MS,
     Array,
     Lowering,
@@ -76,37 +77,45 @@ def _op(
     infer: Callable[[Site], Any],
     expand: Callable[[Nodes], Any],
     becomes: str,
-    count: int,
+    inputs: tuple[int, int],
+    outputs: int = 1,
 ) -> Op:
-    """An op with `count` inputs, none of which has a gradient."""
+    """An op of training graphs; none of its inputs has a gradient."""
     return Op(
         name=name,
         domain=MS,
         infer=infer,
         expand=expand,
         becomes=becomes,
-        no_gradient=frozenset(range(count)),
+        inputs=inputs,
+        outputs=outputs,
+        no_gradient=frozenset(range(min(inputs[1], MOST))),
+        training_only=True,
     )
 
 
-MANY = 1000  # inputs of which none has a gradient
+MOST = 1000  # inputs, of one that has no limit, through which no gradient flows
 
 OPS = (
-    _op("InPlaceAccumulator", _accumulated_infer, _accumulated, "Add Reshape Where", 3),
+    _op("InPlaceAccumulator", _accumulated_infer, _accumulated, "Add Reshape Where", (2, 3)),
     Op(
         name="InPlaceAccumulatorV2",
         domain=MS,
+        inputs=(2, 3),
+        outputs=2,
+        training_only=True,
         lower=_accumulate,
         calls=MAP_KERNELS,
         no_gradient=frozenset((0, 1, 2)),
         infer=lambda site: (TensorType("b1", (1,)), site.type(0).but())[: site.n_outs],
     ),
-    _op("ZeroGradient", same_as(0), _zero, "ConstantOfShape Shape", 2),
+    _op("ZeroGradient", same_as(0), _zero, "ConstantOfShape Shape", (2, 2)),
     _op(
         "PassThrough",
         lambda site: tuple(site.type(i).but() for i in range(site.n_outs)),
         lambda nodes: tuple(nodes.x(i) for i in range(nodes.site.n_outs)),
         "",
+        (1, MANY),
         MANY,
     ),
     _op(
@@ -114,6 +123,6 @@ OPS = (
         lambda s: (TensorType("b1", (1,)),),
         lambda g: (g.const(np.ones(1, np.bool_), "b1"),),
         "",
-        MANY,
+        (1, MANY),
     ),
 )

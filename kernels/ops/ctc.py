@@ -338,6 +338,8 @@ OPS = (
     Op(
         name="CTCLoss",
         domain=OURS,
+        inputs=(4, 4),
+        outputs=1,
         infer=_infer,
         lower=_lower,
         calls=(ctc, *MAP_KERNELS),
@@ -348,6 +350,9 @@ OPS = (
     Op(
         name="CTCLossGrad",
         domain=OURS,
+        inputs=(5, 5),
+        outputs=1,
+        gradient_of=f"{OURS}::CTCLoss",
         infer=_infer_grad,
         lower=_lower_grad,
         calls=(ctc_grad, *MAP_KERNELS),

@@ -189,6 +189,9 @@ OPS = (
     Op(
         name="CumProdGrad",
         domain=OURS,
+        inputs=(3, 3),
+        outputs=1,
+        gradient_of="CumProd",
         infer=_grad_infer,
         lower=_grad_lower,
         calls=(cumprod_grad,),

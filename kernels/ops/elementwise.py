@@ -201,6 +201,24 @@ def _leaky_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     return (grad.op("Where", positive, dy, grad.op("Mul", dy, grad.like(alpha, 0))),)
 
 
+def _div_grad_nodes(nodes: Nodes) -> tuple[str, ...]:
+    """dA = dY / B, dB = -(dY / B) (A / B), each summed to the shape of its operand."""
+    dy, a, b = (nodes.x(i) for i in range(3))
+    quotient = nodes.op("Div", dy, b)
+    shapes = [nodes.op("Shape", x) for x in (a, b)]
+    axes = nodes.op("BroadcastGradientArgs", *shapes, domain=MS, outputs=2)
+    made = []
+    for i, shape in enumerate(shapes):
+        if not nodes.wants(i):
+            made.append("")
+            continue
+        d = nodes.op("Neg", nodes.op("Mul", quotient, nodes.op("Div", a, b))) if i else quotient
+        flags = {"keepdims": 1, "noop_with_empty_axes": 1}
+        total = nodes.op("ReduceSumTraining", d, axes[i], domain=MS, **flags)
+        made.append(nodes.op("Reshape", total, shape))
+    return tuple(made)
+
+
 def _mod_expr(site: Site) -> Expr:
     return ("fmod" if site.attrs["fmod"] else "mod", ("in", 0), ("in", 1))
 
@@ -327,23 +345,40 @@ OPS = (
         no_gradient=frozenset((1, 2)),
     ),
     Op(name="Cast", infer=infer, fold=fold, expr=_cast_expr, grad=_cast_grad),
-    elementwise("ReluGrad", "where(y > 0, dy, 0)", inputs="dy y", domain=MS),
-    elementwise("SigmoidGrad", "dy * (y * (1 - y))", inputs="dy y", domain=MS),
-    elementwise("TanhGrad", "dy * (1 - y * y)", inputs="dy y", domain=MS),
+    elementwise("ReluGrad", "where(y > 0, dy, 0)", inputs="dy y", domain=MS, gradient_of="Relu"),
+    elementwise(
+        "SigmoidGrad", "dy * (y * (1 - y))", inputs="dy y", domain=MS, gradient_of="Sigmoid"
+    ),
+    elementwise("TanhGrad", "dy * (1 - y * y)", inputs="dy y", domain=MS, gradient_of="Tanh"),
     elementwise(
         "LeakyReluGrad",
         "where(y > 0, dy, alpha * dy)",
         inputs="dy y",
         domain=MS,
+        gradient_of="LeakyRelu",
         attrs={"alpha": 0.01},
     ),
     Op(
         name="Scale",
         domain=MS,
+        inputs=(2, 2),
+        outputs=1,
+        training_only=True,
         attrs={"scale_down": 0},
         infer=_scale_infer,
         fold=fold,
         expr=_scale_expr,
+    ),
+    Op(
+        name="DivGrad",
+        domain=MS,
+        inputs=(3, 3),
+        outputs=2,
+        infer=lambda site: (site.type(1).but(), site.type(2).but()),
+        expand=_div_grad_nodes,
+        becomes=f"Div Mul Neg Reshape Shape {MS}::BroadcastGradientArgs {MS}::ReduceSumTraining",
+        no_gradient=frozenset(range(3)),
+        gradient_of="Div",
     ),
     Op(
         name="Map",

@@ -24,10 +24,12 @@ def _redirected(grad: Grad, dz: str) -> tuple[str | None, ...]:
     return dz, None, dx, None
 
 
-def _op(name: str, no_gradient: tuple[int, ...]) -> Op:
+def _op(name: str, count: int, no_gradient: tuple[int, ...]) -> Op:
     return Op(
         name=name,
         domain=OURS,
+        inputs=(count, count),
+        outputs=1,
         infer=same_as(0),
         expand=lambda nodes: (nodes.x(0),),
         becomes="",
@@ -37,4 +39,4 @@ def _op(name: str, no_gradient: tuple[int, ...]) -> Op:
     )
 
 
-OPS = (_op("StopGradient", (0,)), _op("Cotangent", (0,)), _op("Redirect", (1, 3)))
+OPS = (_op("StopGradient", 1, (0,)), _op("Cotangent", 1, (0,)), _op("Redirect", 4, (1, 3)))

@@ -466,6 +466,9 @@ OPS = (
     Op(
         name="SoftmaxCrossEntropyLossInternal",
         domain=MS,
+        inputs=(2, 4),
+        outputs=2,
+        training_only=True,
         takes=IGNORED,
         infer=_infer,
         attrs=MEAN_OF_ALL,
@@ -476,6 +479,9 @@ OPS = (
     Op(
         name="SoftmaxCrossEntropyLossGrad",
         domain=MS,
+        inputs=(3, 4),
+        outputs=1,
+        gradient_of="SoftmaxCrossEntropyLoss",
         takes=IGNORED,
         infer=_infer_grad,
         attrs=MEAN_OF_ALL,
@@ -485,6 +491,9 @@ OPS = (
     Op(
         name="SoftmaxCrossEntropyLossInternalGrad",
         domain=MS,
+        inputs=(3, 6),
+        outputs=1,
+        gradient_of=f"{MS}::SoftmaxCrossEntropyLossInternal",
         takes=IGNORED,
         infer=_infer_grad,
         attrs=MEAN_OF_ALL,

@@ -301,6 +301,8 @@ OPS = (
     Op(
         name="FusedGemm",
         domain=MS,
+        inputs=(2, 3),
+        outputs=1,
         attrs=_GEMM | {"activation": "Relu"},
         infer=_fused_gemm_infer,
         takes={f"activation_{name}": "float" for name in ("alpha", "beta", "gamma")},
@@ -320,6 +322,8 @@ OPS = (
     Op(
         name="FusedMatMul",
         domain=MS,
+        inputs=(2, 2),
+        outputs=1,
         attrs=_FUSED,
         infer=_matmul_infer,
         lower=_matmul_lower,

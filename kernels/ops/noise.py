@@ -303,6 +303,9 @@ OPS = (
     Op(
         name="DropoutGrad",
         domain=MS,
+        inputs=(2, 4),
+        outputs=1,
+        gradient_of="Dropout",
         takes={"seed": "int"},
         infer=infer,
         fold=fold,
@@ -312,6 +315,8 @@ OPS = (
     Op(
         name="RandomMask",
         domain=OURS,
+        inputs=(1, 1),
+        outputs=1,
         needs={"ratio": "float"},
         takes={"seed": "float", "of": "string"},
         infer=lambda site: (site.type(0).but(dtype="b1"),),

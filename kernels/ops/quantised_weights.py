@@ -357,6 +357,8 @@ OPS = (
     Op(
         name="QuantizedMatMul",
         domain=OURS,
+        inputs=(3, 5),
+        outputs=1,
         needs=_NEEDS,
         attrs={**_ATTRS, "trans": 0},
         infer=_matmul_infer,
@@ -368,6 +370,8 @@ OPS = (
     Op(
         name="QuantizedConv",
         domain=OURS,
+        inputs=(4, 5),
+        outputs=1,
         needs=_NEEDS,
         attrs={**_ATTRS, "trans": 1},
         infer=_conv_infer,
@@ -380,6 +384,8 @@ OPS = (
     Op(
         name="QuantizedGather",
         domain=OURS,
+        inputs=(3, 4),
+        outputs=1,
         needs=_NEEDS,
         attrs=_ATTRS,
         infer=_gather_infer,
@@ -390,6 +396,8 @@ OPS = (
     Op(
         name="MatMulNBits",
         domain=MS,
+        inputs=(3, 6),
+        outputs=1,
         needs={"N": "int", "K": "int"},
         takes={"accuracy_level": "int", "weight_prepacked": "int"},
         infer=_nbits_infer,
@@ -401,6 +409,8 @@ OPS = (
     Op(
         name="GatherBlockQuantized",
         domain=MS,
+        inputs=(3, 4),
+        outputs=1,
         infer=_table_infer,
         expand=_table_expand,
         becomes=f"{OURS}::QuantizedGather",

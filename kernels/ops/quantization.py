@@ -310,6 +310,8 @@ def _linear(domain: str) -> tuple[Op, Op]:
         Op(
             name="QuantizeLinear",
             domain=domain,
+            inputs=(2, 3),
+            outputs=1,
             attrs=attrs,
             infer=_quantize_infer,
             expand=_quantize,
@@ -319,6 +321,8 @@ def _linear(domain: str) -> tuple[Op, Op]:
         Op(
             name="DequantizeLinear",
             domain=domain,
+            inputs=(2, 3),
+            outputs=1,
             attrs=attrs,
             infer=_dequantize_infer,
             expand=_dequantize,
@@ -373,6 +377,9 @@ OPS = (
     Op(
         name="FakeQuant",
         domain=MS,
+        inputs=(3, 3),
+        outputs=2,
+        training_only=True,
         infer=_fake_infer,
         expand=_fake,
         grad=_fake_grad,
@@ -380,7 +387,14 @@ OPS = (
         attrs={"quant_min": 0, "quant_max": 255},
         no_gradient=frozenset((1, 2)),
     ),
-    elementwise("FakeQuantGrad", "where(mask, dy, 0)", inputs="dy mask", domain=MS, infer=infer),
+    elementwise(
+        "FakeQuantGrad",
+        "where(mask, dy, 0)",
+        inputs="dy mask",
+        domain=MS,
+        gradient_of=f"{MS}::FakeQuant",
+        infer=infer,
+    ),
     elementwise(
         "FakeQuantValue",
         f"(min(quant_max, max(quant_min, {_LEVEL})) - zero) * scale",
@@ -398,6 +412,8 @@ OPS = (
     Op(
         name="QuantizeDequantize",
         domain=OURS,
+        inputs=(3, 3),
+        outputs=1,
         needs={"quant_min": "int", "quant_max": "int"},
         infer=_round_trip_infer,
         expand=_round_trip,

@@ -208,10 +208,9 @@ def _prod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     return (grad.op("Where", is_zero, only, grad.op("Div", none, safe)), None)
 
 
-def _reduction(name: str, grad: Any, domain: str = "") -> Op:
+def _reduction(name: str, grad: Any, **more: Any) -> Op:
     return Op(
         name=name,
-        domain=domain,
         infer=_infer,
         lower=_lower,
         calls=FOLD_KERNELS,
@@ -220,6 +219,7 @@ def _reduction(name: str, grad: Any, domain: str = "") -> Op:
         attrs={"keepdims": 1, "noop_with_empty_axes": 0},
         fold=_fold if name in _NUMPY else None,
         accumulates=(0,) if _NUMPY.get(name) is np.sum else (),
+        **more,
     )
 
 
@@ -234,5 +234,5 @@ OPS = (
     _reduction("ReduceLogSum", _log_sum_grad),
     _reduction("ReduceLogSumExp", _logsumexp_grad),
     _reduction("ReduceSumSquare", _square_grad),
-    _reduction("ReduceSumTraining", None, MS),
+    _reduction("ReduceSumTraining", None, domain=MS, inputs=(2, 2), outputs=1, training_only=True),
 )

@@ -272,6 +272,9 @@ OPS = (
     Op(
         name="BroadcastGradientArgs",
         domain=MS,
+        inputs=(2, 2),
+        outputs=2,
+        training_only=True,
         infer=_gradient_axes_infer,
         fold=_gradient_axes,
         no_gradient=frozenset((0, 1)),

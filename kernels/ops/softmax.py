@@ -254,6 +254,9 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
         Op(
             name=f"{name}Grad",
             domain=MS,
+            inputs=(2, 2),
+            outputs=1,
+            gradient_of=name,
             takes={"axis": "int"},
             infer=_infer_grad,
             lower=_backward(kind, False),
@@ -262,6 +265,9 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
         Op(
             name=f"{name}Grad_13",
             domain=MS,
+            inputs=(2, 2),
+            outputs=1,
+            gradient_of=name,
             takes={"axis": "int"},
             infer=_infer_grad,
             lower=_backward(kind, True),

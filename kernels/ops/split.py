@@ -21,12 +21,14 @@ from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
+    MANY,
     MS,
     Array,
     Dim,
     Grad,
     Layout,
     Lowering,
+    Nodes,
     Op,
     Site,
     TensorType,
@@ -61,6 +63,21 @@ def _concat_infer(site: Site) -> tuple[TensorType, ...]:
             elif isinstance(d, int) and d != mine:
                 site.wrong(f"inputs differ along axis {i}, which is not the axis {axis}")
     return (first.but(dims),)
+
+
+def _concat_training_infer(site: Site) -> tuple[TensorType, ...]:
+    return (*_concat_infer(site), TensorType("i64", (len(site.ins),)))[: site.n_outs]
+
+
+def _concat_training(nodes: Nodes) -> tuple[str, ...]:
+    """Concat, and the lengths of the parts along the axis, which SplitTraining reads."""
+    axis, parts = nodes.site.attrs["axis"], [nodes.x(i) for i in range(len(nodes.site.ins))]
+    y = nodes.op("Concat", *parts, axis=axis)
+    if not nodes.wants(1):
+        return (y,)
+    at = nodes.const([axis], "i64")
+    lengths = [nodes.op("Gather", nodes.op("Shape", x), at) for x in parts]
+    return y, nodes.op("Concat", *lengths, axis=0)
 
 
 def _concat_lower(lowering: Lowering) -> None:
@@ -300,6 +317,18 @@ _AXIS_0: dict[str, Any] = {"attrs": {"axis": 0}}
 
 OPS = (
     _op("Concat", _concat_infer, _concat_lower, _concat_fold, grad=_concat_grad, layout=Layout.ANY),
+    Op(
+        name="ConcatTraining",
+        domain=MS,
+        inputs=(1, MANY),
+        outputs=2,
+        needs={"axis": "int"},
+        infer=_concat_training_infer,
+        expand=_concat_training,
+        expands_first=True,
+        becomes="Concat Gather Shape",
+        training_only=True,
+    ),
     _op(
         "Split",
         *_SPLIT,
@@ -308,7 +337,16 @@ OPS = (
         layout=Layout.ANY,
         **_AXIS_0,
     ),
-    _op("SplitTraining", *_SPLIT, domain=MS, layout=Layout.ANY, **_AXIS_0),
+    _op(
+        "SplitTraining",
+        *_SPLIT,
+        domain=MS,
+        inputs=(2, 2),
+        outputs=MANY,
+        training_only=True,
+        layout=Layout.ANY,
+        **_AXIS_0,
+    ),
     _op(
         "Slice",
         _slice_infer,
@@ -323,6 +361,9 @@ OPS = (
         _slice_grad_infer,
         _slice_grad_lower,
         domain=MS,
+        inputs=(4, 6),
+        outputs=1,
+        gradient_of="Slice",
         calls=(strided_copy, *MAP_KERNELS),
     ),
 )

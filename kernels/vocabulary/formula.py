@@ -143,16 +143,20 @@ def elementwise(
     infer: Callable[[Site], tuple[TensorType, ...]] = one_dtype,
     rule: Callable[..., tuple[str | None, ...]] | None = None,
     no_gradient: Sequence[int] = (),
+    gradient_of: str = "",
 ) -> Op:
     """Declare an elementwise op: its formula, and one gradient text an input (or a rule).
 
     Without either no gradient flows through any input.
     """
     grad = rule or (gradient(*grads, inputs=inputs) if grads else None)
-    silent = no_gradient if grad else range(len(inputs.split()))
+    count = len(inputs.split())
+    silent = no_gradient if grad else range(count)
     return Op(
         name=name,
         domain=domain,
+        inputs=(count, count),
+        outputs=1,
         attrs=attrs or {},
         needs=needs or {},
         infer=infer,
@@ -160,4 +164,5 @@ def elementwise(
         fold=fold,
         expr=formula(text, inputs),
         no_gradient=frozenset(silent),
+        gradient_of=gradient_of,
     )

@@ -33,6 +33,7 @@ Dim = int | str  # a str is a symbolic dimension; every plan is made with none l
 Array = np.ndarray[Any, np.dtype[Any]]
 Made = TypeVar("Made")
 _INT = frozenset({int})
+MANY = 2**31 - 1  # inputs or outputs without a limit, as ONNX's schemas have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,9 @@ class Op:
     """One ONNX operator.
 
     name, domain, since: op type, domain, and first opset this declaration is right for.
+    inputs: the least and the most inputs of a node.  outputs: the most outputs; files may leave out
+        outputs that nobody reads.  Of ops of ONNX's domain its schema says so.
+    may_be_absent: the inputs among the least that may be empty names.
     attrs: the attributes that have a default, with ONNX's.
     takes, needs: the types (`Kind`) of the attributes a node may leave out although they have no
         default, or one that does not tell their type, and of those it must have.  Of ops of ONNX's
@@ -354,12 +358,17 @@ class Op:
         this package may do: it can be planned, but no library be made for it before its plans.
     expand: the nodes an op is short for: names of its outputs, "" for one not wanted; None where
         this node is lowered as it is.
+    expands_first: `expand` reads no types, and is asked before types are inferred: the rules of
+        other ops may need constants among what it makes.
     becomes: the ops that `expand` may emit, as `op_keys` reads them; Identity, which stands where
         an output is an input, need not be told.  As with `calls`, planning refuses any other, and
         None says nothing.
     grad: gradient names, one or None an input, given one gradient name or None an output.  Without
         it an op is differentiated through its expansion.
     no_gradient: inputs through which no gradient flows.
+    gradient_of: the op whose gradient it computes, as `title` names it; empty if none.
+    training_only: of onnxruntime's ops, one that its packages for inference lack; gradients and
+        optimizers need not say it.
     fold: the outputs as numpy arrays when all inputs are constant (`values`).
     is_view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
     expr: the scalar formula of an elementwise op over its inputs.
@@ -379,15 +388,21 @@ class Op:
     infer: Callable[[Site], tuple[TensorType, ...]]
     domain: str = ""
     since: int = 1
+    inputs: tuple[int, int] | None = None
+    outputs: int | None = None
+    may_be_absent: frozenset[int] = frozenset()
     attrs: Mapping[str, Any] = field(default_factory=dict)
     takes: Mapping[str, Kind] = field(default_factory=dict)
     needs: Mapping[str, Kind] = field(default_factory=dict)
     lower: Callable[[Lowering], None] | None = None
     calls: tuple[Template, ...] | None = None
     expand: Callable[[Nodes], tuple[str, ...] | None] | None = None
+    expands_first: bool = False
     becomes: str | None = None
     grad: Callable[..., tuple[str | None, ...]] | None = None
     no_gradient: frozenset[int] = frozenset()
+    gradient_of: str = ""
+    training_only: bool = False
     fold: Callable[[Site], tuple[Array, ...]] | None = None
     is_view: bool = False
     expr: Callable[[Site], Expr | Formulas] | None = None
@@ -413,6 +428,11 @@ class Op:
     def differentiable(self) -> bool:
         """Whether a gradient can flow through the op: by its rule, or through its expansion."""
         return self.grad is not None or (self.expand is not None and 0 not in self.no_gradient)
+
+    @property
+    def is_for_training(self) -> bool:
+        """Whether the op is found in training graphs alone."""
+        return self.training_only or bool(self.gradient_of) or self.optimizer is not None
 
     @property
     def title(self) -> str:

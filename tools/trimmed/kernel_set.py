@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, OF_CPP
 from engine.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.ir.graph import Graph
-from engine.graphs.passes import control, foreign
+from engine.graphs.passes import control
 from engine.graphs.passes.makes import Keys
 from engine.graphs.planner.pipeline import reachable
 from engine.kernels.ops.movement import bits
@@ -138,7 +138,7 @@ def _held(config: OpSet) -> Keys:
     """
     names = set(config.names())
     plain = {name.split("::")[1] for name in names}
-    known = {*ops(), *foreign.FORMS, *(("", name) for name in control.FORMS)}
+    known = {*ops(), *(("", name) for name in control.FORMS)}
     found = {
         (domain, name)
         for domain, name in known

@@ -365,6 +365,8 @@ OPS = (
     Op(
         name="RotaryEmbedding",
         domain=MS,
+        inputs=(4, 4),
+        outputs=1,
         attrs=_ROTARY | {"scale": 1.0, "is_packed_batching": 0},
         infer=_rotary_infer,
         expand=_ms_rotary_expand,

@@ -295,6 +295,8 @@ OPS = (
     Op(
         name="Attention",
         domain=MS,
+        inputs=(2, 7),
+        outputs=2,
         attrs=_ATTRS | dict.fromkeys(_REFUSED, 0),
         needs={"num_heads": "int"},
         takes={"scale": "float", "qkv_hidden_sizes": "ints", "rotary_embedding_dim": "int"},
@@ -306,6 +308,8 @@ OPS = (
     Op(
         name="MultiHeadAttention",
         domain=MS,
+        inputs=(1, 10),
+        outputs=4,
         attrs=_ATTRS,
         needs={"num_heads": "int"},
         takes={"scale": "float"},

@@ -336,6 +336,7 @@ OPS = (
     Op(
         name="AttentionGrad",
         domain=OURS,
+        gradient_of="Attention",
         internal=True,
         attrs=_ATTRS | {"together": ""},
         needs={"scale": "float"},

@@ -129,6 +129,8 @@ OPS = (
     Op(
         name="FusedConv",
         domain=MS,
+        inputs=(2, 4),
+        outputs=1,
         attrs={**ATTRS, "activation": ""},
         takes={**WINDOW, "activation_params": "floats"},
         infer=_infer_fused,
@@ -141,6 +143,9 @@ OPS = (
     Op(
         name="ConvGrad",
         domain=MS,
+        inputs=(3, 3),
+        outputs=3,
+        gradient_of="Conv",
         attrs=ATTRS,
         takes=WINDOW,
         infer=_infer_grad,

@@ -110,6 +110,9 @@ OPS = (
     Op(
         name="ConvTransposeGrad",
         domain=MS,
+        inputs=(3, 3),
+        outputs=3,
+        gradient_of="ConvTranspose",
         takes=TAKES,
         attrs=ATTRS,
         infer=_infer_grad,

@@ -395,6 +395,9 @@ OPS = (
     Op(
         name="GatherGrad",
         domain=MS,
+        inputs=(3, 3),
+        outputs=1,
+        gradient_of="Gather",
         infer=shaped(0, 2),
         lower=_gather_grad_lower,
         calls=(gather_grad, *MAP_KERNELS),

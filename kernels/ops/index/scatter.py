@@ -456,6 +456,9 @@ OPS = (
     Op(
         name="GatherNDGrad",
         domain=MS,
+        inputs=(3, 3),
+        outputs=1,
+        gradient_of="GatherND",
         infer=shaped(0, 2),
         lower=_gather_nd_grad_lower,
         calls=(scatter_nd, *MAP_KERNELS),
@@ -464,6 +467,9 @@ OPS = (
     Op(
         name="GatherElementsGrad",
         domain=MS,
+        inputs=(3, 3),
+        outputs=1,
+        gradient_of="GatherElements",
         infer=shaped(1, 0),
         attrs=AXIS_0,
         lower=_gather_elements_grad_lower,

@@ -276,6 +276,9 @@ OPS = (
     Op(
         name="BatchNormInternal",
         domain=MS,
+        inputs=(5, 5),
+        outputs=5,
+        training_only=True,
         attrs={**ATTRS, "training_mode": 1},
         infer=_infer,
         expand=_expand_internal,
@@ -306,6 +309,9 @@ OPS = (
     Op(
         name="BatchNormalizationGrad",
         domain=MS,
+        inputs=(5, 5),
+        outputs=3,
+        gradient_of="BatchNormalization",
         takes={"training_mode": "int"},
         attrs=ATTRS,
         infer=_infer_grad,

@@ -497,6 +497,8 @@ OPS = (
     Op(
         name="ChannelMoments",
         domain=OURS,
+        inputs=(1, 1),
+        outputs=2,
         infer=_infer_moments,
         lower=_lower_moments,
         calls=(channel_moments_cols, channel_moments_rows, channel_moments_join),

@@ -167,6 +167,8 @@ OPS = (
     Op(
         name="GroupNorm",
         domain=MS,
+        inputs=(3, 3),
+        outputs=1,
         needs={"groups": "int"},
         infer=_infer_ms,
         expand=_group_ms,

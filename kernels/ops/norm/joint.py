@@ -77,6 +77,7 @@ def _op(name: str, like: Op, expand: Callable[[Nodes], tuple[str, ...]], makes: 
         expand=expand,
         becomes=f"{like.becomes} {makes}",
         no_gradient=frozenset(range(7)),
+        gradient_of=like.gradient_of,
         names_all_outputs=like.names_all_outputs,
         internal=True,
     )

@@ -346,6 +346,8 @@ OPS = (
     ),
     Op(
         name="SimplifiedLayerNormalization",
+        inputs=(2, 2),
+        outputs=2,
         attrs=LAYER,
         infer=_infer,
         lower=_lower,
@@ -365,6 +367,8 @@ OPS = (
     Op(
         name="Standardize",
         domain=OURS,
+        inputs=(1, 1),
+        outputs=3,
         attrs={"axis": -1, "epsilon": 1e-5, "rms": 0},
         infer=_infer,
         lower=_lower,
@@ -374,6 +378,9 @@ OPS = (
     Op(
         name="LayerNormalizationGrad",
         domain=MS,
+        inputs=(5, 5),
+        outputs=3,
+        gradient_of="LayerNormalization",
         takes=UNREAD,
         attrs=AXIS,
         infer=infer_grad,
@@ -384,6 +391,9 @@ OPS = (
     Op(
         name="SimplifiedLayerNormalizationGrad",
         domain=MS,
+        inputs=(4, 4),
+        outputs=2,
+        gradient_of="SimplifiedLayerNormalization",
         takes=UNREAD,
         attrs=AXIS,
         infer=infer_grad,
@@ -394,6 +404,9 @@ OPS = (
     Op(
         name="StandardizeGrad",
         domain=OURS,
+        inputs=(4, 4),
+        outputs=1,
+        gradient_of=f"{OURS}::Standardize",
         attrs={"axis": -1, "rms": 0},
         infer=infer_grad,
         lower=_lower_grad,

@@ -104,6 +104,9 @@ OPS = (
     Op(
         name="InvertibleLayerNormalizationGrad",
         domain=MS,
+        inputs=(5, 5),
+        outputs=3,
+        gradient_of="LayerNormalization",
         takes=UNREAD,
         attrs={"axis": -1},
         infer=infer_grad,
@@ -114,6 +117,8 @@ OPS = (
     Op(
         name="SkipLayerNormalization",
         domain=MS,
+        inputs=(3, 5),
+        outputs=4,
         attrs={"epsilon": 1e-12},
         infer=_infer_skip,
         expand=_skip("LayerNormalization", 3, 4),
@@ -122,6 +127,8 @@ OPS = (
     Op(
         name="SkipSimplifiedLayerNormalization",
         domain=MS,
+        inputs=(3, 4),
+        outputs=4,
         attrs={"epsilon": 1e-12},
         infer=_infer_skip,
         expand=_skip("SimplifiedLayerNormalization", None, 3),
@@ -130,6 +137,9 @@ OPS = (
     Op(
         name="EmbedLayerNormalization",
         domain=MS,
+        inputs=(7, 9),
+        outputs=3,
+        may_be_absent=frozenset((1, 4)),
         takes={"mask_index_type": "int"},
         attrs={"epsilon": 1e-12},
         infer=_infer_embed,

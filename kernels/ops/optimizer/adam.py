@@ -265,6 +265,8 @@ OPS = (
     Op(
         name=AdamW.op,
         domain=MS,
+        inputs=(6, 8),
+        outputs=4,
         attrs=SCHEMA,
         infer=_infer_adamw,
         lower=_lower_adam,

@@ -34,6 +34,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
 )
 from engine.kernels.vocabulary.op import (
+    MANY,
     MS,
     OURS,
     Kind,
@@ -239,6 +240,9 @@ OPS = (
     Op(
         name="InplaceClipGradNorm",
         domain=MS,
+        inputs=(1, 1),
+        outputs=1,
+        training_only=True,
         attrs=CLIP,
         takes=PLACES,
         infer=_clip_infer,
@@ -258,6 +262,9 @@ OPS = (
     Op(
         name="ReduceAllL2",
         domain=MS,
+        inputs=(1, MANY),
+        outputs=1,
+        training_only=True,
         infer=_norm_infer,
         lower=_lower_norm,
         calls=(square_sums, norm),

@@ -168,5 +168,5 @@ def _lower_rmsprop(lowering: Lowering) -> None:
     step.finish()
 
 
-OPS = (optimizer(RMSprop, _lower_rmsprop, rmsprop),)
+OPS = (optimizer(RMSprop, _lower_rmsprop, rmsprop, outputs=5),)
 KERNELS = (rmsprop,)

@@ -202,6 +202,8 @@ OPS = (
     Op(
         name=PLAIN,
         domain=MS,
+        inputs=(3, 5),
+        outputs=2,
         infer=rule(STATELESS, {}),
         lower=_lower_plain_sgd,
         calls=(sgd, *MAP_KERNELS),

@@ -31,7 +31,7 @@ from engine.kernels.vocabulary.kernel import (
     off,
     share_blocks,
 )
-from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MANY, OURS, Lowering, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.context import STATUS
 
@@ -149,6 +149,9 @@ OPS = (
     Op(
         name="GradientSignal",
         domain=OURS,
+        inputs=(2, MANY),
+        outputs=1,
+        may_be_absent=frozenset((0,)),
         infer=_gradient_infer,
         lower=_lower_gradient,
         calls=(nonfinite_counts, gradient_signal),

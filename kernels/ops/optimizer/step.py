@@ -33,7 +33,16 @@ from engine.kernels.vocabulary.kernel import (
     off,
     udiv,
 )
-from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType, Update
+from engine.kernels.vocabulary.op import (
+    OURS,
+    Kind,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    Update,
+)
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.plan import ALIGN
 from engine.runtime.states import State
@@ -285,7 +294,11 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
 
 
 def optimizer(
-    method: type[Method], lower: Callable[[Lowering], None], *kernels: Template, **more: Any
+    method: type[Method],
+    lower: Callable[[Lowering], None],
+    *kernels: Template,
+    outputs: int = 4,
+    **more: Any,
 ) -> Op:
     """The op of the domain `engine` of an optimizer; its defaults are those of the options.
 
@@ -296,6 +309,8 @@ def optimizer(
     return Op(
         name=method.op,
         domain=OURS,
+        inputs=(4, 9),
+        outputs=outputs,
         attrs=known,
         takes=LISTS,
         infer=rule(update, known),

@@ -314,8 +314,15 @@ def _forms(
     lower_grad: Any,
     grad_calls: tuple[Template, ...],
     rule: Any,
+    inputs: int,
+    outputs: dict[str, int],
 ) -> tuple[Op, ...]:
-    """The op, its training forms and their gradients; `calls` are those beside the walk's."""
+    """The op, its training forms and their gradients; `calls` are those beside the walk's.
+
+    inputs: the most of the training forms.  Their gradients make one for each but the lengths, and
+        read besides what the forward pass has kept: in the domain `engine` one value more.
+    outputs: the most of the training form of each domain.
+    """
     return (
         Op(
             name=kind,
@@ -329,11 +336,14 @@ def _forms(
         ),
         *(
             op
-            for domain in (MS, OURS)
+            for domain in outputs
             for op in (
                 Op(
                     name=f"{kind}Training",
                     domain=domain,
+                    inputs=(3, inputs),
+                    outputs=outputs[domain],
+                    training_only=True,
                     attrs=attrs,
                     takes=_TAKES,
                     infer=_infer,
@@ -345,6 +355,9 @@ def _forms(
                 Op(
                     name=f"{kind}Grad",
                     domain=domain,
+                    inputs=(3, inputs + 4 + (domain == OURS)),
+                    outputs=inputs - 1,
+                    gradient_of=kind,
                     attrs=attrs,
                     takes=_TAKES,
                     infer=_infer_grad,
@@ -373,6 +386,10 @@ OPS = (
     Op(
         name="RNNGrad",
         domain=OURS,
+        inputs=(6, 8),
+        outputs=5,
+        may_be_absent=frozenset((3, 4)),
+        gradient_of="RNN",
         attrs=_ATTRS,
         takes=_TAKES,
         infer=_infer_grad,
@@ -380,8 +397,20 @@ OPS = (
         calls=(rnn_grad, *WALK_BACK_KERNELS),
         accumulates=(1, 2),
     ),
-    *_forms("GRU", _GRU, _gru, (gru,), _gru_grad, (gru_grad_after, gru_grad_before), _gru_rule),
-    *_forms("LSTM", _LSTM, _lstm, (lstm,), _lstm_grad, (lstm_grad,), _lstm_rule),
+    *_forms(
+        "GRU",
+        _GRU,
+        _gru,
+        (gru,),
+        _gru_grad,
+        (gru_grad_after, gru_grad_before),
+        _gru_rule,
+        6,
+        {MS: 3, OURS: 4},
+    ),
+    *_forms(
+        "LSTM", _LSTM, _lstm, (lstm,), _lstm_grad, (lstm_grad,), _lstm_rule, 8, {MS: 5, OURS: 5}
+    ),
 )
 KERNELS = (
     recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_grad, gru,

@@ -193,6 +193,9 @@ OPS = (
     Op(
         name="GridSampleGrad",
         domain=OURS,
+        inputs=(3, 3),
+        outputs=2,
+        gradient_of="GridSample",
         attrs=ATTRS,
         infer=_infer_grad,
         lower=_lower_grad,

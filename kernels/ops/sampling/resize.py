@@ -371,6 +371,9 @@ OPS = (
         Op(
             name="ResizeGrad",
             domain=domain,
+            inputs=(2, 4 if domain == MS else 5),
+            outputs=1,
+            gradient_of="Resize",
             takes={"axes": "ints"},
             attrs=ATTRS,
             infer=_infer_grad,

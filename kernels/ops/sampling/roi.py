@@ -202,6 +202,9 @@ OPS = (
     Op(
         name="RoiAlignGrad",
         domain=OURS,
+        inputs=(4, 4),
+        outputs=1,
+        gradient_of="RoiAlign",
         takes={"coordinate_transformation_mode": "string"},
         attrs=ALIGN,
         infer=_align_grad_infer,
@@ -222,6 +225,9 @@ OPS = (
     Op(
         name="MaxRoiPoolGrad",
         domain=OURS,
+        inputs=(3, 3),
+        outputs=1,
+        gradient_of="MaxRoiPool",
         needs={"pooled_shape": "ints"},
         attrs=SCALE,
         infer=_pool_grad_infer,

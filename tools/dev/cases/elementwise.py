@@ -197,6 +197,8 @@ TRAINING = (
          reference=lambda dy, y: [dy * y * (1 - y)]),
     Case("TanhGrad", (f32(3, 40), f32(3, 40, low=-1.0, high=1.0)), domain=MS,
          reference=lambda dy, y: [dy * (1 - y * y)]),
+    Case("DivGrad", (f32(3, 40), f32(3, 40), f32(40, low=1)), domain=MS, outs=2,
+         reference=lambda dy, a, b: [dy / b, (-dy * a / b**2).sum(0)]),
     Case("LeakyReluGrad", (f32(3, 40), f32(3, 40, **OFF_ZERO)), {"alpha": 0.25}, domain=MS,
          reference=lambda dy, y, alpha: [np.where(y > 0, dy, alpha * dy)]),
     Case("Scale", (f32(3, 40), scalar(4.0)), domain=MS, reference=lambda x, s: [x * s]),

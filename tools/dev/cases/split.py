@@ -39,7 +39,7 @@ CASES = (
     Case("Concat", (f32(2, 3),), {"axis": 1}, grad=(0,)),
     Case("Concat", (Tensor((2, 3), "int64", 0, 9), Tensor((2, 1), "int64", 0, 9)), {"axis": 1},
          name="concat-int64"),
-    Case("ConcatTraining", (f32(2, 3), f32(2, 1)), {"axis": -1}, domain=MS, outs=2,
+    Case("ConcatTraining", (f32(2, 3), f32(2, 1)), {"axis": -1}, domain=MS, grad=(0, 1), outs=2,
          reference=lambda a, b, axis: [np.concatenate([a, b], axis), axes(3, 1)]),
     Case("Split", (f32(2, 9), axes(2, 3, 4)), {"axis": 1}, grad=(0,), outs=3),
     Case("Split", (f32(2, 9), axes(2, 3, 4)), {"axis": 1}, grad=(0,), outs=("y0", "", "y2"),
