@@ -106,9 +106,9 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "A causal language model with transformers": cross_entropy(ignore_index=-100),
     "MobileNetV3 of timm, all layers": cross_entropy(label_smoothing=0.1),
     "ResNet-18 of torchvision, its head alone": cross_entropy(),
-    "A detector, as those of ultralytics": detector,
+    "A detector in the style of ultralytics": detector,
     "Speech with CTC": ctc,
-    "Two towers, as CLIP": contrast,
+    "Two towers, like CLIP": contrast,
     "Segmentation with Dice": dice,
 }
 

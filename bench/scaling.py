@@ -120,7 +120,7 @@ def equal(case: str, place: str) -> None:
 
 def measure(names: Sequence[str]) -> None:
     """Print the table of weak and strong scaling."""
-    print("| workload | samples of a batch | 1 rank, ms | 2 ranks, ms | | MB sent a step by each |")
+    print("| workload | samples of a batch | 1 rank, ms | 2 ranks, ms | | MB that each sends per step |")
     print("|---|---|---|---|---|---|")
     for name in names:
         with tempfile.TemporaryDirectory() as place:
@@ -146,7 +146,7 @@ def measure(names: Sequence[str]) -> None:
 
 def compare() -> None:
     """Print how far several ranks are from one process after ten steps."""
-    print("| model | ranks | losses apart, relative | parameters apart, by the largest |")
+    print("| model | ranks | difference of losses | difference of parameters |")
     print("|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
         for case in CASES:

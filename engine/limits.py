@@ -44,7 +44,7 @@ LIMITS = {
     "NODES": Limit(100_000, "nodes", "a graph with functions inlined and loops unrolled"),
     "DEPTH": Limit(64, "levels", "subgraphs or functions inside each other"),
     "CONSTANT_BYTES": Limit(
-        200_000_000, "bytes", "the constants that planning makes, besides those of the model"
+        200_000_000, "bytes", "the constants that planning makes, in addition to the model's own"
     ),
     "PLAN_BYTES": Limit(1_000_000_000_000, "bytes", "all memory of a plan"),
     "PIXELS": Limit(89_478_485, "pixels", "a picture that is decoded"),

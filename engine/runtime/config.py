@@ -14,14 +14,14 @@ PREFIX = "EDGEGRAD_"
 
 SWITCHES = {
     "THREADS": "worker threads of a Module that is not given threads=; default: all cores",
-    "KERNELS": "native: compile every kernel for this CPU; shipped: use those of the wheel alone; "
-    "auto: those of the wheel, and compile what they lack; default auto",
+    "KERNELS": "native: compile every kernel for this CPU; shipped: use only the wheel's kernels; "
+    "auto: use the wheel's kernels, and compile missing ones; default auto",
     "CACHE_DIR": "folder of compiled kernels and plans; default: the user's cache folder /edgegrad",
-    "PLAN_MEMORY": "MiB that a module's plans keep, one an input shape, besides what they share; "
-    "the least recently used go; default 64",
+    "PLAN_MEMORY": "MiB for the plans that a module keeps, one per input shape, in addition to "
+    "what they share; the least recently used are dropped; default 64",
     "CHECK_FINITE": "1: a NaN or infinite loss raises NonFiniteError; default 0",
-    "CONVOLUTION": "direct: no convolution by Winograd's algorithm, whose rounding errors are "
-    "a few times larger; auto: where it is faster; default auto",
+    "CONVOLUTION": "direct: do not use Winograd's algorithm, whose rounding errors are "
+    "a few times larger; auto: use it where it is faster; default auto",
     "REUSE": "0: every buffer gets its own bytes, to isolate planner defects; default 1",
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
     "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
