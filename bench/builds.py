@@ -252,22 +252,22 @@ PAGE = """\
 # The matrix of builds
 
 Made by `python -m bench.builds` (`make builds`) of commit {commit}, on {arch} with vectors of
-{vector} bytes. Each cell is a library that ziglang linked: its size; the seconds that planning,
-compiling what was not cached, linking and training took, on a machine shared with others; and how
-the losses of {steps} steps of a program that uses the library differ from the engine's on this
-machine: `equal` to the last bit, or the largest relative difference, of which more than
-{tolerance:.0e} is wrong.
+{vector} bytes. Each cell is a library that ziglang linked: its size; the seconds for planning,
+compiling kernels that were not cached, linking and training, on a machine shared with others; and
+how the losses of {steps} steps of a program that uses the library differ from the engine's on this
+machine: `equal` to the last bit, or the largest relative difference; more than {tolerance:.0e} is
+an error.
 
 Linux on ARM and RISC-V runs under qemu's user mode, Windows under Wine, WebAssembly in Node.js;
-what is compiled for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs one.
-`linked, not run`: the file is of the form, CPU and system that were asked for, and exports the API
-alone. `archive`: made with `--freestanding`, for want of the system's C library. A library of
-`--ops` has the kernels of the ops of all models here; the first cell of its row contains the time
-of making it.
+code for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs one.
+`linked, not run`: the file has the requested format, CPU and system, and exports only the API.
+`archive`: made with `--freestanding`, because the system's C library is missing. A library of
+`--ops` has the kernels of the ops of all models here; the first cell of its row includes the time
+to make it.
 
 Models: {models}.
 
-Made were {made} of {all} cells; the others are empty.
+{made} of {all} cells were built; the others are empty.
 """
 
 

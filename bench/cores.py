@@ -2,7 +2,7 @@
 
     python -m bench.cores [--workloads NAME ...] [--loops KERNEL] [--document docs/cores.md]
 
-Kernels are those of training steps of the workloads.  They are emitted for each core as builds for
+The kernels come from training steps of the workloads.  They are emitted for each core as builds for
 its board have them, and their innermost loops are given to llvm-mca, which knows the pipelines of
 the core and takes all data to be in the first-level cache.  --loops prints every loop of the
 kernels whose names begin so.  Needs the Debian packages llvm-19 and binutils-aarch64-linux-gnu.
@@ -34,15 +34,15 @@ PAGE = """\
 # Inner loops on cores of ARM
 
 Made by `make bench-cores`, which needs the Debian packages llvm-19 and binutils-aarch64-linux-gnu.
-This is no measurement: kernels are emitted for each core, and LLVM's machine-code analyser says how
-many cycles their innermost loops take, all data in the first-level cache. Models of cores are
-Cortex-A53 (in order, Raspberry Pi 3), Cortex-A72 (Pi 4) and Neoverse-N1, the sibling of the
+These are estimates, not measurements: kernels are emitted for each core, and LLVM's machine-code
+analyser says how many cycles their innermost loops take with all data in the first-level cache.
+Models of cores are Cortex-A53 (in order, Raspberry Pi 3), Cortex-A72 (Pi 4) and Neoverse-N1, the sibling of the
 Cortex-A76 (Pi 5). The model of the A53 is pessimistic about loads; compare versions with it.
 
-Kernels are those of training steps of {workloads}. A cell of a product says
-how many of the 128-bit multiply-adds that the core can begin in a cycle its largest loop does, and
-in parentheses the least and the most of its other loops: edges of tiles, remainders of blocks. A
-cell of another kernel is bytes of vectors that its largest loop loads and stores in a cycle.
+The kernels come from training steps of {workloads}. A cell of a product says
+how many of the 128-bit multiply-adds that the core can start per cycle its largest loop does, and
+in parentheses the least and the most for its other loops: edges of tiles, remainders of blocks. A
+cell of another kernel gives the bytes of vectors that its largest loop loads and stores per cycle.
 
 {table}
 """

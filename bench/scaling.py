@@ -120,7 +120,9 @@ def equal(case: str, place: str) -> None:
 
 def measure(names: Sequence[str]) -> None:
     """Print the table of weak and strong scaling."""
-    print("| workload | samples of a batch | 1 rank, ms | 2 ranks, ms | | MB that each sends per step |")
+    print(
+        "| workload | samples of a batch | 1 rank, ms | 2 ranks, ms | | MB that each sends per step |"
+    )
     print("|---|---|---|---|---|---|")
     for name in names:
         with tempfile.TemporaryDirectory() as place:

@@ -153,7 +153,7 @@ def report(passed: list[str], refused: dict[str, str]) -> str:
     lines = [
         "# ONNX's node tests",
         "",
-        "Made by `pytest tests/test_conformance.py --update-golden`. The tests are those of onnx "
+        "Made by `pytest tests/test_conformance.py --update-golden`. The tests come from onnx "
         f"{onnx.__version__}.",
         "",
         f"Of {len(cases())} node tests of the default domain {len(passed)} pass; on numeric "

@@ -20,8 +20,9 @@ An asterisk: no gradient flows through the op, or it is zero, or the op is part 
 _LACKS = """
 ## What does not train, and what to do
 
-No gradient flows through these, whatever the model. `edgegrad ops` prints this table, and
-`edgegrad ops MODEL` says of each node of a model whether it trains, why not, and what to do.
+No gradient flows through these, in any model. `edgegrad ops` prints this table, and
+`edgegrad ops MODEL` reports for each node of a model whether it trains, and if not, why and what
+to do.
 
 """
 

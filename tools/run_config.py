@@ -1,8 +1,8 @@
-"""The configuration of a run: what `run.toml` holds.
+"""The configuration of a run: the content of `run.toml`.
 
 Each table of the file is a dataclass here, each key a field of it, whose text docs/commands.md
-shows.  The tables [optimizer] and [schedule] also hold the options of what `name` chooses, and
-[data.options] those of the dataset: they are read from the signatures that take them.
+shows.  The tables [optimizer] and [schedule] also hold the options of the class that `name`
+chooses, and [data.options] the options of the dataset: they are read from their signatures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = [kind for kind in get_args(Kind) if kind != "auto"]
 
 
 def key(text: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field of a table; text: what it means, for the documentation."""
+    """Return a field of a table; text: its meaning, for the documentation."""
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"text": text})
     return field(default=default, metadata={"text": text})
@@ -39,33 +39,35 @@ def key(text: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """The model, and what it learns."""
+    """The model and its loss, and the choice of trained parameters."""
 
     path: str = key("The forward model, an ONNX file.", "")
     loss: str = key(
-        "What to minimise; by default what fits the data: cross_entropy or mse.  none: the first "
-        "output of the model.",
+        "The loss to minimise; by default one that fits the data: cross_entropy or mse.  none: "
+        "minimise the first output of the model.",
         "",
     )
-    loss_options: Mapping[str, Any] = key("Options of the loss, as {label_smoothing = 0.1}.", {})
-    loss_inputs: Sequence[str] = key("The output that the loss is taken of, then the target.", ())
+    loss_options: Mapping[str, Any] = key(
+        "Options of the loss, such as {label_smoothing = 0.1}.", {}
+    )
+    loss_inputs: Sequence[str] = key("The output that the loss takes, then the target.", ())
     train: Sequence[str] = key("Names of parameters to train, or patterns of them.", ("*",))
     update: Mapping[str, Any] = key(
-        "What is trained of them, as {biases = true, last = 2}: fields of SparseUpdate "
+        "The part of them to train, such as {biases = true, last = 2}: fields of SparseUpdate "
         "(docs/memory.md); by default all.",
         {},
     )
     lora: Mapping[str, Any] = key(
-        'Adapters that are trained in their place, as {match = "attn.*(q|v)", rank = 8}: options '
-        "of Lora (docs/lora.md); by default none.",
+        'Adapters to train instead, such as {match = "attn.*(q|v)", rank = 8}: options of Lora '
+        "(docs/lora.md); by default none.",
         {},
     )
     frozen_batch_norm: bool | Sequence[str] | None = key(
-        "Batch normalisations that keep their statistics: all, none, or those named.", None
+        "Batch normalisations that keep their statistics: all, none, or a list of names.", None
     )
     tie: bool | Sequence[Sequence[str]] | None = key(
-        "Groups of parameters that an exporter has copied and that are trained as one; true: those "
-        "that are found, false: none.  By default none, with a warning of those that are found.",
+        "Groups of parameters that an exporter has copied and that are trained as one; true: all "
+        "groups found, false: none.  By default none, with a warning that lists the groups found.",
         None,
     )
     head: Literal["auto", "keep", "replace"] = key(
@@ -77,29 +79,29 @@ class ModelTable:
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """The data, and how they become batches."""
+    """The data, and how to make batches from them."""
 
     path: str = key("A folder or a file.", "")
     kind: Literal["auto", "images", "sounds", "csv", "text"] = key(
-        "What the data are; by default as the names of the files say.", "auto"
+        "The kind of data; by default according to the file names.", "auto"
     )
     validation: float | str = key(
-        "The share of the data to validate with, or a path of data of their own; 0: none.", 0.2
+        "The share of the data to validate with, or a path of other data; 0: no validation.", 0.2
     )
     batch_size: int | None = key(
-        "Samples of a step; by default 32, or as many as the file of the model fixes.", None
+        "Samples per step; by default 32, or the number fixed in the model file.", None
     )
-    shuffle: bool = key("Whether each epoch has the samples in another order.", True)
-    drop_last: bool = key("Whether a last, smaller batch is left out.", False)
+    shuffle: bool = key("Use a different order of samples in each epoch.", True)
+    drop_last: bool = key("Leave out a last, smaller batch.", False)
     augment: Sequence[str] = key("Random changes of pictures: flip, crop, color.", ())
-    prefetch: int = key("Batches that are made ahead.", 2)
-    classes: Sequence[str] = key("Names of the classes; by default those of the data.", ())
+    prefetch: int = key("Batches to prepare ahead.", 2)
+    classes: Sequence[str] = key("Names of the classes; by default taken from the data.", ())
     options: Mapping[str, Any] = key("Options of the dataset, see docs/data.md.", {})
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A table whose `name` chooses a class, and which holds the options of that class."""
+    """A table whose `name` chooses a class, and whose other keys are the options of that class."""
 
     name: str
     options: Mapping[str, Any]
@@ -109,50 +111,54 @@ class Chosen:
 class FitTable:
     """The training itself."""
 
-    epochs: int = key("How often all data are seen.", 10)
+    epochs: int = key("Passes over the data.", 10)
     metrics: Sequence[str] | None = key(
-        "What is measured besides the loss; by default accuracy of classes, mae of values, "
-        "perplexity of texts.",
+        "Metrics besides the loss; by default accuracy for classes, mae for values, perplexity "
+        "for texts.",
         None,
     )
     accumulate: int = key("Batches whose gradients make one step.", 1)
-    patience: int | None = key("Stop after so many epochs that bring nothing better.", None)
-    monitor: str = key("What decides which checkpoint is the best; by default val_loss.", "")
-    mode: Literal["min", "max"] | None = key("Whether less of it is better, or more.", None)
+    patience: int | None = key("Stop after so many epochs without improvement.", None)
+    monitor: str = key(
+        "The column that decides which checkpoint is the best; by default val_loss.", ""
+    )
+    mode: Literal["min", "max"] | None = key(
+        "Direction of improvement of the monitored column.", None
+    )
     hours: float | None = key("Stop after this time.", None)
-    seed: int = key("Of all random numbers.", 0)
-    threads: int | None = key("Threads of a step; by default all cores.", None)
+    seed: int = key("Seed of all random numbers.", 0)
+    threads: int | None = key("Threads per step; by default all cores.", None)
     memory_budget: str | None = key(
-        "Bytes that a step may plan with, as 48 MB; by default as many as the fastest step takes.",
+        "Memory limit for the plan of a step, such as 48 MB; by default none: the fastest step.",
         None,
     )
     micro_batches: int | None = key(
-        "Parts in which a batch is trained on, with one update; by default one, or as many as the "
-        "budget needs.",
+        "Parts of a batch that are trained one after another, with one update; by default one, or "
+        "as many as the budget needs.",
         None,
     )
     own_statistics: bool = key(
-        "Whether training batch normalisations may take their statistics over each part.", False
+        "Let training batch normalisations take their statistics over each part.", False
     )
     skip_nonfinite: bool = key(
-        "Whether a step updates nothing where a gradient is NaN or infinite, and is counted as "
-        "skipped; by default as the option of the optimizer says.",
+        "Skip and count updates with NaN or infinite gradients; by default according to the option "
+        "of the optimizer.",
         False,
     )
-    skip_limit: int = key("How many updates in a row may be skipped before an error.", 10)
-    keep: int = key("How many of the newest checkpoints stay, besides the best one.", 2)
-    checkpoint_every: int | None = key("Steps between checkpoints; by default an epoch.", None)
+    skip_limit: int = key("The number of updates in a row that may be skipped before an error.", 10)
+    keep: int = key("The number of newest checkpoints to keep, in addition to the best one.", 2)
+    checkpoint_every: int | None = key("Steps between checkpoints; by default one epoch.", None)
     unfreeze: Mapping[str, int] = key(
-        "Patterns among those of train, each with the epoch from which they are trained.", {}
+        "Patterns from train, each with the epoch from which they are trained.", {}
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTable:
-    """What is written."""
+    """The output of a run."""
 
     folder: str = key("The folder of the run.", "run")
-    tensorboard: bool = key("Whether to write event files for TensorBoard, too.", False)
+    tensorboard: bool = key("Also write event files for TensorBoard.", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,39 +173,39 @@ class RunConfig:
     output: OutputTable = field(default_factory=OutputTable)
 
     def loss(self, default: str) -> Loss | None:
-        """The loss; `default` is the name of what fits the data.  None: the model computes it."""
+        """Return the loss, `default` unless one is named; None: the model computes it."""
         table = self.model
         if table.loss == "none":
             return None
         return choices.loss(table.loss or default, table.loss_options, "[model] loss")
 
     def sparse_update(self) -> SparseUpdate | None:
-        """What is trained of the parameters that `train` names; None: all of them."""
+        """Return the sparse update of the parameters named by `train`; None: train all of them."""
         given = self.model.update
         return tables.make(SparseUpdate, given, "[model] update") if given else None
 
     def adapters(self) -> Lora | None:
-        """The adapters that the model gets; None: it stays as it is."""
+        """Return the adapters to add to the model; None: no adapters."""
         given = self.model.lora
         return tables.make(Lora, given, "[model] lora") if given else None
 
     def tied(self) -> Sequence[Sequence[str]] | str | None:
-        """What is trained as one, as `generate_artifacts` takes it."""
+        """Return the tied parameters, as `generate_artifacts` takes them."""
         given = self.model.tie
         if isinstance(given, bool):
             return "auto" if given else ()
         return given
 
     def method(self) -> OptimizerSpec:
-        """The optimizer."""
+        """Return the optimizer."""
         return choices.optimizer(self.optimizer.name, self.optimizer.options, "[optimizer]")
 
     def rates(self) -> Schedule:
-        """The schedule of the learning rate."""
+        """Return the schedule of the learning rate."""
         return choices.schedule(self.schedule.name, self.schedule.options, "[schedule]")
 
     def changed(self, table: str, **values: Any) -> RunConfig:
-        """A configuration with other values in a table."""
+        """Return a configuration with other values in a table."""
         return dataclasses.replace(
             self, **{table: dataclasses.replace(getattr(self, table), **values)}
         )
@@ -212,11 +218,11 @@ TABLES: dict[str, Any] = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Return the tables of a TOML file.
 
     Raises:
         FileError: it cannot be read.
-        InputError: it is no TOML; the message has the line.
+        InputError: it is not TOML; the message has the line.
     """
     data = files.read(str(path), "configuration")
     try:
@@ -226,10 +232,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def override(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> None:
-    """Put values in their places; their names are TABLE.KEY, as fit.epochs.
+    """Put values in their places; their names are TABLE.KEY, such as fit.epochs.
 
     Raises:
-        InputError: a name is no place in a table.
+        InputError: a name is not a place in a table.
     """
     for name, value in changes.items():
         *parts, last = name.split(".")
@@ -239,17 +245,19 @@ def override(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> 
             ]
             near = [place for place in known if place.endswith(f".{name}")]
             hint = f"; did you mean {near[0]}?" if near else nearest(name, known)
-            raise InputError(f"{option} {name}: expected TABLE.KEY=VALUE, as fit.epochs=3{hint}")
+            raise InputError(
+                f"{option} {name}: expected TABLE.KEY=VALUE, such as fit.epochs=3{hint}"
+            )
         table = found
         for part in parts:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise InputError(f"{option} {name}: {part!r} is no table")
+                raise InputError(f"{option} {name}: {part!r} is not a table")
         table[last] = value
 
 
 def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
-    """A configuration of the tables of a file.
+    """Make a configuration from the tables of a file.
 
     Raises:
         InputError, DTypeError: an unknown table or key, or a value that does not fit; the message

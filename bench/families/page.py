@@ -11,21 +11,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 INTRODUCTION = """\
 # Model families
 
-Models of library code, and by hand in plain PyTorch, exported by both of PyTorch's exporters and
-trained here as there. Written by
+Models from libraries, and written by hand in plain PyTorch, exported by both of PyTorch's exporters
+and trained in both systems. Written by
 `EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.families --page`, where that Python has torch,
-torchvision, timm and transformers. The [last section](#rewritten-models) has models that others
-have written again.
+torchvision, timm and transformers. The [last section](#rewritten-models) has models that other
+tools have rewritten.
 
 The models are small: a few layers, random weights, dropout 0. `old` is the exporter that traces,
 `new` the one over `torch.export`; the number is the opset; `train` and `eval` say which statistics
-normalisations use; `folded` models were optimised by the exporter, as both do by default. The
-columns: the largest difference of the losses of three AdamW steps from PyTorch's; of the gradients
-of the first step, relative to the largest element of each; and of the outputs of the trained model,
-exported for inference, checked by `onnx.checker` with strict shape inference and run by stock
-onnxruntime, from those of the engine's eval model. Models whose float32 results PyTorch itself does
-not agree with its float64 on are compared in float64. What is `refused` is a limit that
-[compatibility.md](compatibility.md) names; the numbers beside it are those with static axes.
+normalisations use; `folded` models were optimised by the exporter, the default of both. The
+columns give the largest differences: between the losses of three AdamW steps and PyTorch's; between
+the gradients of the first step and PyTorch's, relative to the largest element of each; and between
+the outputs of the engine's eval model and of the trained model, exported for inference, checked by
+`onnx.checker` with strict shape inference and run by stock onnxruntime. Models for which PyTorch's
+own float32 and float64 results disagree are compared in float64. A row with `refused` has met a
+limit named in [compatibility.md](compatibility.md); its numbers were measured with static axes.
 """
 REWRITTEN = "## Rewritten models"
 HEAD = "| family | export | losses | gradients | inference | remark |"
@@ -71,9 +71,9 @@ def write(results: dict[str, Comparison], sources: dict[str, str]) -> None:
     others = len(rows) - len(passed) - len(failed) - len(refused)
     counts = (
         f"{len({parts(t)[0] for t in passed})} of {len(families)} families and {len(passed)} of "
-        f"{len(rows)} exports train and export as they should; {len(failed)} fail, "
-        f"{len(refused)} are refused for a documented limit, {others} the exporter or onnxruntime "
-        "cannot do.\n"
+        f"{len(rows)} exports train and export correctly; {len(failed)} fail, "
+        f"{len(refused)} are refused for a documented limit, and for {others} the exporter or "
+        "onnxruntime fails.\n"
     )
     text = [INTRODUCTION, counts]
     for source in sorted(set(sources.values())):

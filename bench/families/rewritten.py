@@ -174,12 +174,12 @@ HEAD = """\
 INTRODUCTION = """\
 ## Rewritten models
 
-Models that are recorded for the tests, after others have written them again; by
-`python -m bench.families --rewritten --page`, which needs no PyTorch, but onnxslim and onnxsim.
-Models are `alike` where all three losses, all gradients and the export agree with PyTorch's as
-above. `folded` are those of which the rewriter has computed a parameter ahead, or laid it out for
-one machine: their first loss agrees, and less is trained. Where a `rewriter fails` it raises,
-or onnxruntime says of its model that it is invalid or another. What is refused is refused by name.
+Models recorded for the tests, after other tools have rewritten them; made by
+`python -m bench.families --rewritten --page`, which needs onnxslim and onnxsim, but not PyTorch.
+Models are `alike` if all three losses, all gradients and the export agree with PyTorch's as
+above. They are `folded` if the rewriter has computed a parameter ahead, or laid it out for
+one machine: their first loss agrees, and less is trained. A `rewriter fails` if it raises,
+or if onnxruntime finds its model invalid or different. Every refusal names its cause.
 """
 
 

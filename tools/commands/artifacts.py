@@ -38,43 +38,46 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     "--loss",
     required=True,
     metavar="NAME",
-    help="What to minimise: " + ", ".join(names.losses()) + "; none: the model's first output.",
+    help="The loss to minimise: "
+    + ", ".join(names.losses())
+    + "; none: minimise the model's first output.",
 )
 @click.option(
     "--loss-option",
     "loss_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option of the loss, as label_smoothing=0.1; repeat.",
+    help="An option of the loss, such as label_smoothing=0.1; repeat.",
 )
 @click.option(
     "--optimizer",
     default="adamw",
     show_default=True,
     metavar="NAME",
-    help="What updates the parameters: " + ", ".join(names.optimizers()) + "; or none.",
+    help="The optimizer: " + ", ".join(names.optimizers()) + "; or none.",
 )
 @click.option(
     "--optimizer-option",
     "optimizer_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option of the optimizer, as weight_decay=0.01; repeat.",
+    help="An option of the optimizer, such as weight_decay=0.01; repeat.",
 )
-@click.option("--lr", type=float, metavar="RATE", help="The learning rate to begin with.")
+@click.option("--lr", type=float, metavar="RATE", help="The initial learning rate.")
 @click.option(
     "--train",
     multiple=True,
     default=("*",),
     metavar="PATTERN",
-    help="Parameters to train, as 'classifier.*'; repeat; '!PATTERN' takes away.  [default: all]",
+    help="Parameters to train, such as 'classifier.*'; repeat; '!PATTERN' excludes.  "
+    "[default: all]",
 )
 @click.option(
     "--layers",
     multiple=True,
     metavar="PATTERN",
-    help="Sparse update: of --train, train only layers or parameters of such names, and what the "
-    "next four options name; repeat.",
+    help="Sparse update: of --train, train only layers or parameters with matching names, and "
+    "those that the next four options select; repeat.",
 )
 @click.option("--biases", is_flag=True, help="Sparse update: train all biases.")
 @click.option("--norms", is_flag=True, help="Sparse update: train scales and shifts of norms.")
@@ -89,39 +92,39 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     "--channels",
     multiple=True,
     metavar="PATTERN=SHARE",
-    help="Sparse update: of such weights, train the first input channels, as '*.conv2.*=0.25'; "
-    "repeat.",
+    help="Sparse update: train the first input channels of matching weights, such as "
+    "'*.conv2.*=0.25'; repeat.",
 )
 @click.option(
     "--loss-input",
     "loss_inputs",
     multiple=True,
     metavar="NAME",
-    help="Output of the model that the loss is taken of, then the name of the target; repeat.",
+    help="Output of the model that the loss takes, then the name of the target; repeat.",
 )
 @options.output_names
 @click.option(
     "--frozen-batch-norm/--training-batch-norm",
     default=None,
-    help="Whether all batch normalisations keep their statistics.  "
-    "[default: those that are not trained]",
+    help="Let all batch normalisations keep, or update, their statistics.  "
+    "[default: keep those that are not trained]",
 )
 @click.option(
     "--proximal",
     is_flag=True,
-    help="Also pull what is trained to anchors in the checkpoint, as FedProx has it.",
+    help="Also pull trained parameters to anchors in the checkpoint, as in FedProx.",
 )
 @click.option(
     "--tie",
     multiple=True,
     metavar="A=B",
-    help="Train parameters that an exporter has copied as one; repeat.  auto: those found.",
+    help="Train parameters that an exporter has copied as one; repeat.  auto: all found.",
 )
 @click.option(
     "--classes",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Replace the last layer if it has another number of outputs.",
+    help="Replace the last layer if its number of outputs is not N.",
 )
 @options.seed
 @click.option("--force", is_flag=True, help="Overwrite artifacts, and the checkpoint with them.")
@@ -203,7 +206,7 @@ def command(
         )
         return
     if replaced:
-        options.echo(f"the last layer {replaced!r} begins anew, for {classes} classes")
+        options.echo(f"the last layer {replaced!r} is replaced, for {classes} classes")
     options.echo(f"trained: {written.trained_values:,} values in {len(written.trained)} parameters")
     options.echo(f"frozen: {written.frozen_values:,} values in {len(written.frozen)} parameters")
     for name, size in sizes.items():

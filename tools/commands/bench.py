@@ -19,20 +19,20 @@ from engine.tools.commands import options
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD...]")
 @click.option(
     "--threads", "threads", type=options.counts, multiple=True, callback=options.each_once,
-    metavar="N,...", help="Threads of a step; several by repetition or commas.  [default: 1 and "
+    metavar="N,...", help="Threads per step; repeat, or separate with commas.  [default: 1 and "
     "all cores]",
 )  # fmt: skip
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
-    help="Samples of a step.  [default: those of the workload]",
+    help="Samples per step.  [default: the workload's]",
 )  # fmt: skip
 @click.option(
     "--time", "seconds", type=click.FloatRange(min=0, min_open=True), default=6.0,
-    show_default=True, metavar="S", help="Seconds of steps a row, about; three steps at least.",
+    show_default=True, metavar="S", help="Approximate seconds of steps per row; at least three steps.",
 )  # fmt: skip
 @click.option(
     "--compare", type=options.Existing(), nargs=2, metavar="A B",
-    help="Compare two files of --json, and measure nothing.",
+    help="Compare two files written with --json, without measuring.",
 )  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="Print the names of the workloads.")
 @options.out("Also write the result as a JSON file.")
@@ -49,10 +49,9 @@ def command(
 ) -> int:
     """Measure how fast this machine trains known models.
 
-    A row has the time of a training step (forward, backward, AdamW), how much longer it is than a
-    forward pass, operations a second and their share of what this machine can do, the memory of the
-    process, and how long a process takes to its first finished step.  docs/performance.md tells
-    more.
+    A row has the time of a training step (forward, backward, AdamW), its ratio to a forward pass,
+    operations per second and their share of this machine's peak, the memory of the process, and the
+    time from the start of a process to its first finished step.  See docs/performance.md.
 
     Exit status: 1 if a workload could not run; the others are printed.
     """

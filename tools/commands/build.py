@@ -30,22 +30,22 @@ from engine.tools.trimmed.targets import resolve
     "--ops",
     type=options.Existing(),
     metavar="CONFIG",
-    help="A library of kernels for the ops of a config, for plans of `edgegrad plan`.",
+    help="Make a library with the kernels for the ops of a config, for plans of `edgegrad plan`.",
 )
 @click.option(
     "--models",
     type=options.Existing(),
     multiple=True,
     metavar="FOLDER",
-    help="With --ops: artifacts all of whose kernels the library has; repeat.",
+    help="With --ops: artifacts whose kernels the library shall all have; repeat.",
 )
 @click.option("--name", default="", help="Prefix of all names.  [default: the folder's name]")
-@click.option("--static", is_flag=True, help="An archive, not a shared library.")
+@click.option("--static", is_flag=True, help="Make an archive, not a shared library.")
 @click.option("--size", is_flag=True, help="Prefer small code to fast code.")
 @click.option(
     "--freestanding",
     is_flag=True,
-    help="An archive that needs no C library: the caller gives memory and threads.",
+    help="Make an archive that needs no C library: the caller provides memory and threads.",
 )
 @click.option(
     "--joined",
@@ -57,7 +57,7 @@ from engine.tools.trimmed.targets import resolve
 @click.option(
     "--federated",
     is_flag=True,
-    help="Beside the Python module, a package by which a device takes part in a federation.",
+    help="Also write a Python package with which a device takes part in a federation.",
 )
 @click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
 @options.as_json

@@ -1,4 +1,4 @@
-"""`edgegrad check`: what a training will take, and whether there can be one."""
+"""`edgegrad check`: the memory and time of a training, and the obstacles to it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ _CANNOT, _OVER = 3, 4  # exit status
 )
 @click.argument("source", type=options.Existing(), metavar="ARTIFACTS|MODEL")
 @click.option(
-    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N", help="Samples of a step."
+    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N", help="Samples per step."
 )
 @options.shape
 @options.budget
-@options.threads("what a Module takes here")
+@options.threads("as a Module here")
 @click.option(
     "--loss", metavar="NAME",
-    help="Of a forward model: what to minimise.  [default: cross_entropy for an output of two "
-    "dimensions, else mse]",
+    help="For a forward model: the loss.  [default: cross_entropy for an output of two dimensions, "
+    "otherwise mse]",
 )  # fmt: skip
 @click.option(
     "--optimizer", default="adamw", show_default=True, metavar="NAME",
-    help="Of a forward model: what updates the parameters; or none.",
+    help="For a forward model: the optimizer; or none.",
 )  # fmt: skip
 @click.option(
     "--train", multiple=True, default=("*",), metavar="PATTERN",
-    help="Of a forward model: parameters to train, as 'classifier.*'; repeat.  [default: all]",
+    help="For a forward model: parameters to train, such as 'classifier.*'; repeat.  "
+    "[default: all]",
 )  # fmt: skip
-@click.option("--brief", is_flag=True, help="Do not look for what would take less.")
+@click.option("--brief", is_flag=True, help="Do not look for variants that take less.")
 @options.as_json
 @options.imports
 def command(
@@ -53,12 +54,12 @@ def command(
     brief: bool,
     as_json: bool,
 ) -> int:
-    """Tell what a training will take of memory and time, and what keeps a model from one.
+    """Predict the memory and time of a training, and list the obstacles to it.
 
-    Nothing is trained.  All nodes without a kernel or a gradient are told at once.  The memory is
-    that of the plans, which a budget bounds, and that of the whole process; the time is reckoned
-    from the speed of this machine, which is measured.  What would take less has figures of plans
-    of its own.
+    Nothing is trained.  All nodes without a kernel or a gradient are listed at once.  Memory is
+    given for the plans, which a budget bounds, and for the whole process; time is estimated from
+    the speed of this machine, which is measured.  Variants that take less are planned, too, and
+    listed with their figures.
 
     Exit status: 3 if the model cannot be trained, 4 if it does not fit the budget.
     """

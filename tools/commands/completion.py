@@ -22,8 +22,8 @@ SHELLS = ("bash", "zsh", "fish")
 def command(ctx: click.Context, shell: str) -> None:
     """Print a script that completes commands in a shell.
 
-    It completes the names of commands, of options and of their values, and paths.  For bash it
-    needs version 4.4.
+    It completes the names of commands and options, values of options, and paths.  Bash must be
+    version 4.4 or newer.
     """
     found = get_completion_class(shell)
     assert found is not None, shell

@@ -17,13 +17,13 @@ from engine.tools.commands import options
     type=click.IntRange(min=1),
     default=10,
     metavar="N",
-    help="How often all data are seen.  [default: 10]",
+    help="Passes over the data.  [default: 10]",
 )
 @options.threads("all cores")
 def command(out: Path, epochs: int, threads: int | None) -> int:
     """Train, export and check a digit classifier.
 
-    The data are the handwritten digits of scikit-learn.  Exit status: 0 when the exported model
-    is as accurate as it should be, else 1.
+    The data are the handwritten digits of scikit-learn.  Exit status: 0 if the exported model
+    is as accurate as expected, otherwise 1.
     """
     return demo.run(out, epochs, threads)

@@ -1,4 +1,4 @@
-"""`edgegrad eval`: how good a trained model is on other data."""
+"""`edgegrad eval`: measures a trained model on other data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Measure the loss and metrics of a trained model on other data.
 
-    The data are prepared as those that it was trained on.
+    The data are prepared like the training data.
     """
     config = runs.read_config(run)
     dataset = runs.open_data(config, run, Path(data))

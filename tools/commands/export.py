@@ -15,7 +15,7 @@ from engine.trainer.trainer import Trainer
     epilog=options.examples(
         "edgegrad export run -o model.onnx",
         "edgegrad export artifacts/ -o model.onnx",
-        "edgegrad export run --artifacts -o device/        # for a device that goes on training",
+        "edgegrad export run --artifacts -o device/        # for a device that continues training",
     )
 )
 @click.argument("run", type=options.Existing(), metavar="RUN|ARTIFACTS")
@@ -26,7 +26,7 @@ from engine.trainer.trainer import Trainer
     "--artifacts",
     "as_artifacts",
     is_flag=True,
-    help="Write the artifacts of a run, with its trained parameters as first values.",
+    help="Write the artifacts of a run, with its trained parameters as initial values.",
 )
 @options.as_json
 @options.imports
@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Write a trained model as plain ONNX, for inference anywhere.
 
-    Of a folder of artifacts, the parameters are those of its checkpoint.
+    For a folder of artifacts, the parameters come from its checkpoint.
     """
     if as_artifacts and outputs:
         raise click.UsageError("--output is for the export to ONNX: leave it out")

@@ -1,4 +1,4 @@
-"""`edgegrad lora`: adapters for a forward model, and what becomes of them."""
+"""`edgegrad lora`: adapters for a forward model: adding, merging and opening them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engine.tools.commands import options
     "patterns",
     multiple=True,
     metavar="REGEX",
-    help="Adapt the layers in whose name, or weight's or node's, this is found; repeat.",
+    help="Adapt layers where the name of layer, weight or node contains a match; repeat.",
 )
 @click.option(
     "--rank", type=click.IntRange(min=1), default=8, show_default=True, metavar="N",
@@ -44,10 +44,14 @@ from engine.tools.commands import options
 @click.option(
     "--merge", is_flag=True, help="Merge the adapters of a trained model into its weights instead."
 )
-@click.option("--dequantise", is_flag=True, help="With --merge: into quantised weights, too.")
+@click.option(
+    "--dequantise",
+    is_flag=True,
+    help="With --merge: also merge into quantised weights, as float32.",
+)
 @click.option(
     "--open", "opens", is_flag=True,
-    help="Make the adapters of a trained model inputs instead, for onnxruntime's adapters.",
+    help="Turn the adapters of a trained model into inputs instead, for onnxruntime's adapters.",
 )  # fmt: skip
 @click.option(
     "--adapter", type=click.Path(path_type=Path), metavar="PATH",
@@ -69,10 +73,10 @@ def command(
     adapter: Path | None,
     as_json: bool,
 ) -> None:
-    """Give layers of a model low-rank adapters, or merge those that it has.
+    """Add low-rank adapters to layers of a model, or merge its adapters.
 
-    Adapted are MatMul, Gemm, 1x1 Conv and MatMulNBits, also with quantised weights.  Everything
-    that trains the model then trains the adapters alone.
+    MatMul, Gemm, 1x1 Conv and MatMulNBits can have adapters, also with quantised weights.  All
+    commands that train the model then train only the adapters.
     """
     if sum((bool(patterns), merge, opens)) != 1:
         raise click.UsageError("give one of --match, --merge and --open")

@@ -1,4 +1,4 @@
-"""`edgegrad new`: a project to begin with."""
+"""`edgegrad new`: a project to start from."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engine.tools.commands import options
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @options.as_json
 def command(template: str | None, folder: Path | None, as_json: bool) -> None:
-    """Begin a project: copy a template that runs.
+    """Start a project: copy a template that runs.
 
-    Without arguments, the templates are listed.
+    Without arguments, list the templates.
     """
     if template is None:
         known = templates.templates()

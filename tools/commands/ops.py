@@ -1,4 +1,4 @@
-"""`edgegrad ops`: what can be trained of models, and the op list of a build."""
+"""`edgegrad ops`: which nodes of models can be trained, and the op list of a build."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or ar
     "--within",
     type=options.Existing(),
     metavar="CONFIG",
-    help="Check instead that no op is used but those of a config.",
+    help="Check instead that only ops of a config are used.",
 )
 @options.imports
 def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: Path | None) -> int:
-    """Say which nodes of models can be trained, and why not.
+    """List which nodes of models can be trained, and why others cannot.
 
-    Behind the nodes it says what to do about those that cannot.  Of a folder, every model in it is
-    read.  Without a model: the operators through which no
-    gradient flows, why, and what to do.
+    After the nodes there is advice about those that cannot.  In a folder, every model is read.
+    Without a model, list the operators through which no gradient flows, with reasons and advice.
 
-    Exit status: 0 all can be trained, 3 some nodes run but have no gradient, 4 some are not
-    supported.
+    Exit status: 0 if all nodes can be trained, 3 if some run but have no gradient, 4 if some are
+    not supported.
     """
     if sum(map(bool, (as_json, out, within))) > 1:
         raise click.UsageError("--json, --out and --within exclude one another")
@@ -72,7 +71,7 @@ def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: P
 
 
 def _models(paths: Sequence[Path]) -> list[Path]:
-    """The ONNX files that paths name: a file itself, and of a folder every model in it.
+    """Return the ONNX files that paths name: a file itself, or every model in a folder.
 
     Raises:
         FileError: there is no model at all.

@@ -20,16 +20,16 @@ Decorator = Callable[[Command], Command]
 
 
 class Existing(click.Path):
-    """The path of a file or folder that is there.  One that is not is an error of status 1."""
+    """The path of an existing file or folder.  A missing one is an error with status 1."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path.
+        """Return the path.
 
         Raises:
-            FileError: nothing is there; the message has the nearest names of that folder.
+            FileError: it does not exist; the message has the nearest names of that folder.
         """
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.exists() or (ctx is not None and ctx.resilient_parsing):
@@ -40,24 +40,24 @@ class Existing(click.Path):
 
 
 def counts(value: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on, from a word `N,...`."""
+    """Return whole numbers from 1 on, from a word `N,...`."""
     words = [word.strip() for word in value.split(",")]
     if not all(w.isdecimal() and int(w) > 0 for w in words):
-        raise click.BadParameter(f"{value!r}: expected numbers of at least 1, as 8 or 8,32")
+        raise click.BadParameter(f"{value!r}: expected numbers of at least 1, such as 8 or 8,32")
     return tuple(map(int, words))
 
 
 def named_shape(value: str) -> tuple[str, tuple[int, ...]]:
-    """The name and the shape of an input, from a word `NAME=D,D,...`."""
+    """Return the name and the shape of an input, from a word `NAME=D,D,...`."""
     name, _, dims = value.rpartition("=")
     words = [word.strip() for word in dims.split(",") if word.strip()]
     if not name or not all(word.isdecimal() for word in words):
-        raise click.BadParameter(f"{value!r}: expected NAME=D,D,..., as x=8,3,224,224")
+        raise click.BadParameter(f"{value!r}: expected NAME=D,D,..., such as x=8,3,224,224")
     return name, tuple(map(int, words))
 
 
 def in_bytes(value: str) -> int:
-    """A number of bytes, from a word such as 48MB."""
+    """Return a number of bytes, from a word such as 48MB."""
     from engine import arguments  # numpy, which help does without
     from engine.errors import InputError
 
@@ -70,7 +70,7 @@ def in_bytes(value: str) -> int:
 def each_once(
     ctx: click.Context, param: click.Parameter, value: Sequence[tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """The numbers of an option that may be given several times, each once."""
+    """Return the numbers of an option that may be given several times, each once."""
     return tuple(dict.fromkeys(n for numbers in value for n in numbers))
 
 
@@ -81,11 +81,11 @@ batch = click.option(
     multiple=True,
     callback=each_once,
     metavar="N,...",
-    help="Samples of a step; several by repetition or commas.",
+    help="Samples per step; repeat, or separate with commas.",
 )
 batch_size = click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
-    help="Samples of a step.  [default: 32, or that of the run]",
+    help="Samples per step.  [default: 32, or the run's]",
 )  # fmt: skip
 shape = click.option(
     "--shape",
@@ -93,21 +93,21 @@ shape = click.option(
     type=named_shape,
     multiple=True,
     metavar="NAME=D,D,...",
-    help="Shape of an input; repeat for each that the batch size does not determine.",
+    help="Shape of an input; repeat for each input whose shape the batch size does not determine.",
 )
 budget = click.option(
     "--budget",
     type=in_bytes,
     metavar="BYTES",
-    help="What all regions of a step may take, as 48MB or 1.5GiB.",
+    help="Memory limit for all regions of a step, such as 48MB or 1.5GiB.",
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="Of all random numbers.",
+    help="Seed of all random numbers.",
 )  # fmt: skip
 checkpoint = click.option(
     "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True,
-    help="Which parameters of the run.",
+    help="The checkpoint of the run to take parameters from.",
 )  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 imports = click.option(
@@ -123,17 +123,17 @@ imports = click.option(
 
 
 def threads(default: str) -> Decorator[Any]:
-    """The option --threads, one number; `default` says in words what stands for it."""
+    """Return the option --threads, one number; `default` describes its default in words."""
     return click.option(
         "--threads",
         type=click.IntRange(min=1),
         metavar="N",
-        help=f"Threads of a step.  [default: {default}]",
+        help=f"Threads per step.  [default: {default}]",
     )
 
 
 def out(what: str, *, required: bool = False, default: str | None = None) -> Decorator[Any]:
-    """The option -o, --out; `what` says what is written."""
+    """Return the option -o, --out; `what` is its help text."""
     return click.option(
         "-o",
         "--out",
@@ -149,10 +149,10 @@ def out(what: str, *, required: bool = False, default: str | None = None) -> Dec
 def targets(function: Command) -> Command:
     """Add the options that choose a processor: --target, or its parts."""
     rows = (
-        ("--target", "native", "TARGET", "A name of `edgegrad targets`.  [default: native]"),
-        ("--triple", "", "TRIPLE", "An LLVM triple in place of a target's name."),
+        ("--target", "native", "TARGET", "A name from `edgegrad targets`.  [default: native]"),
+        ("--triple", "", "TRIPLE", "An LLVM triple, instead of a target's name."),
         ("--cpu", "", "CPU", "LLVM's name of the CPU."),
-        ("--features", None, "LIST", "LLVM features, as +dotprod,-sve."),
+        ("--features", None, "LIST", "LLVM features, such as +dotprod,-sve."),
     )
     for name, default, metavar, text in reversed(rows):
         function = click.option(name, default=default, metavar=metavar, help=text)(function)
@@ -160,23 +160,23 @@ def targets(function: Command) -> Command:
 
 
 def output_names(function: Command) -> Command:
-    """Add the option --output, which chooses what inference computes."""
+    """Add the option --output, which chooses the results of inference."""
     return click.option(
         "--output",
         "outputs",
         multiple=True,
         metavar="NAME",
-        help="Tensor that inference computes; repeat.  [default: what the loss reads]",
+        help="Tensor that inference computes; repeat.  [default: the inputs of the loss]",
     )(function)
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: command lines to begin with."""
+    """Return the end of a command's help: examples of command lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print a text, which may hold names that others chose: none of them steers the terminal."""
+    """Print a text so that foreign names in it cannot control the terminal."""
     click.echo(foreign_text.visible(text), nl=nl, err=err)
 
 

@@ -1,4 +1,4 @@
-"""The page of commands: the parts of docs/commands.md that are made of the commands themselves.
+"""The page of commands: the parts of docs/commands.md generated from the commands themselves.
 
     python -m engine.tools.commands.page docs/commands.md
 
@@ -36,12 +36,12 @@ _OURS = {"folder", "path", "source", "classes", "labelled", "preparation"}  # no
 
 
 def page(text: str) -> str:
-    """The page with its made parts made anew."""
+    """Return the page with its generated parts made again."""
     return _PART.sub(lambda found: f"{found[1]}\n{_PARTS[found['name']]()}\n{found[3]}", text)
 
 
 def commands() -> str:
-    """Every command: what it does, its arguments and options, examples."""
+    """Describe every command: its help, arguments and options, examples."""
     return "\n".join(_command(name) for name, row in COMMANDS.items() if row.section)
 
 
@@ -70,13 +70,13 @@ def _cell(text: str) -> str:
 
 
 def statuses() -> str:
-    """The exit statuses that all commands share."""
+    """List the exit statuses that all commands share."""
     rows = "\n".join(f"| {status} | {meaning} |" for status, meaning in STATUSES.items())
     return f"| status | meaning |\n|---|---|\n{rows}\n"
 
 
 def configuration() -> str:
-    """All tables of run.toml, with the types and defaults of their keys."""
+    """List all tables of run.toml, with the types and defaults of their keys."""
     return "\n".join(_tables())
 
 
@@ -121,7 +121,7 @@ def _datasets() -> Iterator[str]:
 
 
 def _options(maker: Callable[..., Any], left_out: set[str]) -> str:
-    """Options with their defaults, where there is one that TOML can say."""
+    """List options, with their defaults if TOML can express them."""
     shown = []
     for name, option in tables.options(maker).items():
         if name not in left_out:
@@ -135,7 +135,7 @@ def _type(option: tables.Option) -> str:
 
 
 def _default(option: tables.Option) -> str:
-    """The default as TOML has it; empty if there is none, or it stands for another one."""
+    """Return the default in TOML; empty if there is none, or if it stands for another one."""
     if option.default is None or option.default is dataclasses.MISSING:
         return ""
     try:
@@ -150,7 +150,7 @@ _PARTS: dict[str, Callable[[], str]] = {
 
 
 def main(argv: list[str]) -> None:
-    """Make the parts of a page anew."""
+    """Make the generated parts of a page again."""
     path = Path(argv[0])
     path.write_text(page(path.read_text("utf-8")), "utf-8")
 

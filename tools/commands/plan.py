@@ -1,4 +1,4 @@
-"""`edgegrad plan`: the plans of a model, to read, to compare, to check and to write."""
+"""`edgegrad plan`: reads, compares, checks and writes the plans of a model."""
 
 from __future__ import annotations
 
@@ -44,23 +44,25 @@ _DIFFERENT = 3  # exit status of --diff
     "--ranks",
     type=click.IntRange(2),
     metavar="N",
-    help="Plan the training step of one of N ranks, which has --batch samples of a batch.",
+    help="Plan the training step of one of N ranks, which gets --batch samples of each batch.",
 )
-@options.threads("what a Module takes here; with -o 1")
+@options.threads("as a Module here; with -o 1")
 @options.targets
 @options.output_names
 @click.option("--arena", is_flag=True, help="Also draw the work arena over time.")
 @click.option(
-    "--kept", is_flag=True, help="Print what is kept for the backward pass, in place of the steps."
+    "--kept",
+    is_flag=True,
+    help="Print the values kept for the backward pass, instead of the steps.",
 )
 @click.option("--words", is_flag=True, help="Also name the numbers of each step.")
 @click.option(
     "--picture",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a page with the arenas over time, who holds the peak, and what would take less.",
+    help="Write a page with the arenas over time, the tensors at the peak, and smaller variants.",
 )
-@click.option("--verify", "only_verify", is_flag=True, help="Check the plans, and print no more.")
+@click.option("--verify", "only_verify", is_flag=True, help="Only check the plans.")
 @click.option(
     "--diff",
     "other",
@@ -73,7 +75,7 @@ _DIFFERENT = 3  # exit status of --diff
     "--ops",
     type=options.Existing(),
     metavar="CONFIG",
-    help="With -o: refuse what a library of this config lacks.",
+    help="With -o: refuse ops that a library of this config lacks.",
 )
 @click.option(
     "--joined",
@@ -107,18 +109,20 @@ def command(
 ) -> int:
     """Print, draw, compare, check or write the plans of a model.
 
-    Of artifacts, these are the plans of a training step, which is one plan, and of training,
+    For artifacts, these are the plan of a whole training step, and the plans of training,
     evaluation, inference and the optimizer as separate calls, for every batch size; with --budget
-    that of the step alone.  Of a file of plans it says what it holds, having checked it.
+    only the plan of the step.  A file of plans is checked and summarised.
 
-    Exit status: with --diff 3 if plans differ.
+    Exit status: 3 if plans differ, with --diff.
     """
     if out is not None and (arena or kept or words or picture or only_verify or other):
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
     if budget is not None and (out or other):
         raise click.UsageError("--budget is for plans that are printed, drawn or verified")
     if ranks is not None and out:
-        raise click.UsageError("a library trains alone: --ranks is for plans that are not written")
+        raise click.UsageError(
+            "a library trains without other ranks: --ranks cannot be used with -o"
+        )
     for name, is_given in (("--ops", ops is not None), ("--joined", joined)):
         if is_given and out is None:
             raise click.UsageError(f"{name} is for plans that -o writes")
@@ -179,7 +183,7 @@ def _draw(
     if here and source.is_dir():
         batch = next(iter(asked.batches), None)
         of = checks.Asked(batch, asked.shapes, asked.threads, asked.budget)
-        alone = models if asked.ranks is None else None  # the figures are those of one process
+        alone = models if asked.ranks is None else None  # the figures are for one process
         told = checks.check_path(source, of, checks.Made(), progress, alone)
     write_picture(picture, f"Plans of {source}", found, told)
     options.echo(f"{picture}: {picture.stat().st_size:,} bytes")
@@ -203,9 +207,9 @@ def _write(source: Path, out: Path, given: Options, ops: Path | None, as_json: b
 def _compare(
     mine: dict[str, Plan], theirs: dict[str, Plan], source: Path, other: Path, as_json: bool
 ) -> int:
-    """Print how plans differ, as a unified diff of their texts; returns the exit status.
+    """Print how plans differ, as a unified diff of their texts; return the exit status.
 
-    A model is one plan a batch size, so plans of two models are compared in their order.
+    A model has one plan per batch size, so plans of two models are compared in order.
     """
     if not source.is_dir() and not other.is_dir():
         theirs = dict(zip(mine, theirs.values(), strict=True))

@@ -1,4 +1,4 @@
-"""`edgegrad predict`: what a trained model says of files."""
+"""`edgegrad predict`: the predictions of a trained model for files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.tools.commands import options
 @options.batch_size
 @options.checkpoint
 @options.threads("all cores")
-@options.out("Write a table, *.csv or *.json, in place of lines.")
+@options.out("Write a table, *.csv or *.json, instead of lines.")
 @options.as_json
 @options.imports
 def command(
@@ -36,7 +36,7 @@ def command(
 ) -> None:
     """Predict the classes of files, with their probabilities, or values.
 
-    Of a folder, all files at any depth are read.
+    In a folder, all files at any depth are read.
     """
     if out is not None and out.suffix not in prediction.FORMATS:
         raise click.UsageError(f"--out {out}: expected a name that ends with .csv or .json")

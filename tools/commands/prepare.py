@@ -29,15 +29,15 @@ from engine.tools.trimmed.progress import Progress
     multiple=True,
     callback=options.each_once,
     metavar="N,...",
-    help="Threads of a step; several as batches.  [default: what a Module takes here]",
+    help="Threads per step; repeat, or separate with commas.  [default: as a Module here]",
 )
 @click.option(
     "--target",
     "targets",
     multiple=True,
     metavar="TARGET",
-    help="A device with the kernels of its wheel alone: a level, as x86-64-v3, or a name of "
-    "`edgegrad targets`; repeat.  [default: this machine]",
+    help="A device that uses only the kernels of its wheel: a level, such as x86-64-v3, or a name "
+    "from `edgegrad targets`; repeat.  [default: this machine]",
 )
 @options.budget
 @options.as_json
@@ -53,8 +53,8 @@ def command(
 ) -> None:
     """Write plans beside artifacts, so that training starts at once.
 
-    A shape may be given several times, for each input with other symbolic dimensions and for
-    several plans.  Without --batch, it is the first dimension of the shapes.
+    Give --shape several times for several inputs or several plans.  Without --batch, the batch size
+    is the first dimension of the shapes.
     """
     if not batches and not shapes:
         raise click.UsageError("give the samples of a step, as --batch 8, or --shape")
@@ -73,7 +73,7 @@ def command(
 def _shapes(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], batches: tuple[int, ...]
 ) -> list[tuple[int, prepare.Shapes]]:
-    """The shapes to plan for: every batch size with every shape that is given for an input."""
+    """Return the shapes to plan for: every batch size with every shape given for an input."""
     named: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, shape in shapes:
         named.setdefault(name, []).append((name, shape))

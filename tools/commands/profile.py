@@ -19,17 +19,17 @@ from engine.tools.commands import options
 @click.argument("artifacts", type=options.Existing(), metavar="ARTIFACTS")
 @click.option(
     "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
-    help="Samples of a step.  [default: what the model fixes, or 8]",
+    help="Samples per step.  [default: the model's fixed size, or 8]",
 )  # fmt: skip
 @options.shape
-@options.threads("what a Module takes here")
+@options.threads("as a Module here")
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
-    help="Runs whose medians are told.",
+    help="Number of runs to take medians over.",
 )  # fmt: skip
 @click.option(
     "--by", "by", type=click.Choice(["phase", "kernel", "node", "step"]), multiple=True,
-    help="What the times are summed by; repeat.  [default: phase, kernel, node]",
+    help="How to sum the times; repeat.  [default: phase, kernel, node]",
 )  # fmt: skip
 @click.option(
     "--lines", type=click.IntRange(min=0), default=15, show_default=True, metavar="N",
@@ -57,10 +57,10 @@ def command(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Tell where the time of a training step goes: by kernel, by node, by phase.
+    """Show where the time of a training step goes: by kernel, by node, by phase.
 
-    The step runs on inputs that are made up: normal floats, whole numbers that the model takes,
-    masks of ones.  The artifacts stay as they are.  docs/performance.md says what the columns mean.
+    The step runs on generated inputs: normal floats, whole numbers that the model accepts, masks
+    of ones.  The artifacts are not changed.  docs/performance.md explains the columns.
     """
     from engine.tools import profiles
     from engine.tools.trimmed.progress import Progress

@@ -14,18 +14,18 @@ class Commands(click.Group):
     """A group that imports a command when it is chosen, and no other."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands that are not hidden, in the order of the help."""
+        """Return the names of all commands that are not hidden, in the order of the help."""
         return [name for name, row in COMMANDS.items() if row.section]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, imported now."""
+        """Import and return the command of a name."""
         row = COMMANDS.get(cmd_name)
         return None if row is None else row.load()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that words begin with.
+        """Return the command named by the first word.
 
         Raises:
             UsageError: there is none of that name; the message has the nearest ones.
@@ -46,7 +46,7 @@ class Commands(click.Group):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands that begin with what is typed, from the table."""
+        """Return the commands whose names start with the typed text, from the table."""
         found = [
             CompletionItem(name, help=row.summary)
             for name, row in COMMANDS.items()

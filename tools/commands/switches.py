@@ -1,4 +1,4 @@
-"""`edgegrad switches`: the environment variables that change what edgegrad does."""
+"""`edgegrad switches`: the environment variables that change the behaviour of edgegrad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.tools.commands import options
 def command(as_json: bool) -> None:
     """List the EDGEGRAD_* environment variables and their values.
 
-    One that is set shows its value.
+    Variables that are set are shown with their values.
     """
     values = {name: switch(name) for name in SWITCHES}
     if as_json:

@@ -1,4 +1,4 @@
-"""The table of commands.  It needs no package, so that help and completion import no command."""
+"""The table of commands.  It needs no package, so help and completion import no command."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class Row:
     """A command.
 
-    module: the file under engine.tools.commands that has it as `command`.
+    module: the module of engine.tools.commands that defines it as `command`.
     summary: the first sentence of its help.
-    section: the heading under which `edgegrad --help` has it; hidden if there is none.
+    section: its heading in `edgegrad --help`; the command is hidden if this is empty.
     """
 
     module: str
@@ -32,7 +32,7 @@ class Row:
 _DEVICES, _MODELS, _ABOUT, _TRAINING = "Devices", "Models", "This installation", "Training"
 
 COMMANDS = {
-    "new": Row("new", "Begin a project: copy a template that runs.", _TRAINING),
+    "new": Row("new", "Start a project: copy a template that runs.", _TRAINING),
     "train": Row("train", "Train a model on a folder of data.", _TRAINING),
     "eval": Row("evaluate", "Measure the loss and metrics of a trained model on other data.",
                 _TRAINING),
@@ -43,13 +43,13 @@ COMMANDS = {
     "demo": Row("demo", "Train, export and check a digit classifier.", _TRAINING),
     "artifacts": Row("artifacts", "Make a forward model trainable: write its artifacts.",
                      _TRAINING),
-    "lora": Row("lora", "Give layers of a model low-rank adapters, or merge those that it has.",
+    "lora": Row("lora", "Add low-rank adapters to layers of a model, or merge its adapters.",
                 _MODELS),
-    "ops": Row("ops", "Say which nodes of models can be trained, and why not.", _MODELS),
-    "check": Row("check", "Tell what a training will take of memory and time, and what keeps a "
-                 "model from one.", _MODELS),
+    "ops": Row("ops", "List which nodes of models can be trained, and why others cannot.", _MODELS),
+    "check": Row("check", "Predict the memory and time of a training, and list the obstacles to "
+                 "it.", _MODELS),
     "plan": Row("plan", "Print, draw, compare, check or write the plans of a model.", _MODELS),
-    "profile": Row("profile", "Tell where the time of a training step goes: by kernel, by node, by "
+    "profile": Row("profile", "Show where the time of a training step goes: by kernel, by node, by "
                    "phase.", _MODELS),
     "prepare": Row("prepare", "Write plans beside artifacts, so that training starts at once.",
                    _DEVICES),
@@ -58,15 +58,15 @@ COMMANDS = {
     "bench": Row("bench", "Measure how fast this machine trains known models.", _ABOUT),
     "switches": Row("switches", "List the EDGEGRAD_* environment variables and their values.",
                     _ABOUT),
-    "version": Row("version", "Print the versions of edgegrad and of what it builds on.", _ABOUT),
+    "version": Row("version", "Print the versions of edgegrad and its dependencies.", _ABOUT),
     "completion": Row("completion", "Print a script that completes commands in a shell.", _ABOUT),
     "show": Row("show", "Print the plan of a model; now a part of `edgegrad plan`."),
 }  # fmt: skip
 
 STATUSES = {  # exit statuses that all commands share
     0: "done",
-    1: "an error, told in one line",
+    1: "an error, described in one line",
     2: "wrong usage",
     130: "interrupted by Ctrl-C",
-    141: "the reader of the output has gone",
+    141: "the reader of the output has closed it",
 }

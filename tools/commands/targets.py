@@ -1,4 +1,4 @@
-"""`edgegrad targets`: the devices known by name, and what would link for them."""
+"""`edgegrad targets`: the devices known by name, and the linker for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from engine.tools.trimmed.targets import ALIASES, TARGETS, resolve
 def command(as_json: bool) -> None:
     """List the devices that builds and plans are made for.
 
-    With each: its LLVM triple and CPU, the width of its vectors, and what would link for it here.
+    Each is listed with its LLVM triple and CPU, the width of its vectors, and the linker that would
+    be used here.
     """
     rows: list[dict[str, Any]] = []
     for name in ("native", *TARGETS):

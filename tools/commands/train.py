@@ -26,39 +26,48 @@ _INTERRUPTED = 130
     "--config",
     type=options.Existing(),
     metavar="FILE",
-    help="A configuration in TOML (docs/commands.md); options go before what it says.",
+    help="A configuration in TOML (docs/commands.md); options override it.",
 )
 @click.option("--model", metavar="PATH", help="The forward model, an ONNX file.")
 @click.option("--data", metavar="PATH", help="A folder or a file of data.")
 @options.out("The folder of the run.  [default: run]")
-@click.option("--kind", type=click.Choice(run_config.KINDS), help="What the data are.")
+@click.option("--kind", type=click.Choice(run_config.KINDS), help="The kind of data.")
 @click.option(
     "--validation",
     metavar="SHARE|PATH",
-    help="What to validate with: a share of the data, or other data.  [default: 0.2]",
+    help="Validation data: a share of the data, or a path.  [default: 0.2]",
 )
 @click.option(
-    "--label", multiple=True, metavar="COLUMN", help="Of a table, what to predict; repeat."
+    "--label", multiple=True, metavar="COLUMN", help="The column of a table to predict; repeat."
 )
 @options.batch_size
-@click.option("--epochs", type=int, metavar="N", help="How often all data are seen.  [default: 10]")
-@click.option("--loss", metavar="NAME", help="What to minimise.  [default: what fits the data]")
-@click.option("--optimizer", metavar="NAME", help="What updates parameters.  [default: adamw]")
-@click.option("--lr", type=float, metavar="RATE", help="The learning rate to begin with.")
+@click.option("--epochs", type=int, metavar="N", help="Passes over the data.  [default: 10]")
+@click.option(
+    "--loss", metavar="NAME", help="The loss to minimise.  [default: one that fits the data]"
+)
+@click.option("--optimizer", metavar="NAME", help="The optimizer.  [default: adamw]")
+@click.option("--lr", type=float, metavar="RATE", help="The initial learning rate.")
 @click.option(
     "--train",
     multiple=True,
     metavar="PATTERN",
-    help="Parameters to train, as 'classifier.*'; repeat; '!PATTERN' takes away.  [default: all]",
+    help="Parameters to train, such as 'classifier.*'; repeat; '!PATTERN' excludes.  "
+    "[default: all]",
 )
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="To measure; repeat.")
-@click.option("--augment", multiple=True, metavar="NAME", help="A random change, as flip; repeat.")
-@click.option("--patience", type=int, metavar="N", help="Stop after N epochs without a better one.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to measure; repeat."
+)
+@click.option(
+    "--augment", multiple=True, metavar="NAME", help="An augmentation, such as flip; repeat."
+)
+@click.option("--patience", type=int, metavar="N", help="Stop after N epochs without improvement.")
 @click.option("--hours", type=float, metavar="H", help="Stop after this time.")
-@click.option("--seed", type=int, metavar="N", help="Of all random numbers.  [default: 0]")
+@click.option("--seed", type=int, metavar="N", help="Seed of all random numbers.  [default: 0]")
 @options.threads("all cores")
 @click.option(
-    "--memory-budget", metavar="BYTES", help="What a step may plan with, as 48MB or 1.5GiB."
+    "--memory-budget",
+    metavar="BYTES",
+    help="Memory limit for the plan of a step, such as 48MB or 1.5GiB.",
 )
 @click.option(
     "--skip-nonfinite",
@@ -71,9 +80,9 @@ _INTERRUPTED = 130
     "settings",
     multiple=True,
     metavar="TABLE.KEY=VALUE",
-    help="Any other key of the configuration, as fit.accumulate=2; repeat.",
+    help="Any other key of the configuration, such as fit.accumulate=2; repeat.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+@click.option("--resume", is_flag=True, help="Continue the run in the folder.")
 @options.as_json
 @options.imports
 def command(
@@ -81,10 +90,10 @@ def command(
 ) -> int:
     """Train a model on a folder of data.
 
-    It makes the artifacts, divides the data, trains, and leaves the best parameters as
-    inference.onnx, with a report, in the folder of the run.  If a classifier has another number of
-    outputs than the data have classes, its last layer is replaced.  Under mpirun all processes
-    train one model together, see docs/cluster.md.
+    It makes the artifacts, splits the data, trains, and leaves the best parameters as
+    inference.onnx, with a report, in the folder of the run.  If a classifier's number of outputs
+    differs from the number of classes in the data, its last layer is replaced.  Under mpirun all
+    processes train one model together, see docs/cluster.md.
     """
     asked = _configuration(config, settings, resume, given)
     result = training_run.train(
@@ -111,7 +120,7 @@ def command(
             options.echo(f"best: epoch {int(best['epoch']) + 1}: {', '.join(told)}")
         options.echo(f"wrote: {', '.join(map(str, result.wrote))}")
     if interrupted:
-        options.echo(f"interrupted; to go on: edgegrad train --resume -o {folder}", err=True)
+        options.echo(f"interrupted; to continue: edgegrad train --resume -o {folder}", err=True)
     elif not as_json:
         options.echo(f"next: edgegrad predict {folder} FILE...")
     return _INTERRUPTED if interrupted else 0
@@ -131,10 +140,10 @@ _PLACES = {  # of options in the configuration
 def _configuration(
     path: Path | None, settings: tuple[str, ...], resume: bool, given: dict[str, Any]
 ) -> RunConfig:
-    """What a file says, then the options, then --set; to resume, the file may be the run's own.
+    """Merge a file, the options and --set, in this order; to resume, use the run's own file.
 
     Raises:
-        EngineError: something is not known, or does not fit.
+        EngineError: a key is not known, or a value does not fit.
     """
     values: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
     values["out"] = None if given["out"] is None else str(given["out"])

@@ -1,4 +1,4 @@
-"""`edgegrad version`: what a bug report needs.  It reads metadata alone."""
+"""`edgegrad version`: facts for a bug report.  It reads only metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REPORTED = ("numpy", "numba", "llvmlite", "onnx", "click", "onnxruntime", "zigl
 @click.command(epilog=options.examples("edgegrad version", "edgegrad version --json"))
 @options.as_json
 def command(as_json: bool) -> None:
-    """Print the versions of edgegrad and of what it builds on."""
+    """Print the versions of edgegrad and its dependencies."""
     packages = {name: _version(name) for name in _REPORTED}
     python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
     if as_json:
