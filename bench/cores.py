@@ -36,8 +36,9 @@ PAGE = """\
 Made by `make bench-cores`, which needs the Debian packages llvm-19 and binutils-aarch64-linux-gnu.
 These are estimates, not measurements: kernels are emitted for each core, and LLVM's machine-code
 analyser says how many cycles their innermost loops take with all data in the first-level cache.
-Models of cores are Cortex-A53 (in order, Raspberry Pi 3), Cortex-A72 (Pi 4) and Neoverse-N1, the sibling of the
-Cortex-A76 (Pi 5). The model of the A53 is pessimistic about loads; compare versions with it.
+Models of cores are Cortex-A53 (in order, Raspberry Pi 3), Cortex-A72 (Pi 4) and Neoverse-N1, the
+sibling of the Cortex-A76 (Pi 5). The model of the A53 is pessimistic about loads; compare versions
+with it.
 
 The kernels come from training steps of {workloads}. A cell of a product says
 how many of the 128-bit multiply-adds that the core can start per cycle its largest loop does, and

@@ -212,7 +212,7 @@ def line(row: Row, outcomes: Sequence[Outcome]) -> str:
     )
 
 
-HEAD = """| data | clients | trained by | accuracy | over seeds | MB out + in per round | s per round |
+HEAD = """| data | clients | trained by | accuracy | over seeds | MB out + in a round | s a round |
 |---|---|---|---|---|---|---|"""
 WIDTH, HEIGHT, TOP, LEFT, BOTTOM = 440, 250, 34, 58, 46
 COLOURS = ("#2563c9", "#c2570c", "#0b8457")

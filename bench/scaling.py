@@ -121,7 +121,7 @@ def equal(case: str, place: str) -> None:
 def measure(names: Sequence[str]) -> None:
     """Print the table of weak and strong scaling."""
     print(
-        "| workload | samples of a batch | 1 rank, ms | 2 ranks, ms | | MB that each sends per step |"
+        "| workload | samples of a batch | 1 rank, ms | 2 ranks, ms | | MB sent per step by each |"
     )
     print("|---|---|---|---|---|---|")
     for name in names:

@@ -66,7 +66,7 @@ def test_the_last_layer_fits_the_classes(
     sizes = [np.shape(p.data) for _, p in state.parameters]
     assert (3,) in sizes
     told = made(capsys, *words, "-o", tmp_path / "b")
-    assert f"the last layer {found['replaced_layer']!r} begins anew, for 3 classes" in told
+    assert f"the last layer {found['replaced_layer']!r} is replaced, for 3 classes" in told
 
 
 def test_artifacts_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_steps_of_ranks_and_their_nodes(tmp_path: Path, capsys: pytest.CaptureFi
     assert "all_reduce" in said(capsys, *words, "--diff", GOLDENS / "regression_sgd", status=3)
     for others, status, why in (
         ((FORWARD, "--batch", "4", "--ranks", "4"), 1, "ranks share a training step, which takes"),
-        ((*words, "-o", tmp_path / "mlp.plan"), 2, "a library trains alone"),
+        ((*words, "-o", tmp_path / "mlp.plan"), 2, "a library trains without other ranks"),
     ):
         assert cli.main(["plan", *map(str, others)]) == status
         assert why in capsys.readouterr().err

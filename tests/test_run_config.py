@@ -148,7 +148,7 @@ def test_words_override() -> None:
     for words, message in (
         (["epochs=3"], r"--set epochs: expected TABLE.KEY=VALUE.*did you mean fit.epochs\?"),
         (["fit.epochs"], "--set 'fit.epochs': expected NAME=VALUE"),
-        (["fit.epochs.last=3"], "'epochs' is no table"),
+        (["fit.epochs.last=3"], "'epochs' is not a table"),
         (["fit.epochs=1", "fit.epochs=2"], "given twice"),
     ):
         with pytest.raises(InputError, match=message):

@@ -81,7 +81,7 @@ def test_the_output_tells_what_was_found_and_what_is_next(
     assert lines[0].endswith(
         "photos (images): 24 samples to train, 6 to validate; 3 classes: blue, green, red"
     )
-    assert lines[1] == "model: its last layer 'fc' begins anew, for 3 classes"
+    assert lines[1] == "model: its last layer 'fc' is replaced, for 3 classes"
     assert lines[2].endswith("model.onnx: 127 values are trained, 0 are frozen")
     assert lines[3].startswith("best: epoch 1: loss ")
     assert lines[4].startswith(f"wrote: {tmp_path / 'run' / 'inference.onnx'}, ")
@@ -269,7 +269,7 @@ def test_a_model_that_fits_is_trained_as_it_is(
 ) -> None:
     model = write_classifier(tmp_path / "model.onnx", classes=3)
     words = ("--model", model, "--data", home / "photos", "-o", tmp_path / "run", *FAST)
-    assert "begins anew" not in said(capsys, "train", *words, "--epochs", 1)
+    assert "is replaced" not in said(capsys, "train", *words, "--epochs", 1)
     assert not (tmp_path / "run" / "forward.onnx").exists()
 
 
@@ -280,7 +280,7 @@ def test_a_softmax_at_the_end_goes(
     words = ("--model", model, "--data", home / "photos", "-o", tmp_path / "run", *FAST)
     told = said(capsys, "train", *words, "--epochs", 1)
     assert "model: its last op, Softmax, is left out: the loss takes scores" in told
-    assert "begins anew" not in told
+    assert "is replaced" not in told
 
 
 def test_a_model_that_fixes_its_batch_is_trained_in_batches_of_that_size(

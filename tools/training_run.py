@@ -385,7 +385,7 @@ def _fit_to_classes(
 ) -> tuple[bool, list[str]]:
     """Let the model end in one score for each class.
 
-    Returns whether it has changed, and the parameters of a last layer that begins anew.
+    Returns whether it has changed, and the parameters of a new last layer.
 
     Raises:
         ModelError, ShapeError: it does not, and its last layer cannot be replaced.
@@ -407,7 +407,7 @@ def _fit_to_classes(
             'head = "keep", so that its last layer is replaced, or export it with as many outputs'
         )
     head = replace_head(graph, classes, config.fit.seed)
-    say(f"model: its last layer {head.node.name!r} begins anew, for {classes} classes")
+    say(f"model: its last layer {head.node.name!r} is replaced, for {classes} classes")
     return True, [name for name in (head.weight, head.bias) if name]
 
 

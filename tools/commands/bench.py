@@ -28,7 +28,7 @@ from engine.tools.commands import options
 )  # fmt: skip
 @click.option(
     "--time", "seconds", type=click.FloatRange(min=0, min_open=True), default=6.0,
-    show_default=True, metavar="S", help="Approximate seconds of steps per row; at least three steps.",
+    show_default=True, metavar="S", help="Approximate seconds per row; at least three steps.",
 )  # fmt: skip
 @click.option(
     "--compare", type=options.Existing(), nargs=2, metavar="A B",
