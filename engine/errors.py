@@ -1,9 +1,9 @@
 """Every error that the engine raises on purpose.
 
-All are an `EngineError`, so that a caller can catch all of them, and each is also the built-in
-exception that fits it.  `EngineError` is a `RuntimeError` because onnxruntime-training raises
-those: code that has changed its import only still catches what it caught.  A message names the
-place, what was found and what is supported.
+All are subclasses of `EngineError`, so that a caller can catch all of them, and of the matching
+built-in exception.  `EngineError` is a `RuntimeError` because onnxruntime-training raises those:
+code in which only the import has changed catches the same errors as before.  A message names the
+place, the value found and the values supported.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 COMPARED = 200  # letters of the longest name that `nearest` looks at
-LETTERS = 4000  # of a message; what is between its beginning and its end is left out
+LETTERS = 4000  # of a message; the middle of longer ones is left out
 
 
 class EngineError(RuntimeError):
     """Base of all errors of this package.
 
-    A message holds names and values of the caller's files, which may be of any length; of more than
-    `LETTERS` letters the middle is left out.
+    A message holds names and values from the caller's files, which may have any length; if it has
+    more than `LETTERS` letters, its middle is left out.
     """
 
     def __init__(self, *args: object) -> None:
@@ -29,7 +29,7 @@ class EngineError(RuntimeError):
 
 
 class ModelError(EngineError, ValueError):
-    """An ONNX model is malformed, inconsistent or not of the kind that was expected."""
+    """An ONNX model is malformed, inconsistent or of the wrong kind."""
 
 
 class UnsupportedOpError(ModelError, NotImplementedError):
@@ -50,7 +50,7 @@ class NoInfluenceError(ModelError):
 class UnknownValueError(UnsupportedOpError):
     """A value that decides shapes is not known before lowering.
 
-    index: which input of the node the value is.
+    index: the number of the node's input with this value.
     inputs: the names of the graph inputs on which the value depends.
     """
 
@@ -67,11 +67,11 @@ class InternalError(EngineError):
 
 
 class ShapeError(EngineError, ValueError):
-    """A tensor has a shape that does not fit."""
+    """A tensor has the wrong shape."""
 
 
 class DTypeError(EngineError, TypeError):
-    """A tensor has an element type, or an argument a type, that does not fit."""
+    """A tensor has the wrong element type, or an argument the wrong type."""
 
 
 class InputError(EngineError, ValueError):
@@ -83,7 +83,7 @@ class LabelError(InputError, IndexError):
 
 
 class NonFiniteError(EngineError, FloatingPointError):
-    """A loss or gradient is NaN or infinite, and the caller asked to be told."""
+    """A loss or gradient is NaN or infinite, and the caller asked for this check."""
 
 
 class NameNotFoundError(EngineError, KeyError):
@@ -105,23 +105,23 @@ class MessageError(EngineError, ValueError):
 
 
 class ModelWarning(UserWarning):
-    """A model will probably not train as its maker means it to; the text says what to do."""
+    """A model will probably not train as its author intended; the text gives advice."""
 
 
 class CacheWarning(UserWarning):
-    """What is kept on disk is not used; the text says why, and what to do."""
+    """Plans or kernels kept on disk are not used; the text gives the reason and advice."""
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint of a running training could not be written; the training goes on."""
+    """A checkpoint of a running training could not be written; the training continues."""
 
 
 class MissingPackageError(EngineError, ImportError):
-    """Something must be planned or compiled, and a package that does this is not installed."""
+    """A package is needed for planning or compiling, and is not installed."""
 
 
 class GroupError(EngineError, ConnectionError):
-    """Ranks of a group are not alike, or one of them has ended or does not answer."""
+    """Ranks of a group differ, or one of them has ended or does not answer."""
 
 
 class OutOfMemoryError(EngineError, MemoryError):
@@ -131,7 +131,7 @@ class OutOfMemoryError(EngineError, MemoryError):
 class LimitError(EngineError, MemoryError):
     """A model, file or message asks for more than a limit of `engine.limits` allows.
 
-    limit: its name in the table.  value: what was asked for.  most: what it allows, in its unit.
+    limit: its name in the table.  value: the requested amount.  most: the limit, in its unit.
     """
 
     def __init__(self, text: str, limit: str = "", value: int = 0, most: int = 0) -> None:
@@ -142,7 +142,7 @@ class LimitError(EngineError, MemoryError):
 class BudgetError(EngineError, MemoryError):
     """No plan keeps to a budget of bytes.
 
-    least: the least bytes with which there is a plan.
+    least: the smallest budget in bytes that a plan can keep to.
     """
 
     def __init__(self, text: str, least: int = 0) -> None:
@@ -150,7 +150,7 @@ class BudgetError(EngineError, MemoryError):
         self.least = least
 
     def advised(self, advice: str) -> BudgetError:
-        """The error with a sentence more: what would help."""
+        """Return the error with an additional sentence of advice."""
         return BudgetError(f"{self}; {advice}", self.least)
 
 
@@ -169,10 +169,10 @@ def defects(
     """Turn every exception of the code inside but an `EngineError` into an `InternalError`.
 
     Args:
-        stage: what the code inside does, as "the shape rule".
-        place: the node, or else the graph or kernel, that it does it for; or what tells it.
-        detail: what a report should hold: the node as text.
-        owner: whose code it is, if it is not part of this package.
+        stage: the task of the code inside, such as "the shape rule".
+        place: the node (or graph, or kernel) that it works on; or a function that returns its name.
+        detail: the node as text, for the report.
+        owner: the owner of the code, if it is not part of this package.
 
     Raises:
         OutOfMemoryError: the code stopped with a MemoryError.
@@ -195,9 +195,9 @@ def defects(
 
 
 def caller_level() -> int:
-    """The `stacklevel` with which a warning of the function that calls this names its user's line.
+    """Return the `stacklevel` with which the calling function's warning names its user's line.
 
-    That is the first caller outside of this package.
+    This is the line of the first caller outside this package.
     """
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("engine."):
@@ -208,7 +208,7 @@ def caller_level() -> int:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `"; nearest: 'a', 'b'"` for names close to `name`, or an empty string.
 
-    The comparison takes time by the product of the lengths, so long names have none that is close.
+    The comparison takes time proportional to the product of the lengths, so long names are skipped.
     """
     if not isinstance(name, str):
         return ""
@@ -220,7 +220,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shortened(text: str, letters: int) -> str:
-    """A text of at most about this many letters: of a longer one the middle is left out."""
+    """Return a text of at most about this many letters, without the middle of a longer one."""
     if len(text) <= letters:
         return text
     head = letters * 2 // 3
