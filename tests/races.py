@@ -29,6 +29,9 @@ _ATOMIC_STORE = re.compile(rf"store atomic i64 (?P<value>\S+), {_POINTER} (?P<or
 _ATOMIC_ADD = re.compile(
     rf"(?P<to>%\S+) = atomicrmw add {_POINTER}, i64 (?P<value>\S+) (?P<order>\w+)"
 )
+_ATOMIC_EXCHANGE = re.compile(
+    rf"(?P<to>%\S+) = atomicrmw xchg {_POINTER}, i64 (?P<value>\S+) (?P<order>\w+)"
+)
 _ACCESS = re.compile(r"\b(load|store|atomicrmw|cmpxchg|fence)\b")
 _DECLARATIONS = """
 declare void @__tsan_read_range(ptr, i64)
@@ -36,6 +39,7 @@ declare void @__tsan_write_range(ptr, i64)
 declare i64 @__tsan_atomic64_load(ptr, i32)
 declare void @__tsan_atomic64_store(ptr, i64, i32)
 declare i64 @__tsan_atomic64_fetch_add(ptr, i64, i32)
+declare i64 @__tsan_atomic64_exchange(ptr, i64, i32)
 """
 
 
@@ -63,9 +67,10 @@ def _line(line: str, weak: bool) -> str:
     if match := _ATOMIC_STORE.match(code):
         at, value, order = match["at"], match["value"], _ORDERS[match["order"]]
         return f"  call void @__tsan_atomic64_store(ptr {at}, i64 {value}, i32 {order})"
-    if match := _ATOMIC_ADD.match(code):
-        arguments = f"ptr {match['at']}, i64 {match['value']}, i32 {_ORDERS[match['order']]}"
-        return f"  {match['to']} = call i64 @__tsan_atomic64_fetch_add({arguments})"
+    for pattern, what in ((_ATOMIC_ADD, "fetch_add"), (_ATOMIC_EXCHANGE, "exchange")):
+        if match := pattern.match(code):
+            arguments = f"ptr {match['at']}, i64 {match['value']}, i32 {_ORDERS[match['order']]}"
+            return f"  {match['to']} = call i64 @__tsan_atomic64_{what}({arguments})"
     for pattern, what in ((_LOAD, "read"), (_STORE, "write")):
         if match := pattern.match(code):
             size = _bytes(match["type"])

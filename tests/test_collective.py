@@ -14,7 +14,15 @@ import pytest
 from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import SGD, CrossEntropyLoss
-from engine.errors import BudgetError, GroupError, LabelError, NonFiniteError, PlanError, StateError
+from engine.errors import (
+    BudgetError,
+    EngineError,
+    GroupError,
+    LabelError,
+    NonFiniteError,
+    PlanError,
+    StateError,
+)
 from engine.graphs.offline import ranks as ranked
 from engine.kernels.compiler.load import linker
 from engine.kernels.levels import LEVELS
@@ -427,3 +435,36 @@ def test_ranks_follow_the_trace_of_one_process(case: str, size: int) -> None:
             atol = 1e-4 * np.abs(dx).max() + noise
             np.testing.assert_allclose(gradients[name], dx, rtol=0, atol=atol, err_msg=name)
         np.testing.assert_allclose(parameters, after, rtol=0, atol=1e-3 * np.abs(after).max())
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+@pytest.mark.parametrize("text", [NORMED, PLAIN], ids=["batch norm", "plain"])
+def test_a_refused_batch_leaves_the_gradients_of_all_ranks(
+    text: str, earlier: int, guilty: int
+) -> None:
+    """Those of the batches before it, to the last bit, whichever rank has met the bad label."""
+    labels = LABELS.copy()
+    labels[1 if guilty == 0 else 18] = 3
+
+    def train(group: ThreadGroup, *, meets: bool) -> tuple[bytes, dict[str, bytes], int]:
+        mine = made(text, group=group)
+        for rows in (9, 1)[:earlier]:  # shares of other weights; with one row a rank has none
+            mine.accumulate(X[:rows], LABELS[:rows])
+        before = mine.state.regions["param"].tobytes()
+        if meets:
+            with pytest.raises(EngineError, match="label 3 at position"):
+                mine.accumulate(X, labels)
+        after = mine.state.regions["param"].tobytes()
+        assert before == after
+        mine.accumulate(X, LABELS)
+        mine.update()
+        grad = mine.state.regions["grad"].tobytes()
+        return grad, values(mine), mine.state.draws
+
+    for refused, other in zip(
+        run(2, lambda group: train(group, meets=True)),
+        run(2, lambda group: train(group, meets=False)),
+        strict=True,
+    ):
+        assert refused == other

@@ -11,11 +11,12 @@ from __future__ import annotations
 from engine.runtime.words import OPEN, Field, Words
 
 LABEL, INDEX, LENGTH = 1, 2, 3  # kinds of bad data
+BUSY = -1  # the kind while a thread writes the other words of the status
 SPINS = 4000  # turns of a waiting loop before a thread sleeps: about 50 us on a 4 GHz core
 
 STATUS = Words(
     "status",
-    kind="0, or what is out of range: a LABEL, an INDEX or a LENGTH",
+    kind=Field("0, or what is out of range: a LABEL, an INDEX or a LENGTH", shared=True),
     position="of the value in the tensor it was read from",
     value="what was read",
     limit="what it must be below; an index may also be negative, and is at least -limit",

@@ -43,7 +43,8 @@ class Field:
     count: an array of so many words (or records), or `OPEN` to the end; kernels read its address.
     of: the elements are records with this layout; of an address, what is found there.
     address: the word is an address, filled in by the runtime; kernels read it as a pointer.
-    line: begins a cache line; kernels read its address, because threads contend for it.
+    shared: kernels read its address, because threads contend for it.
+    line: as `shared`, and it begins a cache line.
     """
 
     meaning: str
@@ -52,6 +53,7 @@ class Field:
     of: Words | None = None
     address: bool = False
     line: bool = False
+    shared: bool = False
 
     @property
     def size(self) -> int:
@@ -64,7 +66,7 @@ class Field:
     @property
     def reads(self) -> Literal["word", "address", "place"]:
         """How kernels read it, see `Member`; each of its names if it has some."""
-        if self.line or self.count is not None or (self.of and not self.address):
+        if self.line or self.shared or self.count is not None or (self.of and not self.address):
             return "place"
         return "address" if self.address else "word"
 

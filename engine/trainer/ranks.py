@@ -329,13 +329,17 @@ class Ranks(Agreement):
 
         is_step: an update follows at once; a run may then be of several parts.
 
-        Returns the loss of the batch.
+        Returns the loss of the batch.  If the share of a rank is refused, gradients and running
+        statistics are on all ranks what they were before.
         """
         trainer, error = self._trainer, None
         model, state = trainer.module._train, trainer.state
         draws, self._loss, self._is_added = state.draws, 0.0, False
         sums = np.zeros(3)
+        factor, kept = self._factor, None
         if part.factor:
+            if factor:  # what the batches before have left, for when a share of this one is refused
+                kept = self._region().copy()
             if self._factor and self._factor != part.factor:
                 self._region()[...] *= self._factor / part.factor
             model.ranks = None
@@ -353,8 +357,14 @@ class Ranks(Agreement):
         state.draws = draws
         self.group.sum(sums)
         if sums[1]:
-            if part.factor and error is None:  # the batch is refused, since another rank's share is
-                trainer.module.put_back_statistics(whole=is_step)
+            if part.factor:
+                if error is None:  # the batch is refused, since another rank's share is
+                    trainer.module.put_back_statistics(whole=is_step)
+                if kept is None:
+                    trainer.module.lazy_reset_grad()
+                else:
+                    self._region()[...] = kept
+                self._factor = factor
             self.agree(error)
         state.draws += int(sums[2])
         trainer._pending += 1

@@ -405,7 +405,8 @@ class Trainer:
         Raises:
             InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
             LabelError: a class label is out of range.  No gradient and no running statistic has
-                changed.
+                changed, on no rank of a group.
+            GroupError: the share of another rank is refused; likewise.
         """
         if self._ranks is not None:
             return self._ranks.accumulate(self._ranks.share(self._checked(batch)))

@@ -64,7 +64,7 @@ def _meet(g, threads):
     old = load_acquire(g.phase)
     if fetch_add(g.arrivals, 1) == threads - 1:
         store_release(g.arrivals, 0)
-        g.stopped = g.status.kind
+        g.stopped = load_acquire(g.status.kind)
         _publish(g, g.phase, old + 1)
     else:
         _await_change(g, g.phase, old)

@@ -150,6 +150,18 @@ def _fetch_add(target: Target) -> Any:
     return op
 
 
+def _exchange(target: Target) -> Any:
+    """exchange(p, v): the old p[0]; p[0] = v, sequentially consistent."""
+
+    def op(typingctx, p, v):
+        def emit(context, b, sig, a):
+            return b.atomic_rmw("xchg", a[0], a[1], ordering="seq_cst")
+
+        return types.int64(types.CPointer(types.int64), types.int64), emit
+
+    return op
+
+
 def _invoke(target: Target, arity: int) -> Any:
     """invoke(f, a...): call the function at address f, with words as given.
 
@@ -194,6 +206,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "load_acquire": _load_acquire,
     "store_release": _store_release,
     "fetch_add": _fetch_add,
+    "exchange": _exchange,
     "invoke": _invoke,
     "tile": tile.tile,
     "multiply_adds": registers.multiply_adds,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import block
 from engine.kernels.loops.gemm import balanced, thread_grid
 from engine.kernels.target import Target
@@ -234,8 +235,7 @@ def quantised_rows(target: Target, T: str) -> Body:
             if at < 0:
                 at += g.rows
             if at < 0 or at >= g.rows:
-                fault.position, fault.value, fault.limit = i, index[i], g.rows
-                fault.kind = INDEX
+                report(fault, INDEX, i, index[i], g.rows)
                 zero(to, g.columns)
             else:
                 line(q, s, z, f, spare, g, at, 0, g.columns, to)

@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import DTypeError
+from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
@@ -52,19 +53,16 @@ def states_of(label, b, width, inputs, lengths, n, steps, classes, fault):
     t, u = inputs[b], lengths[b]
     count = 2 * u + 1
     if t < 0 or t > steps:
-        fault.position, fault.value, fault.limit = b, t, steps + 1
-        fault.kind = LENGTH
+        report(fault, LENGTH, b, t, steps + 1)
         t, count = -1, 0
     elif u < 0 or u > width:
-        fault.position, fault.value, fault.limit = b, u, width + 1
-        fault.kind = LENGTH
+        report(fault, LENGTH, b, u, width + 1)
         t, count = -1, 0
     else:
         for i in range(u):
             at = label[b * width + i]
             if at < 0 or at >= classes:
-                fault.position, fault.value, fault.limit = b * width + i, at, classes
-                fault.kind = LABEL
+                report(fault, LABEL, b * width + i, at, classes)
                 t, count = -1, 0
     return t, count
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from engine.element_types import NUMPY
 from engine.errors import DTypeError
+from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.fold import FOLD_KERNELS, lower_logsumexp
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.softmax import BLOCK, SOFTMAX_KERNELS, softmax
@@ -48,19 +49,18 @@ NAN = float("nan")
 
 
 @inline
-def read_label(label, i, weight, weighted, ignore, ignored, classes, fault):
-    """Class and weight of sample i: (-1, 0) if ignored; (-1, NaN), recorded, if out of range."""
+def read_label(label, i, weight, weighted, ignore, ignored, classes, bad):
+    """Class and weight of sample i, (-1, 0) if ignored, (-1, NaN) if out of range; and the lowest
+    position of a label that is out of range, `bad` or i."""
     at = label[i]
     w = 1.0
     if ignored != 0 and at == ignore[0]:
         at, w = -1, 0.0
     elif at < 0 or at >= classes:
-        fault.position, fault.value, fault.limit = i, at, classes
-        fault.kind = LABEL
-        at, w = -1, NAN
+        at, w, bad = -1, NAN, imin(bad, i)
     elif weighted != 0:
         w = weight[at] * 1.0
-    return at, w
+    return at, w, bad
 
 
 @kernel(
@@ -94,10 +94,10 @@ def likelihood(target: Target, T: str) -> Body:
         tid,
         nthreads,
     ):
-        total = count = 0.0
+        total, count, bad = 0.0, 0.0, NO_POSITION
         first, last = share(n * inner, tid, nthreads)
         for i in range(first, last):
-            at, w = read_label(label, i, weight, weighted, ignore, ignored, classes, fault)
+            at, w, bad = read_label(label, i, weight, weighted, ignore, ignored, classes, bad)
             value = w
             if at >= 0:
                 a = udiv(i, inner)
@@ -112,6 +112,7 @@ def likelihood(target: Target, T: str) -> Body:
         if each == 0:
             sums[2 * tid] = total
             sums[2 * tid + 1] = count
+        report_at(fault, LABEL, label, bad, classes)
 
     return body
 
@@ -145,12 +146,13 @@ def label_weights(target: Target, T: str) -> Body:
     """sums[tid] = sum of w[label[i]] over this thread's part of n labels.  Overwrites."""
 
     def body(label, weight, ignore, sums, fault, n, classes, weighted, ignored, tid, nthreads):
-        count = 0.0
+        count, bad = 0.0, NO_POSITION
         first, last = share(n, tid, nthreads)
         for i in range(first, last):
-            _, w = read_label(label, i, weight, weighted, ignore, ignored, classes, fault)
+            _, w, bad = read_label(label, i, weight, weighted, ignore, ignored, classes, bad)
             count += w
         sums[tid] = count
+        report_at(fault, LABEL, label, bad, classes)
 
     return body
 
@@ -194,15 +196,16 @@ def cross_entropy_grad_rows(target: Target, T: str) -> Body:
         tid,
         nthreads,
     ):
-        scale = over(sums, parts)
+        scale, bad = over(sums, parts), NO_POSITION
         first, last = share(n, tid, nthreads)
         for i in range(first, last):
-            at, w = read_label(label, i, weight, weighted, ignore, ignored, classes, fault)
+            at, w, bad = read_label(label, i, weight, weighted, ignore, ignored, classes, bad)
             f = scale * w * dy[i * each]
             row = off(dx, i * classes)
             write(off(logp, i * classes), f, row, classes)
             if at >= 0:
                 row[at] -= f
+        report_at(fault, LABEL, label, bad, classes)
 
     return body
 
@@ -243,7 +246,7 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
         tid,
         nthreads,
     ):
-        scale = over(sums, parts)
+        scale, bad = over(sums, parts), NO_POSITION
         factors = off(work, tid * block)
         blocks = udiv(inner + block - 1, block)
         first, last = share(n * blocks, tid, nthreads)
@@ -254,7 +257,9 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
             top = i * classes * inner + d
             p = i * inner + d
             for j in range(k):
-                _, w = read_label(label, p + j, weight, weighted, ignore, ignored, classes, fault)
+                _, w, bad = read_label(
+                    label, p + j, weight, weighted, ignore, ignored, classes, bad
+                )
                 factors[j] = scale * w * dy[(p + j) * each]
             for c in range(classes):
                 write(off(logp, top + c * inner), factors, off(dx, top + c * inner), k)
@@ -262,6 +267,7 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
                 at = label[p + j]
                 if at >= 0 and at < classes:
                     dx[top + at * inner + j] -= factors[j]
+        report_at(fault, LABEL, label, bad, classes)
 
     return body
 

@@ -3,7 +3,8 @@
  * usage: threads CHECKPOINT WHAT
  *   models   two models train at once, each in a thread of its own with a team of its own
  *   handed   one model is used by three threads, one at a time
- *   refused  a bad label stops a step of each of two models, and training goes on
+ *   refused  bad labels, which two threads meet at once, stop a step of each of two models, the
+ *            lowest is reported, and training goes on
  *   written  a thread writes a parameter while another one trains: a race that must be found
  *   told     a thread sets the learning rate while another one trains: likewise */
 
@@ -52,8 +53,10 @@ static void *life(void *argument)
     mnist *own = w->model;
     if (!own)
         EXPECT(mnist_create(&own, checkpoint, NULL) == MNIST_OK);
-    if (w->bad)
+    if (w->bad) {
         train(own, wrong, MNIST_BAD_LABEL, &w->losses[0]);
+        EXPECT(strstr(mnist_message(own), "label 1003 at position 3 is outside [0, 10)"));
+    }
     for (int i = 0; i < STEPS; i++) {
         if (w->turn)
             pthread_mutex_lock(w->turn);
@@ -98,8 +101,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < SAMPLES * 64; i++)
         pixels[i] = (float)(i % 256) / 256;
     for (int i = 0; i < SAMPLES; i++)
-        labels[i] = wrong[i] = i % 10;
-    wrong[1] = -1; /* one: of two that two threads meet at once, the report may mix the parts */
+        labels[i] = i % 10, wrong[i] = i < 3 ? i : 1000 + i;
     int models = !strcmp(argv[2], "models"), refused = !strcmp(argv[2], "refused");
     int handed = !strcmp(argv[2], "handed"), count = models || refused ? 2 : handed ? 3 : 1;
     if (!models && !refused)

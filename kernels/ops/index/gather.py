@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import FLOATS, ITEMSIZE
+from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import i64s, unknown
@@ -59,14 +60,12 @@ FAR = 16 << 20  # bytes of an embedding table's gradient that no cache keeps unt
 
 
 @inline
-def wrap(index, i, n, fault):
-    """Index i counted from the front; -1, and recorded, when it is out of range."""
+def wrap(index, i, n):
+    """Index i counted from the front, or -1 when it is out of range."""
     at = index[i]
     if at < 0:
         at += n
     if at < 0 or at >= n:
-        fault.position, fault.value, fault.limit = i, index[i], n
-        fault.kind = INDEX
         at = -1
     return at
 
@@ -85,21 +84,24 @@ def gather(target: Target, T: str) -> Body:
     zero = loop(T, "-> y[] = 0")
 
     def body(x, index, y, fault, outer, n, count, inner, tid, nthreads):
+        bad = NO_POSITION
         first, last = share(outer * count, tid, nthreads)
         while first < last:
             a = udiv(first, count)
             row, begin = off(x, a * n * inner), first - a * count
             end = imin(count, begin + last - first)
             for i in range(begin, end):
-                at = wrap(index, i, n, fault)
+                at = wrap(index, i, n)
                 to = off(y, (a * count + i) * inner)
                 if at < 0:
+                    bad = imin(bad, i)
                     zero(to, inner)
                 elif inner == 1:
                     to[0] = row[at]
                 else:
                     copy(off(row, at * inner), to, inner)
             first += end - begin
+        report_at(fault, INDEX, index, bad, n)
 
     return body
 
@@ -133,7 +135,7 @@ def gather_grad(target: Target, T: str) -> Body:
             begin, end = share_blocks(inner, 16, tid, nthreads)
         else:
             low, high = share(n, tid, nthreads)
-        clear = 1
+        clear, bad = 1, NO_POSITION
         if keeps != 0:
             clear = 1 if reset[0] != 0 else 0
         for a in range(first, last):
@@ -143,7 +145,7 @@ def gather_grad(target: Target, T: str) -> Body:
                 for r in range(low, high):
                     zero(off(dx, (a * n + r) * inner + begin), end - begin, far)
             for i in range(count):
-                at = wrap(index, i, n, fault)
+                at = wrap(index, i, n)
                 if at >= low and at < high:
                     to = off(dx, (a * n + at) * inner + begin)
                     source = off(dy, (a * count + i) * inner + begin)
@@ -151,6 +153,9 @@ def gather_grad(target: Target, T: str) -> Body:
                         to[0] = to[0] + source[0]
                     else:
                         run(to, source, to, end - begin)
+                elif at < 0:
+                    bad = imin(bad, i)
+        report_at(fault, INDEX, index, bad, n)
 
     return body
 
@@ -190,17 +195,19 @@ def gather_elements(target: Target, T: str) -> Body:
     """
 
     def body(x, index, y, fault, n, along, g, tid, nthreads):
-        length, rank, step = g.length, g.rank, g.step
+        length, rank, step, bad = g.length, g.rank, g.step, NO_POSITION
         first, last = share(g.rows, tid, nthreads)
         for row in range(first, last):
             base = place(g.walk, rank, row)
             for j in range(length):
                 i = row * length + j
-                at = wrap(index, i, n, fault)
+                at = wrap(index, i, n)
                 if at >= 0:
                     y[i] = x[base + j * step + at * along]
                 else:
+                    bad = imin(bad, i)
                     y[i] = 0
+        report_at(fault, INDEX, index, bad, n)
 
     return body
 

@@ -14,6 +14,7 @@ when negative; one out of range is written to the fault word, see gather.py.
 from __future__ import annotations
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.ops.index.gather import wrap
 from engine.kernels.target import Target
@@ -21,13 +22,14 @@ from engine.kernels.vocabulary.kernel import (
     Body,
     Numbers,
     Parameters,
+    imin,
     kernel,
     off,
     share,
     share_blocks,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import STATUS
+from engine.runtime.context import INDEX, STATUS
 
 
 @kernel("index:T* first:T* next:T* fault:i64* n:i64 count:i64", words={"fault": STATUS}, T=("i64",))
@@ -42,12 +44,16 @@ def index_chains(target: Target, T: str) -> Body:
     def body(index, first, next, fault, n, count, tid, nthreads):
         low, high = share(n, tid, nthreads)
         clear(off(first, low), high - low)
+        bad = NO_POSITION
         for k in range(count):
             i = count - 1 - k
-            at = wrap(index, i, n, fault)
+            at = wrap(index, i, n)
             if at >= low and at < high:
                 next[i] = first[at]
                 first[at] = i
+            elif at < 0:
+                bad = imin(bad, i)
+        report_at(fault, INDEX, index, bad, n)
 
     return body
 

@@ -21,6 +21,7 @@ import math
 from typing import Any
 
 from engine.errors import DTypeError
+from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import (
     AXIS_0,
@@ -43,6 +44,7 @@ from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
     bools_as_bytes,
+    imin,
     inline,
     kernel,
     off,
@@ -63,7 +65,7 @@ from engine.kernels.vocabulary.op import (
     normal_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import STATUS
+from engine.runtime.context import INDEX, STATUS
 from engine.runtime.words import OPEN, Field, Packed, Words
 
 REDUCTIONS = {"none": "u", "add": "y + u", "mul": "y * u", "max": "max(y, u)", "min": "min(y, u)"}
@@ -117,7 +119,7 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
     join = _joins(op)
 
     def body(index, u, y, fault, n, along, by, group, g, tid, nthreads):
-        length, rank, step = g.length, g.rank, g.step
+        length, rank, step, bad = g.length, g.rank, g.step, NO_POSITION
         low, high, begin, end, first, last = 0, n, 0, length, 0, g.rows
         if by == 0:
             first, last = share(udiv(g.rows, group), tid, nthreads)
@@ -130,10 +132,13 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
             base = place(g.walk, rank, row)
             for j in range(begin, end):
                 i = row * length + j
-                at = wrap(index, i, n, fault)
-                if at >= low and at < high:
+                at = wrap(index, i, n)
+                if at < 0:
+                    bad = imin(bad, i)
+                elif at >= low and at < high:
                     to = base + j * step + at * along
                     y[to] = join(y[to], u[i])
+        report_at(fault, INDEX, index, bad, n)
 
     return body
 
@@ -150,16 +155,24 @@ ND_WORDS = Words(
 
 
 @inline
-def place_nd(index, row, g, fault):
-    """Number of the slice that index row `row` names; -1, and recorded, when out of range."""
+def place_nd(index, row, g, bad):
+    """Number of the slice that index row `row` names, or -1 when it is out of range; and the lowest
+    position of an index that is."""
     k = g.k
     to = 0
     for d in range(k):
-        at = wrap(index, row * k + d, g.sizes[d], fault)
+        at = wrap(index, row * k + d, g.sizes[d])
         if at < 0:
-            return -1
+            return -1, imin(bad, row * k + d)
         to = to * g.sizes[d] + at
-    return udiv(row, g.batch_rows) * g.slices + to
+    return udiv(row, g.batch_rows) * g.slices + to, bad
+
+
+@inline
+def report_nd(index, g, bad, fault):
+    """As `report_at`, of an index of a row."""
+    if bad != NO_POSITION:
+        report_at(fault, INDEX, index, bad, g.sizes[bad - udiv(bad, g.k) * g.k])
 
 
 @kernel(
@@ -178,17 +191,18 @@ def scatter_nd(target: Target, T: str, op: str) -> Body:
 
     def body(index, u, y, fault, by_columns, g, tid, nthreads):
         inner = g.inner
-        low, begin, end = 0, 0, inner
+        low, begin, end, bad = 0, 0, inner, NO_POSITION
         high = udiv(g.rows, g.batch_rows) * g.slices
         if by_columns != 0:
             begin, end = share_blocks(inner, 16, tid, nthreads)
         else:
             low, high = share(high, tid, nthreads)
         for row in range(g.rows):
-            at = place_nd(index, row, g, fault)
+            at, bad = place_nd(index, row, g, bad)
             if at >= low and at < high:
                 to = off(y, at * inner + begin)
                 run(to, off(u, row * inner + begin), to, end - begin)
+        report_nd(index, g, bad, fault)
 
     return body
 
@@ -204,14 +218,15 @@ def gather_nd(target: Target, T: str) -> Body:
     zero = loop(T, "-> y[] = 0")
 
     def body(x, index, y, fault, g, tid, nthreads):
-        inner = g.inner
+        inner, bad = g.inner, NO_POSITION
         first, last = share(g.rows, tid, nthreads)
         for row in range(first, last):
-            at = place_nd(index, row, g, fault)
+            at, bad = place_nd(index, row, g, bad)
             if at >= 0:
                 copy(off(x, at * inner), off(y, row * inner), inner)
             else:
                 zero(off(y, row * inner), inner)
+        report_nd(index, g, bad, fault)
 
     return body
 

@@ -24,6 +24,7 @@ from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, wi
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
+    Native,
     Numbers,
     Parameters,
     imin,
@@ -35,6 +36,7 @@ from engine.kernels.vocabulary.op import MANY, OURS, Lowering, Op, Site, TensorT
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.context import STATUS
 
+load_acquire = Native("load_acquire")
 FLAG = TensorType("b1", (1,))
 
 
@@ -44,7 +46,7 @@ def update_signal(target: Target, T: str) -> Body:
 
     def body(loss, check, y, fault, n, tid, nthreads):
         if tid == 0:
-            is_fine = fault.kind == 0
+            is_fine = load_acquire(fault.kind) == 0
             if check[0] != 0:
                 for i in range(n):
                     if loss[i] - loss[i] != 0.0:  # NaN of infinities and of NaN

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import pack_cols, pack_rows, strip
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
@@ -213,8 +214,7 @@ def recurrent_lengths(target: Target, T: str) -> Body:
         for b in range(begin, end):
             length = lens[b]
             if length < 0 or length > steps:
-                fault.position, fault.value, fault.limit = b, length, steps + 1
-                fault.kind = LENGTH
+                report(fault, LENGTH, b, length, steps + 1)
                 length = 0
             out[b] = length
 

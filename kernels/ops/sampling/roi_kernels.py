@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.kernels.loops.bad_data import NO_POSITION, report, report_at
 from engine.kernels.ops.index.gather import wrap
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
@@ -117,11 +118,13 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
     zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
 
     def body(x, rois, batch, y, fault, scale, g, tid, nthreads):
-        c = g.channels
+        c, bad = g.channels, NO_POSITION
         begin, end = share(g.regions * g.rows * g.columns, tid, nthreads)
         for unit in range(begin, end):
             r, row, column = _place(unit, g)
-            to, n = off(y, unit * c), wrap(batch, r, g.images, fault)
+            n = wrap(batch, r, g.images)
+            bad = imin(bad, r) if n < 0 else bad
+            to = off(y, unit * c)
             region = _region(rois, r, scale, g)
             count = region[4] * region[5] if n >= 0 else 0
             src, part = off(x, n * g.height * g.width * c), 1.0
@@ -141,6 +144,7 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
                     first(x0, w0, x1, w1, x2, w2, x3, w3, to, c)
                 elif largest != 0 or is_in != 0:
                     more(x0, w0, x1, w1, x2, w2, x3, w3, to, to, c)
+        report_at(fault, INDEX, batch, bad, g.images)
 
     return body
 
@@ -159,14 +163,16 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
     zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
 
     def body(dy, x, rois, batch, dx, fault, scale, g, tid, nthreads):
-        c, volume = g.channels, g.height * g.width
+        c, volume, bad = g.channels, g.height * g.width, NO_POSITION
         c0 = imin(tid * g.chunk, c)
         nc = imin(g.chunk, c - c0)
         for i in range(g.images * volume):
             zero(off(dx, i * c + c0), nc)
         for unit in range(g.regions * g.rows * g.columns):
             r, row, column = _place(unit, g)
-            top, n = off(dy, unit * c + c0), wrap(batch, r, g.images, fault)
+            n = wrap(batch, r, g.images)
+            bad = imin(bad, r) if n < 0 else bad
+            top = off(dy, unit * c + c0)
             region = _region(rois, r, scale, g)
             count = region[4] * region[5] if n >= 0 else 0
             src, into = off(x, n * volume * c + c0), off(dx, n * volume * c + c0)
@@ -190,6 +196,7 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
                             if at < 0 or value > best:
                                 best, at, weight = value, p, w
                     into[at * c + j] += weight * top[j]
+        report_at(fault, INDEX, batch, bad, g.images)
 
     return body
 
@@ -231,8 +238,7 @@ def roi_max(target: Target, T: str) -> Body:
             y0, y1 = _span(top, imax(h, 1), g.rows, row, g.height)
             x0, x1 = _span(left, imax(w, 1), g.columns, column, g.width)
             if n < 0 or n >= g.images:
-                fault.position, fault.value, fault.limit = r, n, g.images
-                fault.kind = INDEX
+                report(fault, INDEX, r, n, g.images)
                 y1 = y0
             to, at = off(y, unit * c), off(index, unit * c)
             for j in range(c):

@@ -1,0 +1,49 @@
+"""What kernels do when they meet bad data: they note it in the status words, and go on.
+
+Several threads, and kernels that run side by side, may meet some at once.  They note it in turns,
+and what comes first stays, so that the report is the same whoever was faster.
+
+    bad = NO_POSITION
+    for i in range(first, last):
+        at, bad = ...  # or the lowest position where a value is bad
+    report_at(status, INDEX, index, bad, limit)
+
+Taking turns is behind the loop, as it makes one slower even where nothing is bad.
+"""
+
+from __future__ import annotations
+
+from engine.kernels.vocabulary.kernel import Native, inline
+from engine.runtime.context import BUSY
+
+NO_POSITION = 1 << 62  # the position of bad data where there is none
+
+exchange = Native("exchange")
+store_release = Native("store_release")
+pause = Native("pause")
+
+
+@inline
+def report(status, kind, position, value, limit):
+    """Note bad data in the status words, unless what they tell of comes before it.
+
+    What comes first has the lowest position, and of equal ones the lowest kind, then limit.
+    """
+    known = exchange(status.kind, BUSY)
+    while known == BUSY:
+        pause()
+        known = exchange(status.kind, BUSY)
+    is_first = known == 0 or position < status.position
+    if position == status.position:
+        is_first = is_first or kind < known or (kind == known and limit < status.limit)
+    if is_first:
+        status.position, status.value, status.limit = position, value, limit
+        known = kind
+    store_release(status.kind, known)
+
+
+@inline
+def report_at(status, kind, values, position, limit):
+    """Note that a value is bad; position: its own, or NO_POSITION if there is no such value."""
+    if position != NO_POSITION:
+        report(status, kind, position, values[position], limit)
