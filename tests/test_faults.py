@@ -127,7 +127,7 @@ def test_the_first_of_many_bad_values_is_reported(op: str, ins: Any, what: str) 
 def test_the_first_of_two_kernels_is_reported() -> None:
     """They read other tensors of other sizes; parts of two reports never mix."""
     ones = np.ones(7, np.float32)
-    inputs = {"a": ones[:5], "b": ones, "i": FAR_ONES.copy(), "j": -FAR_ONES}
+    inputs: dict[str, Any] = {"a": ones[:5], "b": ones, "i": FAR_ONES.copy(), "j": -FAR_ONES}
     inputs["i"][:100] = 0
     inputs["j"][:99] = 0
     nodes = [Node("Gather", ("a", "i"), ("y",), name="one"),
