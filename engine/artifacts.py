@@ -36,7 +36,6 @@ from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.element_types import OF_NUMPY
 from engine.errors import (
-    DTypeError,
     FileError,
     InputError,
     ModelWarning,
@@ -248,10 +247,11 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     from engine.graphs.offline import optimizers
     from engine.graphs.passes.infer import infer
 
-    opset, dtype = made.training.opsets[""], _one_dtype(made.trainable)
+    opset = made.training.opsets[""]
+    kinds = {name: OF_NUMPY[array.dtype] for name, array in made.trainable.items()}
     method = _by_names(method, Paths.of(made.training.metadata), list(made.trainable))
     if isinstance(method, OptimizerSpec):
-        graph = method.build(opset, dtype, list(made.trainable))
+        graph = method.build(opset, kinds)
         arguments.expect("the optimizer's graph", graph, Graph)
         return graph
     tensors = [
@@ -261,7 +261,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     with empty_base(opset) as accessor:
         method(tuple(tensors))
     graph = onnx_io.load(accessor.model)
-    optimizers.states_of(graph, dtype, list(made.trainable))  # or refuse it now
+    optimizers.states_of(graph, kinds)  # or refuse it now
     infer(graph.copy())
     return graph
 
@@ -430,18 +430,6 @@ def _optimizer(
     raise InputError(
         f"optimizer={optimizer!r}; expected an OptimType, an optimizer, an onnxblock.Block or None"
     )
-
-
-def _one_dtype(parameters: dict[str, Array]) -> str:
-    """The element type of all parameters, since the inputs of an optimizer have one type.
-
-    Raises:
-        DTypeError: they have several.
-    """
-    found = {str(a.dtype): n for n, a in parameters.items()}
-    if len(found) > 1:
-        raise DTypeError(f"parameters of several element types cannot share an optimizer: {found}")
-    return OF_NUMPY[np.dtype(next(iter(found)))]
 
 
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:

@@ -7,7 +7,7 @@ with: it is kept in the checkpoint.  `Optimizer.set_learning_rate` and schedules
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ __all__ = [
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.optimizers import Part
+    from engine.kernels.ops.optimizer.method import Rule
 
 
 class OptimType(IntEnum):
@@ -54,8 +55,8 @@ class OptimizerSpec(ABC):
     """An optimizer, which makes the graph that updates all parameters."""
 
     @abstractmethod
-    def build(self, opset: int, dtype: str, parameters: Sequence[str]) -> Graph:
-        """The optimizer's graph for trainable parameters of these names and this element type."""
+    def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:
+        """The optimizer's graph; kinds: the element types of the trained parameters, by name."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,19 @@ class Method(method.Method, OptimizerSpec):
         """The option `lr`, rounded to float32."""
         return None if self.lr is None else arguments.number("lr", self.lr)
 
-    def parts(self, parameters: Sequence[str]) -> list[Part]:
-        """The groups of parameters, each with the names of its parameters."""
+    def parts(self, kinds: Mapping[str, str]) -> tuple[Rule, list[Part]]:
+        """The op for parameters of these element types, and what each of its nodes updates."""
         from engine.graphs.offline import optimizers
 
-        return optimizers.split(self.groups, parameters)
+        is_divided = optimizers.is_divided(self.groups, kinds)
+        return self.rule(is_divided=is_divided), optimizers.split(self.groups, kinds)
 
-    def build(self, opset: int, dtype: str, parameters: Sequence[str]) -> Graph:
+    def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:
         from engine.graphs.offline import optimizers
 
-        parts, skips = self.parts(parameters), arguments.flag("skip_nonfinite", self.skip_nonfinite)
-        return optimizers.build(opset, dtype, self.rule(), self.clip_grad, parts, skips)
+        rule, parts = self.parts(kinds)
+        skips = arguments.flag("skip_nonfinite", self.skip_nonfinite)
+        return optimizers.build(opset, kinds, rule, self.clip_grad, parts, skips)
 
 
 _options = checked(lr=AT_LEAST_0, clip_grad=ABOVE_0)

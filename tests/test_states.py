@@ -50,11 +50,11 @@ def test_tensors_lie_behind_each_other_and_nowhere_else(
             assert (tensor.dtype, tensor.shape) == (row.dtype or "f32", row.shape(shape))
             assert tensor.offset == end
             assert end % ALIGN == 0
-            own = layout.begin(k, f"p{i}") * ITEMSIZE[tensor.dtype]
-            assert layout.begins[k] + own == tensor.offset
             end += -(-math.prod(tensor.shape) * ITEMSIZE[tensor.dtype] // ALIGN) * ALIGN
-        dtype, size = layout.flat(k)
-        assert size * ITEMSIZE[dtype] == end - layout.begins[k]
+        for first in range(len(shapes)):
+            flat = layout.flat(k, [f"p{i}" for i in range(first, len(shapes))])
+            assert flat.offset == layout.tensors[k][f"p{first}"].offset
+            assert flat.offset + flat.shape[0] * ITEMSIZE[flat.dtype] == end
     assert layout.nbytes == end
 
 
@@ -63,5 +63,17 @@ def test_states_like_the_parameters_repeat_the_layout_of_gradients() -> None:
     parameters = {"a": ("f32", (3,)), "b": ("f32", (70, 3)), "c": ("f32", ())}
     layout = lay_out([State("m"), State("n", "rows"), State("v")], parameters)
     for name in parameters:
-        assert layout.begin(0, name) == layout.begin(2, name)
-    assert [layout.begin(0, name) for name in parameters] == [0, 16, 240]
+        begins = [t[name].offset - t["a"].offset for t in layout.tensors]
+        assert begins[0] == begins[2]
+    assert [layout.tensors[0][name].offset for name in parameters] == [0, 64, 960]
+
+
+def test_parameters_of_several_types_are_flat_tensors_one_behind_another() -> None:
+    parameters = {"a": ("f32", (3,)), "b": ("f32", (70, 3)), "c": ("f64", (3,)), "d": ("f64", ())}
+    layout = lay_out([State("m"), State("n", "rows", "f64"), State("v")], parameters)
+    for k in range(3):
+        narrow, wide = layout.flat(k, ["a", "b"]), layout.flat(k, ["c", "d"])
+        assert narrow.offset == layout.begins[k]
+        assert wide.offset == narrow.offset + narrow.shape[0] * ITEMSIZE[narrow.dtype]
+        assert wide.offset + wide.shape[0] * ITEMSIZE["f64"] == layout.begins[k + 1]
+        assert (narrow.dtype, wide.dtype) == (("f64", "f64") if k == 1 else ("f32", "f64"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -220,7 +220,7 @@ def layers(subject: Subject) -> list[list[str]]:
     return found
 
 
-def with_optimizer(subject: Subject, build: Callable[[int, str, Sequence[str]], object]) -> Subject:
+def with_optimizer(subject: Subject, build: Callable[[int, Mapping[str, str]], object]) -> Subject:
     """The same training with another optimizer.
 
     build: makes its graph, as `OptimizerSpec.build`.
@@ -229,7 +229,7 @@ def with_optimizer(subject: Subject, build: Callable[[int, str, Sequence[str]], 
     from engine.graphs.ir.graph import Graph
 
     graph = onnx_io.load(subject.training)
-    (dtype,) = {subject.parameters[name][0] for name in subject.trained}
-    made = build(graph.opsets[""], dtype, sorted(subject.trained))
+    kinds = {name: subject.parameters[name][0] for name in sorted(subject.trained)}
+    made = build(graph.opsets[""], kinds)
     assert isinstance(made, Graph)
     return replace(subject, optimizer=onnx_io.to_bytes(made))

@@ -9,6 +9,7 @@ An optimizer block builds an optimizer model on an empty base from the parameter
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine import optim_types
@@ -21,7 +22,7 @@ from engine.optim_types import OPTIMIZERS, Group, Method
 from engine.signatures import ABOVE_0, checked
 
 if TYPE_CHECKING:
-    from onnx import TensorProto
+    from onnx import ModelProto, TensorProto
 
     from engine.graphs.ir.graph import Graph
 
@@ -33,6 +34,15 @@ __all__ = ["AdamWOptimizer", "ClipGradNorm", "Group", "SGDOptimizer"]
 __all__ += [kind.name for kind in OPTIMIZERS]
 
 
+def clipped(
+    base: ModelProto, max_norm: float, gradients: Sequence[str]
+) -> tuple[Sequence[str], str]:
+    """Append what takes the norm over sequences of gradients, and return as `optimizers.clip`."""
+    from engine.graphs.offline import compose, optimizers
+
+    return compose.extend(base, lambda graph: optimizers.clip(graph, max_norm, gradients))
+
+
 @checked(max_norm=ABOVE_0)
 class ClipGradNorm(Block):
     """The gradients, scaled down so that the norm over all of them is at most `max_norm`."""
@@ -42,11 +52,7 @@ class ClipGradNorm(Block):
         self._max_norm = max_norm
 
     def build(self, gradients_name: str) -> str:
-        from engine.graphs.offline import compose, optimizers
-
-        return compose.extend(
-            self.base, lambda graph: optimizers.clip(graph, self._max_norm, gradients_name)
-        )
+        return clipped(self.base, self._max_norm, [gradients_name])[0][0]
 
 
 @checked
@@ -125,32 +131,48 @@ class _Optimizer(ForwardBlock):
         from engine.graphs.offline import compose, optimizers
 
         trainable, _ = parameters
-        dtype, rule = _dtype(trainable), self._method.rule()
-        parts = self._method.parts([t.name for t in trainable])
-        compose.extend(self.base, lambda graph: optimizers.declare(graph, rule, dtype))
-        clip, gradients = self._clip_grad, "gradients"
-        if clip is not None:
-            clip = clip if isinstance(clip, Block) else ClipGradNorm(clip)
-            gradients = clip(gradients)
+        kinds = _kinds(trainable)
+        rule, parts = self._method.parts(kinds)
+        compose.extend(self.base, lambda graph: optimizers.declare(graph, rule, kinds))
+        clipped, factor = self._clipped([f"gradients{part.ending}" for part in parts])
 
         def append(graph: Graph) -> str:
-            flag = optimizers.append(graph, rule, gradients, parts)
+            flag = optimizers.append(graph, rule, clipped, parts, factor)
             if self._method.skip_nonfinite:
                 optimizers.guard(graph)
             return flag
 
         return compose.extend(self.base, append)
 
+    def _clipped(self, read: Sequence[str]) -> tuple[dict[str, str], str]:
+        """What is read in the place of inputs of gradients, and the factor; see `append`."""
+        clip, gradients = self._clip_grad, list(dict.fromkeys(read))
+        if clip is None:
+            return dict(zip(gradients, gradients, strict=True)), ""
+        clip = clip if isinstance(clip, Block) else ClipGradNorm(clip)
+        if len(gradients) == 1:
+            return {gradients[0]: clip(gradients[0])}, ""
+        if not isinstance(clip, ClipGradNorm):
+            raise DTypeError(
+                f"clip_grad: {type(clip).__name__} is a block over one sequence of gradients, and "
+                f"those of parameters of several element types are {len(gradients)}: "
+                "give ClipGradNorm or the norm"
+            )
+        _, factor = clipped(self.base, clip._max_norm, gradients)
+        return dict(zip(gradients, gradients, strict=True)), factor
 
-def _dtype(trainable: list[TensorProto]) -> str:
-    """The element type that all trainable parameters share."""
-    kinds = {t.data_type for t in trainable}
-    if not kinds:
+
+def _kinds(trainable: list[TensorProto]) -> dict[str, str]:
+    """The element types of trainable parameters, by name."""
+    if not trainable:
         raise InputError("an optimizer needs something to train: give TrainingBlock.requires_grad")
-    if len(kinds) > 1 or not kinds <= {ONNX_CODE[T] for T in FLOATS}:
-        names = {t.data_type: t.name for t in trainable}
-        raise DTypeError(f"parameters cannot share an optimizer: element types {names}")
-    return "f32" if kinds == {1} else "f64"
+    names = {ONNX_CODE[T]: T for T in FLOATS}
+    wrong = {t.name: t.data_type for t in trainable if t.data_type not in names}
+    if wrong:
+        raise DTypeError(
+            f"parameters of the ONNX element types {wrong} cannot be trained; supported: {names}"
+        )
+    return {t.name: names[t.data_type] for t in trainable}
 
 
 def _block(settings: type[Method]) -> type[_Optimizer]:

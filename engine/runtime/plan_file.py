@@ -50,7 +50,7 @@ from engine.runtime.plan import (
 )
 from engine.runtime.verify import verify
 
-MAGIC, VERSION = b"EGPL", 6
+MAGIC, VERSION = b"EGPL", 7
 STRIPPED = 1  # the flag of the head
 # magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
 _HEAD = struct.Struct("<4sIIIQQ")
@@ -102,7 +102,7 @@ port_dim         size
 plan             steps+step ports+port inputs fault reset noise rate step done | name@text
 plan             | buffers+buffer regions+region uses+use constants+constant lower_bound
 model            build@text param grad state work kept copies
-state            form dtype initial
+state            form dtype initial single
 io               size
 parameter        name@text dtype trainable listed moved line rank+parameter_dim
 parameter_dim    size

@@ -3,7 +3,7 @@
 An optimizer declares a `State` for everything that it remembers.  The region "state" holds the
 states one after another.  A state holds one tensor for each trained parameter, in the order of the
 parameters.  Each tensor begins at a multiple of 64 bytes, and zeros fill the gap behind it.  If a
-state has the shapes and the element type of the parameters, its layout is that of the gradients.
+state has the shapes and the element types of the parameters, its layout is that of the gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class State:
     form: its shape.  Of a parameter [..., r, c], "parameter" is [..., r, c], "rows" [..., r],
         "columns" [..., c] and "scalar" [].  A vector is its own columns and has no rows, [0].
         A parameter without elements has states without elements.
-    dtype: f32, f64 or i64; None for the element type of the parameters.
+    dtype: f32, f64 or i64; None for the element type of the parameter.
     initial: the value of every element before the first step.
     """
 
@@ -90,16 +90,15 @@ class Layout:
         """The size of the region."""
         return self.begins[-1]
 
-    def flat(self, k: int) -> tuple[str, int]:
-        """State k as one flat tensor: its element type, and how many elements it has."""
-        state = self.states[k]
-        dtype = state.dtype or next((t.dtype for t in self.tensors[k].values()), "f32")
-        return dtype, (self.begins[k + 1] - self.begins[k]) // ITEMSIZE[dtype]
+    def flat(self, k: int, parameters: Sequence[str]) -> Tensor:
+        """What state k keeps for parameters that follow each other, as one flat tensor.
 
-    def begin(self, k: int, parameter: str) -> int:
-        """The first element, in state k as one flat tensor, of the tensor for a parameter."""
-        tensor = self.tensors[k][parameter]
-        return (tensor.offset - self.begins[k]) // ITEMSIZE[tensor.dtype]
+        *Requires* that there are some, and that it keeps the same element type for all of them.
+        """
+        found = [self.tensors[k][name] for name in parameters]
+        first, last = found[0], found[-1]
+        end = last.offset + align(math.prod(last.shape) * ITEMSIZE[last.dtype])
+        return Tensor(first.dtype, ((end - first.offset) // ITEMSIZE[first.dtype],), first.offset)
 
 
 def lay_out(states: Sequence[State], parameters: Mapping[str, tuple[str, Shape]]) -> Layout:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from engine.element_types import NUMPY
 from engine.errors import InputError
 from engine.proximal import MU
 from engine.training.model import Array
@@ -18,6 +17,7 @@ from engine.training.model import Array
 if TYPE_CHECKING:
     from engine.graphs.offline.samples import Loss
     from engine.trainer.trainer import Trainer
+    from engine.training.state import CheckpointState
 
 
 class Splitter:
@@ -128,7 +128,6 @@ class Splitter:
         total = sum(weights) if reduced.is_mean else 1.0
         if not total:  # no sample counts: the loss is what the model makes of that
             parts, weights, total = parts[:1], [1.0], 1.0
-        kind = NUMPY[state.trainable_dtype()]
         loss, draws, before = 0.0, state.draws, 0.0
         module.lazy_reset_grad()
         try:
@@ -136,7 +135,7 @@ class Splitter:
                 if not weight:
                     continue
                 if before and weight != before:  # what is added next has another weight
-                    state.regions["grad"].view(kind)[...] *= before / weight
+                    _scale(state, before / weight)
                 outputs = module._run(module._train, list(named.values()))
                 loss += weight / total * float(outputs[0].item())
                 before = weight
@@ -147,7 +146,7 @@ class Splitter:
             module.lazy_reset_grad()
             raise
         if before != total:
-            state.regions["grad"].view(kind)[...] *= before / total
+            _scale(state, before / total)
         return loss
 
     def _parts(self, arrays: Sequence[Array], count: int) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -164,3 +163,9 @@ class Splitter:
                     for n, a in zip(names, arrays, strict=True)
                 },
             )
+
+
+def _scale(state: CheckpointState, factor: float) -> None:
+    """Multiply all gradients."""
+    for gradients in state.gradients():
+        gradients *= factor

@@ -22,7 +22,6 @@ from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, bounds, shares
 from engine.distributed.agreement import Agreement, agreed
 from engine.distributed.group import Array, Group, everyone, named, share
-from engine.element_types import NUMPY
 from engine.errors import GroupError, InputError, LabelError, NonFiniteError
 from engine.runtime import noise
 from engine.trainer.restore import take
@@ -341,7 +340,8 @@ class Ranks(Agreement):
             if factor:  # what the batches before have left, for when a share of this one is refused
                 kept = self._region().copy()
             if self._factor and self._factor != part.factor:
-                self._region()[...] *= self._factor / part.factor
+                for gradients in state.gradients():
+                    gradients *= self._factor / part.factor
             model.ranks = None
             try:
                 self._loss = run(part.arrays)
@@ -375,17 +375,15 @@ class Ranks(Agreement):
         if self._is_added:
             return
         self._trainer.state.allocate_gradients()
-        region = self._region()
+        for gradients in self._trainer.state.gradients():
+            if not self._factor:
+                gradients[...] = 0
+            elif self._factor != 1:
+                gradients *= self._factor
+            self.group.sum(gradients)
         if not self._factor:
-            region[...], self._trainer.state.gradients_gone = 0, False
-        elif self._factor != 1:
-            region[...] *= self._factor
-        self.group.sum(region)
+            self._trainer.state.gradients_gone = False
         self._factor = 1.0
-
-    def _region(self) -> Array:
-        state = self._trainer.state
-        return state.regions["grad"].view(NUMPY[state.trainable_dtype()])
 
     def nonfinite(
         self, tell: Callable[[float], NonFiniteError], *, is_skip: bool = False

@@ -35,7 +35,6 @@ import numpy.typing as npt
 from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
 from engine.distributed.group import Group
-from engine.element_types import NUMPY
 from engine.errors import (
     DTypeError,
     FileError,
@@ -437,8 +436,8 @@ class Trainer:
         if self._ranks is not None:
             self._ranks.add_gradients()
         if self._pending > 1:
-            dtype = NUMPY[self.state.trainable_dtype()]
-            self.state.regions["grad"].view(dtype)[...] /= self._pending
+            for gradients in self.state.gradients():
+                gradients /= self._pending
         self.optimizer._step()
         self.drop_gradients()
 

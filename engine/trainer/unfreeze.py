@@ -131,7 +131,7 @@ class Unfreezing:
 
     def _train(self, wanted: list[str]) -> None:
         """Let the trainer train these parameters, if it does not already."""
-        if sorted(wanted) == self.trainer.state.trainable_names():
+        if set(wanted) == set(self.trainer.state.trainable_names()):
             return
         folder = tempfile.mkdtemp(prefix="edgegrad-")
         try:

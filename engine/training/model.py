@@ -370,13 +370,13 @@ class Model(ModelFile):
         Raises:
             ModelError, DTypeError: it is no optimizer model for these parameters.
         """
-        names, slots = self.state.trainable_names(), self.state.slots
-        found = self._states(self.state.trainable_dtype(), names)
-        return lay_out(found, {n: (slots[n].dtype, slots[n].shape) for n in names if n in slots})
+        kinds, slots = self.state.trainable_kinds(), self.state.slots
+        found = self._states(kinds)
+        return lay_out(found, {n: (slots[n].dtype, slots[n].shape) for n in kinds if n in slots})
 
-    def _states(self, dtype: str, names: Sequence[str]) -> tuple[State, ...]:
-        """The table of states for parameters of an element type, from the records or the graph."""
-        key = kept.key("states", self.digest, dtype, list(names))
+    def _states(self, kinds: Mapping[str, str]) -> tuple[State, ...]:
+        """The table of states for parameters of these types, from the records or the graph."""
+        key = kept.key("states", self.digest, list(kinds.items()))
         raw = None if self.records is None else self.records.get(key)
         if raw is not None:
             with contextlib.suppress(ValueError, TypeError, RecursionError):
@@ -384,7 +384,7 @@ class Model(ModelFile):
         with self.planning("read", self.records):
             from engine.graphs.offline import optimizers
 
-            found = optimizers.states_of(self.graph, dtype, names)
+            found = optimizers.states_of(self.graph, kinds)
         if self.records is not None:
             self.records.put(key, json.dumps([astuple(state) for state in found]).encode())
         return found

@@ -166,35 +166,39 @@ class Planners:
             raise NotJoinableError(why)
         names = self._model.state.trainable_names()
         gradients = {name: f"{name}{BUFFER}" for name in names}
-        kind = self._model.state.trainable_dtype()
-        joined = join(graph, update.optimizer.constants, gradients, kind, update.layout)
+        joined = join(graph, update.optimizer.constants, gradients, update.layout)
         return joined.graph, {name: tensor.offset for name, tensor in joined.states.items()}
 
     def update(self, layout: Layout) -> Plan:
         """Plan the model, which is an optimizer model.
 
-        The parameters, the gradients and each state are flat tensors.  The plan has one output,
-        the flag that says that the update was done.
+        The parameters of an element type, their gradients and each state are flat tensors.  The
+        plan has one output, the flag that says that the update was done.
         """
         from engine.graphs.offline import optimizers
         from engine.graphs.planner.lower import Place
         from engine.kernels.vocabulary.op import TensorType
 
         model, state = self._model, self._model.state
-        kind = state.trainable_dtype()
-        n = state.region_bytes("grad") // ITEMSIZE[kind]
-        graph = model.constants.copy()
-        places = {"params": Place("param", 0), "gradients": Place("grad", 0)}
-        for name in places:
-            graph.inputs[name] = TensorType(kind, (n,))
-        graph.inputs["learning_rate"] = TensorType(kind, (1,))  # f32 in the file, written by value
-        for k, row in enumerate(layout.states):
-            dtype, size = layout.flat(k)
-            graph.inputs[row.name] = TensorType(dtype, (size,))
-            places[row.name] = Place("state", layout.begins[k])
-        slots = {name: state.slots[name] for name in state.trainable_names()}
-        begins = {n: (s.offset // ITEMSIZE[kind], s.shape) for n, s in slots.items()}
-        optimizers.place(graph, begins, layout)
+        graph, kinds = model.constants.copy(), state.trainable_kinds()
+        places, begins = dict[str, Place](), dict[str, tuple[int, tuple[int, ...]]]()
+        ends = optimizers.endings(kinds)
+        for kind, names in optimizers.by_type(kinds).items():
+            slots = [state.slots[name] for name in names]
+            first = slots[0].offset
+            size = (slots[-1].end - first) // ITEMSIZE[kind]
+            begins |= {
+                name: ((slot.offset - first) // ITEMSIZE[kind], slot.shape)
+                for name, slot in zip(names, slots, strict=True)
+            }
+            for name, region in (("params", "param"), ("gradients", "grad")):
+                graph.inputs[name + ends[kind]] = TensorType(kind, (size,))
+                places[name + ends[kind]] = Place(region, first)
+            for k, row in enumerate(layout.states):
+                flat = layout.flat(k, names)
+                graph.inputs[row.name + ends[kind]] = TensorType(flat.dtype, flat.shape)
+                places[row.name + ends[kind]] = Place("state", flat.offset)
+        optimizers.place(graph, kinds, begins, layout)
         optimizers.clip_in_steps(graph)
         sizes = {**model.regions(), "grad": state.region_bytes("grad"), "state": layout.nbytes}
         outputs = [optimizers.updates(graph)[-1].outputs[0]]

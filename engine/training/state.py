@@ -1,11 +1,12 @@
 """The state of a training: parameters, gradients, what the optimizer keeps, and properties.
 
 `CheckpointState` owns the memory to which plans are bound.  The trainable parameters lie one after
-another, each at a multiple of 64 bytes, and zeros fill the gaps.  The optimizer can therefore take
-them as one flat tensor.  The gradients have the same layout.  Frozen parameters lie behind the
-trainable ones.  Both are in the order of their names: files differ in the order that they have, and
-the plans for one state must fit the state that it is saved and loaded as.  runtime/states.py says
-what lies where in region state.
+another, each at a multiple of 64 bytes, and zeros fill the gaps.  Those of float32 come before
+those of float64, so that the optimizer can take those of each type as one flat tensor.  The
+gradients have the same layout.  Frozen parameters lie behind the trainable ones.  Apart from that
+all are in the order of their names: files differ in the order that they have, and the plans for one
+state must fit the state that it is saved and loaded as.  runtime/states.py says what lies where in
+region state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,11 @@ class Slot:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """Where the next slot can begin, in bytes."""
+        return self.offset + align(self.size * ITEMSIZE[self.dtype])
 
 
 @checked
@@ -243,30 +249,32 @@ class Pending:
     draws: int
 
 
+def in_layout(trainable: Iterable[str], dtypes: Mapping[str, str]) -> list[str]:
+    """Return trainable parameters in the order in which they lie: by element type, then by name."""
+    return sorted(trainable, key=lambda name: (dtypes[name], name))
+
+
 def lay_out_slots(
     trainable: Sequence[str],
     frozen: Sequence[str],
     dtypes: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Slot]:
-    """Lay out parameters: trainable ones first, both in the order of their names.
+    """Lay out parameters: trainable ones first, those of f32 before those of f64, each by name.
 
     The result is in the order of `dtypes`.
 
     Raises:
-        DTypeError: trainable parameters are not all f32, or all f64.
+        DTypeError: a trainable parameter is neither f32 nor f64.
     """
     offset, slots, trained = 0, dict[str, Slot](), set(trainable)
-    for name in (*sorted(trainable), *sorted(frozen)):
+    for name in (*in_layout(trainable, dtypes), *sorted(frozen)):
         dtype, shape = dtypes[name], tuple(shapes[name])
         is_trained = name in trained
         if is_trained and dtype not in FLOATS:
             raise DTypeError(f"parameter {name!r} of {dtype} is to be trained: f32 or f64 can")
         slots[name] = Slot(dtype, shape, offset, is_trained)
-        offset += align(slots[name].size * ITEMSIZE[dtype])
-    kinds = {s.dtype for s in slots.values() if s.trainable}
-    if len(kinds) > 1:
-        raise DTypeError(f"trainable parameters are of {sorted(kinds)}: one type is supported")
+        offset = slots[name].end
     return {name: slots[name] for name in dtypes}
 
 
@@ -296,7 +304,8 @@ class _Room:
             slot = slots[name]
             tensor.array = view(self.param, slot.offset, slot.dtype, slot.shape)
         if len(known.optimizer_groups) == 1:
-            self._allocate_moments(known.optimizer_groups[0].states, sorted(known.trainable))
+            trained = in_layout(known.trainable, dtypes)
+            self._allocate_moments(known.optimizer_groups[0].states, trained)
 
     def _allocate_moments(
         self, states: Mapping[str, Mapping[str, Any]], trained: Sequence[str]
@@ -316,7 +325,7 @@ class _Room:
 
 def _end_of(slots: Iterable[Slot]) -> int:
     """Where the last of these slots ends, in bytes."""
-    return max((s.offset + align(s.size * ITEMSIZE[s.dtype]) for s in slots), default=0)
+    return max((slot.end for slot in slots), default=0)
 
 
 class CheckpointState:
@@ -510,12 +519,12 @@ class CheckpointState:
     # --- memory
 
     def layout(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
-        """Lay out the parameters, which have these shapes: trainable ones first, each by name.
+        """Lay out the parameters, which have these shapes, as `lay_out_slots` does.
 
         The result is in the order of the file.
 
         Raises:
-            DTypeError: trainable parameters are not all f32, or all f64.
+            DTypeError: a trainable parameter is neither f32 nor f64.
         """
         return lay_out_slots(self._trainable, self._frozen, self._dtypes, shapes)
 
@@ -549,15 +558,25 @@ class CheckpointState:
         if region == "state":
             return self.regions["state"].nbytes if "state" in self.regions else 0
         return sum(
-            align(s.size * ITEMSIZE[s.dtype])
-            for s in self.slots.values()
-            if region == "param" or s.trainable
+            s.end - s.offset for s in self.slots.values() if region == "param" or s.trainable
         )
 
-    def trainable_dtype(self) -> str:
-        """The element type of the trained parameters; f32 if there are none."""
-        return next((s.dtype for s in self.slots.values() if s.trainable), "f32")
+    def trainable_kinds(self) -> dict[str, str]:
+        """The element types of the trained parameters by name, in the order in which they lie."""
+        return {name: self._dtypes[name] for name in self.trainable_names()}
 
     def trainable_names(self) -> list[str]:
-        """Names of the trained parameters, in layout order."""
-        return sorted(self._trainable)
+        """The names of the trained parameters, in the order in which they lie."""
+        return in_layout(self._trainable, self._dtypes)
+
+    def gradients(self) -> list[Array]:
+        """Region grad as one flat array for each element type of the trained parameters.
+
+        *Requires* that the region exists.
+        """
+        found: list[Array] = []
+        for kind, run in groupby(self.trainable_names(), key=self._dtypes.__getitem__):
+            slots = [self.slots[name] for name in run]
+            piece = self.regions["grad"][slots[0].offset : slots[-1].end]
+            found.append(piece.view(NUMPY[kind]))
+        return found

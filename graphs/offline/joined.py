@@ -35,7 +35,15 @@ from dataclasses import dataclass, replace
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
-from engine.graphs.offline.optimizers import signals_of, updates
+from engine.graphs.offline.optimizers import (
+    CLIPPING,
+    FACTOR,
+    SIGNAL,
+    clip_in_steps,
+    inputs_of,
+    signals_of,
+    updates,
+)
 from engine.kernels.ops.norm.batchnorm import ATTRS
 from engine.kernels.ops.norm.joint import HELD
 from engine.kernels.ops.optimizer.clipping import CLIP
@@ -43,7 +51,6 @@ from engine.kernels.vocabulary.op import MS, OURS, TensorType, Update
 from engine.runtime.plan import CHECK, COUNT, DONE, RATE
 from engine.runtime.states import Layout, Tensor
 
-CLIPPING = "InplaceClipGradNorm"
 _UNUSED = ("parameters", "begins", "dims", "state_begins")  # attributes of nodes over flat tensors
 
 
@@ -68,13 +75,15 @@ def obstacle(training: Graph, optimizer: Graph) -> str:
     if taken:
         return f"the training model has values of the names {sorted(taken)}"
     known, signals = updates(optimizer), signals_of(optimizer)
+    every = tuple(inputs_of(optimizer, "gradients"))
+    factors = {n.outputs[0] for n in optimizer.nodes if (n.domain, n.op) == FACTOR}
     for node in optimizer.nodes:
-        if node in known or (node.outputs[0] in signals and not node.inputs[0]):
+        if node in known or ((node.domain, node.op) == SIGNAL and node.inputs == ("", *every)):
             continue
-        if node.op != CLIPPING or node.inputs[0] != "gradients":
+        if node.op not in (CLIPPING, FACTOR[1]) or node.inputs != every:
             return f"the optimizer model computes {node.op} {node.name!r}"
     for node, update, count in _updates(optimizer):
-        if any(set(filter(None, node.inputs[3 + update.has_step + count :])) - signals):
+        if any(set(filter(None, node.inputs[3 + update.has_step + count :])) - signals - factors):
             return f"{node.op} {node.name!r} of the optimizer model has a signal of its own"
     return ""
 
@@ -83,22 +92,22 @@ def join(
     training: Graph,
     optimizer: Graph,
     gradients: Mapping[str, str],
-    dtype: str,
     layout: Layout,
 ) -> Joined:
     """Make a training graph and an optimizer graph one; the graphs given stay as they are.
 
     gradients: the accumulation buffer of each trained parameter, by the name of the parameter, in
         the order in which they are placed.
-    dtype: the element type of the trained parameters.
     layout: where the states of the optimizer lie.
 
     *Requires* that there is no `obstacle`.
     """
+    optimizer = optimizer.copy()
+    clip_in_steps(optimizer)
     graph = training.copy()
     made = _take_gradients(graph, gradients)
     names = Names(graph)
-    graph.inputs[RATE] = TensorType(dtype, (1,))
+    graph.inputs[RATE] = TensorType("f32", (1,))
     graph.inputs[CHECK] = TensorType("b1", (1,))
     title = names.fresh("UpdateSignal")
     loss = graph.outputs[0]
@@ -110,7 +119,7 @@ def join(
     graph.opsets |= {OURS: 1, MS: 1}
     looked = tuple(made[name] for name in gradients)  # by the signal of gradients
     factors: dict[str, str] = {}  # of clipped gradients, by their name in the optimizer model
-    for node in (n for n in optimizer.nodes if n.op == CLIPPING):
+    for node in (n for n in optimizer.nodes if (n.domain, n.op) == FACTOR):
         factor = factors[node.outputs[0]] = names.fresh("clip_factor")
         every, title = tuple(made[name] for name in gradients), names.fresh(node.name or node.op)
         made_here = (factor, names.fresh("gradient_norm")) if skips else (factor,)
@@ -126,7 +135,8 @@ def join(
     states: dict[str, Tensor] = {}
     for node, update, count in _updates(optimizer):
         begin = 3 + update.has_step
-        kept = [rows[name] for name in node.inputs[begin : begin + count]]
+        end = node.inputs[begin - 2].removeprefix("params")
+        kept = [rows[name.removesuffix(end)] for name in node.inputs[begin : begin + count]]
         if update.has_step:
             graph.inputs[COUNT] = TensorType("i64", (1,))
         attrs = {k: v for k, v in node.attrs.items() if k not in _UNUSED}
@@ -139,8 +149,8 @@ def join(
                 states[mine[-1]] = tensor
                 graph.inputs[mine[-1]] = TensorType(tensor.dtype, tensor.shape)
             scalars = (RATE, COUNT) if update.has_step else (RATE,)
-            factor = factors.get(node.inputs[2 + update.has_step], "")
-            read = (*scalars, name, made[name], *mine, DONE, *filter(None, [factor]))
+            scaling = [factors[n] for n in node.inputs[begin + count + 1 :] if n in factors]
+            read = (*scalars, name, made[name], *mine, DONE, *scaling)
             title = names.fresh(f"{node.name or node.op}/{name}")
             flag = names.fresh(f"{title}_flag")
             graph.nodes.append(Node(node.op, read, (flag,), dict(attrs), node.domain, title))

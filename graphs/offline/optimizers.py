@@ -3,17 +3,23 @@
 One node updates all parameters, as onnxruntime-training has it.  With groups there is one node of
 the domain `engine` for each, which names its parameters in the attribute `parameters` and has its
 own `lr_scale` and `weight_decay`; all read the same sequences.
+
+A sequence holds tensors of one element type.  Parameters of several types are in as many: those of
+the first type in `params`, `gradients` and so on, those of f64 behind it in `params.f64`,
+`gradients.f64`.  Then there is one node for each group and type, and ClipFactor takes one norm over
+all gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from engine import arguments
+from engine.element_types import FLOATS, ITEMSIZE
 from engine.errors import (
     DTypeError,
     InputError,
@@ -31,18 +37,25 @@ from engine.runtime.states import MOST_STATES, Layout, Shape, State
 
 OPTIMIZER_IR = 10  # the IR version of onnxruntime-training's optimizer models
 SIGNAL = (OURS, "GradientSignal")
-FIXED = ("learning_rate", "step", "params", "gradients")  # inputs of every optimizer model
+CLIPPING = "InplaceClipGradNorm"
+FACTOR = (OURS, "ClipFactor")
+SCALARS = ("learning_rate", "step")  # inputs of every optimizer model
+LISTS = ("params", "gradients")  # the others, for each element type
+ENDINGS = ("", *(f".{dtype}" for dtype in sorted(FLOATS)))  # of inputs, by their element types
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A group of parameters that one node updates.
 
-    parameters: their names.  attrs: the attributes in which the node differs from the others.
+    parameters: their names; none: all that there are.
+    attrs: the attributes in which the node differs from the others.
+    ending: of the names of the inputs that it reads.
     """
 
-    parameters: tuple[str, ...]
-    attrs: Mapping[str, Any]
+    parameters: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    ending: str = ""
 
 
 # --- building
@@ -50,7 +63,7 @@ class Part:
 
 def build(
     opset: int,
-    dtype: str,
+    kinds: Mapping[str, str],
     rule: Rule,
     clip_grad: float | None,
     parts: Sequence[Part],
@@ -58,31 +71,62 @@ def build(
 ) -> Graph:
     """The optimizer model of a rule.
 
-    opset: of ONNX's operators.  dtype: the element type of the parameters, f32 or f64.
+    opset: of ONNX's operators.  kinds: the element types of the parameters, f32 or f64, by name.
     clip_grad: the norm to which gradients are scaled down; None leaves them as they are.
-    parts: the groups of parameters; none means one node for all parameters.
+    parts: what each node updates, see `split`.
     skip_nonfinite: whether nothing is updated where a gradient is NaN or infinite, see `guard`.
 
     Raises:
         InputError: `clip_grad` is no positive number.
     """
     graph = Graph("optimizer", {}, [], {}, [], {MS: 1, "": opset}, ir_version=OPTIMIZER_IR)
-    if rule.domain == OURS:
+    declare(graph, rule, kinds)
+    gradients = inputs_of(graph, "gradients")
+    clipped, factor = clip(graph, clip_grad, gradients)
+    graph.outputs = [append(graph, rule, dict(zip(gradients, clipped, strict=True)), parts, factor)]
+    if any(node.domain == OURS for node in graph.nodes):
         graph.opsets[OURS] = 1
-    declare(graph, rule, dtype)
-    graph.outputs = [append(graph, rule, clip(graph, clip_grad), parts)]
     if skip_nonfinite:
         guard(graph)
     return graph.check()
 
 
-def split(groups: Sequence[Group], parameters: Sequence[str]) -> list[Part]:
-    """Assign each parameter to the first group that matches it, the rest to one more group.
+def by_type(kinds: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the parameters of each element type, in the order of types."""
+    return {T: [n for n in kinds if kinds[n] == T] for T in sorted(set(kinds.values()))}
+
+
+def endings(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return for each element type, in their order, what the names of its inputs end in.
+
+    kinds: the element types of the parameters.
+    """
+    first, *others = sorted(set(kinds.values())) or ["f32"]
+    return {first: "", **{dtype: f".{dtype}" for dtype in others}}
+
+
+def inputs_of(graph: Graph, name: str) -> list[str]:
+    """Return the inputs of an optimizer model that are `name`, for each of its element types."""
+    return [name + ending for ending in ENDINGS if name + ending in graph.inputs]
+
+
+def is_divided(groups: Sequence[Group], kinds: Mapping[str, str]) -> bool:
+    """Return whether a node updates only some of the parameters, whose element types are given."""
+    return bool(groups) or len(set(kinds.values())) > 1
+
+
+def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
+    """Return what each node updates: the parameters of a group that have one element type.
+
+    Each parameter belongs to the first group that matches it, the rest to one more group.
 
     Raises:
         NameNotFoundError: a name or pattern of a group matches no parameter.
         InputError: no parameter is left for a group.
     """
+    if not is_divided(groups, kinds):
+        return [Part()]
+    parameters = list(kinds)
     taken: dict[str, int] = {}
     for at, group in enumerate(groups):
         for pattern in arguments.names("match", group.match):
@@ -103,45 +147,71 @@ def split(groups: Sequence[Group], parameters: Sequence[str]) -> list[Part]:
             attrs["weight_decay"] = arguments.real("weight_decay", group.weight_decay)
         out.append(Part(names, attrs))
     rest = tuple(n for n in parameters if n not in taken)
-    return [Part(rest, {}), *out] if rest and groups else out
+    parts = list[Part]()
+    for part in [Part(rest), *out] if rest else out:
+        for dtype, ending in endings(kinds).items():
+            mine = tuple(n for n in part.parameters if kinds[n] == dtype)
+            if mine:
+                parts.append(replace(part, parameters=mine, ending=ending))
+    return parts
 
 
-def declare(graph: Graph, rule: Rule, dtype: str) -> None:
-    """Add the inputs of an optimizer model to a graph, for parameters of an element type."""
+def declare(graph: Graph, rule: Rule, kinds: Mapping[str, str]) -> None:
+    """Add the inputs of an optimizer model to a graph, for parameters of these element types."""
     graph.inputs["learning_rate"] = TensorType("f32", (1,))
     graph.inputs["step"] = TensorType("i64", (1,))
-    kinds = {"params": dtype, "gradients": dtype}
-    kinds |= {state.name: state.dtype or dtype for state in (*rule.states, *rule.unread)}
-    graph.inputs |= {name: TensorType(f"seq({kind})", ()) for name, kind in kinds.items()}
+    for dtype, ending in endings(kinds).items():
+        types = dict.fromkeys(LISTS, dtype)
+        types |= {state.name: state.dtype or dtype for state in (*rule.states, *rule.unread)}
+        graph.inputs |= {n + ending: TensorType(f"seq({T})", ()) for n, T in types.items()}
 
 
-def clip(graph: Graph, max_norm: float | None, gradients: str = "gradients") -> str:
-    """Append a node that scales the gradients down to the norm `max_norm`; return its output.
+def clip(
+    graph: Graph, max_norm: float | None, gradients: Sequence[str]
+) -> tuple[Sequence[str], str]:
+    """Append a node that takes the norm over all gradients, to scale them down to `max_norm`.
 
-    The norm is taken over all gradients together.  None appends nothing and returns `gradients`.
+    Return what the gradients are then, and the factor with which steps multiply them; "" where they
+    do not.  Gradients of one element type are scaled in place, as onnxruntime-training has it.
+    None appends nothing.
 
     Raises:
         InputError: `max_norm` is no positive number.
     """
     if max_norm is None:
-        return gradients
+        return gradients, ""
     if not arguments.real("clip_grad", max_norm) > 0:
         raise InputError(f"clip_grad={max_norm}; expected a positive norm or None")
     names = Names(graph)
-    clipped, title = names.fresh("clipped_gradients"), names.fresh("ClipGradNorm")
+    title = names.fresh("ClipGradNorm")
     attrs = {"max_norm": float(max_norm), "norm_type": "fro"}
-    graph.nodes.append(Node("InplaceClipGradNorm", (gradients,), (clipped,), attrs, MS, title))
-    known = graph.inputs.get(gradients) or graph.types.get(gradients)
+    if len(gradients) > 1:
+        factor = names.fresh("clip_factor")
+        graph.nodes.append(Node(FACTOR[1], tuple(gradients), (factor,), attrs, OURS, title))
+        graph.opsets[OURS] = 1
+        graph.types[factor] = TensorType("f64", (1,))
+        return gradients, factor
+    clipped = names.fresh("clipped_gradients")
+    graph.nodes.append(Node(CLIPPING, tuple(gradients), (clipped,), attrs, MS, title))
+    known = graph.inputs.get(gradients[0]) or graph.types.get(gradients[0])
     graph.types[clipped] = known or TensorType("seq(f32)", ())
-    return clipped
+    return [clipped], ""
 
 
-def append(graph: Graph, rule: Rule, gradients: str, parts: Sequence[Part] = ()) -> str:
-    """Append one node for each group; return the output of the last, a flag that it has run."""
+def append(
+    graph: Graph, rule: Rule, gradients: Mapping[str, str], parts: Sequence[Part], factor: str = ""
+) -> str:
+    """Append one node for each part; return the output of the last, a flag that it has run.
+
+    gradients: what is read in the place of each input of gradients.
+    factor: what steps multiply them by; "": nothing.
+    """
     names, flag = Names(graph), ""
-    scalars = ("learning_rate", "step") if rule.has_step else ("learning_rate",)
-    inputs = (*scalars, "params", gradients, *(state.name for state in rule.states))
-    for part in parts or (Part((), {}),):
+    scalars = SCALARS if rule.has_step else SCALARS[:1]
+    for part in parts:
+        states = (state.name + part.ending for state in rule.states)
+        given = (f"params{part.ending}", gradients[f"gradients{part.ending}"], *states)
+        inputs = (*scalars, *given, *(["", factor] if factor else []))
         flag = names.fresh("updated_flag" if rule.has_step else "update_completed")
         attrs = {**rule.attrs, **part.attrs}
         if part.parameters:
@@ -170,13 +240,14 @@ def guard(graph: Graph) -> None:
     if len(before) > 1:
         raise ModelError(f"the optimizer model has updates with several signals: {sorted(before)}")
     finite, title = names.fresh("gradients_are_finite"), names.fresh("GradientSignal")
-    signal = Node("GradientSignal", (before.pop(), "gradients"), (finite,), {}, OURS, title)
+    inputs = (before.pop(), *inputs_of(graph, "gradients"))
+    signal = Node("GradientSignal", inputs, (finite,), {}, OURS, title)
     graph.nodes.insert(graph.nodes.index(found[0]), signal)
     for node in found:
         at = _signal_place(graph, node)
-        inputs = [*node.inputs, *[""] * (at + 1 - len(node.inputs))]
-        inputs[at] = finite
-        node.inputs = tuple(inputs)
+        given = [*node.inputs, *[""] * (at + 1 - len(node.inputs))]
+        given[at] = finite
+        node.inputs = tuple(given)
     graph.opsets[OURS] = 1
     graph.types[finite] = TensorType("b1", (1,))
 
@@ -210,28 +281,33 @@ def updates(graph: Graph) -> list[Node]:
     return found
 
 
-def states_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[State, ...]:
+def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
     """The table of states of an optimizer model: one row for each input that keeps a state.
 
-    The model of plain gradient descent has such an input that no node reads; it gets the shapes of
-    the parameters.
+    Inputs that keep the same of parameters of several element types are one row.  The model of
+    plain gradient descent has such an input that no node reads; it gets the shapes of the
+    parameters.
 
-    dtype: the element type of the parameters.  trainable: their names.
+    kinds: the element types of the trained parameters, by name.
 
     Raises:
         ModelError, DTypeError: the model does not fit these parameters.
         ShapeError, UnsupportedOpError: no step could do what a node says.
     """
-    nodes = updates(graph)
-    _check_parts(nodes, trainable)
-    types = dict.fromkeys(("params", "gradients"), f"seq({dtype})")
-    types = {"learning_rate": "f32[1]", "step": "i64[1]", **types}
-    missing = [n for n in types if n not in graph.inputs]
+    nodes, ends = updates(graph), endings(kinds)
+    fixed = {"learning_rate": "f32[1]", "step": "i64[1]"}
+    fixed |= {name + end: f"seq({dtype})" for dtype, end in ends.items() for name in LISTS}
+    missing = [n for n in fixed if n not in graph.inputs]
     if missing:
         raise ModelError(
             f"the optimizer model has inputs {sorted(graph.inputs)}, expected also {missing}"
         )
-    names = tuple(n for n in graph.inputs if n not in FIXED)
+    _check_parts(nodes, kinds)
+    others = [n for n in graph.inputs if n not in fixed]
+    keeping = {end: _kept_in(others, end, list(ends.values())) for end in ends.values()}
+    names = keeping[""]
+    if any(each != names for each in keeping.values()):
+        raise ModelError(f"the optimizer model keeps other states of each element type: {keeping}")
     rows: dict[str, State] = {}
     for node in nodes:
         for state in _check_inputs(graph, node, names):
@@ -245,50 +321,81 @@ def states_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[State
         raise ModelError(
             f"the optimizer model keeps {len(states)} states; supported: up to {MOST_STATES}"
         )
-    types |= {state.name: f"seq({state.dtype or dtype})" for state in states}
+    types = fixed | {
+        state.name + end: f"seq({state.dtype or dtype})"
+        for dtype, end in ends.items()
+        for state in states
+    }
     for name, t in graph.inputs.items():
         if (t.dtype if t.dtype.startswith("seq") else str(t)) != types[name]:
             raise DTypeError(
                 f"the optimizer model has the input {name!r} as {t}, expected {types[name]}"
             )
-    _check_rules(graph, nodes, dtype, states)
+    _check_rules(graph, nodes, kinds, states)
     return states
 
 
-def _check_rules(graph: Graph, nodes: Sequence[Node], dtype: str, states: Sequence[State]) -> None:
+def _kept_in(names: Sequence[str], ending: str, others: Sequence[str]) -> list[str]:
+    """Return the inputs of an ending, without it; others: all endings that there are."""
+    longer = tuple(other for other in others if other and other != ending)
+    return [
+        name.removesuffix(ending)
+        for name in names
+        if name.endswith(ending) and not (longer and name.endswith(longer))
+    ]
+
+
+def _ending(node: Node) -> str:
+    """Return what the names of the inputs end in that hold what an optimizer node updates."""
+    read = (name for name in node.inputs if name.startswith("params"))
+    return next((end for name in read for end in ENDINGS if name == "params" + end), "")
+
+
+def _check_rules(
+    graph: Graph, nodes: Sequence[Node], kinds: Mapping[str, str], states: Sequence[State]
+) -> None:
     """Ask the shape rules of all nodes, so that what no step could do is refused at once.
 
     They also check the values of attributes, and the types of signals.  Only `nodes`, which
     update, may touch parameters and states.
     """
+    gradients = set(inputs_of(graph, "gradients"))
     for node in graph.nodes:
-        touched = sorted((set(node.reads()) & set(graph.inputs)) - {"gradients"})
+        touched = sorted((set(node.reads()) & set(graph.inputs)) - gradients)
         if touched and node not in nodes:
             raise ModelError(
                 f"the optimizer model: {node.op} {node.name!r} reads {touched}; expected that "
                 "only optimizer nodes do, and others gradients alone"
             )
     flat, size = graph.copy(), (1,)  # as plans have them, of a parameter of one element
-    kinds = dict.fromkeys(("params", "gradients", "learning_rate"), dtype)
-    kinds |= {state.name: state.dtype or dtype for state in states}
-    flat.inputs |= {name: TensorType(kind, size) for name, kind in kinds.items()}
+    for dtype, end in endings(kinds).items():
+        types = dict.fromkeys(LISTS, dtype) | {s.name: s.dtype or dtype for s in states}
+        flat.inputs |= {name + end: TensorType(T, size) for name, T in types.items()}
     infer(flat)
 
 
-def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:
-    """Check that exactly one node updates each parameter."""
+def _check_parts(nodes: Sequence[Node], kinds: Mapping[str, str]) -> None:
+    """Check that exactly one node updates each parameter, and is of its element type."""
     lists = [n.attrs.get("parameters") for n in nodes]
     if len(nodes) > 1 and not all(lists):
         raise ModelError(
             f"the optimizer model has {len(nodes)} optimizer nodes: exactly one, or one a group "
             "that lists its `parameters`, is supported"
         )
+    types = {end: dtype for dtype, end in endings(kinds).items()}
+    for node, names in zip(nodes, lists, strict=True):
+        dtype = types.get(_ending(node), "")
+        wrong = sorted(n for n in names or kinds if kinds.get(n, dtype) != dtype)
+        if wrong:
+            raise ModelError(
+                f"{node.op} {node.name!r} updates parameters of {dtype} and names others: {wrong}"
+            )
     if not any(lists):
         return
     seen: list[str] = [name for names in lists for name in names or ()]
     twice = sorted({n for n in seen if seen.count(n) > 1})
-    strange = sorted(set(seen) - set(trainable))
-    missing = sorted(set(trainable) - set(seen))
+    strange = sorted(set(seen) - set(kinds))
+    missing = sorted(set(kinds) - set(seen))
     for what, names in (
         ("more than once", twice),
         ("that are not trained", strange),
@@ -301,88 +408,113 @@ def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:
 def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]:
     """Check that a node reads the inputs of the model in the right order; return its states.
 
-    names: the inputs that may keep states.
+    names: the inputs that may keep states, without the ending of an element type.
     """
     op = declaration(graph, node)
-    update = op.optimizer
+    update, end = op.optimizer, _ending(node)
     assert update is not None, f"{node.op} is no optimizer"
-    wanted = (*FIXED[: 1 + update.has_step], "params", "gradients")
+    gradients = f"gradients{end}"
+    wanted = (*SCALARS[: 1 + update.has_step], f"params{end}", gradients)
     if len(node.inputs) < len(wanted):
         raise ModelError(f"{node.op} {node.name!r} reads {list(node.inputs)}; expected {wanted}")
     for want, got in zip(wanted, node.inputs, strict=False):
         # gradients may have been clipped on the way
-        if got != want and (want != "gradients" or not got or got in graph.inputs):
+        if got != want and (want != gradients or not got or got in graph.inputs):
             raise ModelError(f"{node.op} {node.name!r} reads {got!r} in the place of {want!r}")
     rows = update.states({**op.attrs, **node.attrs})
     kept = node.inputs[len(wanted) : len(wanted) + len(rows)]
-    wrong = [n for n in kept if n not in names]
-    if wrong or len(set(kept)) < len(kept):
+    known = [name + end for name in names]
+    if any(n not in known for n in kept) or len(set(kept)) < len(kept):
         raise ModelError(
-            f"{node.op} {node.name!r} keeps its state in {list(kept)}; expected of {list(names)}"
+            f"{node.op} {node.name!r} keeps its state in {list(kept)}; expected of {known}"
         )
     if not node.outputs or not node.outputs[0]:
         raise ModelError(f"{node.op} {node.name!r} has no output that says it has run")
-    return [replace(row, name=name) for row, name in zip(rows, kept, strict=False)]
+    found = [name.removesuffix(end) for name in kept]
+    return [replace(row, name=name) for row, name in zip(rows, found, strict=False)]
 
 
 def clip_in_steps(graph: Graph) -> None:
     """Let steps multiply the gradients that they read; a pass over all of them before is saved.
 
     Before   c = InplaceClipGradNorm(gradients); flag = AdamWOptimizer(.., c, m, v)
-    After    c, f = InplaceClipGradNorm(gradients); flag = AdamWOptimizer(.., c, m, v, "", f)
+    After    f = ClipFactor(gradients); flag = AdamWOptimizer(.., gradients, m, v, "", f)
 
     The gradients then stay as they are.  A clipping that anything else reads is left alone.  A
-    signal of gradients that are clipped reads their norm.
+    signal of gradients whose norm is taken reads that:
+
+    Before   go = GradientSignal("", gradients); f = ClipFactor(gradients)
+    After    f, n = ClipFactor(gradients); go = GradientSignal("", n)
     """
     readers, names, known = graph.consumers(), Names(graph), updates(graph)
-    _signal_by_norm(graph, names)
-    for clipping in [n for n in graph.nodes if n.op == "InplaceClipGradNorm"]:
-        clipped, *norm = clipping.outputs
+    for clipping in [n for n in graph.nodes if n.op == CLIPPING]:
+        clipped, gradients = clipping.outputs[0], clipping.inputs[0]
         steps = readers.get(clipped, [])
         if clipped in graph.outputs or any(n not in known for n in steps):
             continue
         factor = names.fresh("clip_factor")
-        clipping.outputs = (clipped, factor, *norm[1:])
+        clipping.op, clipping.domain = FACTOR[1], FACTOR[0]
+        clipping.outputs = (factor,)
+        graph.opsets[OURS] = 1
         for node in steps:
             absent = _signal_place(graph, node) + 1 - len(node.inputs)
-            node.inputs = (*node.inputs, *[""] * absent, factor)
+            inputs = (gradients if name == clipped else name for name in node.inputs)
+            node.inputs = (*inputs, *[""] * absent, factor)
+    _signal_by_norm(graph, names)
 
 
 def _signal_by_norm(graph: Graph, names: Names) -> None:
-    """Let the signal of gradients that are clipped read their norm, and stand behind that.
-
-    Before   go = GradientSignal("", gradients); c = InplaceClipGradNorm(gradients)
-    After    c, _, n = InplaceClipGradNorm(gradients); go = GradientSignal("", n)
-    """
-    clipping = next((n for n in graph.nodes if n.op == "InplaceClipGradNorm"), None)
-    if clipping is None or clipping.inputs[0] != "gradients":
+    """Let the signal of gradients whose norm is taken read that, and stand behind it."""
+    every = tuple(inputs_of(graph, "gradients"))
+    taking = next((n for n in graph.nodes if (n.domain, n.op) == FACTOR), None)
+    if taking is None or taking.inputs != every:
         return
     for signal in [n for n in graph.nodes if (n.domain, n.op) == SIGNAL]:
         norm = names.fresh("gradient_norm")
-        clipping.outputs = (clipping.outputs[0], "", norm)
+        taking.outputs = (taking.outputs[0], norm)
         signal.inputs = (signal.inputs[0], norm)
         graph.nodes.remove(signal)
-        graph.nodes.insert(graph.nodes.index(clipping) + 1, signal)
+        graph.nodes.insert(graph.nodes.index(taking) + 1, signal)
 
 
-def place(graph: Graph, begins: Mapping[str, tuple[int, Shape]], layout: Layout) -> None:
+def place(
+    graph: Graph,
+    kinds: Mapping[str, str],
+    begins: Mapping[str, tuple[int, Shape]],
+    layout: Layout,
+) -> None:
     """Write into nodes where their parameters and states begin: clipping, and domain `engine`.
 
-    begins: for each trainable parameter, in order, its first element in the flat tensor of all
-        parameters, and its shape.
+    kinds: the element type of each trained parameter, in the order in which they lie.
+    begins: the first element of each in the flat tensor of all parameters of its type, and its
+        shape.
     layout: where the states are.
     """
-    rows = {state.name: k for k, state in enumerate(layout.states)}
+    ends, named = endings(kinds), by_type(kinds)
+    gradients = {f"gradients{ends[T]}": names for T, names in named.items()}
+    flat = {
+        state.name + ends[T]: (layout.tensors[k], layout.flat(k, names).offset)
+        for T, names in named.items()
+        for k, state in enumerate(layout.states)
+    }
     for node in graph.nodes:
-        if node.op == "InplaceClipGradNorm":
-            node.attrs["begins"] = [begin for begin, _ in begins.values()]
-            node.attrs["sizes"] = [math.prod(shape) for _, shape in begins.values()]
+        if node.op in (CLIPPING, FACTOR[1]):
+            chosen = [gradients[name] for name in node.inputs]
+            gradients |= zip(node.outputs, chosen, strict=False)  # of what is clipped again
+            each = [begins[name] for names in chosen for name in names]
+            node.attrs["begins"] = [begin for begin, _ in each]
+            node.attrs["sizes"] = [math.prod(shape) for _, shape in each]
+            node.attrs["counts"] = [len(names) for names in chosen]
     for node in updates(graph):
         if node.domain != OURS:
             continue
-        names = node.attrs.get("parameters") or list(begins)
-        chosen = [name for name in begins if name in names]
-        read = [rows[i] for i in node.inputs if i in rows]
-        node.attrs["begins"] = [begins[n][0] for n in chosen]
-        node.attrs["dims"] = [d for n in chosen for d in (len(begins[n][1]), *begins[n][1])]
-        node.attrs["state_begins"] = [layout.begin(k, n) for n in chosen for k in read]
+        listed = node.attrs.get("parameters") or list(kinds)
+        mine = [name for name in kinds if name in listed]
+        read = [flat[name] for name in node.inputs if name in flat]
+        node.attrs["begins"] = [begins[n][0] for n in mine]
+        node.attrs["dims"] = [d for n in mine for d in (len(begins[n][1]), *begins[n][1])]
+        node.attrs["state_begins"] = [
+            (kept[name].offset - first) // ITEMSIZE[kept[name].dtype]
+            for name in mine
+            for kept, first in read
+        ]

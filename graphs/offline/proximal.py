@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.errors import DTypeError, InputError
+from engine.element_types import ONNX_CODE
+from engine.errors import InputError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
 from engine.proximal import ANCHOR, MU
@@ -33,21 +34,14 @@ from engine.proximal import ANCHOR, MU
 def anchors_of(trainable: Mapping[str, Array]) -> dict[str, Array]:
     """The parameters that the term adds to a checkpoint: anchors, which are the values, and mu = 0.
 
-    trainable: the trained parameters.
+    trainable: the trained parameters.  If they are of several element types, mu has the widest.
 
     Raises:
         InputError: nothing is trained.
-        DTypeError: the trained parameters have several element types.
     """
-    types = {a.dtype: n for n, a in trainable.items()}
-    if not types:
+    if not trainable:
         raise InputError("proximal=True: nothing is trained; give requires_grad")
-    if len(types) > 1:
-        raise DTypeError(
-            "proximal=True: parameters of several element types cannot share a term: "
-            + ", ".join(f"{name!r} is {kind}" for kind, name in types.items())
-        )
-    mu = np.zeros((), next(iter(types)))
+    mu = np.zeros((), np.result_type(*trainable.values()))
     return {**{name + ANCHOR: a.copy() for name, a in trainable.items()}, MU: mu}
 
 
@@ -59,13 +53,17 @@ def hold(graph: Graph, names: Sequence[str], gradients: Mapping[str, str]) -> di
     *Requires* that mu and the anchors are inputs of the graph.
     """
     fresh = Names(graph).fresh
-    held = dict(gradients)
+    held, mus = dict(gradients), {graph.inputs[MU].dtype: MU}
     for name in names:
-        anchor = name + ANCHOR
+        anchor, kind = name + ANCHOR, graph.inputs[name].dtype
+        if kind not in mus:
+            mus[kind] = fresh(f"{MU}_{kind}")
+            to = {"to": ONNX_CODE[kind]}
+            graph.nodes.append(Node("Cast", (MU,), (mus[kind],), to, "", fresh(f"{MU}/Cast")))
         far, pull, held[name] = (fresh(f"{name}_{what}") for what in ("far", "pull", "held_grad"))
         for op, inputs, made in (
             ("Sub", (name, anchor), far),
-            ("Mul", (far, MU), pull),
+            ("Mul", (far, mus[kind]), pull),
             ("Add", (gradients[name], pull), held[name]),
         ):
             graph.nodes.append(Node(op, inputs, (made,), {}, "", fresh(f"{name}/Proximal{op}")))

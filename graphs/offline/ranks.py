@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE
+from engine.element_types import ITEMSIZE, ONNX_CODE
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.graphs.ir.sites import site_of
@@ -162,11 +162,13 @@ class _Ranks:
         if MU not in graph.inputs:
             return
         shape, scalar = self.names.fresh(f"{MU}/shape"), self.names.fresh(f"{MU}/scalar")
+        part = self.names.fresh(f"{MU}/samples")
         mine = self.names.fresh(f"{MU}/part")
         graph.initializers[shape] = np.zeros(0, np.int64)
         self._rename(MU, mine)
         graph.nodes[:0] = [
-            Node("Reshape", (PART, shape), (scalar,), {}, "", scalar),
+            Node("Cast", (PART,), (part,), {"to": ONNX_CODE[graph.inputs[MU].dtype]}, "", part),
+            Node("Reshape", (part, shape), (scalar,), {}, "", scalar),
             Node("Mul", (MU, scalar), (mine,), {}, "", mine),
         ]
 
@@ -217,8 +219,9 @@ class _Ranks:
     def buckets(self, limit: int, in_flight: int) -> None:
         """Sum gradients in buckets of about `limit` bytes before they are accumulated.
 
-        A gradient of as many bytes is a bucket by itself, and is summed where it lies.  At most
-        `in_flight` are on their way when another one is complete.
+        The gradients of a bucket have one element type.  A gradient of as many bytes is a bucket
+        by itself, and is summed where it lies.  At most `in_flight` are on their way when another
+        one is complete.
         """
         graph = self.graph
         makers = {o: n for n, node in enumerate(graph.nodes) for o in node.outputs if o}
@@ -226,18 +229,17 @@ class _Ranks:
         left = {id(n) for n in mine}
         mine.sort(key=lambda n: makers.get(n.inputs[1], -1))
         buckets: list[list[Node]] = []
-        small, room = list[Node](), limit
+        small: dict[str, list[Node]] = {}  # by element type, of which a bucket has one
         for node in mine:
-            nbytes = self.gradients[node.inputs[0]].nbytes
-            if nbytes >= limit:
+            gradient = self.gradients[node.inputs[0]]
+            if gradient.nbytes >= limit:
                 buckets.append([node])
                 continue
-            small.append(node)
-            room -= nbytes
-            if room <= 0:
-                buckets.append(small)
-                small, room = [], limit
-        buckets += [small] if small else []
+            bucket = small.setdefault(gradient.dtype, [])
+            bucket.append(node)
+            if sum(self.gradients[n.inputs[0]].nbytes for n in bucket) >= limit:
+                buckets.append(small.pop(gradient.dtype))
+        buckets += small.values()
         places = {id(b): max(makers.get(n.inputs[1], -1) for n in b) for b in buckets}
         buckets.sort(key=lambda b: places[id(b)])
         behind: dict[int, list[Node]] = {}

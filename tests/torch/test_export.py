@@ -233,6 +233,39 @@ def test_modules_of_float64(tmp_path: Path) -> None:
     assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-8)
 
 
+class Wide(nn.Module):
+    """A float32 network with a branch of float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.wide = nn.Linear(4, 6), nn.Linear(6, 3).double()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        h = torch.tanh(self.body(x))
+        return self.head(h) + self.wide(h.double()).float()
+
+
+def test_modules_of_float32_and_float64(tmp_path: Path) -> None:
+    net, mine = Wide(), Wide()
+    x, labels = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    trainer = Trainer.from_torch(
+        net, x[:2], CrossEntropyLoss(), SGD(lr=0.125, clip_grad=0.25), folder=tmp_path, threads=1
+    )
+    descent = torch.optim.SGD(net.parameters(), 0.125)
+    for _ in range(4):
+        loss = nn.functional.cross_entropy(net(x), labels)
+        descent.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.25)
+        descent.step()
+        assert trainer.step(x.numpy(), labels.numpy()) == pytest.approx(loss.item(), abs=1e-6)
+    assert trainer.to_torch(mine) == []
+    for (name, a), (_, b) in zip(mine.named_parameters(), net.named_parameters(), strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=name)
+
+
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -85,12 +85,15 @@ def plan_of_table() -> Plan:
 
 def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
     """Return a plan of one step over so many parameters for a single thread."""
-    graph, each = method.build(17, "f32", NAMES), (size // TENSORS // ROW, ROW)
+    kinds = dict.fromkeys(NAMES, "f32")
+    graph, each = method.build(17, kinds), (size // TENSORS // ROW, ROW)
     layout = lay_out(method.rule().states, dict.fromkeys(NAMES, ("f32", each)))
-    flat = {"params": ("f32", size), "gradients": ("f32", size)}
-    flat |= {state.name: layout.flat(k) for k, state in enumerate(layout.states)}
-    for name, (dtype, elements) in flat.items():
-        graph.inputs[name] = TensorType(dtype, (elements,))
-    place(graph, {name: (i * size // TENSORS, each) for i, name in enumerate(NAMES)}, layout)
+    for name in ("params", "gradients"):
+        graph.inputs[name] = TensorType("f32", (size,))
+    for k, state in enumerate(layout.states):
+        flat = layout.flat(k, NAMES)
+        graph.inputs[state.name] = TensorType(flat.dtype, flat.shape)
+    begins = {name: (i * size // TENSORS, each) for i, name in enumerate(NAMES)}
+    place(graph, kinds, begins, layout)
     clip_in_steps(graph)
     return make_plan(graph, {}, target=host(), threads=1)

@@ -290,14 +290,15 @@ class Bundle:
             kept=self.kept // ALIGN,
             copies=self.copies,
         )
-        for k, row in enumerate(self.planned.states.states):
-            dtype = ELEMENT_TYPES[self.planned.states.flat(k)[0]]
-            initial = np.array(row.initial, dtype.numpy).tobytes()
+        for row in self.planned.states.states:
+            wide = np.array(row.initial, np.int64 if row.dtype == "i64" else np.float64).tobytes()
+            single = np.array(row.initial, np.float32).tobytes()
             out.add(
                 "state",
                 form=FORMS.index(row.form),
-                dtype=dtype.onnx,
-                initial=int.from_bytes(initial, "little"),
+                dtype=0 if row.dtype is None else ELEMENT_TYPES[row.dtype].onnx,
+                initial=int.from_bytes(wide, "little"),
+                single=int.from_bytes(single, "little"),
             )
         for size in self.io:
             out.add("io", size=size)

@@ -186,7 +186,7 @@ def row_scale(rows, part, b, eps):
 
 
 @kernel(
-    COMMON + "g:T* clip:T* rows:T* partial:T*" + COUNTS + UNITS + "clips:i64 decay:f64",
+    COMMON + "g:T* clip:f64* rows:T* partial:T*" + COUNTS + UNITS + "clips:i64 decay:f64",
     words={"table": TABLE},
     tiling=_in_units("", "", "", "elements", "", "rows", "columns"),
 )
@@ -274,7 +274,7 @@ def adafactor_columns(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "signal:b1* table:i64* p:T* g:T* clip:T* rows:T* columns:T* sums:f64*"
+    "signal:b1* table:i64* p:T* g:T* clip:f64* rows:T* columns:T* sums:f64*"
     + COUNTS
     + UNITS
     + "clips:i64 eps:f64",
@@ -342,7 +342,7 @@ def adafactor_norms(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64*"
+    "lr:f32* step:i64* p:T* g:T* clip:f64* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64*"
     + COUNTS
     + UNITS
     + "clips:i64 scale:f64 eps:f64 least:f64 clipping:f64 decay:f64 beta1:f64",

@@ -114,10 +114,10 @@ class AdamW(_Moments):
             **({"lazy": 1} if arguments.flag("lazy", self.lazy) else {}),
         }
 
-    def rule(self) -> Rule:
-        """Without groups the op is onnxruntime's, which is not lazy."""
+    def rule(self, *, is_divided: bool = False) -> Rule:
+        """One node for all is of onnxruntime's op, which is not lazy."""
         found = super().rule()
-        return found if self.groups or self.lazy else replace(found, domain=MS)
+        return found if is_divided or self.lazy else replace(found, domain=MS)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,25 @@
 """Norms over all gradients, and scaling down to one.
 
 Clipping  g = g min(max_norm / (||g|| + 1e-6), 1), the norm over all parameters; NaN stays NaN.
-          An output more of the op is that factor: then g stays as it is, and steps multiply what
-          they read; one more is the norm.  ClipFactor makes factor and norm alone, of gradients
-          that are tensors of their own
+          ClipFactor makes the factor and the norm alone, in double, and g stays as it is: steps
+          multiply what they read.  Its gradients may be of several element types
 Error     squares are added in the working type in runs of 4096 elements of one tensor, the runs in
           double and in the order of the tensors, whatever the number of threads
 Source    torch.nn.utils.clip_grad_norm_; onnxruntime's clip_grad_norm.cc
 
-The flat tensor of gradients holds all parameters; the planner says in attributes where they begin.
-Its zero padding counts for nothing.  Without attributes it is one tensor.
+A flat tensor of gradients holds those of all parameters of an element type; the planner says in
+attributes where they begin.  Its zero padding counts for nothing.  Without attributes an input is
+one tensor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.element_types import FLOATS, ITEMSIZE
 from engine.errors import nearest
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, within
@@ -119,7 +120,7 @@ def clip(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("sums:f64* y:T* runs:i64 max_norm:f64")
+@kernel("sums:f64* y:f64* runs:i64 max_norm:f64")
 def clip_factor(target: Target, T: str) -> Body:
     """y[0] = min(max_norm / (norm + 1e-6), 1), norm^2 the sum of all runs.  Overwrites."""
 
@@ -161,53 +162,51 @@ def _max_norm(site: Site) -> float:
     return float(site.attrs["max_norm"])
 
 
-def _lower_clip(lowering: Lowering) -> None:
-    """Scale the gradients; or, where output 1 is read, make the factor of which steps do that.
-
-    Output 2 is the norm.
-    """
-    g, max_norm = lowering.x(0), _max_norm(lowering.site)
-    T, n = g.type.dtype, g.type.size
-    begins, sizes = (lowering.site.attrs.get(name, ()) for name in ("begins", "sizes"))
-    ranges = list(zip(begins, sizes, strict=True)) or [(0, n)]
-    sums = lowering.temp("f64", (sum(runs_of(size) for _, size in ranges),))
-    runs = _add_squares(lowering, g, sums, ranges, 0)
-    if lowering.wants(1):
-        lowering.call(clip_factor(T), [("r", sums), ("w", lowering.y(1))], [runs, max_norm])
-    else:
-        lowering.call(clip(T), [("r", sums), ("u", g)], [n, runs, max_norm])
-    if lowering.wants(2):
-        lowering.call(norm(T), [("r", sums), ("w", lowering.y(2))], [runs])
-
-
-def _sums_of_inputs(lowering: Lowering) -> tuple[Operand, int]:
+def _sums(lowering: Lowering) -> tuple[Operand, int]:
     """The sums of squares of all inputs in their order, and how many runs that is."""
+    attrs = lowering.site.attrs
     xs = [lowering.x(i) for i in range(len(lowering.site.ins))]
-    sums, at = lowering.temp("f64", (sum(runs_of(x.type.size) for x in xs),)), 0
-    for x in xs:
-        at = _add_squares(lowering, x, sums, [(0, x.type.size)], at)
-    return sums, at
+    known = zip(attrs.get("begins", ()), attrs.get("sizes", ()), strict=True)
+    counts = attrs.get("counts", ())
+    if counts:
+        ranges = [list(islice(known, count)) for count in counts]
+    else:
+        ranges = [[(0, x.type.size)] for x in xs]
+    runs = sum(runs_of(size) for each in ranges for _, size in each)
+    sums, at = lowering.temp("f64", (runs,)), 0
+    for x, each in zip(xs, ranges, strict=True):
+        at = _add_squares(lowering, x, sums, each, at)
+    return sums, runs
+
+
+def _lower_clip(lowering: Lowering) -> None:
+    g, max_norm = lowering.x(0), _max_norm(lowering.site)
+    sums, runs = _sums(lowering)
+    lowering.call(clip(g.type.dtype), [("r", sums), ("u", g)], [g.type.size, runs, max_norm])
 
 
 def _lower_factor(lowering: Lowering) -> None:
-    y, max_norm = lowering.y(0), _max_norm(lowering.site)
-    sums, runs = _sums_of_inputs(lowering)
-    lowering.call(clip_factor(y.type.dtype), [("r", sums), ("w", y)], [runs, max_norm])
+    max_norm, T = _max_norm(lowering.site), _widest(lowering.site)
+    sums, runs = _sums(lowering)
+    lowering.call(clip_factor(T), [("r", sums), ("w", lowering.y(0))], [runs, max_norm])
     if lowering.wants(1):
-        lowering.call(norm(y.type.dtype), [("r", sums), ("w", lowering.y(1))], [runs])
+        lowering.call(norm(T), [("r", sums), ("w", lowering.y(1))], [runs])
 
 
 def _lower_norm(lowering: Lowering) -> None:
     y = lowering.y(0)
-    sums, runs = _sums_of_inputs(lowering)
+    sums, runs = _sums(lowering)
     lowering.call(norm(y.type.dtype), [("r", sums), ("w", y)], [runs])
 
 
 # --- shapes
 
 
+FACTOR = TensorType("f64", (1,))  # what gradients are multiplied by
 CLIP: dict[str, Any] = {"max_norm": 1.0, "norm_type": "fro"}
-PLACES: dict[str, Kind] = {"begins": "ints", "sizes": "ints"}  # that the planner adds
+# That the planner adds: where the gradients of parameters begin in the inputs, how many elements
+# they have, and how many there are in each input.
+PLACES: dict[str, Kind] = {"begins": "ints", "sizes": "ints", "counts": "ints"}
 
 
 def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
@@ -219,21 +218,37 @@ def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
             site.fail(f"{name} = {value}", "finite numbers")
 
 
+def check_floats(site: Site, first: int = 0) -> None:
+    """Refuse inputs, from `first` on, that are neither f32 nor f64, or sequences of them."""
+    for i in range(first, len(site.ins)):
+        if _element(site.type(i)) not in FLOATS:
+            site.wrong(f"input {i} is {site.type(i)}; expected {' or '.join(sorted(FLOATS))}")
+
+
+def _element(t: TensorType) -> str:
+    """The element type of a tensor, or of the tensors of a sequence."""
+    return t.dtype.removeprefix("seq(").removesuffix(")")
+
+
+def _widest(site: Site) -> str:
+    """The element type of the inputs that has the most bytes."""
+    found = (_element(site.type(i)) for i in range(len(site.ins)))
+    return max(found, key=ITEMSIZE.__getitem__)
+
+
 def _clip_infer(site: Site) -> tuple[TensorType, ...]:
     check_attributes(site, {**CLIP, **PLACES})
-    one = TensorType(site.type(0).dtype, (1,))
-    return (site.type(0), one, one)[: max(site.n_outs, 1)]
+    return (site.type(0),)
 
 
 def _factor_infer(site: Site) -> tuple[TensorType, ...]:
-    check_attributes(site, CLIP)
-    one = TensorType(site.type(0).dtype, (1,))
-    return (one, one)[: max(site.n_outs, 1)]
+    check_attributes(site, {**CLIP, **PLACES})
+    check_floats(site)
+    return (FACTOR, TensorType(_widest(site), (1,)))[: max(site.n_outs, 1)]
 
 
 def _norm_infer(site: Site) -> tuple[TensorType, ...]:
-    dtype = site.type(0).dtype.removeprefix("seq(").removesuffix(")")
-    return (TensorType(dtype, ()),)
+    return (TensorType(_element(site.type(0)), ()),)
 
 
 OPS = (
@@ -247,17 +262,19 @@ OPS = (
         takes=PLACES,
         infer=_clip_infer,
         lower=_lower_clip,
-        calls=(square_sums, clip, clip_factor, norm),
+        calls=(square_sums, clip),
         is_view=True,
     ),
     Op(
         name="ClipFactor",
         domain=OURS,
+        inputs=(1, MANY),
+        outputs=2,
         attrs=CLIP,
+        takes=PLACES,
         infer=_factor_infer,
         lower=_lower_factor,
         calls=(square_sums, clip_factor, norm),
-        internal=True,
     ),
     Op(
         name="ReduceAllL2",

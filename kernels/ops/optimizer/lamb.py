@@ -84,7 +84,7 @@ def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
 
 
 @kernel(
-    "step:i64* p:T* g:T* clip:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
+    "step:i64* p:T* g:T* clip:f64* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
     "count:i64 runs:i64 block:i64 clips:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64",
     words=TABLES,
     tiling=_tiling,
@@ -162,7 +162,7 @@ def lamb_moments(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "lr:T* step:i64* p:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
+    "lr:f32* step:i64* p:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
     "count:i64 runs:i64 signalled:i64 scale:f64 a:f64 b:f64 eps:f64 decay:f64",
     words=TABLES,
 )

@@ -79,8 +79,8 @@ class Method:
         """The table of states of a node with these attributes."""
         raise NotImplementedError
 
-    def rule(self) -> Rule:
-        """The op of a model with these options."""
+    def rule(self, *, is_divided: bool = False) -> Rule:
+        """The op of a model with these options; is_divided: each node updates some parameters."""
         attrs = self.attributes()
         return Rule(self.op, attrs, self.states(attrs))
 

@@ -73,10 +73,10 @@ class SGD(Method):
     def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
         return (State(FIRST),) if attrs["momentum"] else ()
 
-    def rule(self) -> Rule:
+    def rule(self, *, is_divided: bool = False) -> Rule:
         """The plain one is onnxruntime's, whose model and checkpoint have moments nobody reads."""
         found = super().rule()
-        if self.groups or self.momentum or self.weight_decay:
+        if is_divided or self.momentum or self.weight_decay:
             return found
         return Rule(PLAIN, {}, (), MS, has_step=False, unread=(State(FIRST),))
 

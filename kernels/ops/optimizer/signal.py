@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.element_types import FLOATS, ITEMSIZE
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.blocks import Blocks
-from engine.kernels.ops.optimizer.clipping import in_runs
+from engine.kernels.ops.optimizer.clipping import check_floats, in_runs
 from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, within
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
@@ -57,12 +57,11 @@ def update_signal(target: Target, T: str) -> Body:
 
 
 def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
-    size = ITEMSIZE[str(params[0])]
-    return in_runs((RUN * size, size, 0), numbers, 3)
+    return in_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
 
 
 @kernel(
-    "x:T* counts:T* ranges:i64* count:i64 runs:i64 at:i64 block:i64", words=TABLES, tiling=_tiling
+    "x:T* counts:f64* ranges:i64* count:i64 runs:i64 at:i64 block:i64", words=TABLES, tiling=_tiling
 )
 def nonfinite_counts(target: Target, T: str) -> Body:
     """counts[at + r] = elements of run r of the range that are not finite.  x: T[n].  Overwrites.
@@ -85,7 +84,7 @@ def nonfinite_counts(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("before:b1* counts:T* y:b1* runs:i64 given:i64")
+@kernel("before:b1* counts:f64* y:b1* runs:i64 given:i64")
 def gradient_signal(target: Target, T: str) -> Body:
     """y[0] = before[0] where `given`, and all counts are 0.  One thread.  Overwrites."""
 
@@ -117,26 +116,24 @@ def _gradient_infer(site: Site) -> tuple[TensorType, ...]:
         site.wrong(f"input 0 is {site.type(0)}; expected {FLAG}, or nothing")
     if len(site.ins) < 2:
         site.fail("no gradients", "one input or more behind the signal before")
-    kinds = {site.type(i).dtype for i in range(1, len(site.ins))}
-    if len(kinds) > 1 or kinds.pop().removeprefix("seq(").removesuffix(")") not in FLOATS:
-        site.wrong("its gradients have other types than f32 or f64, or several")
+    check_floats(site, 1)
     return (FLAG,)
 
 
 def _lower_gradient(lowering: Lowering) -> None:
     xs = [lowering.x(i) for i in range(1, len(lowering.site.ins))]
-    T, at = xs[0].type.dtype, 0
-    counts = lowering.temp(T, (sum(runs_of(x.type.size) for x in xs),))
+    at = 0
+    counts = lowering.temp("f64", (sum(runs_of(x.type.size) for x in xs),))
     for x in xs:
         n, runs = x.type.size, runs_of(x.type.size)
         table = lowering.const(packed([(0, n)]))
         args: list[Any] = [("r", x), ("u" if at else "w", counts), ("r", table)]
-        lowering.call(nonfinite_counts(T), args, [1, runs, at, 1])
+        lowering.call(nonfinite_counts(x.type.dtype), args, [1, runs, at, 1])
         at += runs
     given = lowering.site.has(0)
     before = lowering.x(0) if given else None
     args = [("r", before), ("r", counts), ("w", lowering.y(0))]
-    lowering.call(gradient_signal(T), args, [at, int(given)])
+    lowering.call(gradient_signal(xs[0].type.dtype), args, [at, int(given)])
 
 
 OPS = (

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
-from engine.kernels.ops.optimizer.clipping import LINE, check_attributes
+from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
 from engine.kernels.ops.optimizer.method import Method
 from engine.kernels.ops.optimizer.ranges import packed
 from engine.kernels.vocabulary.kernel import (
@@ -48,12 +48,13 @@ from engine.runtime.plan import ALIGN
 from engine.runtime.states import State
 
 Inline = Callable[..., Any]
+RATE = TensorType("f32", (1,))  # the learning rate, as files have it
 DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops that have them
 
 # --- kernels
 
 # Threads share `total` elements in blocks of `block`.
-COMMON = "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* ranges:i64* "
+COMMON = "lr:f32* step:i64* p:T* g:T* clip:f64* signal:b1* ranges:i64* "
 COUNTS = " count:i64 total:i64 block:i64 clips:i64 signalled:i64 scale:f64 "
 
 
@@ -261,8 +262,8 @@ GROUP = {"lr_scale": 1.0, "parameters": (), "begins": (), "dims": (), "state_beg
 def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[TensorType, ...]]:
     """Shape rule: the flag, then parameters and states as they are after the step.
 
-    Inputs before the signal must be there; behind it comes the factor of gradients, [1].  Gradients
-    have the type of the parameters, a state its own.
+    Inputs before the signal must be there; behind it comes the factor of gradients, f64[1].
+    Gradients have the type of the parameters, a state its own, the learning rate is f32[1].
     """
     at = 1 + update.has_step
 
@@ -273,8 +274,7 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
             site.fail(", ".join(f"{n} {x}" for n, x in decays.items()), "from 0 to below 1")
         p, states = site.type(at), update.states(site.attrs)
         signal = at + 2 + len(states)
-        one = TensorType(p.dtype, (1,))
-        expected = {0: one, signal: TensorType("b1", (1,)), signal + 1: one}
+        expected = {0: RATE, signal: TensorType("b1", (1,)), signal + 1: FACTOR}
         if update.has_step:
             expected[1] = TensorType("i64", (1,))
         for i, state in enumerate(states, at + 2):

@@ -25,6 +25,9 @@ CASES = (
            f32(0)), domain="engine", name=f"gradient-signal-{bad}-{on}",
            reference=lambda on, *gs: [on & all(np.isfinite(g).all() for g in gs)])
       for bad, on in ((3, True), (3, False), (np.nan, True), (-np.inf, True), (np.inf, False))),
+    *(Case("GradientSignal", (None, f32(3), np.array([1.0, bad])), domain="engine",
+           name=f"gradient-signal-of-two-types-{bad}",
+           reference=lambda _, g, h: [np.array([np.isfinite(h).all()])]) for bad in (2, np.inf)),
     Case("GradientSignal", (None, f32(3)), domain="engine", name="gradient-signal-alone",
          reference=lambda _, g: [np.array([True])]),
     Case("Group", (f32(2, 3), f32(4)), domain=MS, reference=lambda a, b: [np.array([True])]),

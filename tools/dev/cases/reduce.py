@@ -91,6 +91,8 @@ CASES = (
          reference=lambda *xs: [np.sqrt(sum(np.sum(x * x) for x in xs))]),
     *(Case("ClipFactor", (f32(90, 100), f32(7), f32()), {"max_norm": most}, domain="engine",
            name=f"clip-factor-{most}", reference=_clip_factor) for most in (0.5, 1e6)),
+    Case("ClipFactor", (f32(90, 100), np.linspace(-2, 2, 5000)), {"max_norm": 0.5},
+         domain="engine", name="clip-factor-of-two-types", reference=_clip_factor),
     Case("ClipFactor", (f32(90, 100), f32(7)), {"max_norm": 0.5}, domain="engine", outs=2,
          name="clip-factor-and-norm",
          reference=lambda *xs, max_norm: [

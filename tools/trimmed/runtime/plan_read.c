@@ -194,7 +194,7 @@ static model_tensor state_values(const struct state *s, const struct parameter *
     int rank = t.rank, rows = s->form == F_ROWS, dropped = rank - (rows ? 1 : 2);
     t.dims = dims;
     t.rank = 0;
-    t.dtype = s->dtype;
+    t.dtype = s->dtype ? s->dtype : p->tensor.dtype;
     t.bytes = item_bytes(t.dtype);
     if (s->form != F_PARAMETER && (!p->elements || (rows && rank < 2)))
         dims[t.rank++] = 0;
@@ -223,8 +223,9 @@ static void place_states(struct tables *t, struct design *d, size_t bytes)
         s->form = (int)limited(t, C_STATE_FORM, (size_t)k, FORMS - 1);
         s->dtype = (int)limited(t, C_STATE_DTYPE, (size_t)k, 15);
         s->initial = cell(t, C_STATE_INITIAL, (size_t)k);
+        s->single = (uint32_t)cell(t, C_STATE_SINGLE, (size_t)k);
         s->at = d->state_at + used;
-        if (!item_bytes(s->dtype))
+        if (s->dtype && !item_bytes(s->dtype))
             reject(t, "a state has no known type");
         for (int i = 0; i < d->parameter_count && !problem(t); i++) {
             const struct parameter *p = &d->parameters[i];

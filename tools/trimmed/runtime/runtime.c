@@ -76,10 +76,12 @@ static void fill_states(model *m)
         for (int i = 0; s->initial && i < m->d.parameter_count; i++) {
             const struct parameter *p = &m->d.parameters[i];
             int64_t dims[MOST_DIMS];
-            size_t item = item_bytes(s->dtype), bytes = state_values(s, p, dims).bytes;
+            model_tensor t = state_values(s, p, dims);
+            const void *from = t.dtype == MODEL_F32 ? (const void *)&s->single : &s->initial;
+            size_t item = item_bytes(t.dtype);
             uint8_t *to = state_of(m, s, p);
-            for (size_t b = 0; p->tensor.trainable && b < bytes; b += item)
-                copy(to + b, &s->initial, item);
+            for (size_t b = 0; p->tensor.trainable && b < t.bytes; b += item)
+                copy(to + b, from, item);
         }
     }
 }
@@ -415,25 +417,13 @@ static int need_values(model *m)
     return fail(m, MODEL_BAD_STATE, "the parameters have no values: set them all first");
 }
 
-/* Writes the learning rate in the type of the trained parameters, as the optimizer reads it. */
-static void write_rate(model *m, void *to)
-{
-    for (int i = 0; i < m->d.parameter_count; i++)
-        if (m->d.parameters[i].tensor.trainable
-            && m->d.parameters[i].tensor.dtype == MODEL_F64) {
-            *(double *)to = (double)m->rate;
-            return;
-        }
-    *(float *)to = m->rate;
-}
-
 /* Give a plan that updates parameters what its formulas read. */
 static int begin_update(model *m, const struct plan *plan)
 {
     if (m->step == INT64_MAX)
         return fail(m, MODEL_BAD_STATE, "the optimizer has done all the steps it can count");
     if (plan->rate)
-        write_rate(m, at(m, plan->rate));
+        *(float *)(void *)at(m, plan->rate) = m->rate;
     if (plan->step)
         *(int64_t *)(void *)at(m, plan->step) = m->step + 1;
     return MODEL_OK;

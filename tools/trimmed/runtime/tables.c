@@ -45,8 +45,9 @@ enum form { F_PARAMETER, F_ROWS, F_COLUMNS, F_SCALAR, FORMS };
 /* A state of the optimizer, which has a tensor for each trained parameter.  The forms are those of
  * engine/runtime/states.py. */
 struct state {
-    int form, dtype;
-    uint64_t initial; /* its first bytes are the initial value of an element */
+    int form, dtype;  /* dtype 0: that of the parameter */
+    uint64_t initial; /* the bytes of the initial value of an element, if that has 8 */
+    uint32_t single;  /* and if it is a float */
     size_t at; /* where the tensor of the first parameter begins; the others follow */
 };
 
