@@ -1,6 +1,6 @@
-"""Reports: what a training shows while it runs, and what it leaves to read.
+"""Reports: the output of a training, while it runs and afterwards.
 
-All are callbacks of `Trainer.fit`, which adds those of `default` by itself.
+All are callbacks of `Trainer.fit`, which uses the ones of `default` unless told otherwise.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 
 @checked
 def default(progress: bool, folder: Path | None) -> list[Callback]:
-    """The reports of a training that is given none.
+    """Return the default reports of a training.
 
-    progress: whether to show how it goes on.
-    folder: of the run, where history.csv, log.jsonl and report.html are kept; None: no
-        file is.
+    progress: whether to show progress.
+    folder: of the run, where history.csv, log.jsonl and report.html are kept; None: write no
+        files.
     """
     found: list[Callback] = [Progress()] if progress else []
     if folder is not None:

@@ -9,7 +9,7 @@ _SHARE = re.compile(r"(val_)?(accuracy|f1|top\d+)(_\w+)?")  # metrics that are s
 
 
 def number(value: float) -> str:
-    """Four significant digits, thousands set apart: 0.4213, 12,345, 1.234e-05."""
+    """Format with four significant digits and separated thousands: 0.4213, 12,345, 1.234e-05."""
     value = float(value)
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("-inf" if value < 0 else "inf")
@@ -23,14 +23,14 @@ def number(value: float) -> str:
 
 
 def measure(name: str, value: float) -> str:
-    """The value of a metric by its name: a share in percent, as 88.1 %, else a `number`."""
+    """Format a metric by its name: a share as 88.1 %, any other value as `number`."""
     if _SHARE.fullmatch(name) and math.isfinite(value):
         return f"{100 * value:.1f} %"
     return number(value)
 
 
 def size(nbytes: float) -> str:
-    """Bytes in decimal units: 118 MB, 1.2 GB."""
+    """Format bytes in decimal units: 118 MB, 1.2 GB."""
     amount = float(nbytes)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(amount) < 999.5 or unit == "TB":
@@ -41,7 +41,7 @@ def size(nbytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds: 4.2 s, 3 min 12 s, 2 h 05 min."""
+    """Format seconds: 4.2 s, 3 min 12 s, 2 h 05 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -52,6 +52,6 @@ def duration(seconds: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Samples a second: 1,240 samples/s, 0.31 samples/s."""
+    """Format samples per second: 1,240 samples/s, 0.31 samples/s."""
     digits = 0 if per_second >= 100 else 1 if per_second >= 10 else 2
     return f"{per_second:,.{digits}f} samples/s"

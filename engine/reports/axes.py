@@ -1,4 +1,4 @@
-"""Axes: where numbers lie on a chart, which of them are named, and how."""
+"""Axes: the scale of a chart, its ticks and their labels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LOG_SPAN = 50  # the largest over the smallest value, from which on an axis is l
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From values to places: `low` lies at `begin`, `high` at `end`.
+    """A map from values to places: `low` lies at `begin`, `high` at `end`.
 
-    ticks: the values that are named.  is_log: equal distances are equal factors.
+    ticks: the labelled values.  is_log: equal distances are equal factors.
     """
 
     low: float
@@ -28,14 +28,14 @@ class Axis:
     kind: Kind = "number"
 
     def place(self, value: float) -> float:
-        """Where a value lies."""
+        """Return the place of a value."""
         low, high = self.low, self.high
         if self.is_log:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return self.begin + (value - low) / (high - low) * (self.end - self.begin)
 
     def name(self, tick: float) -> str:
-        """What stands at a tick."""
+        """Return the label of a tick."""
         if self.is_log:
             return f"{tick:g}"
         unit, suffix = self._unit()
@@ -48,7 +48,7 @@ class Axis:
         return f"{tick / unit:,.{digits}f}{suffix}" if tick or suffix[:1] == " " else "0"
 
     def _unit(self) -> tuple[float, str]:
-        """In what the ticks are counted, and what follows their numbers."""
+        """Return the unit of the ticks, and the suffix of their labels."""
         if self.kind == "share":
             return 0.01, " %"
         if self.kind == "seconds":
@@ -75,10 +75,10 @@ def axis(
     from_zero: bool = False,
     is_tight: bool = False,
 ) -> Axis:
-    """An axis on which all finite values lie.
+    """Return an axis that contains all finite values.
 
-    count: about how many ticks.  may_be_log: if the values span factors, for kind number alone.
-    from_zero: 0 lies on it, too.  is_tight: it ends where the values end, not at a tick.
+    count: approximate number of ticks.  may_be_log: if the values span factors, for kind number
+        only.  from_zero: include 0.  is_tight: end where the values end, not at a tick.
     """
     known = [float(v) for v in values if math.isfinite(v)]
     low, high = min(known, default=0.0), max(known, default=1.0)
@@ -99,9 +99,9 @@ def axis(
 
 
 def _nice(low: float, high: float, count: int, least: float, is_tight: bool) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, `least` apart at the least.
+    """Return multiples of 1, 2 or 5 times a power of ten, at least `least` apart.
 
-    Those of a tight range lie in it, of another one the outer two lie around it.
+    With a tight range, all lie inside it; otherwise the outer two enclose it.
     """
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -115,7 +115,7 @@ def _nice(low: float, high: float, count: int, least: float, is_tight: bool) -> 
 
 
 def _powers(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten around the range; if they are few, twice and five times each, too."""
+    """Return powers of ten around the range; if they are few, also twice and five times each."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     if last - first > 6:
         stride = -(-(last - first) // 6)

@@ -1,8 +1,8 @@
 """Charts as SVG: lines over a number, and points of two numbers.
 
-A chart is of use without the script of the page: its axes have numbers, its lines a legend, the
-points of short lines a title that browsers show.  The script reads the values at the mouse from
-`data-x` and `data-y`.
+A chart works without the script of the page: its axes have numbers, its lines a legend, the points
+of short lines a title that browsers show.  The script reads the values at the mouse from `data-x`
+and `data-y`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine.reports import amounts
 from engine.reports.axes import Axis, Kind, axis
 from engine.reports.page import text
 
-WIDTH, HEIGHT = 440, 240  # of a chart, in units of its own: it is as wide as its place in the page
+WIDTH, HEIGHT = 440, 240  # of a chart, in its own units: it is scaled to its place in the page
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 10, 46
-LETTER = 8.5  # units that a letter of a tick is wide at most, where windows are narrow
+LETTER = 8.5  # largest width of a letter of a tick in units, in narrow windows
 MAX_MARKS = 40  # points of a line that are marked one by one
 
 
@@ -45,7 +45,7 @@ def line_chart(
     may_be_log: bool = False,
     from_zero: bool = False,
 ) -> str:
-    """A chart of lines as HTML; empty if there is no finite value."""
+    """Return a line chart as HTML; empty if there is no finite value."""
     lines = [line for line in lines if any(map(math.isfinite, line.y))]
     if not lines:
         return ""
@@ -70,7 +70,7 @@ def line_chart(
 
 
 def _across(values: Sequence[float], kind: Kind, up: Axis) -> Axis:
-    """The axis across: right of the names at the other one, with ticks whose names have room."""
+    """Return the horizontal axis: right of the other axis's labels, with room for its own."""
     left = max(LEFT, 10 + LETTER * _longest(up))
     for count in (6, 4, 3, 2):
         found = axis(
@@ -85,12 +85,12 @@ def _across(values: Sequence[float], kind: Kind, up: Axis) -> Axis:
 
 
 def _longest(found: Axis) -> int:
-    """The number of letters of the longest name at an axis."""
+    """Return the number of letters of the longest label at an axis."""
     return max((len(found.name(tick)) for tick in found.ticks), default=0)
 
 
 def scatter(title: str, x_title: str, y_title: str, pairs: Sequence[tuple[float, float]]) -> str:
-    """A chart of points as HTML, with the line on which both numbers are equal."""
+    """Return a chart of points as HTML, with the line on which both numbers are equal."""
     pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
     if not pairs:
         return ""
@@ -122,7 +122,7 @@ def _figure(title: str, legend: str, inside: str, x_title: str, label: str) -> s
 
 
 def frame(x: Axis, y: Axis, x_title: str) -> str:
-    """Lines of the grid, the numbers at them, and the title of the axis below them."""
+    """Draw the lines of the grid, their labels, and the title of the axis below them."""
     left, right, bottom = x.begin, x.end, y.begin
     parts = []
     for tick in y.ticks:
@@ -146,7 +146,7 @@ def frame(x: Axis, y: Axis, x_title: str) -> str:
 
 
 def _line(line: Line, x: Axis, y: Axis) -> str:
-    """The path of a line, the values along it, and marks at its points if they are few."""
+    """Draw a line with the values along it, and marks at its points if they are few."""
     path, xs, ys, marks, is_open = [], [], [], [], False
     for a, b in zip(line.x, line.y, strict=True):
         if not math.isfinite(b) or (y.is_log and b <= 0):
@@ -176,5 +176,5 @@ def _value(value: float, kind: Kind) -> str:
 
 
 def coordinate(value: float) -> str:
-    """A coordinate with a tenth of a unit, which is less than a pixel."""
+    """Format a coordinate with a tenth of a unit, which is less than a pixel."""
     return f"{value:.1f}".removesuffix(".0")

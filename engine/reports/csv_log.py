@@ -1,4 +1,4 @@
-"""The history of a training as CSV, a row an epoch."""
+"""The history of a training as CSV, one row per epoch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @checked
 class CsvLog(Callback):
-    """Keeps a file of the rows of `fit.history`, which `History.read` reads.
+    """A file with the rows of `fit.history`, which `History.read` reads.
 
-    A row is added when its epoch is over.  A column that is new, as one of a validation that is
-    not made every epoch, writes the file anew with that column.  A training that is resumed begins
-    with the rows it is resumed after, one that begins anew with none.
+    A row is added at the end of its epoch.  A new column, such as one of a validation that does not
+    run in every epoch, rewrites the file with that column.  A resumed training keeps the rows up to
+    the point where it resumes, a new training starts without rows.
 
     path: the file.
     """
@@ -43,7 +43,7 @@ class CsvLog(Callback):
         self._bring_up_to_date(fit)
 
     def on_fit_end(self, fit: Fit) -> None:
-        """Write what could not be written before."""
+        """Write the rows that could not be written before."""
         self._bring_up_to_date(fit)
         if self._file is not None:
             self._file.catch_up()

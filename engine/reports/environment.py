@@ -1,4 +1,4 @@
-"""What a training runs on: versions, processor, threads, kernels, switches."""
+"""The environment of a training: versions, processor, threads, kernels, switches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PACKAGES = ("numpy", "numba", "llvmlite", "onnx")
 
 
 def describe(plans: Sequence[Plan]) -> dict[str, str]:
-    """Names and values, for people.  Reads what is installed and imports nothing of it.
+    """Return names and values for people; read what is installed without importing it.
 
-    plans: tell the threads and the set of kernels that are used.
+    plans: include the threads and the set of kernels that they use.
     """
     found = {
         "edgegrad": engine.__version__,
@@ -47,7 +47,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _processor() -> str:
-    """The processor's name as the system tells it, and its architecture."""
+    """Return the system's name of the processor, and its architecture."""
     name = ""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

@@ -1,8 +1,8 @@
-"""Findings: what is kept of a validation, batch by batch, in bounded memory.
+"""Findings: facts about a validation, collected batch by batch in bounded memory.
 
-Of a classification: how often each class was taken for each, the samples that were most wrong,
-and some that were right.  Of a regression: the samples with the largest and the smallest errors,
-and pairs of expected and predicted values.
+For a classification: how often each class was taken for each, the worst samples, and some correct
+ones.  For a regression: the samples with the largest and the smallest errors, and pairs of expected
+and predicted values.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Array = npt.NDArray[Any]
 
 MAX_CLASSES = 1000  # of a confusion matrix
 MAX_PAIRS = 400  # of expected and predicted values
-SHOWN = 8  # values of what is no picture
+SHOWN = 8  # values of a sample that is not a picture
 LETTERS = 80  # of a value that is a text
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample of the validation, and what the model made of it.
+    """A sample of the validation, and the model's prediction for it.
 
     expected, predicted: the number of a class, or the first `SHOWN` values.
     confidence: the share of the predicted class, from 0 to 1; None: no classification.
-    error: how far the score of the predicted class lies above that of the expected one, or the
-        mean absolute difference of the values.
+    error: the score of the predicted class minus the score of the expected one, or the mean
+        absolute difference of the values.
     picture: u8[height, width, channels] of the sample; None: it does not look like one.
-    values: the first `SHOWN` of its numbers or texts, of `size`.
+    values: the first `SHOWN` of its numbers or texts, out of `size`.
     """
 
     expected: tuple[float, ...]
@@ -48,19 +48,19 @@ class Sample:
 
 @dataclass(eq=False, kw_only=True)
 class Findings:
-    """What is kept of a validation.
+    """The findings of a validation.
 
     features, target, output: the names of the input that is shown, of the labels, and of the
         output that is compared with them.
     classes: their names; None: unknown.
     limit: how many samples of each kind are kept.
-    step: of the optimizer, at which this was found.
-    counts: i64[classes, classes], how often the class of the row was taken for that of the column;
-        None: no classification, or one of more than `MAX_CLASSES`.
+    step: the optimizer step of this validation.
+    counts: i64[classes, classes], how often the row's class was taken for the column's class;
+        None: no classification, or more than `MAX_CLASSES` classes.
     total: how many labels were compared.
-    worst: the samples with the largest errors, beginning with the largest.
-    best: samples that are right, few of each class; or those with the smallest errors.
-    pairs: of a regression of one value, expected and predicted.
+    worst: the samples with the largest errors, starting with the largest.
+    best: correct samples, few of each class; or the samples with the smallest errors.
+    pairs: expected and predicted, for a regression of one value.
     """
 
     features: str
@@ -80,7 +80,7 @@ class Findings:
     _right: Counter[int] = field(default_factory=Counter)  # how many of each class are in `best`
 
     def add(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Look at a batch.  What lacks the names, or is of another kind, is passed over."""
+        """Add a batch; skip it if it lacks the names, or is of another kind."""
         if self.features not in inputs or self.target not in inputs or self.output not in outputs:
             return
         given, labels = np.asarray(inputs[self.features]), np.asarray(inputs[self.target])
@@ -98,7 +98,7 @@ class Findings:
             self._add_values(given, scores, labels)
 
     def _is_two_classes(self, scores: Array, labels: Array) -> bool:
-        """Whether there is one score a sample, and 0 or 1 is expected, in all batches so far."""
+        """Return whether all batches so far have one score per sample and targets 0 or 1."""
         if self._has_two is not False:
             is_single = scores.size == labels.size == len(labels) and labels.dtype.kind in "iubf"
             before, self._has_two = self._has_two, is_single and bool(np.isin(labels, (0, 1)).all())
@@ -107,7 +107,7 @@ class Findings:
         return self._has_two
 
     def _of_two(self, scores: Array) -> Array:
-        """Scores of both classes: logits, unless those of the first batch all are probabilities."""
+        """Return scores of both classes: logits, unless the first batch has only probabilities."""
         if self._are_shares is None:
             self._are_shares = bool(((scores >= 0) & (scores <= 1)).all())
         other = 1 - scores if self._are_shares else np.zeros_like(scores)
@@ -192,7 +192,7 @@ def _error(sample: Sample) -> float:
 
 
 def _smallest(values: Array, limit: int) -> list[int]:
-    """Indices of the smallest finite values, the smallest first; of equal ones the first."""
+    """Return the indices of the smallest finite values in order; the first of equal ones."""
     found = np.flatnonzero(np.isfinite(values))
     order = found[np.argsort(values[found], kind="stable")]
     return [int(i) for i in order[:limit]]
@@ -215,7 +215,7 @@ def _sample(
 
 
 def _shares(scores: Array) -> Array:
-    """The shares of the classes by their scores: shares, or logarithms of them up to a constant."""
+    """Return the classes' shares from scores: shares, or their logarithms up to a constant."""
     scores = scores.astype(np.float64)
     shares = scores
     if (scores < 0).any() or abs(scores.sum() - 1) > 1e-3:

@@ -36,19 +36,19 @@ SHARE = 0.01  # of the time of a training that writing reports may take
 
 @checked
 class HtmlReport(Callback):
-    """Keeps a page with curves, predictions, memory, plans and what the training was.
+    """A page with curves, predictions, memory, plans and the environment of the training.
 
-    It is one file, which needs no network and no other file.  It is written, in one step, when an
-    epoch is over, unless epochs are so short that this would take more than a hundredth of the
-    time; and at the end, whatever ended the training.  A training that is resumed goes on with the
-    curves of what it resumes; what it has nothing new for, such as predictions before its first
-    validation, stays as it was.
+    It is a single file that needs no network and no other file.  It is written in one step at the
+    end of an epoch, unless epochs are so short that this would take more than a hundredth of the
+    time, and at the end, for whatever reason the training ends.  A resumed training continues the
+    curves of the run; contents for which it has nothing new, such as predictions before its first
+    validation, stay unchanged.
 
     Args:
         path: the file.
-        title: of the page; by default the name of the folder that the file is in.
+        title: of the page; by default the name of the folder that contains the file.
         sections: of the page, in their order.
-        samples: how many predictions of each kind are shown, wrong ones and right ones.
+        samples: the number of predictions of each kind to show, wrong ones and correct ones.
 
     Raises:
         InputError: `samples` is less than 0.
@@ -80,7 +80,7 @@ class HtmlReport(Callback):
         self._cost = 0.0
 
     def on_fit_begin(self, fit: Fit) -> None:
-        """See to it that the file can be written.
+        """Check that the file can be written.
 
         Raises:
             FileError: it cannot.
@@ -97,19 +97,19 @@ class HtmlReport(Callback):
         self._is_open = True
 
     def on_epoch_begin(self, fit: Fit) -> None:
-        """Begin to measure."""
+        """Start to measure."""
         self._window.begin(fit)
         if self._trace.points:  # the loss of one step, as of the very first, would be a jump
             self._window.postpone()
 
     def on_step_end(self, fit: Fit) -> None:
-        """Note how the training goes, if it was last noted long enough ago."""
+        """Record the state of the training, if the last record is old enough."""
         view = self._window.look(fit)
         if view is not None:
             self._note(fit, view)
 
     def on_evaluate_begin(self, fit: Fit) -> None:
-        """Note what is left of the epoch, and begin to look at predictions."""
+        """Record the rest of the epoch, and start to collect predictions."""
         self._finish(fit)
         trainer = fit.trainer
         if trainer.features and trainer.outputs:
@@ -123,16 +123,16 @@ class HtmlReport(Callback):
             )
 
     def on_evaluate_batch_end(self, fit: Fit) -> None:
-        """Look at the predictions of a batch."""
+        """Collect the predictions of a batch."""
         if self._looking is not None and fit.evaluation is not None:
             self._looking.add(fit.evaluation.inputs, fit.evaluation.outputs)
 
     def on_evaluate_end(self, fit: Fit) -> None:
-        """What was found is that of the last validation."""
+        """Keep the findings of this validation."""
         self._findings, self._looking = self._looking, None
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """Write the page, if that takes little of the time."""
+        """Write the page, if that takes only a little of the time."""
         self._finish(fit)
         if time.perf_counter() - self._written >= self._cost / SHARE:
             self._write(fit, "running")
@@ -152,11 +152,11 @@ class HtmlReport(Callback):
         self._is_open = False
 
     def state(self) -> dict[str, Any]:
-        """The points of the curves."""
+        """Return the points of the curves."""
         return {"trace": self._trace.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with these points."""
+        """Continue with these points."""
         self._trace = Trace()
         self._trace.restore(state["trace"])
         self._restored = True
@@ -208,7 +208,7 @@ class HtmlReport(Callback):
 
 
 def _rendered(section: Section, record: Record) -> str:
-    """The HTML of a section; a section that fails says so, and ends no training."""
+    """Return the HTML of a section; a section that fails says so, and the training continues."""
     try:
         return section.render(record)
     except Exception as error:  # of any kind, as sections may be the user's
@@ -217,7 +217,7 @@ def _rendered(section: Section, record: Record) -> str:
 
 
 def _status(record: Record) -> str:
-    """The line below the title: how it is, why, and when this was so."""
+    """Return the line below the title: status, reason and time."""
     reason = f"<span>{text(record.reason)}</span>" if record.reason else ""
     return (
         f'<p class="status"><b class="{record.status}">{record.status}</b>{reason}'
@@ -226,7 +226,7 @@ def _status(record: Record) -> str:
 
 
 def _request(folder: Path | None) -> dict[str, Any]:
-    """What run.json says; nothing if there is none that can be read."""
+    """Return the content of run.json; nothing if it is missing or unreadable."""
     try:
         found = json.loads((folder / "run.json").read_text("utf-8")) if folder is not None else {}
     except (OSError, ValueError):
@@ -235,7 +235,7 @@ def _request(folder: Path | None) -> dict[str, Any]:
 
 
 def _sections(path: Path) -> dict[str, str]:
-    """The contents of the sections of a report, by their names."""
+    """Return the contents of the sections of a report, by their names."""
     try:
         written = path.read_text("utf-8")
     except (OSError, ValueError):

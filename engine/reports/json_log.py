@@ -1,4 +1,4 @@
-"""What happens in a training as JSON lines, for programs that follow it."""
+"""The events of a training as JSON lines, for programs that follow it."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ SECONDS = 1.0  # from one line of kind step to the next
 
 @checked(seconds=AT_LEAST_0)
 class JsonLog(Callback):
-    """Keeps a file with a JSON object a line, each with its `kind`, its `time` in UTC and `step`.
+    """A file with one JSON object per line, each with its `kind`, its `time` in UTC and `step`.
 
-    fit: the training begins, or goes on (`resumed`); `epochs`, `epoch` and `batches` of it.
-    step: `loss`, the mean since the line before, `lr`, `samples_per_second`, `epoch`, `samples`
-        of the epoch that are done; at most one line in `seconds`.
-    skip: an update was skipped; `epoch`, `batch`, and how many of the epoch were, `skipped`.
+    fit: the training starts, or resumes (`resumed`); its `epochs`, `epoch` and `batches`.
+    step: `loss`, the mean since the previous line, `lr`, `samples_per_second`, `epoch`, and the
+        `samples` done in the epoch; at most one line per `seconds`.
+    skip: an update was skipped; `epoch`, `batch`, and the number skipped in the epoch, `skipped`.
     epoch: the row of the history.
     checkpoint: one was written.
     stop: the `reason` to end before the last epoch.
     error: the `error` that ended the training, with its kind.
-    end: the training is over; its `seconds`.
+    end: the training has ended; its `seconds`.
 
     Lines are written at once, so that `tail -f` shows them.  NaN and infinities are null, as JSON
-    has none.  A training that is resumed adds to the file, after steps, epochs and checkpoints
-    that lie behind the point where it goes on are taken out.
+    has none.  A resumed training appends to the file, after removing steps, epochs and checkpoints
+    that come after the point where it continues.
 
     Args:
         path: the file.
-        seconds: from one line of kind step to the next; 0: a line for every step.
+        seconds: between lines of kind step; 0: a line for every step.
     """
 
     def __init__(self, path: str | os.PathLike[str], seconds: float = SECONDS) -> None:
@@ -66,11 +66,11 @@ class JsonLog(Callback):
         )  # fmt: skip
 
     def on_epoch_begin(self, fit: Fit) -> None:
-        """Begin to measure."""
+        """Start to measure."""
         self._window.begin(fit)
 
     def on_step_end(self, fit: Fit) -> None:
-        """Write a line, if the last one is long enough ago."""
+        """Write a line, if the last one is old enough."""
         view = self._window.look(fit)
         if view is not None:
             self._add_step(fit, view)
@@ -84,7 +84,7 @@ class JsonLog(Callback):
         self._add(fit, "epoch", **fit.history.rows[-1])
 
     def on_checkpoint(self, fit: Fit, folder: Path) -> None:
-        """Write that there is one."""
+        """Write that a checkpoint was written."""
         self._add(fit, "checkpoint")
 
     def on_stop(self, fit: Fit) -> None:
@@ -113,7 +113,7 @@ class JsonLog(Callback):
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as JSON has them."""
+    """Convert values to JSON."""
     return {
         name: None if isinstance(v, float) and not math.isfinite(v) else v
         for name, v in ((n, v.item() if hasattr(v, "item") else v) for n, v in values.items())
@@ -121,7 +121,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kept(path: Path, fit: Fit) -> bytes:
-    """The lines of the file that hold for a training that goes on at `fit.step`."""
+    """Return the lines of the file that stay valid if the training continues at `fit.step`."""
     last = fit.history.rows[-1]["epoch"] if fit.history.rows else -1
     kept = []
     for line in files.read(os.fspath(path), "log").splitlines():

@@ -1,4 +1,4 @@
-"""Files that a training writes on and on, and that must not end it: a full disk is only told."""
+"""Files that a training appends to, and that cannot end it: a full disk only causes a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_WAITING = 10_000  # records that are kept while they cannot be written
 
 
 class Tolerance:
-    """A context in which an error of the file system becomes a warning, said once.
+    """Turn an error of the file system in this context into a warning, once.
 
     path: the file, as the warning names it.
     """
@@ -28,7 +28,7 @@ class Tolerance:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """The context."""
+        """Return the context."""
         try:
             yield
         except OSError as error:  # a FileError is one
@@ -43,7 +43,7 @@ class Tolerance:
 
 
 def writable(path: str | os.PathLike[str], what: str) -> Path:
-    """The path of a file, after its folder is made and a file was written there for trial.
+    """Return the path of a file after creating its folder and writing the file for a trial.
 
     what: the file, in the error.
 
@@ -68,15 +68,15 @@ def writable(path: str | os.PathLike[str], what: str) -> Path:
 
 
 class LogFile:
-    """A file of records that grows, and that others may read meanwhile.
+    """A growing file of records that others may read meanwhile.
 
-    A record reaches the file at once and whole, or not at all.  Those that cannot be written are
-    kept, the newest `MAX_WAITING` of them, until a later one can.
+    A record reaches the file at once and completely, or not at all.  Records that cannot be written
+    are kept, the newest `MAX_WAITING` of them, until a later one can be written.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is created.
         what: the file, in errors.
-        kept: what it is to begin with; None: what it has.
+        kept: its initial content; None: its present content.
 
     Raises:
         FileError: it cannot be written.
@@ -90,12 +90,12 @@ class LogFile:
             files.write(os.fspath(self.path), [kept])
 
     def add(self, record: bytes) -> None:
-        """Write a record, after those that wait."""
+        """Write a record, after the waiting ones."""
         self._waiting.append(record)
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Write the records that wait, if that is possible by now."""
+        """Write the waiting records, if that is possible by now."""
         if not self._waiting:
             return
         with self._tolerance(), open(self.path, "ab", buffering=0) as file:
@@ -112,9 +112,9 @@ class LogFile:
                 self._waiting.popleft()
 
     def replace(self, content: bytes) -> bool:
-        """Write the whole file anew, in one step; whether that was possible.
+        """Rewrite the whole file in one step; return whether that was possible.
 
-        What waits is forgotten: the content has it.
+        Waiting records are dropped, because the content includes them.
         """
         with self._tolerance():
             files.write(os.fspath(self.path), [content])

@@ -1,4 +1,4 @@
-"""The page of a report: one file with all in it, which asks no other file and no network."""
+"""The page of a report: a single file, which needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Section:
     """A part of a report.
 
-    name: of its place in the page, as `curves`; letters, digits and dashes.
-    title: what stands above it.
-    render: the HTML of what stands below the title; empty text: this report does not have it.
+    name: of its place in the page, such as `curves`; letters, digits and dashes.
+    title: the heading above it.
+    render: returns the HTML below the heading; empty text: this report does not have it.
     """
 
     name: str
@@ -29,12 +29,12 @@ class Section:
 
 
 def text(value: object) -> str:
-    """A value as text of HTML."""
+    """Escape a value as HTML text."""
     return html.escape(str(value))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table in a box of its own, which scrolls where the window is narrow; cells are HTML."""
+    """Return a table in its own box, which scrolls in narrow windows; cells are HTML."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     top = f"<thead><tr>{top}</tr></thead>" if head else ""
     body = "".join(
@@ -45,33 +45,33 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
 
 
 def values(rows: Mapping[str, object]) -> str:
-    """A table of names and values."""
+    """Return a table of names and values."""
     return table([], ([text(name), text(value)] for name, value in rows.items()), "values")
 
 
 @cache
 def _part(name: str) -> str:
-    """A file beside this one."""
+    """Read a file beside this one."""
     from importlib import resources
 
     return resources.files("engine.reports").joinpath(name).read_text("utf-8")
 
 
 def _digest(source: str) -> str:
-    """The source of a policy that allows this style or script and no other."""
+    """Return the source of a policy that allows only this style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def page(
     title: str, head: str, sections: Iterable[tuple[Section, str]], *, script: str = "page.js"
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     head: the HTML between the title and the sections.
     sections: with the HTML of each.
-    script: the name of the file beside this one that has what the page runs.
+    script: the name of the file beside this one with the script of the page.
 
-    The policy in the page lets a browser run and read nothing but what is in this file.
+    The policy in the page lets a browser run and read only the contents of this file.
     """
     style, code = _part("page.css"), _part(script)
     policy = (

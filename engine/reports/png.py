@@ -1,4 +1,4 @@
-"""Pictures of arrays as PNG files, by the standard library alone, and as addresses of a page.
+"""Arrays as PNG files, with the standard library alone, and as addresses in a page.
 
 Source: Portable Network Graphics (PNG) Specification, Third Edition, W3C 2025, sections 5 and 11.
 """
@@ -21,12 +21,12 @@ _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # greyscale, truecolour, truecolour with alp
 
 
 def pixels(array: Array) -> Array | None:
-    """One sample as u8[height, width, channels], if it looks like a picture, else None.
+    """Return one sample as u8[height, width, channels] if it looks like a picture, otherwise None.
 
     array: a sample of rank 3, channels first or last, with 1, 3 or 4 channels.  The numbers are
-        stretched so that the smallest one is black and the largest one white, as what a model is
-        fed is normalised by factors that are not known here; bytes stay as they are.  What is no
-        finite number is black.
+        stretched so that the smallest one is black and the largest one white, because a model's
+        inputs are normalised by factors that are not known here; bytes are not changed.
+        Non-finite numbers are black.
     """
     if array.ndim != 3 or array.dtype.kind not in "fiu":
         return None
@@ -48,13 +48,13 @@ def pixels(array: Array) -> Array | None:
 
 
 def _reduced(array: Array) -> Array:
-    """Every n-th row and column, so that no side is longer than `MAX_SIDE`."""
+    """Return every n-th row and column, so that no side is longer than `MAX_SIDE`."""
     stride = -(-max(array.shape[:2]) // MAX_SIDE)
     return array[::stride, ::stride]
 
 
 def encode(picture: Array) -> bytes:
-    """A PNG file of u8[height, width, channels] with 1, 3 or 4 channels."""
+    """Return a PNG file of u8[height, width, channels] with 1, 3 or 4 channels."""
     height, width, channels = picture.shape
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
     rows = np.zeros((height, 1 + width * channels), np.uint8)  # byte 0: the row is not filtered
@@ -71,5 +71,5 @@ def encode(picture: Array) -> bytes:
 
 
 def address(picture: Array) -> str:
-    """The picture as a `data:` address, which an <img> shows without reading another file."""
+    """Return the picture as a `data:` address, which an <img> shows without another file."""
     return "data:image/png;base64," + base64.b64encode(encode(picture)).decode("ascii")

@@ -1,4 +1,4 @@
-"""What the system says of this process."""
+"""Memory of this process, as reported by the system."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 
 def resident() -> int:
-    """Bytes of memory that this process has resident now; elsewhere than on Linux the peak so far.
+    """Return the resident bytes of this process; on other systems than Linux the peak so far.
 
-    0 where the system has neither, as on Windows.
-    Source: statm of proc(5); ru_maxrss of getrusage(2), in KiB but on macOS.
+    0 where the system reports neither, such as Windows.
+    Source: statm of proc(5); ru_maxrss of getrusage(2), in KiB except on macOS.
     """
     if sys.platform == "win32":
         return 0
@@ -24,10 +24,10 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """The most bytes that this process has had resident; 0 where the system does not tell.
+    """Return the peak resident bytes of this process; 0 where the system does not report it.
 
-    Source: VmHWM of proc(5), which begins anew with the program; elsewhere ru_maxrss of
-    getrusage(2), in KiB but on macOS.
+    Source: VmHWM of proc(5), which starts again with the program; elsewhere ru_maxrss of
+    getrusage(2), in KiB except on macOS.
     """
     if sys.platform == "win32":
         return 0

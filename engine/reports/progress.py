@@ -1,7 +1,7 @@
-"""Progress: a bar an epoch where a person watches, and a line an epoch that stays.
+"""Progress: a bar per epoch where a person watches, and a line per epoch that stays.
 
-The bar of an epoch begins with its first batch, so that planning and compiling, which tell of
-themselves (engine/runtime/progress.py), are no part of the time that the bar foretells from.
+The bar of an epoch starts with its first batch: planning and compiling show their own progress
+(engine/runtime/progress.py) and are excluded from its estimate.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _UNCOUNTED = "{desc} {n_fmt} batches {elapsed}{postfix}"
 
 @checked
 class Progress(Callback):
-    """Shows how a training goes on.
+    """The progress of a training, shown to people.
 
-    On a terminal and in a notebook: a bar an epoch, with the time that is left, the loss, samples
-    a second and memory; the package tqdm draws it.  Everywhere, when an epoch is over, one line
+    On a terminal or in a notebook: a bar per epoch, with the remaining time, the loss, samples
+    per second and memory, drawn by the package tqdm.  Everywhere, at the end of an epoch, one line
     that stays.  A stream that can no longer be written to is left alone.
 
-    file: where it goes; None: standard error as it is when the training begins, in a notebook
-        standard output.
+    file: the output; None: standard error at the start of the training, in a notebook standard
+        output.
     """
 
     def __init__(self, file: IO[str] | None = None) -> None:
@@ -48,7 +48,7 @@ class Progress(Callback):
         self._began, self._samples = 0.0, 0  # when the bar of the epoch began
 
     def on_fit_begin(self, fit: Fit) -> None:
-        """Find out who watches."""
+        """Find out how to show progress."""
         notebook = self._given is None and _in_notebook()
         self._file = self._given or (sys.stdout if notebook else sys.stderr)
         self._make = _bars(self._file) if notebook or _is_terminal(self._file) else None
@@ -57,11 +57,11 @@ class Progress(Callback):
             self._say(f"resumed at step {fit.step:,}, {at}")
 
     def on_epoch_begin(self, fit: Fit) -> None:
-        """The first batch brings the bar."""
+        """Create the bar at the first batch."""
         self._due = 0.0
 
     def on_batch_end(self, fit: Fit) -> None:
-        """Begin the bar of the epoch, or move it, if it was last moved long enough ago."""
+        """Start the bar of the epoch, or move it, if the last move is old enough."""
         if self._make is None:
             return
         now = time.perf_counter()
@@ -70,7 +70,7 @@ class Progress(Callback):
             self._move(fit, now)
 
     def on_evaluate_begin(self, fit: Fit) -> None:
-        """Bring the bar to its end; a validation that lasts gets one of its own."""
+        """Move the bar to its end; a long validation gets its own bar."""
         now = time.perf_counter()
         self._due = now + PATIENCE
         if self._bar is not None:
@@ -89,13 +89,13 @@ class Progress(Callback):
             self._inner.update(done - self._inner.n)
 
     def on_evaluate_end(self, fit: Fit) -> None:
-        """The bar of the validation goes."""
+        """Remove the bar of the validation."""
         if self._inner is not None:
             self._inner.close()
             self._inner = None
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """The bar goes, and the line of the epoch comes."""
+        """Replace the bar by the line of the epoch."""
         self._close()
         self._say(summary(fit.history.rows[-1], fit.epochs))
 
@@ -105,7 +105,7 @@ class Progress(Callback):
         self._say(f"stopped: {fit.stop_reason}")
 
     def on_fit_end(self, fit: Fit) -> None:
-        """Leave no bar behind, whatever has happened."""
+        """Remove all bars, whatever has happened."""
         self._close()
 
     def _move(self, fit: Fit, now: float) -> None:
@@ -141,7 +141,7 @@ class Progress(Callback):
 
 
 def summary(row: Mapping[str, float], epochs: int) -> str:
-    """A row of a history as a line.
+    """Format a row of a history as a line.
 
     epoch 3/10  loss 0.4213  val_loss 0.4000  val_accuracy 88.1 %  1,240 samples/s  118 MB  4.2 s
     """
@@ -162,13 +162,13 @@ def _is_terminal(file: IO[str] | None) -> bool:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; asks nothing that is not imported."""
+    """Return whether this process is the kernel of a notebook; look only at imported modules."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in shell.config
 
 
 def _bars(file: IO[str] | None) -> Any:
-    """A function of a bar's text, its end, its beginning and what it tells; None without tqdm."""
+    """Return a function that makes a bar from text, end, start and figures; None without tqdm."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a notebook without ipywidgets has bars of text

@@ -1,4 +1,4 @@
-"""A record: all that a report tells of, as sections are given it."""
+"""The record of a training, from which the sections of a report are made."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Status: TypeAlias = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a report tells of.
+    """The facts that a report describes.
 
     title: of the page.
     status: of the training; `reason` says why it was stopped or has failed.
-    updated: when this was written, in UTC.
-    epochs: how many the training is to have.
-    step, samples: how many it has made, and was trained on.
-    seconds: how long it has run.
+    updated: the time of writing, in UTC.
+    epochs: the planned number of epochs.
+    step, samples: the numbers of steps made and of samples trained on.
+    seconds: the running time.
     monitor: the column of the history that decides which checkpoint is the best.
-    rows: of the history, one an epoch.
+    rows: of the history, one per epoch.
     points: of the training, step by step.
     findings: of the last validation; None: there was none.
-    plans: that the training runs on, the last used first.
+    plans: the plans that the training runs on, the last used first.
     environment: names and values.
-    request: what was asked for, as run.json has it.
+    request: the request of the run, as in run.json.
     """
 
     title: str

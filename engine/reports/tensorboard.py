@@ -23,17 +23,16 @@ SECONDS = 1.0  # from one event of steps to the next
 
 @checked(seconds=AT_LEAST_0)
 class TensorBoard(Callback):
-    """Writes an event file for TensorBoard; the extra `tensorboard` has what it needs.
+    """An event file for TensorBoard; needs the extra `tensorboard`.
 
-    By step: `step/loss`, the mean since the event before, `step/lr`, `step/samples_per_second`; at
-    most one event in `seconds`.  By the step at its end, of every epoch: the columns of the
-    history, as `epoch/loss` and `epoch/val_accuracy`.  A training that is resumed begins a file of
-    its own in the folder, and tells TensorBoard to forget what lies behind the point where it goes
-    on.
+    By step: `step/loss`, the mean since the previous event, `step/lr`, `step/samples_per_second`;
+    at most one event per `seconds`.  At the end of every epoch: the columns of the history, as
+    `epoch/loss` and `epoch/val_accuracy`.  A resumed training starts its own file in the folder,
+    and tells TensorBoard to forget everything after the point where it continues.
 
     Args:
-        folder: of the event files; `tensorboard --logdir` takes it or one above it.
-        seconds: from one event of steps to the next; 0: an event for every step.
+        folder: of the event files; `tensorboard --logdir` takes it or a parent folder.
+        seconds: between events of steps; 0: an event for every step.
 
     Raises:
         MissingPackageError: tensorboardX is not installed.
@@ -56,7 +55,7 @@ class TensorBoard(Callback):
         self._file: LogFile | None = None
 
     def on_fit_begin(self, fit: Fit) -> None:
-        """Begin a file.
+        """Start a file.
 
         Raises:
             FileError: it cannot be written.
@@ -70,11 +69,11 @@ class TensorBoard(Callback):
             self._add(event)
 
     def on_epoch_begin(self, fit: Fit) -> None:
-        """Begin to measure."""
+        """Start to measure."""
         self._window.begin(fit)
 
     def on_step_end(self, fit: Fit) -> None:
-        """Write an event, if the last one is long enough ago."""
+        """Write an event, if the last one is old enough."""
         view = self._window.look(fit)
         if view is not None:
             values = {"loss": view.loss, "samples_per_second": view.rate}
@@ -86,7 +85,7 @@ class TensorBoard(Callback):
         self._add_values(fit.step, "epoch", fit.history.rows[-1])
 
     def on_fit_end(self, fit: Fit) -> None:
-        """Write what could not be written before."""
+        """Write the events that could not be written before."""
         if self._file is not None:
             self._file.catch_up()
 

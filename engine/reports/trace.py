@@ -1,4 +1,4 @@
-"""A trace: how a training went, step by step, in a bounded number of points."""
+"""A trace: the course of a training, step by step, in a bounded number of points."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SECONDS = 0.1  # from one point to the next, at first
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some steps in a row.
+    """Some consecutive steps.
 
     step: of the optimizer, the last of them.
-    seconds: since the training began, at their end.
+    seconds: since the start of the training, at their end.
     samples: that they trained on.
     loss: the mean over these samples.
-    rate: samples a second.
+    rate: samples per second.
     learning_rate: at their end.
-    memory: bytes that the process had resident at their end, the most of them; 0: unknown.
+    memory: the largest resident bytes of the process at their ends; 0: unknown.
     """
 
     step: int
@@ -34,9 +34,9 @@ class Point:
 
 
 class Trace:
-    """Points of a training; whenever there are `MAX_POINTS`, each two become one.
+    """Points of a training; when there are `MAX_POINTS`, each two are merged.
 
-    seconds: how far apart points are to be; it doubles with them.
+    seconds: the desired distance of points; it doubles with each merge.
     """
 
     def __init__(self) -> None:
@@ -46,9 +46,9 @@ class Trace:
     def add(self, point: Point, *, is_rest: bool = False) -> None:
         """Add the newest point.
 
-        is_rest: whether it is what is left of an epoch at its end.  It then becomes a part of the
-            last point, unless it is of at least half as many samples: the mean loss of a few
-            samples would look like a jump.
+        is_rest: it covers the rest of an epoch at its end.  It then becomes part of the last point,
+            unless it has at least half as many samples: the mean loss of a few samples would look
+            like a jump.
         """
         if is_rest and self.points and 2 * point.samples < self.points[-1].samples:
             point = _joined(self.points.pop(), point)
@@ -60,13 +60,13 @@ class Trace:
             self.seconds *= 2
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it: a list of values for each field of a point."""
+        """Return the whole trace for JSON: a list of values for each field of a point."""
         rows = [asdict(point) for point in self.points]
         columns = {name: [_plain(row[name]) for row in rows] for name in _COLUMNS}
         return {"seconds": self.seconds, "points": columns}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` has told."""
+        """Restore a trace from `state`."""
         self.seconds = state["seconds"]
         columns = (map(_number, state["points"][name]) for name in _COLUMNS)
         self.points = [Point(*values) for values in zip(*columns, strict=True)]
@@ -76,7 +76,7 @@ _COLUMNS = tuple(f.name for f in fields(Point))
 
 
 def _plain(value: float) -> float | None:
-    """A number with six digits, which are more than a picture shows; null for NaN and infinity."""
+    """Round to six digits, which is finer than a picture shows; null for NaN and infinity."""
     if isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was done in a window.
+    """The training done in a window.
 
     step: of the optimizer, the last one.
-    samples: that were trained on.
-    loss: its mean over them.
-    rate: samples a second.
+    samples: trained on.
+    loss: the mean over them.
+    rate: samples per second.
     """
 
     step: int
@@ -28,11 +28,11 @@ class View:
 
 
 class Window:
-    """Looks at a training every so many seconds, at the price of reading a clock each step.
+    """A timer that looks at a training every so many seconds, for the cost of reading a clock.
 
     The mean loss of a window follows from the running means of its epoch at both ends.
 
-    seconds: the shortest time from one look to the next; 0: every step.
+    seconds: the shortest time between looks; 0: every step.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -44,22 +44,22 @@ class Window:
         self._total = 0.0  # of the losses of the epoch's samples
 
     def begin(self, fit: Fit) -> None:
-        """The batches of an epoch begin, or go on after something else."""
+        """Start with the batches of an epoch, or restart after something else."""
         self._last = time.perf_counter()
         self._samples = fit.samples
         self._counted, self._total = _losses(fit)
 
     def postpone(self) -> None:
-        """Let the next look be as long after the beginning as looks are apart."""
+        """Delay the next look until the usual time after the start has passed."""
         self._due = self._last + self.seconds
 
     def look(self, fit: Fit) -> View | None:
-        """What was done since the last look, if that is long enough ago."""
+        """Return the work since the last look, if that is long enough ago."""
         now = time.perf_counter()
         return self._view(fit, now) if now >= self._due else None
 
     def rest(self, fit: Fit) -> View | None:
-        """What was done since the last look, however long ago; None: nothing."""
+        """Return the work since the last look, however recent; None: nothing."""
         return self._view(fit, time.perf_counter())
 
     def _view(self, fit: Fit, now: float) -> View | None:
@@ -80,6 +80,6 @@ class Window:
 
 
 def _losses(fit: Fit) -> tuple[int, float]:
-    """How many samples of the epoch have a loss that counts, and the sum of these."""
+    """Return the number of samples in the epoch whose loss counts, and the sum of these losses."""
     counted = fit.samples - fit.lossless
     return counted, fit.logs["loss"] * counted if counted else 0.0

@@ -20,7 +20,7 @@ SHADES = 9
 
 
 def render(record: Record) -> str:
-    """The matrix, the most frequent confusions, and each class by itself."""
+    """Return the matrix, the most frequent confusions, and each class by itself."""
     findings = record.findings
     if findings is None or findings.counts is None or not findings.total:
         return ""
@@ -45,14 +45,14 @@ def render(record: Record) -> str:
 
 
 def class_names(names: Sequence[str] | None, count: int) -> list[str]:
-    """The names of the classes, if there are as many; else their numbers."""
+    """Return the names of the classes if their number matches, otherwise numbers."""
     if names is not None and len(names) == count:
         return [str(name) for name in names]
     return [str(i) for i in range(count)]
 
 
 def _shade(i: int, j: int, share: float) -> str:
-    """The class of a cell: its kind, and a shade from 0 to `SHADES`."""
+    """Return the CSS class of a cell: its kind, and a shade from 0 to `SHADES`."""
     kind = "right" if i == j else "wrong"
     return f"{kind} q{0 if share == 0 else max(1, round(share * SHADES))}"
 
@@ -78,7 +78,7 @@ def _table(counts: Array, names: Sequence[str]) -> str:
 
 
 def _drawing(counts: Array, names: Sequence[str]) -> str:
-    """The matrix as a drawing, a square a cell that is not 0."""
+    """Draw the matrix, with a square for every cell that is not 0."""
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     n = len(names)
     cells = "".join(
@@ -94,7 +94,7 @@ def _drawing(counts: Array, names: Sequence[str]) -> str:
 
 
 def _pairs(counts: Array, names: Sequence[str]) -> str:
-    """The confusions that are most frequent."""
+    """List the most frequent confusions."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_ROWS]
@@ -111,7 +111,7 @@ def _pairs(counts: Array, names: Sequence[str]) -> str:
 
 
 def _classes(counts: Array, names: Sequence[str]) -> str:
-    """How many samples of each class were found, and how many of those taken for it are of it."""
+    """List the recall and the precision of each class."""
     right, there, taken = np.diag(counts), counts.sum(1), counts.sum(0)
     order = sorted(range(len(names)), key=lambda i: right[i] / max(there[i], 1))
     rows = (

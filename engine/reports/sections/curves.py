@@ -15,7 +15,7 @@ _APART = {"epoch", "loss", "lr", "seconds", "samples_per_second", "memory"}
 
 
 def render(record: Record) -> str:
-    """The loss by epoch and by step, each metric by epoch, learning rate and speed by step."""
+    """Return charts: loss by epoch and step, metrics by epoch, learning rate and speed by step."""
     rows, points = record.rows, record.points
     charts = [line_chart("Loss", "epoch", _by_epoch(rows, "loss"), may_be_log=True)]
     steps = [p.step for p in points]
@@ -36,7 +36,7 @@ def render(record: Record) -> str:
 
 
 def _by_epoch(rows: Sequence[Mapping[str, float]], name: str) -> list[Line]:
-    """A column and that of the validation; epochs count from 1, as people do."""
+    """Return a column and its validation column; epochs count from 1, as people do."""
     lines = []
     for colour, column in enumerate((name, f"val_{name}")):
         if any(column in row for row in rows):

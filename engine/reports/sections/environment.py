@@ -1,4 +1,4 @@
-"""Environment: on what the training has run."""
+"""Environment of the training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.reports.record import Record
 
 
 def render(record: Record) -> str:
-    """A table of names and values."""
+    """Return a table of names and values."""
     return values(record.environment) if record.environment else ""
 
 

@@ -1,4 +1,4 @@
-"""Memory: what the process had over time, and what the plans of the model need."""
+"""Memory of the process over time, and of the model's plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REGIONS = {
 
 
 def render(record: Record) -> str:
-    """A chart over time, and a table of regions, each as large as the largest plan needs it."""
+    """Return a chart over time, and a table of regions with the sizes of the largest plan."""
     points = [p for p in record.points if p.memory]
     line = Line("resident", [p.seconds for p in points], [float(p.memory) for p in points])
     chart = line_chart(

@@ -1,4 +1,4 @@
-"""Plan: the steps that a training step is, and where its values lie in memory and time."""
+"""Plan: the steps of a training step, and where its values lie in memory and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def render(record: Record) -> str:
-    """A row a plan, and the arena of the largest plan of a training step."""
+    """Return a row per plan, and the arena of the largest plan of a training step."""
     if not record.plans:
         return ""
     head = ("plan", "inputs", "kernel calls", "arena", "bound", "arena / bound", "threads")
@@ -48,14 +48,14 @@ def render(record: Record) -> str:
 
 
 def _inputs(plan: Plan) -> str:
-    """The names and shapes of the inputs that callers pass."""
+    """Return the names and shapes of the inputs that callers pass."""
     ours = (FAULT, NOISE, RESET)
     ports = [p for p in plan.inputs if p.name not in ours]
     return ", ".join(f"{p.name} {'×'.join(map(str, p.shape))}" for p in ports)
 
 
 def picture(plan: Plan) -> str:
-    """The arena as a drawing: kernel calls from left to right, bytes upwards, a box a value."""
+    """Draw the arena: kernel calls from left to right, bytes upwards, one box per value."""
     total = plan.region_bytes("work")
     if not total:
         return ""

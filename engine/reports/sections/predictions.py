@@ -1,4 +1,4 @@
-"""Predictions: samples of the last validation, the worst and some right ones."""
+"""Predictions: samples of the last validation, the worst and some correct ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.reports.sections.confusion import class_names
 
 
 def render(record: Record) -> str:
-    """Cards with pictures of what looks like one, else tables of values."""
+    """Return cards with pictures if the samples look like pictures, otherwise tables of values."""
     findings = record.findings
     if findings is None or not (findings.worst or findings.best or findings.pairs):
         return ""
@@ -68,7 +68,7 @@ def _values(sample: Sample) -> str:
 
 
 def _ends(findings: Findings, sample: Sample) -> tuple[str, str]:
-    """What was predicted and what was expected, as text."""
+    """Return the predicted and the expected value as text."""
     if sample.confidence is None:
         ends = (" ".join(map(amounts.number, v)) for v in (sample.predicted, sample.expected))
         return next(ends), next(ends)

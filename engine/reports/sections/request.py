@@ -1,4 +1,4 @@
-"""Request: what was asked for, as run.json has it."""
+"""Request: the settings of the run, as in run.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LETTERS = 300  # of a value
 
 
 def render(record: Record) -> str:
-    """A table of names and values; those inside others have names as `data.batch_size`."""
+    """Return a table of names and values; nested names are joined, as in `data.batch_size`."""
     rows = dict(_flat("", record.request))
     return values(rows) if rows else ""
 
@@ -27,4 +27,4 @@ def _flat(prefix: str, content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{prefix}{name}", shown[:MAX_LETTERS] + "…" * (len(shown) > MAX_LETTERS)
 
 
-SECTION = Section("request", "What was asked for", render)
+SECTION = Section("request", "Request", render)

@@ -1,4 +1,4 @@
-"""Summary: how far the training is, and the figures that most people look for first."""
+"""Summary: the progress of the training, and the figures that most people look for first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_METRICS = 4  # that have a tile
 
 
 def render(record: Record) -> str:
-    """Tiles of a title and a figure."""
+    """Return tiles with a title and a figure each."""
     tiles = [("epochs", f"{len(record.rows):,} of {record.epochs:,}", "")]
     tiles += _best(record)
     if record.rows:
@@ -52,7 +52,7 @@ def render(record: Record) -> str:
 
 
 def _best(record: Record) -> list[tuple[str, str, str]]:
-    """The best value of the column that decides, if any epoch has it."""
+    """Return the best value of the monitored column, if any epoch has it."""
     with contextlib.suppress(EngineError):  # no row has it, or no value is a number
         row = History(record.rows).best(record.monitor)
         value = amounts.measure(record.monitor, row[record.monitor])
