@@ -338,7 +338,7 @@ class Ranks(Agreement):
         factor, kept = self._factor, None
         if part.factor:
             if factor:  # what the batches before have left, for when a share of this one is refused
-                kept = self._region().copy()
+                kept = state.regions["grad"].copy()
             if self._factor and self._factor != part.factor:
                 for gradients in state.gradients():
                     gradients *= self._factor / part.factor
@@ -363,7 +363,7 @@ class Ranks(Agreement):
                 if kept is None:
                     trainer.module.lazy_reset_grad()
                 else:
-                    self._region()[...] = kept
+                    state.regions["grad"][...] = kept
                 self._factor = factor
             self.agree(error)
         state.draws += int(sums[2])
