@@ -91,3 +91,13 @@ def test_what_recurrent_training_forms_keep_has_no_gradient(
         }}"""
         report = compare(model(text), open_too=False)
         assert "depends on what is kept for the gradient" in dict(report.refused)["gradient"]
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_the_largest_of_a_layer_norm_that_is_computed_again(op: str) -> None:
+    """What is computed again was rounded otherwise, so that nothing equalled the largest."""
+    text = f"""g (double[8,2,2] x, double[2] s, double[2] b) => (double[8,1,2] y) {{
+        n = LayerNormalization(x, s, b)
+        y = {op}<axes = [1]>(n)
+    }}"""
+    assert compare(model(text)).done["training, all passes"] == 1

@@ -9,7 +9,6 @@ from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.simplify import acts, forward_part, prune
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.expression import parse
 from engine.kernels.vocabulary.op import OURS, TensorType, op_keys
 from engine.kernels.vocabulary.terms import Formulas
 
@@ -25,9 +24,8 @@ MASK = (OURS, "RandomMask")  # drawn from a counter: it reads nothing
 COPIES = op_keys("Concat Expand Pad Slice Transpose")
 LAYOUTS = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
 FEW = 8
-# Normalisations that are a map of their input and of statistics that their gradients read: how many
-# outputs they have with these.
-NORMS = {("", "LayerNormalization"): 3, ("", "SimplifiedLayerNormalization"): 2}
+# Normalisations of rows, which are little work beside moving their bytes.
+NORMS = op_keys("LayerNormalization SimplifiedLayerNormalization")
 
 
 def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
@@ -119,11 +117,9 @@ class _Recomputation:
         if (node.domain, node.op) == (OURS, "Map"):
             formulas: Formulas = node.attrs["formulas"]
             return formulas.cost() <= DEAR
-        if (node.domain, node.op) in NORMS:
-            return all(node.outputs[1:]) and len(node.outputs) == NORMS[node.domain, node.op]
         if (node.domain, node.op) in LAYOUTS:
             return self.types[node.outputs[0]].dims[1] >= FEW
-        return (node.domain, node.op) in (MASK, *COPIES) or is_view(node)
+        return (node.domain, node.op) in (MASK, *COPIES, *NORMS) or is_view(node)
 
     def nbytes(self, name: str) -> int:
         """The bytes of a value."""
@@ -153,14 +149,7 @@ class _Recomputation:
         if (node.domain, node.op) == MASK:
             attrs = {"of": node.name, **node.attrs}
             return Node(node.op, node.inputs, (copy,), attrs, node.domain, title)
-        if (node.domain, node.op) not in NORMS:
-            return Node(node.op, node.inputs, (copy,), dict(node.attrs), node.domain, title)
-        x, *affine = (name for name in node.inputs if name)
-        text = "(x - mean) * inv" if len(node.outputs) > 2 else "x * inv"
-        text += " * scale" * (len(affine) > 0) + " + b" * (len(affine) > 1)
-        names = ["x", *["mean", "inv"][-len(node.outputs) + 1 :], *["scale", "b"][: len(affine)]]
-        attrs = {"formulas": Formulas.of(parse(text, names))}
-        return Node("Map", (x, *node.outputs[1:], *affine), (copy,), attrs, OURS, title)
+        return Node(node.op, node.inputs, (copy,), dict(node.attrs), node.domain, title)
 
 
 def is_view(node: Node) -> bool:
