@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import block, pack_cols, pack_rows
-from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
@@ -25,7 +25,7 @@ from engine.kernels.vocabulary.kernel import (
     off,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
 from engine.runtime.words import Field, Words
 
 # Tiles below and beside each other above which packing B pays: each packed element is then used by
@@ -173,10 +173,13 @@ def lower_gemm(
         return
     if k == 0:
         zero: Expr = ("const", 0.0)
-        if reset is None:
-            ins = [] if bias is None else [bias]
-            formula: Expr = ("in", 0) if ins else zero
-            lower_map(lowering, [("max", formula, zero) if relu else formula], ins, [y])
+        if reset is not None:  # the sum of nothing is added, or takes the place of what is there
+            flag = Operand(reset.name, TensorType("b1", ()))
+            update(lowering, ("where", ("in", 1), zero, ("in", 0)), [y, flag], y)
+            return
+        ins = [] if bias is None else [bias]
+        formula: Expr = ("in", 0) if ins else zero
+        lower_map(lowering, [("max", formula, zero) if relu else formula], ins, [y])
         return
     grid = thread_grid(m, n, math.prod(dims), lowering.threads, width)
     panels = -(-n // width)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -204,13 +204,19 @@ def _transpose(nodes: Nodes, f: _Factor, term: str) -> _Factor:
     if own == term:
         return f
     dims = tuple(f.dims[own.index(c)] if c in own else 1 for c in term)
-    return _Factor(nodes.op("Reshape", f.name, _i64(nodes, dims)), term, dims)
+    return _Factor(_reshape(nodes, f.name, dims), term, dims)
+
+
+def _reshape(nodes: Nodes, name: str, dims: Sequence[int]) -> str:
+    """The value in another shape; a dimension of 0 is meant."""
+    attrs: dict[str, Any] = {"allowzero": 1} if 0 in dims else {}
+    return str(nodes.op("Reshape", name, _i64(nodes, dims), **attrs))
 
 
 def _product(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
     """The product of two factors, summed over the letters that nothing `later` wants."""
     a, b = _sum(nodes, a, set(b.term) | later), _sum(nodes, b, set(a.term) | later)
-    size = {c: max(d, e) for c, d, e in _common(a, b)}
+    size = {c: e if d == 1 else d for c, d, e in _common(a, b)}
     shared = [c for c in a.term if c in b.term]
     batch = [c for c in shared if c in later]
     summed = [c for c in shared if c not in later]
@@ -224,7 +230,7 @@ def _product(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
     term = "".join((*batch, *rows, *cols))
     dims = tuple(size[c] for c in term)
     made = nodes.op("MatMul", left, right)
-    return _Factor(nodes.op("Reshape", made, _i64(nodes, dims)), term, dims)
+    return _Factor(_reshape(nodes, made, dims), term, dims)
 
 
 def _common(a: _Factor, b: _Factor) -> list[tuple[str, int, int]]:
@@ -238,7 +244,7 @@ def _matrix(nodes: Nodes, f: _Factor, groups: Sequence[Sequence[str]], size: dic
     want = tuple(size[c] for c in f.term)
     name = f.name if f.dims == want else nodes.op("Expand", f.name, _i64(nodes, want))
     shape = [int(np.prod([size[c] for c in group], dtype=np.int64)) for group in groups]
-    return str(nodes.op("Reshape", name, _i64(nodes, shape)))
+    return _reshape(nodes, name, shape)
 
 
 # --- gradient

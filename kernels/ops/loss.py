@@ -350,6 +350,8 @@ def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
 
 def _lower_grad(lowering: Lowering, at: int | None) -> None:
     dy, logp, dx, label = lowering.x(0), lowering.x(1), lowering.y(0), _labels(lowering, 2)
+    if not dx.type.size:
+        return
     T, (n, classes, inner), reduction = (
         logp.type.dtype,
         _dims(lowering.site, 1),

@@ -117,8 +117,16 @@ def _reshape_infer(site: Site) -> tuple[TensorType, ...]:
     return (out,)
 
 
+def _filled(dims: Sequence[Dim]) -> list[int]:
+    """The dimensions that are known and not 0."""
+    return [d for d in dims if isinstance(d, int) and d != 0]
+
+
 def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
-    """The missing dimension: the size of `whole` divided by the size of `parts`."""
+    """The missing dimension: the size of `whole` divided by the size of `parts`.
+
+    Dimensions of 0 in both are left out, so that an empty batch gives what any other gives.
+    """
     left = [d for d in whole if isinstance(d, str)]
     for d in parts:
         if isinstance(d, str):
@@ -128,6 +136,9 @@ def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Di
     size = math.prod(d for d in whole if isinstance(d, int))
     known = math.prod(d for d in parts if isinstance(d, int))
     if not left:
+        if known == 0:
+            size, known = (math.prod(_filled(dims)) for dims in (whole, parts))
+            size *= int(len(whole) - len(_filled(whole)) == len(parts) - len(_filled(parts)))
         if known == 0 or size % known:
             site.wrong(f"{size} elements do not divide into {list(parts)} and -1")
         return size // known

@@ -209,6 +209,8 @@ def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
     k, v = _cached(nodes, 4, k), _cached(nodes, 5, v)
     present = (k, v)
     width = _heads(site, 0, "q_num_heads")[3]
+    if width == 0:
+        site.wrong("heads of width 0")
     if "scale" not in attrs and isinstance(width, str):
         site.fail(f"heads of unknown width {width!r}", "a known width, or the attribute scale")
     scale = float(attrs["scale"]) if "scale" in attrs else int(width) ** -0.5

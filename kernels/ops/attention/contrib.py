@@ -207,6 +207,8 @@ def _attend(
     past: a value whose axis 2 counts the keys from before, or "".
     """
     site = nodes.site
+    if not width:
+        site.wrong("heads of width 0")
     scores = scaled_scores(nodes, q, k, float(site.attrs.get("scale") or width**-0.5))
     if site.has(bias):
         scores = nodes.op("Add", scores, nodes.x(bias))

@@ -59,6 +59,8 @@ def _check(site: Site, x: TensorType, w: TensorType) -> None:
         site.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
     if w.rank != x.rank:
         site.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
+    if 0 in w.shape:
+        site.wrong(f"weights {w} of no elements")
     groups = site.attrs["group"]
     ci, per, co = x.shape[1], w.shape[1], w.shape[0]
     if isinstance(ci, int) and isinstance(per, int) and ci != per * groups:

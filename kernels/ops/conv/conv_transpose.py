@@ -56,6 +56,10 @@ def _out(site: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
         site.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
     if w.rank != x.rank:
         site.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
+    if 0 in w.shape:
+        site.wrong(f"weights {w} of no elements")
+    if 0 in x.shape[2:]:
+        site.wrong(f"images {x}, which have no pixels")
     groups, (ci, per) = site.attrs["group"], w.shape[:2]
     if groups < 1:
         site.wrong(f"group={groups}; expected 1 or more")

@@ -234,6 +234,8 @@ def centre(nodes: Nodes) -> str:
 def share_of_one(nodes: Nodes) -> str:
     """1 / n, the share that one of the n values of a channel has in their mean."""
     t = nodes.site.type(1)
+    if not t.size:
+        nodes.site.wrong(f"an empty tensor {t}, whose channels have no mean")
     return nodes.sized(1 / (t.size / t.dims[1]), 1)
 
 

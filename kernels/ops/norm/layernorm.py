@@ -202,15 +202,15 @@ def _lower_grad(lowering: Lowering) -> None:
     """Inputs dy, x, scale but for Standardize, mean but for Simplified, inv."""
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     rows, n = _rows(x.type, _axis(lowering.site, 1))
-    if not x.type.size:
+    wants = int(lowering.wants(1) or lowering.wants(2))
+    if not n or not (rows or wants):
         return
     T, rms = x.type.dtype, _is_rms(lowering.site)
     count = len(lowering.site.ins)
     scale = lowering.x(2) if lowering.site.op != "StandardizeGrad" else None
     inv = lowering.x(count - 1)
     mean = None if rms else lowering.x(count - 2)
-    wants = int(lowering.wants(1) or lowering.wants(2))
-    parts = min(max(rows * n // PART, 1), 64, rows) if wants else rows
+    parts = max(min(rows * n // PART, 64, rows), 1) if wants else rows
     part = lowering.temp(T, (parts, 2, n)) if wants else None
     args: list[Any] = [("r", dy), ("r", x), ("r", scale), ("r", mean), ("r", inv), ("w", dx)]
     spec = layer_norm_grad(T, rms, "s" if scale else "", wants)

@@ -55,6 +55,8 @@ def _check(site: Site, i: int) -> tuple[TensorType, TensorType]:
             site.fail(f"{name} {site.attrs[name]!r}", ", ".join(known))
     if not 4 <= x.rank <= 5:
         site.fail(f"{x.rank - 2} spatial axes", "2 or 3")
+    if 0 in x.shape[2:]:
+        site.wrong(f"images {x}, which have no pixels")
     if grid.dtype != x.dtype:
         site.fail(f"{x.dtype} images and {grid.dtype} points", "both of one type")
     site.shaped(i + 1, (x.shape[0], *(fresh(site, a) for a in range(2, x.rank)), x.rank - 2))
