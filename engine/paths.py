@@ -89,6 +89,11 @@ class Paths:
         module = self.module(node)
         return f"{node!r} of {module}" if module else repr(node)
 
+    def beside(self, node: str) -> str:
+        """Return what a table calls a node: its submodule before its name, unless that says it."""
+        module = self.module(node)
+        return f"{module}: {node}" if module and module not in node.replace("/", ".") else node
+
     def matches(self, name: str, pattern: str) -> bool:
         """Return whether a pattern, as of `fnmatch`, is that of a tensor's name or path."""
         return any(fnmatchcase(each, pattern) for each in self.names(name))

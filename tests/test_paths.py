@@ -27,6 +27,7 @@ from engine.lora import Adapter
 from engine.optim_types import Group
 from engine.paths import METADATA, Paths
 from engine.sparse import SparseUpdate
+from engine.tools import cli
 from engine.trainer.trainer import Trainer
 
 DATA = Path(__file__).parent / "data/exports"
@@ -234,3 +235,40 @@ def test_notes_are_read_as_they_are_written() -> None:
     names: Any = ["val_1", "c.weight"]
     assert made.spelt(["a.*", "c.*", "z"], names) == ["val_1", "c.*", "z"]
     assert made.resolved(["a.weight", "val_1", "z"], names) == ["val_1", "z"]
+
+
+@pytest.mark.parametrize("form", ["new_folded", "old"])
+def test_what_is_printed_of_nodes_names_their_submodules(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside names that exporters have made up; names of the tracing one say it themselves."""
+    trainer = Trainer.from_onnx(
+        model(form), CrossEntropyLoss(), SGD(0.5), threads=1, folder=tmp_path
+    )
+    node = next(
+        n.name
+        for n in onnx_io.load(tmp_path / "training_model.onnx").nodes
+        if n.op in ("MatMul", "Gemm") and trainer.module._train.paths.module(n.name) == "layers.0.q"
+    )
+    shown = node if form == "old" else f"layers.0.q: {node}"
+    profile = trainer.module.profile(X, LABELS, optimizer=trainer.optimizer, repeats=1)
+    assert shown in {total.name for total in profile.by_node}
+    assert node in {step.node for step in profile.steps}
+    assert shown in profile.table("node", most=0)
+    picture = tmp_path / "plan.html"
+    for words in ([], ["--picture", str(picture)]):
+        assert cli.main(["plan", str(tmp_path), "--batch", "5", *words]) == 0
+    assert f"# {shown}\n" in capsys.readouterr().out
+    assert shown in picture.read_text()
+    for _, parameter in trainer.state.parameters:
+        parameter.data[...] = 3e38
+    told = str(trainer.find_nonfinite(X, LABELS))
+    assert "from finite values by the node" in told
+    assert "' of layers.0" in told
+
+
+def test_no_module_is_said_twice() -> None:
+    paths = Paths({}, {"n19_2": "encoder.0.fc", "/encoder/0/fc/MatMul": "encoder.0.fc"})
+    assert paths.beside("n19_2_Grad/n13_2/again") == "encoder.0.fc: n19_2_Grad/n13_2/again"
+    assert paths.beside("/encoder/0/fc/MatMul") == "/encoder/0/fc/MatMul"
+    assert paths.beside("n7") == "n7"

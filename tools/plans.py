@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.checking import Subject, advice
@@ -15,6 +15,7 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.reach.call import Machine
 from engine.kernels.reach.check import check
 from engine.kernels.target import Target
+from engine.paths import Paths
 from engine.runtime import files
 from engine.runtime.plan import Plan
 from engine.runtime.plan_file import MAGIC, PlanReader, Tables
@@ -88,6 +89,17 @@ def plans(
     if asked.ranks is not None and "optimizer" not in (artifacts(path) if path.is_dir() else ()):
         raise InputError(f"{path}: ranks share a training step, which takes a folder of artifacts")
     return _of_artifacts(path, asked, progress, models) if path.is_dir() else _of_model(path, asked)
+
+
+def titled(plan: Plan, paths: Paths) -> Plan:
+    """Return a plan for reading: its steps name the submodule of their node, where it is known."""
+    return replace(plan, steps=tuple(replace(s, source=paths.beside(s.source)) for s in plan.steps))
+
+
+def paths_of(path: Path) -> Paths:
+    """Return where the nodes of a model, or of the training model of artifacts, are in a module."""
+    model = artifacts(path)["train"] if path.is_dir() else path
+    return Paths.of(onnx_io.load(model).metadata)
 
 
 def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:

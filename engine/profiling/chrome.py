@@ -32,7 +32,7 @@ def events(profile: Profile) -> dict[str, Any]:
             "ts": 1e6 * begin,
             "dur": 1e6 * (end - begin),
             "args": {
-                "node": step.node,
+                "node": step.shown,
                 "plan": step.plan,
                 "step": step.number,
                 "flops": step.flops,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.paths import Paths
 from engine.profiling.profile import PHASES, Profile, StepTime
 from engine.runtime.plan import Kernel
 from engine.runtime.program import Program, Resolver
@@ -29,11 +30,13 @@ class Part:
     program: what runs.
     prepare: called before each run with its number, sets the inputs and says from which step on
         and with which seed random numbers are drawn.
+    paths: of the nodes of its model.
     """
 
     name: str
     program: Program
     prepare: Callable[[int], tuple[int, int | None]]
+    paths: Paths = field(default=Paths())
 
 
 def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Resolver) -> Profile:
@@ -120,6 +123,7 @@ def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
                 spans=tuple(
                     (float(a), float(b)) for a, b in zip(first[:, i], last[:, i], strict=True)
                 ),
+                title=part.paths.beside(forward_node(step.source)),
             )
         )
     return found

@@ -178,7 +178,7 @@ def _timeline(profile: Profile) -> str:
     shown = sorted(profile.steps, key=_length, reverse=True)[:_BOXES]
     boxes = []
     for step in shown:
-        told = text(f"{step.kernel}  {step.node}  {_milliseconds(_length(step))}")
+        told = text(f"{step.kernel}  {step.shown}  {_milliseconds(_length(step))}")
         for thread, (begin, end) in enumerate(step.spans):
             boxes.append(
                 f'<rect class="{_COLOURS[step.phase]}" x="{LEFT + scale * begin:.2f}" '

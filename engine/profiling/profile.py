@@ -35,6 +35,8 @@ class StepTime:
     nbytes: bytes that it reads and writes, each byte of an operand once.
     limit: the least seconds that these take on this machine; see `Roofline.seconds`.
     spans: of each thread when it began and ended, in seconds, in the fastest run.
+    title: what tables call the node: its name, and before it the submodule that it is of, where the
+        model tells; empty: its name alone.
     """
 
     plan: str
@@ -49,6 +51,12 @@ class StepTime:
     nbytes: int
     limit: float
     spans: tuple[tuple[float, float], ...]
+    title: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What tables call the node."""
+        return self.title or self.node
 
     @property
     def work(self) -> float:
@@ -151,13 +159,13 @@ class Profile:
     @property
     def by_node(self) -> tuple[Total, ...]:
         """The sums of each node, its gradient included, the one that takes most time first."""
-        return self._group(lambda step: (step.node, ""))
+        return self._group(lambda step: (step.shown, ""))
 
     @property
     def by_step(self) -> tuple[Total, ...]:
         """Every step alone, in the order of the plans."""
         return tuple(
-            self._sum(f"{i} {step.kernel}  # {step.node}", [step])
+            self._sum(f"{i} {step.kernel}  # {step.shown}", [step])
             for i, step in enumerate(self.steps)
         )
 
@@ -254,7 +262,7 @@ class Profile:
             "steps": [
                 {
                     "plan": s.plan, "number": s.number, "phase": s.phase, "kernel": s.kernel,
-                    "node": s.node, "barrier": s.barrier, "seconds": s.seconds,
+                    "node": s.node, "title": s.shown, "barrier": s.barrier, "seconds": s.seconds,
                     "busy": list(s.busy), "wait": s.wait, "flops": s.flops, "bytes": s.nbytes,
                     "limit": s.limit,
                 }

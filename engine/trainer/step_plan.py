@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine.paths import Paths
 from engine.runtime.plan import Plan, in_bytes
 
 AGAIN = "/again"  # ends the names of steps that run a second time
@@ -19,6 +20,7 @@ class StepPlan:
     obstacle: why it does.
     budget: in bytes, None if there is none.
     micro_batches: in how many parts a batch is trained on; the plan is that of one.
+    paths: of the nodes of the training model.
     """
 
     plan: Plan
@@ -26,6 +28,7 @@ class StepPlan:
     obstacle: str = ""
     budget: int | None = None
     micro_batches: int = 1
+    paths: Paths = field(default=Paths(), repr=False, compare=False)
 
     @property
     def regions(self) -> dict[str, int]:
@@ -80,8 +83,9 @@ class StepPlan:
         again = self.recomputed
         if again:
             more = f" and {len(again) - SHOWN} more" if len(again) > SHOWN else ""
+            shown = ", ".join(map(self.paths.beside, again[:SHOWN]))
             lines.append(
-                f"  computed a second time: {', '.join(again[:SHOWN])}{more}; "
+                f"  computed a second time: {shown}{more}; "
                 f"{self.recomputed_share:.1%} of the predicted time"
             )
         if self.kept_gradients:

@@ -128,7 +128,8 @@ class Steps:
             else:
                 program, obstacle = self._program(shapes), self.obstacle
             update = optimizer.plan() if obstacle else None
-            return StepPlan(program.plan, update, obstacle, trainer.memory_budget, count)
+            paths, budget = module._train.paths, trainer.memory_budget
+            return StepPlan(program.plan, update, obstacle, budget, count, paths)
 
     def program(self, shapes: Shapes) -> Program:
         """The program that has seen a batch of these shapes last; for who has the turn."""

@@ -25,6 +25,7 @@ from engine.errors import (
     StateError,
     UnknownValueError,
 )
+from engine.paths import KEY, Paths
 from engine.runtime import plan_file
 from engine.runtime.config import require_64_bit, switch
 from engine.runtime.plan import Plan, align
@@ -126,6 +127,11 @@ class Model(ModelFile):
             found.frozen = {each.name: self.frozen[each.name] for each in large}
             found.freeze()
         return found
+
+    @property
+    def paths(self) -> Paths:
+        """Where in the module that it was exported from its tensors and nodes stand."""
+        return Paths.of(self.interface.notes, KEY)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters as this model declares them.

@@ -380,7 +380,7 @@ class Module:
                     model.ranks.fill(program)
                 return self._state.draws + number, self._seed
 
-            parts = [Part(model.what, program, prepare)]
+            parts = [Part(model.what, program, prepare, model.paths)]
             if update is not None:
                 parts.append(Part("optimizer model", update, lambda _: (0, None)))
             with self._state.unchanged():

@@ -10,13 +10,14 @@ reach none of these, as those of a mask that softmax turns into zeros, are passe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import MissingPackageError
+from engine.paths import Paths
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.collective import collectives
 from engine.runtime.plan import CHECK, Buffer, Plan, Step
@@ -47,6 +48,7 @@ class NonFinite:
     nans, infinities, size: how many of its values are NaN, are infinite, and are there in all.
     index: of the first such value, where the tensor is as the caller has it.
     inputs: name, least and greatest value of the tensors that the kernel has read.
+    paths: the submodules that nodes are of, where they are known.
     """
 
     tensor: str
@@ -59,11 +61,12 @@ class NonFinite:
     index: tuple[int, ...] | None
     inputs: Ranges
     what: str
+    paths: Paths = field(default=Paths(), repr=False, compare=False)
 
     def __str__(self) -> str:
         """A sentence without its full stop."""
         if self.kind == "elsewhere":
-            node = repr(self.nodes[0])
+            node = self.paths.node(self.nodes[0])
             return f"{ELSEWHERE}: here all values were finite until {node} added them"
         if not self.nodes:
             owner = {
@@ -74,10 +77,11 @@ class NonFinite:
         word = "node" if len(self.nodes) == 1 else "nodes"
         text = (
             f"the first tensor that is not finite is {self.tensor!r} with {self.what}, computed "
-            f"from finite values by the {word} {', '.join(map(repr, self.nodes))}"
+            f"from finite values by the {word} {', '.join(map(self.paths.node, self.nodes))}"
         )
         if self.forward_nodes:
-            text += f" of the backward pass of {', '.join(map(repr, self.forward_nodes))}"
+            passed = ", ".join(map(self.paths.node, self.forward_nodes))
+            text += f" of the backward pass of {passed}"
         if self.inputs:
             read = (f"{n!r} from {_number(low)} to {_number(high)}" for n, low, high in self.inputs)
             text += f", which read {', '.join(read)}"
@@ -254,6 +258,7 @@ def _told(
         index,
         origin.inputs,
         describe(values) if index is not None else _count(values),
+        model.paths,
     )
 
 

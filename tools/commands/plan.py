@@ -16,7 +16,15 @@ from engine.runtime.plan import Plan
 from engine.runtime.verify import verify
 from engine.tools import checks, plan_text
 from engine.tools.commands import options
-from engine.tools.plans import Asked, check_file, is_plan_file, opened, plans
+from engine.tools.plans import (
+    Asked,
+    check_file,
+    is_plan_file,
+    opened,
+    paths_of,
+    plans,
+    titled,
+)
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, write_plans
 from engine.tools.trimmed.plans import artifacts
@@ -141,13 +149,16 @@ def command(
     progress = Progress() if source.is_dir() else SILENT
     models = opened(artifacts(source), asked) if source.is_dir() else None
     machine, made = Machine.of(platform.target), plans(source, asked, progress, models)
-    found = {title: check(verify(plan), machine) for title, plan in made.items()}
+    paths = paths_of(source)
+    found = {title: titled(check(verify(plan), machine), paths) for title, plan in made.items()}
     if picture is not None:
         here = target == "native" and not triple and not cpu and features is None
         _draw(picture, source, found, asked, here, progress, models)
         return 0
     if other is not None:
-        return _compare(found, plans(other, asked, progress), source, other, as_json)
+        others = paths_of(other)
+        theirs = {t: titled(p, others) for t, p in plans(other, asked, progress).items()}
+        return _compare(found, theirs, source, other, as_json)
     if as_json:
         table = plan_text.table
         options.print_json(
