@@ -18,7 +18,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # Folders and files whose docstrings, comments and messages keep to the same rules.
-CLEAN = ("engine/errors.py", "engine/reports", "tools/commands", "tools/run_config.py")
+CLEAN = (
+    "engine/data",
+    "engine/errors.py",
+    "engine/reports",
+    "tools/commands",
+    "tools/run_config.py",
+)
 
 _NO = r"(?<!there )(?<!there's )"
 _MORE = r"(?:longer|more|less|fewer|sooner|later|better|worse|\w+er than)\b"

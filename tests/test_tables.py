@@ -108,7 +108,7 @@ def test_numbers_may_be_names(write: Write) -> None:
 
 def test_a_target_of_mixed_names_is_declared(write: Write) -> None:
     path = write("a,b\n1,7\n2,seven\n3,7\n")
-    with pytest.raises(InputError, match=r"'seven' is no number.*categorical=\['b'\]"):
+    with pytest.raises(InputError, match=r"'seven' is not a number.*categorical=\['b'\]"):
         Csv(path, "b")
     assert Csv(path, "b", categorical=["b"]).classes == ["7", "seven"]
 
@@ -216,7 +216,7 @@ def test_rows_that_cannot_be_prepared(
         (
             "length,colour,width,kind\nx,red,2,rose\n",
             InputError,
-            "column 'length': 'x' is no number",
+            "column 'length': 'x' is not a number",
         ),
         (
             "length,colour,width,kind\n1,red,,rose\n",
@@ -236,8 +236,8 @@ def test_files_that_do_not_fit_a_preparation(
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("", "is no preparation of a table"),
-        ("[1]", "is no preparation of a table"),
+        ("", "is not a preparation of a table"),
+        ("[1]", "is not a preparation of a table"),
         ('{"format": 9}', "format 9; expected 1"),
         ('{"format": 1, "columns": [{"kind": "Date"}]}', "a column of the kind 'Date'"),
     ],
@@ -294,9 +294,9 @@ def test_a_file_without_a_header(write: Write) -> None:
         ("a,b\n1,2\n", "b", {"delimiter": 3}, DTypeError, "delimiter"),
         ("a,b\n1,2\n3\n", "b", {}, InputError, "line 3: 1 fields, expected 2"),
         ("a,b\n1,2,3\n", "b", {}, InputError, "line 2: 3 fields, expected 2; a field that holds"),
-        ("a,b\n1,2\nx,3\n", "b", {}, InputError, r"line 3, column 'a': 'x' is no number, but"),
+        ("a,b\n1,2\nx,3\n", "b", {}, InputError, r"line 3, column 'a': 'x' is not a number, but"),
         ("a,b\n1,2\n,3\nx,3\n", "b", {"missing": "mean"}, InputError, "line 4, column 'a': 'x'"),
-        ("a,b\n1,x\n2,3\n", "b", {}, InputError, "line 2, column 'b': 'x' is no number"),
+        ("a,b\n1,x\n2,3\n", "b", {}, InputError, "line 2, column 'b': 'x' is not a number"),
         ("a,b\ninf,1.5\n2,3\n", "b", {}, InputError, "line 2, column 'a': 'inf' is not finite"),
         ("a,b\n1,2\n", "c", {}, NameNotFoundError, "no column 'c'; there are 'a', 'b'"),
         ("colour,b\n1,2\n", "color", {}, NameNotFoundError, "nearest: 'colour'"),
@@ -314,8 +314,8 @@ def test_a_file_without_a_header(write: Write) -> None:
         ("a,b\n1,2\n3,4\n", "b", {}, InputError, "whole numbers, .*task='classification' or task"),
         ("a,b\n1,2\n3,2\n", "b", {"task": "classification"}, InputError, "of one class, '2'"),
         ("a,b\n1,x\n3,x\n", "b", {}, InputError, "all targets are of one class, 'x'"),
-        ("a,b\n1,0.5\n", "b", {"task": "classification"}, InputError, "line 2.*'0.5' is no class"),
-        ("a,b\n1,x\n", "b", {"task": "regression"}, InputError, "'x' is no number; a regression"),
+        ("a,b\n1,0.5\n", "b", {"task": "classification"}, InputError, "'0.5' is not a class"),
+        ("a,b\n1,x\n", "b", {"task": "regression"}, InputError, "not a number; a regression"),
         ("a,b,c\n1,2,3\n", ["b", "c"], {"task": "classification"}, InputError, "several columns"),
         ("a,b\n1,2\n", "b", {"task": "guess"}, InputError, "task='guess'"),
         ("a,b\n1,2\n", "b", {"missing": "skip"}, InputError, "missing='skip'"),

@@ -359,7 +359,7 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
         (
             ["--model", "model.onnx", "--data", "photos", "--set", "epochs=3"],
             1,
-            "--set epochs: expected TABLE.KEY=VALUE, as fit.epochs=3; did you mean fit.epochs?",
+            "--set epochs: expected TABLE.KEY=VALUE, such as fit.epochs=3; did you mean fit.epochs?",
         ),
         (["--model", "model.onnx", "--data", "photos", "--epochs", "0"], 1, "epochs = 0: expected"),
         (["--model", "model.onnx", "--data", "photos", "--epochs", "x"], 2, "--epochs"),

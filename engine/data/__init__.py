@@ -1,7 +1,7 @@
 """Data for training: arrays, tables, pictures, sounds, texts, and loaders of other packages.
 
 `batches` makes batches of any of them; `Trainer.fit` calls it.  The classes here are datasets that
-read files.  What only some of them need is imported when such a dataset is made.
+read files.  Packages that only some of them need are imported when such a dataset is created.
 """
 
 from engine.data.arrays import Arrays

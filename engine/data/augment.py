@@ -40,10 +40,10 @@ class PictureAugmentation(ABC):
         """The changed picture; both are height x width x channels.  The given one stays."""
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """The sample with its first array changed.
+        """Return the sample with its first array changed.
 
         Raises:
-            ShapeError: that array is no picture.
+            ShapeError: that array is not a picture.
         """
         picture, *others = sample
         if picture.ndim != 3:
@@ -138,7 +138,7 @@ class RandomResizedCrop(PictureAugmentation):
         return _resized(picture, self._box(picture.shape[:2], rng), _sides(self.size))
 
     def _box(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the part."""
+        """Draw left, top, right and bottom of the part."""
         height, width = shape
         for _ in range(TRIES):
             area = height * width * rng.uniform(*self.scale)
@@ -198,7 +198,7 @@ def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _resized(picture: Picture, box: tuple[int, int, int, int], size: tuple[int, int]) -> Picture:
-    """A part of a picture, scaled: bilinear over the area that a pixel covers."""
+    """Scale a part of a picture: bilinear over the area that a pixel covers."""
     image_module = pillow()
     target, method = size[::-1], image_module.Resampling.BILINEAR
     if picture.dtype == np.uint8 and picture.shape[2] == 3:

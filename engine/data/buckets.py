@@ -35,7 +35,7 @@ class Buckets:
         truncate: whether longer sequences are cut at the largest length; otherwise refused.
 
     Raises:
-        InputError, DTypeError: a length is no positive number; no field is padded.
+        InputError, DTypeError: a length is not a positive number; no field is padded.
     """
 
     lengths: Sequence[int] | None = None
@@ -54,7 +54,7 @@ class Buckets:
             raise InputError("bucket_by: pad={}; expected a value for each sequence, as {0: 0}")
 
     def fields(self, names: Sequence[str] | None) -> list[int]:
-        """The positions of the fields that are padded.
+        """Return the positions of the fields that are padded.
 
         Raises:
             NameNotFoundError: there is no field of that name.
@@ -62,7 +62,7 @@ class Buckets:
         return [_position(key, names) for key in self.pad]
 
     def edges(self, lengths: Indices) -> Indices:
-        """The lengths of the buckets, in rising order, given those of all sequences.
+        """Return the lengths of the buckets, in rising order, given the lengths of all sequences.
 
         Raises:
             InputError: a sequence is longer than the largest bucket, and `truncate` is off.
@@ -83,7 +83,7 @@ class Buckets:
     def stack(
         self, samples: Sequence[Sample], names: Sequence[str] | None, length: int
     ) -> tuple[Array, ...]:
-        """Samples as the arrays of a batch, each sequence padded or cut to `length`.
+        """Return samples as the arrays of a batch, each sequence padded or cut to `length`.
 
         Raises:
             ShapeError: a sample's sequences have unequal lengths.
@@ -122,16 +122,16 @@ def _position(key: str | int, names: Sequence[str] | None) -> int:
 
 
 def _fit(array: Array, length: int, value: float) -> Array:
-    """A sequence, cut or filled up to a length along its first axis."""
+    """Cut or pad a sequence to a length along its first axis."""
     array = array[:length]
     missing: list[Any] = [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)]
     return np.pad(array, missing, constant_values=value)
 
 
 class Bucketed:
-    """Which samples are in which batch: all of a batch are of one bucket.
+    """Assignment of samples to batches, each with samples of one bucket.
 
-    Shuffled, an epoch has the samples of a bucket in a new order, and so its batches.
+    If shuffled, an epoch has the samples of a bucket, and its batches, in a new order.
 
     names: of the arrays of a batch, the mask included; None: the dataset has no names.
     """
@@ -161,11 +161,11 @@ class Bucketed:
         return self.count
 
     def stack(self, samples: Sequence[Sample], group: Indices) -> tuple[Array, ...]:
-        """The samples of a batch as arrays, padded to the length of their bucket."""
+        """Return the samples of a batch as arrays, padded to the length of their bucket."""
         return self.buckets.stack(samples, self.fields, int(self.edges[self.of[group[0]]]))
 
     def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
-        """The indices of each batch of an epoch, from batch `start` on."""
+        """Yield the indices of each batch of an epoch, from batch `start` on."""
         order = np.arange(len(self.of))
         if self.shuffle:
             order = randomness.permutation(len(self.of), self.seed, epoch)

@@ -24,11 +24,11 @@ class Numbers:
         self.name, self.values = name, values
 
     def learn(self, rows: Indices, normalize: bool, missing: str) -> Number:
-        """What these rows tell of the column."""
+        """Learn from these rows of the column."""
         return Number.of(self.name, self.values[rows], normalize, missing)
 
     def encode(self, column: Any, rows: Indices) -> Features:
-        """The features of some rows, by what a `Number` has learned."""
+        """Return the features of some rows, given a learned `Number`."""
         found: Features = column.encode(self.values[rows])
         return found
 
@@ -40,11 +40,11 @@ class Texts:
         self.name, self.texts, self.codes = name, texts, codes
 
     def learn(self, rows: Indices, normalize: bool, missing: str) -> Category:
-        """What the column holds; the texts are those of all rows, so that both parts know them."""
+        """Return the column's type, with the texts of all rows so that both parts know them."""
         return Category(self.name, self.texts, missing in ("mean", "keep"))
 
     def encode(self, column: Any, rows: Indices) -> Features:
-        """The features of some rows, by what a `Category` has learned."""
+        """Return the features of some rows, given a learned `Category`."""
         found: Features = column.encode(self.codes[rows])
         return found
 
@@ -63,7 +63,7 @@ class Table:
         self.used = [self.index(name) for name in used]
 
     def index(self, name: str) -> int:
-        """The position of a column."""
+        """Return the position of a column."""
         place = self._places.get(name)
         if place is None:
             names = self.sheet.names
@@ -95,16 +95,16 @@ class Table:
                     )
 
     def place(self, row: int, name: str) -> str:
-        """A cell, as messages name it."""
+        """Return the name of a cell in messages."""
         return describe(self.sheet.path, self.lines[row], name)
 
     def cells(self, name: str) -> list[str]:
-        """The texts of a column; missing ones are empty."""
+        """Return the texts of a column; missing ones are empty."""
         j = self.index(name)
         return ["" if row[j] in self.missing else row[j] for row in self.rows]
 
     def numbers(self, name: str) -> npt.NDArray[np.float64] | None:
-        """A column of numbers, NaN where one is missing; None: it has no number.
+        """Return a column of numbers, NaN where one is missing; None: it has no number.
 
         Raises:
             InputError: some cells are numbers and some are not, or one is infinite.
@@ -125,8 +125,8 @@ class Table:
             if not right:
                 return None
             raise InputError(
-                f"{self.place(wrong, name)}: {cells[wrong]!r} is no number, but others of this "
-                f"column are; if they are names, pass categorical=[{name!r}]"
+                f"{self.place(wrong, name)}: {cells[wrong]!r} is not a number, but others in "
+                f"this column are; if they are names, pass categorical=[{name!r}]"
             )
         flawed = np.flatnonzero([bool(cell) for cell in cells] & ~np.isfinite(found))
         if flawed.size:
@@ -135,7 +135,7 @@ class Table:
         return found
 
     def column(self, name: str, categorical: bool, known: Number | Category | None) -> Raw:
-        """A column of features, of the kind that is known or that its cells tell."""
+        """Return a column of features, of the known kind or the kind of its cells."""
         texts = categorical if known is None else isinstance(known, Category)
         values = None if texts else self.numbers(name)
         if values is not None:

@@ -33,12 +33,12 @@ class Sheet:
 
 
 def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
-    """Read a file.  Lines without any value are passed over, and so is a byte order mark.
+    """Read a file.  Lines without any value are skipped, and so is a byte order mark.
 
     Args:
         delimiter: one character between fields.
         encoding: of the file's texts; UTF-8 is read with and without a byte order mark.
-        header: whether the first row names the columns; else they are "0", "1", ...
+        header: whether the first row names the columns; otherwise they are "0", "1", ...
 
     Raises:
         FileError: the file is missing or cannot be read.
@@ -119,5 +119,5 @@ def _is_number(cell: str) -> bool:
 
 
 def describe(path: str | os.PathLike[str], line: int, column: str) -> str:
-    """A cell, as messages name it."""
+    """Return the name of a cell in messages."""
     return f"{os.fspath(path)!r}, line {line}, column {column!r}"

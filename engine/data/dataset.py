@@ -19,11 +19,11 @@ Indices = npt.NDArray[np.intp]
 
 @checked
 class Dataset(ABC):
-    """Samples by index.  A class of one's own has `__len__` and `__getitem__`.
+    """Samples by index.  Your own class needs `__len__` and `__getitem__`.
 
     Attributes:
         names: the names of a sample's arrays; None: they are in the order of the model's inputs.
-        classes: the names of the labels 0, 1, ...; None: unknown, or the targets are no classes.
+        classes: the names of the labels 0, 1, ...; None: unknown, or targets that are not classes.
         readers: how many threads may read samples side by side.
         cheap: whether reading costs so little that no thread should do it ahead.
     """
@@ -35,14 +35,14 @@ class Dataset(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> Sample:
-        """The arrays of one sample, usually its features and its target."""
+        """Return the arrays of one sample, usually its features and its target."""
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
-        """The samples of these indices as arrays, whose first axis counts them.
+        """Return the samples of these indices as arrays, whose first axis counts them.
 
         Raises:
             ShapeError: they have unequal shapes.
@@ -50,22 +50,22 @@ class Dataset(ABC):
         return stack([self[int(i)] for i in indices], self.names)
 
     def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
-        """One sample, changed by `augment`.
+        """Return one sample, changed by `augment`.
 
         A dataset that prepares what it reads applies `augment` in between.
         """
         return augment(self[index], rng)
 
     def labels(self) -> Array:
-        """The last array of every sample.  A dataset that knows them without reading says so."""
+        """Return the last array of every sample; override it if these are known without reading."""
         return np.stack([self[i][-1] for i in range(len(self))])
 
     def lengths(self, field: int) -> Indices:
-        """The length of one array of every sample, along its first axis."""
+        """Return the length of one array of every sample, along its first axis."""
         return np.array([len(self[i][field]) for i in range(len(self))], np.intp)
 
     def select_columns(self, names: Sequence[str]) -> Dataset:
-        """A dataset of these arrays, in the order of `names`.  Without names, the dataset itself.
+        """Return a dataset of these arrays, in the order of `names`; without names, itself.
 
         Raises:
             NameNotFoundError: a sample has no array of that name.
@@ -75,11 +75,11 @@ class Dataset(ABC):
         return Columns(self, find_columns(names, self.names, type(self).__name__))
 
     def map(self, function: Callable[[Sample], Sample]) -> Dataset:
-        """A dataset of changed samples; `function` is called when a sample is read."""
+        """Return a dataset of changed samples; `function` is called when a sample is read."""
         return Mapped(self, function)
 
     def subset(self, indices: Sequence[int] | Indices) -> Dataset:
-        """A dataset of the samples of these indices.
+        """Return a dataset of the samples of these indices.
 
         Raises:
             InputError: there are none, or an index is out of range.
@@ -89,7 +89,7 @@ class Dataset(ABC):
     def split(
         self, share: float, *, seed: int = 0, stratify: bool | None = None
     ) -> tuple[Dataset, Dataset]:
-        """Two datasets: the larger part to train on, and `share` of the samples to validate with.
+        """Return two datasets: the larger one to train on, `share` of the samples to validate.
 
         Args:
             share: of the second part, between 0 and 1.
@@ -99,7 +99,7 @@ class Dataset(ABC):
 
         Raises:
             InputError: a part would be empty; or a class has one sample and cannot be in both.
-            DTypeError: `stratify`, but the labels are no whole numbers.
+            DTypeError: `stratify`, but the labels are not whole numbers.
         """
         first, second = self._parts(share, seed, stratify)
         return self.subset(first), self.subset(second)
@@ -115,7 +115,7 @@ class Dataset(ABC):
 def divide(
     labels: Array, share: float, seed: int, classes: Sequence[str] | None
 ) -> tuple[Indices, Indices]:
-    """The indices of two parts, in rising order, with `share` of each label's in the second.
+    """Return the indices of two parts, in rising order, with `share` of each label's in the second.
 
     Raises:
         InputError, DTypeError: see `Dataset.split`.

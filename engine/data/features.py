@@ -41,12 +41,12 @@ ROLLOFF = 0.9  # of the lower of the two Nyquist frequencies; beyond it the wind
 KAISER = 9.0  # the window's beta; side lobes below -90 dB
 TAPS = 1 << 23  # of the filters of all phases; 44099 to 16000 Hz takes 3.1 million
 OFFSET = 1e-6  # added before the logarithm, so that silence is finite
-LOUDEST = 1 << 32  # of samples: those of integers kept as floats; their squares are finite
-FLAT = 1e-3  # the least deviation that features are divided by; that of silence is 0
+LOUDEST = 1 << 32  # of samples: enough for integers kept as floats, and squares are finite
+FLAT = 1e-3  # the least deviation that features are divided by; silence has 0
 
 
 def resample(samples: Floats, rate: int, target: int) -> Floats:
-    """A sound of one channel at another sampling rate.
+    """Resample a sound of one channel.
 
     samples: one axis.  The result has ceil(samples * target / rate) values; beyond its ends the
     sound is taken to be silent.
@@ -72,7 +72,7 @@ def resample(samples: Floats, rate: int, target: int) -> Floats:
 
 @lru_cache(maxsize=8)
 def _bank(up: int, down: int) -> Floats:
-    """The filter of each of `up` phases: taps for the samples 1 - reach to reach around it."""
+    """Return the filter of each of `up` phases, with taps for samples 1 - reach to reach."""
     cutoff = ROLLOFF * min(1.0, up / down)
     reach = math.ceil(LOBES / cutoff)
     if 2 * reach * up > TAPS:
@@ -142,21 +142,21 @@ class LogMel:
 
     @property
     def length(self) -> int:
-        """The length of the Fourier transform."""
+        """Return the length of the Fourier transform."""
         return 1 << (self.window - 1).bit_length() if self.n_fft is None else self.n_fft
 
     @property
     def highest(self) -> float:
-        """The highest frequency, in Hz."""
+        """Return the highest frequency, in Hz."""
         return self.rate / 2 if self.f_max is None else self.f_max
 
     def frames(self, samples: int) -> int:
-        """How many frames a sound of so many samples has."""
+        """Return the number of frames of a sound with so many samples."""
         return max(0, 1 + (samples - self.window) // self.hop)
 
     @cached_property
     def filters(self) -> Floats:
-        """The triangle of each band: n_mels x frequencies of the transform."""
+        """Return the triangle of each band: n_mels x frequencies of the transform."""
         mels = np.linspace(_mel(self.f_min), _mel(self.highest), self.n_mels + 2)
         edges = 700 * (10 ** (mels / 2595) - 1)
         low, peak, high = edges[:-2, np.newaxis], edges[1:-1, np.newaxis], edges[2:, np.newaxis]
@@ -166,7 +166,7 @@ class LogMel:
         return found
 
     def __call__(self, samples: Floats) -> Floats:
-        """The features of a sound of one channel: n_mels x frames.
+        """Compute the features of a sound of one channel: n_mels x frames.
 
         Raises:
             ShapeError: it is shorter than a window.

@@ -1,4 +1,4 @@
-"""Datasets of files, each of which is decoded to an array and then prepared for a model."""
+"""Datasets of files, which are decoded to arrays and then prepared for a model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ READERS = 4  # threads at most: decoding scales with cores, but training needs t
 class DecodedFiles(Dataset):
     """Files of a folder whose sub-folders are classes: samples (array, label) or (array,).
 
-    What was decoded stays in memory until it takes `cache` bytes; what is beyond is decoded again
-    in each epoch.  Augmentations get what was decoded, before it is prepared.
+    Decoded arrays stay in memory until they take `cache` bytes; the others are decoded again in
+    each epoch.  Augmentations get decoded arrays, before they are prepared.
 
     Attributes:
         paths: of the files.
@@ -64,14 +64,14 @@ class DecodedFiles(Dataset):
 
     @abstractmethod
     def decode(self, path: str) -> Array:
-        """What augmentations get of a file."""
+        """Decode a file to the array that augmentations get."""
 
     @abstractmethod
     def prepare(self, decoded: Array) -> Array:
-        """What a model gets of it."""
+        """Prepare a decoded array for a model."""
 
     def decoded(self, index: int) -> Array:
-        """What augmentations get of a sample's file; not to be written.
+        """Return the decoded array of a sample's file, which must not be written to.
 
         Raises:
             FileError, InputError: the file cannot be decoded.
@@ -87,7 +87,7 @@ class DecodedFiles(Dataset):
         return found
 
     def read(self, path: str | os.PathLike[str]) -> Array:
-        """Any file as the samples have it.
+        """Return any file in the form of a sample.
 
         Raises:
             FileError, InputError: the file cannot be decoded.
@@ -138,10 +138,10 @@ class DecodedFiles(Dataset):
 
 
 def one_of(what: str, value: Any, known: Sequence[str]) -> str:
-    """An argument that is one of a few words.
+    """Return an argument that must be one of a few words.
 
     Raises:
-        InputError: it is none of them.
+        InputError: it is not.
     """
     if value not in known:
         raise InputError(f"{what}={value!r}; expected {' or '.join(map(repr, known))}")

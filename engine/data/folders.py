@@ -32,7 +32,7 @@ class Listing:
 def classes_of(
     folder: Any, suffixes: Sequence[str], what: str, classes: Sequence[str] | None = None
 ) -> Listing:
-    """The files of a folder whose sub-folders are classes.  Hidden files and folders are no data.
+    """List the files of a folder whose sub-folders are classes, without hidden ones.
 
     Args:
         folder: a path.
@@ -78,7 +78,7 @@ def classes_of(
 
 
 def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
-    """The files of a folder and of those in it, in order of their names.  A file is itself.
+    """List the files of a folder at any depth, in order of names; a file is itself.
 
     Raises:
         FileError: there is no such folder, or it cannot be read.
@@ -95,7 +95,7 @@ def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
 
 
 def files_of(folder: str, suffixes: Sequence[str]) -> Iterator[str]:
-    """Every file with one of these suffixes in a folder and in those in it, in order of names.
+    """List every file with one of these suffixes in a folder at any depth, in order of names.
 
     Raises:
         FileError: a folder cannot be read.
@@ -109,7 +109,7 @@ def files_of(folder: str, suffixes: Sequence[str]) -> Iterator[str]:
 
 
 def _entries(folder: str) -> list[str]:
-    """The names in a folder, in order, without hidden ones."""
+    """List the names in a folder, in order, without hidden ones."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except NotADirectoryError:

@@ -19,24 +19,24 @@ READ = 1024  # rows of a table that are read together where only their lengths a
 
 
 def is_loader(source: object) -> bool:
-    """Whether it is a DataLoader of PyTorch: batches of a dataset, made by a `collate_fn`."""
+    """Return whether it is a DataLoader of PyTorch: batches made by a `collate_fn`."""
     return all(hasattr(source, name) for name in ("dataset", "collate_fn", "__iter__"))
 
 
 def is_table(source: object) -> bool:
-    """Whether it is a `datasets.Dataset`: rows of named columns, by index."""
+    """Return whether it is a `datasets.Dataset`: rows of named columns, by index."""
     needed = ("column_names", "with_format", "__len__", "__getitem__")
     return all(hasattr(source, name) for name in needed)
 
 
 def is_map(source: object) -> bool:
-    """Whether it has samples by index, as a Dataset of PyTorch, and is not iterable besides."""
+    """Return whether it has samples by index, like PyTorch's Dataset, and is not iterable."""
     cls = type(source)
     return hasattr(cls, "__getitem__") and hasattr(cls, "__len__") and not hasattr(cls, "__iter__")
 
 
 def yields_samples(source: object) -> bool:
-    """Whether it is an `IterableDataset` of PyTorch or Hugging Face: it yields samples."""
+    """Return whether it is an `IterableDataset` of PyTorch or Hugging Face."""
     return any(
         cls.__name__ == "IterableDataset"
         and cls.__module__.partition(".")[0] in {"torch", "datasets"}
@@ -152,7 +152,7 @@ class Table(Dataset):
         found = self.rows[[int(i) for i in indices]]
         if all(np.asarray(found[name]).dtype != object for name in self.names):
             return self._fields(found, "rows")
-        return stack([self[int(i)] for i in indices], self.names)  # tells of unequal lengths
+        return stack([self[int(i)] for i in indices], self.names)  # reports unequal lengths
 
     def labels(self) -> Array:
         name = next((n for n in ("labels", "label") if n in self.names), self.names[-1])

@@ -34,14 +34,14 @@ class Images(DecodedFiles):
     Args:
         folder: holds a sub-folder for each class; files are found at any depth in it.
         size: height and width, or one number for both.
-        mean, std: of the channels, as fractions of 255; by default those of ImageNet, which most
-            pre-trained models were trained with; 0.5 for shades of grey.
+        mean, std: of the channels, as fractions of 255; by default the numbers of ImageNet, which
+            most pre-trained models were trained with; 0.5 for shades of grey.
         layout: "NCHW" for channels x height x width, "NHWC" for height x width x channels.
         color_mode: "rgb" for three channels, "grayscale" for one.
         resize: length of the shorter side before the middle is cut out; by default it fits `size`.
             Models of ImageNet are often tested with 256 for a size of 224.
         classes: names of the classes in the order of their labels; by default the sub-folders by
-            name.  Give those of the training data for another folder.
+            name.  For another folder, give the classes of the training data.
         labelled: False: samples are (picture,), of all files at any depth of the folder.
         unreadable: "raise" an error when such a file is read, or "drop" them at once, which reads
             every file now; `dropped` tells which, and why.
@@ -49,11 +49,11 @@ class Images(DecodedFiles):
 
     Attributes:
         paths: of the files.
-        dropped: what was left out: path and reason.
+        dropped: path and reason of each file that was left out.
 
     Raises:
         MissingPackageError: Pillow is not installed.
-        FileError: there is no such folder; when a sample is read, a file is no picture.
+        FileError: there is no such folder; when a sample is read, a file is not a picture.
         InputError: a class has no pictures, there are fewer than two classes, or an argument is
             wrong.
         LimitError: when a sample is read, a picture has more pixels than the limit PIXELS.

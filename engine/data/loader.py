@@ -25,7 +25,7 @@ class Batches(ABC):
     Attributes:
         batch_size: samples of a batch, the last one of an epoch excepted; None: unknown.
         samples: samples of an epoch; None: unknown.
-        classes: the names of the labels 0, 1, ...; None: unknown, or the targets are no classes.
+        classes: the names of the labels 0, 1, ...; None: unknown, or targets that are not classes.
     """
 
     batch_size: int | None = None
@@ -67,7 +67,7 @@ def check_position(number: object, start: object) -> tuple[int, int]:
 
 
 class InOrder:
-    """Which samples are in which batch: in the order of the dataset, or shuffled anew by epoch."""
+    """Assignment of samples to batches: in the dataset's order, or shuffled in each epoch."""
 
     def __init__(self, samples: int, batch_size: int, shuffle: bool, seed: int, drop_last: bool):
         self.total, self.batch_size, self.shuffle, self.seed = samples, batch_size, shuffle, seed
@@ -127,14 +127,14 @@ class DatasetBatches(Batches):
         return self.made(number, self.groups(number, start))
 
     def groups(self, number: int = 0, start: int = 0) -> Iterator[Indices]:
-        """The indices of the samples of each batch; arguments and errors as those of `epoch`."""
+        """Yield the indices of the samples of each batch; arguments and errors as in `epoch`."""
         number, start = check_position(number, start)
         if start > len(self):
             raise InputError(f"start={start}, but an epoch has {len(self)} batches")
         return self.order.groups(number, start)
 
     def made(self, number: int, groups: Iterable[Indices]) -> Generator[Batch, None, None]:
-        """The batches of these samples, made ahead as those of epoch `number` are."""
+        """Yield the batches of these samples, made ahead as in epoch `number`."""
         tasks = (partial(self._make, number, group) for group in groups)
         cheap = self.dataset.cheap and self.augment is None and self.padded is None
         depth = 0 if cheap else self.prefetch

@@ -70,9 +70,9 @@ def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
 
 
 def _open(image_module: Any, path: str) -> Any:
-    """The picture of a file, of which only the header has been read.
+    """Open the picture of a file and read only its header.
 
-    Other formats than those of `SUFFIXES` are none, whatever the file is called: Pillow would run
+    Only the formats of `SUFFIXES` are accepted, whatever the file is called: Pillow would run
     Ghostscript for PostScript.
     """
     most = image_module.MAX_IMAGE_PIXELS

@@ -1,4 +1,4 @@
-"""What was learned of a table's columns: numbers are normalised, texts become one-hot vectors.
+"""Learned preparation of a table's columns: numbers are normalised, texts become one-hot.
 
 It is learned of the training rows alone and belongs to the model: rows to be predicted must be
 prepared with the same numbers.  `Preparation.save` keeps it beside the model.
@@ -101,7 +101,7 @@ class Category:
 @checked
 @dataclass(frozen=True)
 class Preparation:
-    """How the columns of a table become features.
+    """The conversion of the columns of a table into features.
 
     Attributes:
         columns: of the features, in their order.
@@ -120,7 +120,7 @@ class Preparation:
 
     @property
     def feature_names(self) -> list[str]:
-        """What each feature stands for: a column, or `column=text`."""
+        """The meaning of each feature: a column, or `column=text`."""
         return [
             name
             for column in self.columns
@@ -168,7 +168,7 @@ class Preparation:
 
         Raises:
             FileError: the file is missing or cannot be read.
-            InputError: it is no such file.
+            InputError: it is not such a file.
         """
         place = arguments.path("path", path)
         try:
@@ -184,13 +184,13 @@ class Preparation:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{place!r} is no preparation of a table: {error}") from error
+            raise InputError(f"{place!r} is not a preparation of a table: {error}") from error
 
 
 def in_float32(
     name: str, values: npt.NDArray[np.float64], exact: npt.NDArray[np.float64]
 ) -> Features:
-    """What was made of the values of a column, as float32; NaN stays.
+    """Convert the features of a column to float32; NaN stays.
 
     Raises:
         InputError: it is beyond what float32 holds, naming the column and the value.

@@ -50,7 +50,7 @@ def read_only(array: Any) -> Array:
 
 
 def field_name(names: Sequence[str] | None, index: int) -> str:
-    """What a field of a sample is called in messages."""
+    """Return the name of a field of a sample in messages."""
     return repr(names[index]) if names else f"field {index}"
 
 

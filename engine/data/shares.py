@@ -16,11 +16,11 @@ from engine.errors import ShapeError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank has of a batch.
+    """One rank's part of a batch.
 
     total: how many samples the batch has.
     own: how many of them this rank has.
-    batch: their arrays; those of the first sample of the batch if this rank has none.
+    batch: their arrays; the first sample of the batch if this rank has none.
     """
 
     total: int
@@ -32,7 +32,7 @@ ONE = (0, 1)  # the bounds of the sample that a rank without samples gets
 
 
 def bounds(samples: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The first sample of a rank in a batch, and the one behind its last."""
+    """Return the first sample of a rank in a batch, and the one after its last."""
     return -(-rank * samples // ranks), -(-(rank + 1) * samples // ranks)
 
 
@@ -67,7 +67,7 @@ def shares(
 
 
 def _some(begin: int, end: int) -> tuple[int, int]:
-    """These bounds, or where nothing lies between them those of one sample."""
+    """Return these bounds, or the bounds of one sample if nothing lies between them."""
     return (begin, end) if end > begin else ONE
 
 

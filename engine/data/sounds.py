@@ -26,8 +26,8 @@ class Sounds(DecodedFiles):
     """Sounds of a folder and their classes: samples (features, label).
 
     A sound is mixed to one channel, resampled to `rate`, and cut at its end or filled up with
-    silence to `seconds`.  Its features are 1 x bands x frames, float32, as those of a picture of
-    one channel.  The label is the index of the sub-folder in `classes`, int64.  Augmentations get
+    silence to `seconds`.  Its features are 1 x bands x frames, float32, like a picture with one
+    channel.  The label is the index of the sub-folder in `classes`, int64.  Augmentations get
     the sound itself: samples of float32, from -1 to 1, one axis.
 
     Decoded sounds stay in memory until they take `cache` bytes; those beyond are decoded again in
@@ -35,19 +35,19 @@ class Sounds(DecodedFiles):
 
     Args:
         folder: holds a sub-folder for each class; files are found at any depth in it.
-        rate: samples a second of what the features are made of.
+        rate: samples per second of the sound that the features are computed from.
         seconds: of every sound.
-        features: what makes an array of a sound; by default `LogMel(rate=rate)`; None: the samples
+        features: computes an array from a sound; by default `LogMel(rate=rate)`; None: the samples
             themselves, 1 x samples.
         classes, labelled, unreadable, cache: as of `Images`.
 
     Attributes:
         paths: of the files.
-        dropped: what was left out: path and reason.
+        dropped: path and reason of each file that was left out.
 
     Raises:
         MissingPackageError: soundfile is not installed.
-        FileError: there is no such folder; when a sample is read, a file is no sound or is empty.
+        FileError: there is no such folder; when a sample is read, a file is empty or not a sound.
         InputError: a class has no sounds, there are fewer than two classes, or an argument is
             wrong.
     """
@@ -127,10 +127,10 @@ class Sounds(DecodedFiles):
             raise FileError(f"cannot read the sound {path!r}: {told}") from error
 
     def prepare(self, decoded: Array) -> Array:
-        """What a model gets of a sound: 1 x bands x frames, or 1 x samples.
+        """Prepare a sound for a model: 1 x bands x frames, or 1 x samples.
 
         Raises:
-            ShapeError: it is no sound of one axis, or shorter than a window.
+            ShapeError: it has more than one axis, or is shorter than a window.
         """
         if self.features is None:
             return np.asarray(decoded, np.float32)[np.newaxis]

@@ -64,8 +64,8 @@ def batches(
         bucket_by: lengths to pad sequences to, or `Buckets`.
         prefetch: batches made ahead by threads while the caller works; 0: none.  Arrays in
             memory are indexed in the caller's thread, which costs less than to wake another.
-        names: names of the model's inputs, in their order.  What has names is ordered by them, and
-            a column that no input has is left out; what is a tuple stays as it is.
+        names: names of the model's inputs, in their order.  Named arrays are put in this order, and
+            columns without an input are left out; tuples are not changed.
         allow_nan: whether arrays of floating point may hold NaN.
 
     An iterable of batches has its own sizes and its own order: batch_size and shuffle are for
@@ -126,14 +126,14 @@ def batches(
 
 
 def _called(source: object) -> str:
-    """What a stream is called in messages."""
+    """Return the name of a stream in messages."""
     name = getattr(source, "__name__", None)
     return f"the function {name}" if callable(source) and name else type(source).__name__
 
 
 @checked
 def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
-    """What has samples by index as a dataset, for example to `split` it.
+    """Return a source with samples by index as a dataset, for example to `split` it.
 
     Args:
         source, allow_nan: see `batches`.
@@ -162,10 +162,10 @@ def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
 
 
 def _chain(augment: Augment | Sequence[Augment] | None) -> Augment | None:
-    """Several augmentations as one.
+    """Combine several augmentations into one.
 
     Raises:
-        DTypeError: one of them is no function.
+        DTypeError: one of them is not a function.
     """
     if augment is None:
         return None

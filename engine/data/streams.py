@@ -59,7 +59,7 @@ class Stream(Batches):
         return self._epoch(self._begin(number), start)
 
     def _begin(self, number: int) -> Iterable[Any]:
-        """What yields the batches of an epoch."""
+        """Return an iterable of the batches of an epoch."""
         source = self.source
         if callable(source) and not isinstance(source, Iterable):
             made: object = source(number) if _takes_number(source) else source()
@@ -125,7 +125,7 @@ def set_epoch(source: object, number: int) -> None:
 
 
 def _takes_number(function: Callable[..., Any]) -> bool:
-    """Whether a function can be called with one argument."""
+    """Return whether a function can be called with one argument."""
     try:
         inspect.signature(function).bind(0)
     except TypeError:

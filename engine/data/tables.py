@@ -31,9 +31,9 @@ class Csv(Dataset):
 
     The features of a row are one array of float32: columns of numbers, normalised to mean 0 and
     standard deviation 1, and columns of texts, each text a feature that is 1 or 0.  A column is of
-    numbers if all its values are, and of texts if none is; else it is refused, naming the cell.
-    Mean and deviation are those of this dataset's rows; `split` computes them of the rows to train
-    on, for both parts.  `preparation` holds them, for further files and for prediction.
+    numbers if all its values are, and of texts if none is; otherwise it is refused, naming the
+    cell.  Mean and deviation come from this dataset's rows; `split` computes them from the training
+    rows, for both parts.  `preparation` holds them, for further files and for prediction.
 
     The target is an index into `classes` (int64) for classification, and an array of float32, a
     number for each target column, for regression.
@@ -46,7 +46,7 @@ class Csv(Dataset):
             fractions are not; whole numbers may be either, so that it must be said.
         categorical: columns whose numbers are names, as postal codes; the target may be one.
         missing: what happens to a row with a missing value: an "error"; "drop" leaves the row out;
-            "mean" puts the column's mean in the place of a number, and no text in that of a text;
+            "mean" replaces a number by the column's mean, and a text by no text;
             "keep" leaves NaN among the features.  A missing target is an error or dropped.
         missing_values: texts that stand for a missing value.
         normalize: whether numbers are normalised.

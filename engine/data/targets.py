@@ -23,7 +23,7 @@ def target_of(
     classes: Sequence[str] | None = None,
     categorical: Sequence[str] = (),
 ) -> tuple[Array | None, Sequence[str] | None]:
-    """The target of every row, and the names of the classes; None where there are none.
+    """Return the target of every row, and the names of the classes; None where there are none.
 
     Args:
         targets: names of columns.
@@ -49,7 +49,7 @@ def target_of(
     for name, column in zip(targets, values, strict=True):
         if column is None:
             raise InputError(
-                f"{table.place(0, name)}: {table.cells(name)[0]!r} is no number; "
+                f"{table.place(0, name)}: {table.cells(name)[0]!r} is not a number; "
                 "a regression needs numbers, texts are for task='classification'"
             )
         columns.append(in_float32(name, column, column))
@@ -57,7 +57,7 @@ def target_of(
 
 
 def _told_by(table: Table, name: str, values: npt.NDArray[np.float64] | None) -> Task:
-    """What kind of target a column can only be."""
+    """Return the only kind of target that a column can be."""
     if values is None:
         return "classification"
     if np.any(values != np.rint(values)):
@@ -74,7 +74,7 @@ def classes_of_column(
     values: npt.NDArray[np.float64] | None,
     known: Sequence[str] | None,
 ) -> tuple[Array, Sequence[str]]:
-    """The label of every row (int64), and the names of the classes, in order.
+    """Return the label of every row (int64), and the names of the classes, in order.
 
     Args:
         values: the numbers of the column; None: it is of texts.
@@ -89,8 +89,8 @@ def classes_of_column(
         if broken.size:
             i = int(broken[0])
             raise InputError(
-                f"{table.place(i, name)}: {cells[i]!r} is no class: labels are texts or whole "
-                "numbers; task='regression' predicts amounts"
+                f"{table.place(i, name)}: {cells[i]!r} is not a class: labels are texts or "
+                "whole numbers; task='regression' predicts amounts"
             )
         cells = [str(int(value)) for value in values]
     found = sorted(set(cells), key=_rank)
@@ -112,7 +112,7 @@ def classes_of_column(
 
 
 def _rank(text: str) -> tuple[bool, int, str]:
-    """The place of a class among others: whole numbers by their value, then texts."""
+    """Return the sort key of a class: whole numbers by their value, then texts."""
     try:
         return False, int(text), text
     except ValueError:

@@ -27,10 +27,10 @@ class Texts(Dataset):
     """Windows of tokens for language models: samples (tokens, the next token of each), int64.
 
     The texts of all files follow one another.  A window has `length` tokens, the targets are the
-    same window one token later.  What does not fill a window at the end is left out.
+    same window one token later.  The rest at the end that does not fill a window is left out.
 
     Args:
-        source: a file, or a folder, of which all files *.txt and *.md at any depth are read.
+        source: a file, or a folder whose files *.txt and *.md at any depth are read.
         tokenizer: see `Tokens`; `ByteTokenizer()` needs no file.
         length: tokens of a window.
         stride: tokens from one window to the next, by default `length`.
@@ -81,7 +81,7 @@ class Texts(Dataset):
         return windows[:, :-1], windows[:, 1:]
 
     def _parts(self, share: float, seed: int, stratify: bool | None) -> tuple[Indices, Indices]:
-        """The end of the texts is the second part, and no window of the first reaches into it."""
+        """Split off the end of the texts; no window of the first part reaches into it."""
         if stratify:
             raise InputError("split: windows of texts have no classes to stratify by")
         part = arguments.real("share", share)
@@ -189,7 +189,7 @@ class LabelledTexts(Dataset):
 
 
 def read(path: str, encoding: str) -> str:
-    """The text of a file.
+    """Read the text of a file.
 
     Raises:
         FileError: it is missing or cannot be read.

@@ -14,7 +14,7 @@ from engine.data.packages import require
 from engine.errors import DTypeError, FileError, InputError
 from engine.signatures import Range, checked
 
-# What vocabularies call the token that fills up.
+# Names of the padding token in vocabularies.
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 
 
@@ -30,26 +30,26 @@ class ByteTokenizer:
     pad = 256
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is no UTF-8 becomes U+FFFD."""
+        """Return the text of tokens; invalid UTF-8 becomes U+FFFD."""
         return bytes(t for t in tokens if t < self.pad).decode(errors="replace")
 
 
 class Tokens:
-    """What a tokenizer of any kind makes of texts.
+    """The tokens of texts, from a tokenizer of any kind.
 
     Args:
         tokenizer: an object with a method `encode` that returns numbers, or an object that has
-            them as `ids`: those of the packages tokenizers and transformers, and `ByteTokenizer`.
+            them as `ids`: tokenizers of the packages tokenizers and transformers, `ByteTokenizer`.
             Or the path of a `tokenizer.json`, which needs tokenizers.
-        special: whether a tokenizer that adds tokens for the begin and the end of a text does so.
+        special: whether a tokenizer adds tokens for the start and the end of a text, if it can.
 
     Raises:
         DTypeError: it is none of these.
-        FileError, InputError: the file cannot be read, or is no tokenizer.
+        FileError, InputError: the file cannot be read, or is not a tokenizer.
         MissingPackageError: it is a path, and tokenizers is not installed.
     """
 
@@ -66,7 +66,7 @@ class Tokens:
         self._options = {"add_special_tokens": special} if known else {}
 
     def __call__(self, text: str) -> npt.NDArray[np.int64]:
-        """The tokens of a text.
+        """Return the tokens of a text.
 
         Raises:
             DTypeError: the tokenizer returned no numbers.
@@ -82,7 +82,7 @@ class Tokens:
 
     @property
     def pad(self) -> int:
-        """The token that fills up.
+        """Return the padding token.
 
         Raises:
             InputError: the tokenizer has none that is known.
@@ -101,7 +101,7 @@ class Tokens:
 
 
 def _from_file(path: str) -> Any:
-    """The tokenizer of a `tokenizer.json`."""
+    """Load the tokenizer of a `tokenizer.json`."""
     package = require("tokenizers", "text", "reading a tokenizer")
     try:
         with open(path, encoding="utf-8") as file:
@@ -118,13 +118,13 @@ def _from_file(path: str) -> Any:
 
 @checked(size=Range(high=1 << 24))
 def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
-    """A byte-level BPE tokenizer of the package tokenizers, learned of texts.
+    """Train a byte-level BPE tokenizer of the package tokenizers on texts.
 
     It knows every text, and pads with "<pad>", its token 0.  Its method `save(path)` writes a
     `tokenizer.json`.
 
     Args:
-        texts: to learn of.
+        texts: to learn from.
         size: of the vocabulary, at most.
 
     Raises:

@@ -28,8 +28,8 @@ HARMONICS = np.arange(1, 36)[:, None]
 TONES = 60  # that make noise, spread over its band
 LONGEST = 1.3  # tempo: how much longer than in SOUNDS a voice holds its sounds, at most
 
-# A setting: three formants in Hz, loudness of the voice, band of the noise in Hz, its loudness.
-# Behind it stands how long a sound keeps it, in seconds.
+# A setting: three formants in Hz, loudness of the voice, band of the noise in Hz, its loudness;
+# then the time in seconds for which a sound keeps it.
 SOUNDS: dict[str, tuple[tuple[float, ...], float]] = {
     "a": ((730, 1090, 2440, 1, 0, 0, 0), 0.14),
     "e": ((530, 1840, 2480, 1, 0, 0, 0), 0.12),
@@ -53,7 +53,7 @@ SOUNDS: dict[str, tuple[tuple[float, ...], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """Of one speaker.
+    """The voice of one speaker.
 
     pitch: in Hz.  throat: what the formants are multiplied by; above 1 it is shorter.
     tempo: what the lengths of sounds are multiplied by.
@@ -65,25 +65,25 @@ class Voice:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator) -> Voice:
-        """Of somebody, whoever it is."""
+        """Draw the voice of a random speaker."""
         return cls(rng.uniform(85, 255), rng.uniform(0.88, 1.18), rng.uniform(0.8, LONGEST))
 
     def varied(self, rng: np.random.Generator) -> Voice:
-        """As it says one word: the throat stays, pitch and tempo are never twice the same."""
+        """Vary the voice for one word: the throat stays, pitch and tempo change a little."""
         tempo = min(LONGEST, self.tempo * rng.uniform(0.92, 1.08))
         return Voice(self.pitch * rng.uniform(0.93, 1.07), self.throat, tempo)
 
 
 def speak(word: str, rng: np.random.Generator, voice: Voice | None = None) -> Floats:
-    """One second of a voice that says a word, at any place of it, with noise.
+    """Return one second of sound in which a voice says a word at some point, with noise.
 
     word: letters of `SOUNDS`; without any there is noise alone.
-    voice: by default that of somebody else each time.
+    voice: by default a different one each time.
 
     Returns float32[16000] within [-1, 1].
 
     Raises:
-        InputError: a letter is no sound, or the word is too long for a second.
+        InputError: a letter is not a sound, or the word is too long for a second.
     """
     for letter in arguments.text("word", word):
         if letter not in SOUNDS:
