@@ -135,12 +135,12 @@ def _docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _messages(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the strings of more than three words that are no docstrings, with their lines."""
+    """Yield the strings of more than two words that are no docstrings, with their lines."""
     lines = {node.body[0].lineno for node in _documented(source)}
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Constant(value=str(text)) if (
-                len(text.split()) > 3 and node.lineno not in lines
+                len(text.split()) > 2 and node.lineno not in lines
             ):
                 yield node.lineno, text
 

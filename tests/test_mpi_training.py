@@ -44,7 +44,7 @@ def test_a_command_under_mpirun_ends_as_a_whole(tmp_path: Path) -> None:
     words = ["-m", "engine.tools.cli", "train", "--model", str(model), "--data", str(table)]
     words += ["--label", "area", "--validation", "0", "-o", str(run), "--epochs", "100000"]
     stopped = _ended(words, run, lambda process, ids: process.send_signal(signal.SIGINT))
-    assert "to go on: edgegrad train --resume" in stopped.stderr
+    assert "to continue: edgegrad train --resume" in stopped.stderr
     assert stopped.returncode == 130
     before = RunFolder(run).last
     dead = _ended([*words, "--resume"], run, lambda process, ids: os.kill(ids[1], signal.SIGKILL))

@@ -173,7 +173,7 @@ class Texty:
         (3, DTypeError, r"expected a path or an object with encode\(\), got int"),
         (Texty(), DTypeError, r"encode\(\) of Texty returned list; expected a list of numbers"),
         ("none.json", FileError, "cannot read the tokenizer 'none.json': No such file"),
-        (__file__, InputError, "is no tokenizer: "),
+        (__file__, InputError, "is not a tokenizer: "),
     ],
 )
 def test_tokenizers_that_are_none(

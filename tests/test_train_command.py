@@ -208,7 +208,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(home: Path, tmp_path: 
     finally:
         process.kill()  # one that does not end would train for days
     assert process.returncode == 130, told
-    assert told.splitlines()[-1] == f"interrupted; to go on: edgegrad train --resume -o {out}"
+    assert told.splitlines()[-1] == f"interrupted; to continue: edgegrad train --resume -o {out}"
     assert "Traceback" not in told
     assert (out / "inference.onnx").exists()
 
@@ -359,7 +359,7 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
         (
             ["--model", "model.onnx", "--data", "photos", "--set", "epochs=3"],
             1,
-            "--set epochs: expected TABLE.KEY=VALUE, such as fit.epochs=3; did you mean fit.epochs?",
+            "expected TABLE.KEY=VALUE, such as fit.epochs=3; did you mean fit.epochs?",
         ),
         (["--model", "model.onnx", "--data", "photos", "--epochs", "0"], 1, "epochs = 0: expected"),
         (["--model", "model.onnx", "--data", "photos", "--epochs", "x"], 2, "--epochs"),

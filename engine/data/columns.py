@@ -143,7 +143,7 @@ class Table:
         cells = self.cells(name)
         if isinstance(known, Number):
             wrong = next(i for i, cell in enumerate(cells) if cell)
-            raise InputError(f"{self.place(wrong, name)}: {cells[wrong]!r} is no number")
+            raise InputError(f"{self.place(wrong, name)}: {cells[wrong]!r} is not a number")
         if known is not None:
             codes = [code(known, c, self.place(i, name)) if c else -1 for i, c in enumerate(cells)]
             return Texts(name, known.values, np.array(codes, np.intp))

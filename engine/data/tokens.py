@@ -109,11 +109,11 @@ def _from_file(path: str) -> Any:
     except OSError as error:
         raise FileError(f"cannot read the tokenizer {path!r}: {error.strerror or error}") from error
     except UnicodeError as error:
-        raise InputError(f"{path!r} is no tokenizer: {error}") from error
+        raise InputError(f"{path!r} is not a tokenizer: {error}") from error
     try:
         return package.Tokenizer.from_str(content)
     except Exception as error:  # the package raises plain Exceptions
-        raise InputError(f"{path!r} is no tokenizer: {error}") from error
+        raise InputError(f"{path!r} is not a tokenizer: {error}") from error
 
 
 @checked(size=Range(high=1 << 24))
