@@ -14,6 +14,7 @@ from engine.errors import InputError
 from engine.kernels.registry import ops, templates
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import parse
+from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Samples
 from engine.kernels.vocabulary.formula import elementwise
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -44,15 +45,19 @@ from engine.signatures import check_fields, checked
 
 __all__ = [
     "Body",
+    "ChannelsLast",
     "Field",
     "Grad",
     "Input",
+    "Layout",
     "Lowering",
+    "Movement",
     "Native",
     "Nodes",
     "Op",
     "Operand",
     "Program",
+    "Samples",
     "Site",
     "Target",
     "Template",

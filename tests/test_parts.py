@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 
 from engine import Trainer
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
+from engine.custom import Op, Samples, register, same_as, unregister
 from engine.errors import BudgetError, InputError, LabelError
+from engine.graphs.io import onnx_io
+from engine.graphs.offline.samples import Loss, MixedError, loss_of
 from tests.test_joined import DEEP, IDS, TIED, WORDS, content
 from tests.tiny import DROPPING, LABELS, NORMED, PLAIN, X, made, values
 
@@ -55,6 +59,30 @@ def test_samples_of_words_and_of_several_rows_are_kept_apart() -> None:
     whole, parted = made(text), made(text, micro_batches=4)
     assert parted.step(IDS, WORDS) == pytest.approx(whole.step(IDS, WORDS), rel=1e-5)
     close(parted, whole)
+
+
+@pytest.mark.parametrize("samples", [Samples.FIRST_AXIS, Samples.MIXED])
+def test_an_op_of_ones_own_holds_samples_as_it_declares(samples: Samples) -> None:
+    """Not as the op of ONNX that has its name."""
+    op = Op(
+        name="Softmax",
+        domain="my.ops",
+        infer=same_as(0),
+        expand=lambda nodes: (nodes.op("Neg", nodes.x(0)),),
+        samples=samples,
+    )
+    text = """<ir_version: 8, opset_import: ["": 17, "my.ops": 1]>
+        g (float[N,4] x) => (float y) { a = my.ops.Softmax(x) y = ReduceMean<keepdims = 0>(a) }"""
+    register(op)
+    try:
+        graph = onnx_io.load(parser.parse_model(text))
+        if samples is Samples.MIXED:
+            with pytest.raises(MixedError, match=r"\(Softmax\) is not known to keep samples apart"):
+                loss_of(graph, {"x": (6, 4)}, {"x": 1})
+        else:
+            assert loss_of(graph, {"x": (6, 4)}, {"x": 1}) == Loss(is_mean=True)
+    finally:
+        unregister(op)
 
 
 def test_what_mixes_samples_is_refused_by_name() -> None:

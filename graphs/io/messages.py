@@ -11,10 +11,12 @@ from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, InputError, ModelError
 from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
-from engine.kernels.vocabulary.op import Array, Dim, TensorType
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.facts import Movement
+from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 
 # Constants of these are kept as the next wider type, which holds the same values.  That makes no
-# difference to the ops of `_KEEP`, which move them or convert them to another type.
+# difference to ops that move them or convert them to another type.
 PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
 _FIELDS = {
     "f32": "float_data",
@@ -23,10 +25,9 @@ _FIELDS = {
     "u64": "uint64_data",
     "u32": "uint64_data",
 }  # of a constant that is no bytes: which field has its numbers, if not int32_data
-_KEEP = {
-    "Cast", "Concat", "DequantizeLinear", "Flatten", "Gather", "Identity", "Reshape", "Slice",
-    "Split", "Squeeze", "Transpose", "Unsqueeze",
-}  # fmt: skip
+
+
+_MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
 
 def value_type(v: ValueInfoProto) -> TensorType | None:
@@ -93,6 +94,12 @@ def unpack(t: TensorProto) -> Array:
     return values_of(t).astype(NUMPY[PACKED[t.data_type]])
 
 
+def _takes_packed(op: Op) -> bool:
+    """Whether an op moves integers of 4 bits, or makes another type of them."""
+    is_plain = op.movement in _MOVING or op.title == "Cast"
+    return not op.domain and (is_plain or op.name == "DequantizeLinear")
+
+
 def check_packed(graph: Graph, names: Iterable[str]) -> None:
     """Refuse nodes for which it makes a difference that constants of 4 bits are kept as bytes.
 
@@ -104,12 +111,14 @@ def check_packed(graph: Graph, names: Iterable[str]) -> None:
     packed = set(names)
     for node in graph.nodes if packed else ():
         found = [i for i in node.inputs if i in packed]
-        if found and (node.domain or node.op not in _KEEP):
+        op = ops().get((node.domain, node.op))
+        if found and not (op and _takes_packed(op)):
+            names = sorted(op.name for op in ops().values() if _takes_packed(op))
             raise DTypeError(
                 f"{node.op} {node.name!r} reads {found[0]!r} of 4 bits an element; "
-                f"supported: {', '.join(sorted(_KEEP))}"
+                f"supported: {', '.join(names)}"
             )
-        if found and node.op not in ("Cast", "DequantizeLinear"):
+        if found and op and op.movement in _MOVING:
             packed.update(node.outputs)
     if out := packed.intersection(graph.outputs):
         raise DTypeError(f"the output {min(out)!r} has 4 bits an element")

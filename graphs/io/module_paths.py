@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array
 from engine.paths import Paths
 
@@ -42,7 +43,6 @@ _OF_KERAS = {
     "weight": "kernel", "weight_ih": "kernel", "weight_hh": "recurrent_kernel",
     "running_mean": "moving_mean", "running_var": "moving_variance",
 }  # fmt: skip
-_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "DequantizeLinear"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,12 @@ def _is_weight(array: Array) -> bool:
     return kind in "fV" or (kind in "iu" and array.dtype.itemsize == 1)
 
 
+def _moves(node: Any) -> bool:
+    """Return whether a node only moves its first input, or makes floats of it."""
+    op = ops().get((node.domain, node.op_type))
+    return op is not None and (op.keeps_elements or op.name in ("Transpose", "DequantizeLinear"))
+
+
 def _user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None:
     """Return the first node that computes with a tensor, behind those that only move it."""
     found: _Reader | None = None
@@ -128,8 +134,8 @@ def _user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None
         using = readers.get(name)
         if not using:
             return found
-        found = next((r for r in using if r.node.op_type not in _MOVES), using[0])
-        if found.node.op_type not in _MOVES or found.place or not found.node.output:
+        found = next((r for r in using if not _moves(r.node)), using[0])
+        if not _moves(found.node) or found.place or not found.node.output:
             return found
         name = found.node.output[0]
     return found

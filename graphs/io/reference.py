@@ -9,13 +9,13 @@ import numpy as np
 
 from engine.graphs.io.onnx_io import node_proto
 from engine.graphs.ir.graph import Node
+from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array
 
-# These are not functions of their inputs alone, or may make large results of small inputs.
+# These have bodies, which read other values, or may make large results of small inputs.
 NEVER_FOLDED = {
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
-    "Multinomial", "Dropout", "If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand",
-    "Range", "Tile", "Resize", "Upsample", "Pad", "OneHot", "EyeLike",
+    "If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand", "Range", "Tile", "Resize",
+    "Upsample", "Pad", "OneHot", "EyeLike",
 }  # fmt: skip
 
 
@@ -24,7 +24,8 @@ def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | Non
 
     values: those of the inputs; None for an absent input.  It is slow: for small values only.
     """
-    if node.domain or node.op in NEVER_FOLDED:
+    op = ops().get((node.domain, node.op))
+    if node.domain or node.op in NEVER_FOLDED or (op is not None and op.is_random):
         return []
     from onnx.reference import ReferenceEvaluator
 

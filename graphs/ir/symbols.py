@@ -49,6 +49,8 @@ import numpy as np
 
 from engine.errors import EngineError, InternalError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
 _PRIMES = tuple(n for n in range(5, 400) if all(n % d for d in range(2, int(n**0.5) + 1)))
@@ -62,14 +64,6 @@ _SCANNED = 64  # numbers that are tried for each group in the parts that compute
 _PAIRED = 16  # and for each of two groups
 _MOST_CHOICES = 1 << 10  # that are tried of them
 _MOST_NODES = 1 << 15  # that are computed for them in all
-# Ops that move elements: what they make of sizes differs as these do, unless they leave them out.
-_MOVES = frozenset(
-    {
-        "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-        "Identity", "Pad", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Tile",
-        "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
 _COMPARES = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max"})
 
 Groups = tuple[tuple[str, ...], ...]
@@ -431,7 +425,7 @@ class _Trials:
                 continue
             nodes.append(node)
             taken.update(filter(None, node.outputs))
-            if node.op not in _MOVES and self.is_still(node):
+            if not _moves(node) and self.is_still(node):
                 wanted.append(node.outputs[0])
         if not wanted:
             return None
@@ -522,6 +516,16 @@ class _Trials:
             if all(name in o.constants and _same(value, o.constants[name]) for o in others)
         }
         return Inferred(types, constants)
+
+
+def _moves(node: Node) -> bool:
+    """Whether what a node makes of sizes differs as these do, unless it leaves them out.
+
+    One that converts them may make the same of different sizes, as a Cast to bool does.
+    """
+    op = ops().get((node.domain, node.op))
+    others = (Movement.COMPUTED, Movement.CONVERTED)
+    return op is not None and (op.movement not in others or 0 in op.type_only)
 
 
 def _choice(groups: Groups, numbers: Sequence[int]) -> Choice:

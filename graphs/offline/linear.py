@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from engine.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node, Subgraph
+from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import MS, Dim, TensorType
 from engine.paths import Paths
 
@@ -87,6 +88,11 @@ class Linear:
     packed: bool = False
 
 
+def _is_random(node: Node) -> bool:
+    op = ops().get((node.domain, node.op))
+    return op is not None and op.is_random
+
+
 class Layers:
     """The linear layers of a graph; `types` are those of all its values.
 
@@ -131,7 +137,7 @@ class Layers:
             self._known[name] = name in self.graph.initializers or (
                 maker is not None
                 and not any(isinstance(a, Subgraph) for a in maker.attrs.values())
-                and not maker.op.startswith(("Random", "Multinomial", "Bernoulli", "Dropout"))
+                and not _is_random(maker)
                 and all(self.is_constant(i) for i in maker.inputs if i)
             )
         return self._known[name]

@@ -22,12 +22,13 @@ from engine.graphs.offline.linear import Layers, Linear
 from engine.graphs.offline.lora import note_of
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.lora.note import DOWN, METADATA, UP
 from engine.runtime import mapping
 
 BLOCK = 1 << 22  # bytes of a weight that are merged at once
-_MOVING = {"Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 
 
 def merge(graph: Graph, dequantise: bool) -> list[str]:
@@ -124,7 +125,7 @@ class _Merging:
         readers = self.graph.consumers()
         return (
             root in self.graph.initializers
-            and all(node.op in _MOVING and not node.domain for node in way)
+            and all(map(_moves, way))
             and values.isdisjoint(self.graph.outputs)
             and all(mine.issuperset(readers.get(v, ())) for v in values)
         )
@@ -222,3 +223,9 @@ def _numbers(packed: Array, bits: int) -> Array:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return np.asarray(parts.reshape(packed.shape[0], -1), np.float64)
+
+
+def _moves(node: Node) -> bool:
+    """Whether a node only moves its first input, which `undone` can undo."""
+    op = ops().get((node.domain, node.op))
+    return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")

@@ -13,6 +13,8 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.half import has_halves, singles
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS
 
 FLOAT_PRODUCTS = {
@@ -103,7 +105,8 @@ def _integer_weights(graph: Graph) -> set[str]:
 
 
 def _moves(node: Node) -> bool:
-    return node.op in ("Transpose", "Reshape", "Identity")
+    op = ops().get((node.domain, node.op))
+    return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")
 
 
 def _shortened(names: Sequence[str]) -> str:

@@ -26,27 +26,9 @@ from engine.graphs.ir.sites import declaration
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.simplify import ancestors
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.paths import Paths
-
-_PAIRS = {"Add", "Sub"}
-_LINEAR = {
-    "Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Neg", "ReduceMean", "ReduceSum",
-}  # fmt: skip
-_FIRST = {  # samples are on axis 0, and what else is read belongs to no sample
-    "Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ConvTranspose",
-    "InstanceNormalization", "GroupNormalization", "FusedConv", "DepthToSpace", "SpaceToDepth",
-    "LRN", "LpPool", "GlobalLpPool",
-}  # fmt: skip
-_NORMS = {"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"}
-_PLACES = {
-    "Cast", "CastLike", "Identity", "Dropout", "Clip", "Gelu", "FastGelu", "QuickGelu", "Where",
-    "Not",
-}  # fmt: skip
-_SHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-_SAME_ROWS = {"Identity", "Cast", "CastLike"}
-_SIZED = {"Resize", "Upsample"}  # floats that they read are scales
-_WALKS = {"LSTM", "GRU", "RNN", "LSTMTraining", "GRUTraining"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +160,7 @@ class _Following:
             why = "depends on how many samples a batch has"
             if any(self.flows.get(o) != other.flows.get(o) for o in node.outputs):
                 raise self.mixed(node, why)
-            if node.op in _SIZED:
+            if self.samples_of(node) is Samples.RESIZED:  # floats that it reads are scales
                 continue
             for name in node.inputs:
                 a, b = self.constants.get(name), other.constants.get(name)
@@ -191,7 +173,7 @@ class _Following:
         """Whether a node computes with a constant, which is no size, axis or position."""
         if constant.dtype.kind == "f":
             return True
-        return node.op != "Expand" and self._is_elementwise(node)
+        return self.samples_of(node) is Samples.ELEMENTWISE
 
     def follow(self, node: Node) -> None:
         """Find out how the outputs of a node hold samples."""
@@ -208,16 +190,16 @@ class _Following:
         flows = [self.flows.get(name) for name in node.inputs]
         if any(isinstance(flow, Loss) for flow in flows):
             return self._of_loss(node, flows)
-        if node.op.startswith("SoftmaxCrossEntropyLoss"):
-            return self._cross_entropy(node)
-        rule = _RULES.get(node.op)
-        if rule is not None:
-            return rule(self, node)
-        if self._is_elementwise(node):
-            return self._elementwise(node)
-        if node.op in _FIRST:
-            return self._first(node)
-        raise self.mixed(node, "is not known to keep samples apart")
+        rule = _RULES.get(self.samples_of(node))
+        if rule is None:
+            raise self.mixed(node, "is not known to keep samples apart")
+        return rule(self, node)
+
+    def samples_of(self, node: Node) -> Samples:
+        """How a node holds the samples of its inputs."""
+        op = declaration(self.graph, node)
+        is_formula = op.expr is not None and op.samples is Samples.MIXED
+        return Samples.ELEMENTWISE if is_formula else op.samples
 
     def _is_same(self, name: str, axis: int, step: tuple[int, int]) -> bool:
         """Whether a constant is the same for all samples, if an axis holds them so (`Rows.step`).
@@ -239,54 +221,52 @@ class _Following:
 
     def _makes_same(self, node: Node, t: TensorType, axis: int, step: tuple[int, int]) -> bool:
         """As `_is_same`, of the output of a node, which has the type `t`."""
-        op, behind = node.op, t.rank - axis
+        op, behind, how = declaration(self.graph, node), t.rank - axis, self.samples_of(node)
         x = self.types[node.inputs[0]] if node.inputs and node.inputs[0] else t
-        if op == "Tile":
+        if how is Samples.TILED:
             times = t.dims[axis] // x.dims[axis]
             at_once = times > 1 and step[0] % x.dims[axis] == 0
             return at_once or (times == 1 and self._is_same(node.inputs[0], axis, step))
-        if op == "Expand" or (op != "Dropout" and self._is_elementwise(node)):
+        if op.is_random:
+            return False
+        if how in (Samples.EXPANDED, Samples.ELEMENTWISE):
+            names = node.inputs[:1] if how is Samples.EXPANDED else filter(None, node.inputs)
             return all(
                 self._is_same(name, self.types[name].rank - behind, step)
-                for name in (node.inputs[:1] if op == "Expand" else filter(None, node.inputs))
+                for name in names
                 if self.types[name].rank >= behind
             )
-        if op == "Transpose":
+        if how is Samples.TRANSPOSED:
             order = list(node.attrs.get("perm", range(t.rank)[::-1]))
             return self._is_same(node.inputs[0], order[axis], step)
-        if op in _SHAPES:
+        if how is Samples.KEPT:
             before, size = math.prod(t.dims[:axis]), t.dims[axis]
             return any(
                 math.prod(x.dims[:k]) == before and x.dims[k] == size
                 and self._is_same(node.inputs[0], k, step)
                 for k in range(x.rank)
             )  # fmt: skip
-        if op == "Gather":
+        if how is Samples.GATHERED:
             place, width = node.attrs.get("axis", 0) % x.rank, self.types[node.inputs[1]].rank
             if place <= axis < place + width:
                 return self._is_same(node.inputs[1], axis - place, step)
             at = axis if axis < place else axis - width + 1
             return self._is_same(node.inputs[0], at, step)
-        if op in ("Concat", "Softmax", *_NORMS):
-            last = 0 if op == "Concat" else -1
-            if axis == node.attrs.get("axis", last) % t.rank or (op in _NORMS and behind == 1):
-                return False
-            inputs = node.inputs if op == "Concat" else node.inputs[:1]
-            return all(self._is_same(name, axis, step) for name in inputs)
-        if op in ("Slice", "Split"):
-            steps = self._value(node, 4) if op == "Slice" else None
+        if how is Samples.CONCATENATED:
+            joins = axis == node.attrs.get("axis", 0) % t.rank
+            return not joins and all(self._is_same(name, axis, step) for name in node.inputs)
+        if how in (Samples.SOFTMAX, Samples.NORMALISED):
+            return axis not in self._normalised(node) and self._is_same(node.inputs[0], axis, step)
+        if how in (Samples.SLICED, Samples.SPLIT):
+            steps = self._value(node, 4) if how is Samples.SLICED else None
             forward = steps is None or bool(np.all(steps == 1))
             whole = x.dims[axis] == t.dims[axis] and forward
             return whole and self._is_same(node.inputs[0], axis, step)
-        if op == "ConstantOfShape":
+        if how is Samples.UNIFORM:
             return True
-        if op in ("MatMul", "Gemm") and behind == 2 and not node.attrs.get("transA"):
+        if how in (Samples.MATMUL, Samples.GEMM) and behind == 2 and not node.attrs.get("transA"):
             return self._is_same(node.inputs[0], x.rank - behind, step)
         return False
-
-    def _is_elementwise(self, node: Node) -> bool:
-        """Whether each element of the output is made of those at its place in the inputs."""
-        return node.op in _PLACES or declaration(self.graph, node).expr is not None
 
     # --- what is reduced
 
@@ -297,9 +277,11 @@ class _Following:
         (loss, *others) = kinds
         if others or not isinstance(loss, Loss):
             raise self.mixed(node, "joins values that are reduced in different ways")
-        if node.op in _LINEAR and isinstance(first, Loss):
+        how, op = self.samples_of(node), declaration(self.graph, node)
+        is_linear = op.keeps_elements or how in (Samples.MEAN, Samples.SUM)
+        if (is_linear or node.op == "Neg") and isinstance(first, Loss):
             return loss
-        if node.op in _PAIRS and (None not in flows or loss.is_mean):
+        if node.op in ("Add", "Sub") and (None not in flows or loss.is_mean):
             return loss
         if node.op == "Mul" and flows.count(None) == 1:
             return loss
@@ -307,7 +289,7 @@ class _Following:
             return loss
         raise self.mixed(node, "computes something of a loss over all samples that is not linear")
 
-    def _cross_entropy(self, node: Node) -> Flow:
+    def cross_entropy(self, node: Node) -> Flow:
         scores, labels = (self.flows.get(name) for name in node.inputs[:2])
         if not (isinstance(scores, Rows) and isinstance(labels, Rows)):
             raise self.mixed(node, "has scores or labels that belong to no sample")
@@ -335,7 +317,8 @@ class _Following:
     def reduce(self, node: Node) -> Flow:
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
         axes = node.attrs.get("axes")
-        if node.op.startswith("Arg"):
+        how = self.samples_of(node)
+        if how is Samples.REDUCED_AXIS:
             axes = [node.attrs.get("axis", 0)]
         elif axes is None and len(node.inputs) > 1 and node.inputs[1]:
             axes = self.constants[node.inputs[1]].tolist()
@@ -345,9 +328,9 @@ class _Following:
         if flow.axis not in gone:
             kept = node.attrs.get("keepdims", 1)
             return flow.to(flow.axis - (0 if kept else sum(a < flow.axis for a in gone)))
-        if node.op not in ("ReduceMean", "ReduceSum"):
+        if how not in (Samples.MEAN, Samples.SUM):
             raise self.mixed(node, "reduces the samples, to neither their mean nor their sum")
-        return Loss(is_mean=node.op == "ReduceMean")
+        return Loss(is_mean=how is Samples.MEAN)
 
     # --- what keeps samples apart
 
@@ -374,9 +357,10 @@ class _Following:
             if self.flows.get(name) is None and axis >= 0 and not self._is_same(name, axis, step):
                 raise self.mixed(node, f"has {name!r}, which is as long as the samples, but none")
 
-    def _elementwise(self, node: Node) -> Flow:
+    def elementwise(self, node: Node) -> Flow:
         """Samples that all operands have at the same axis, counted from the last."""
-        names = [n for k, n in enumerate(node.inputs) if n and (node.op != "CastLike" or k == 0)]
+        op = declaration(self.graph, node)
+        names = [n for k, n in enumerate(node.inputs) if n and k not in op.type_only]
         flows = {name: self.flows.get(name) for name in names}
         found = {
             (self.types[name].rank - flow.axis, flow.step)
@@ -390,10 +374,10 @@ class _Following:
         ((behind, step),) = found
         self._aligned(node, names, behind, step)
         first = flows[names[0]]
-        source = first.source if node.op in _SAME_ROWS and isinstance(first, Rows) else None
+        source = first.source if op.keeps_elements and isinstance(first, Rows) else None
         return Rows(self.types[node.outputs[0]].rank - behind, step[0], source, step[1])
 
-    def _first(self, node: Node) -> Flow:
+    def first(self, node: Node) -> Flow:
         flow = self._only(node)
         if flow.axis or flow.step != (1, 1):
             raise self.mixed(node, "has samples elsewhere than on its first axis")
@@ -515,33 +499,38 @@ class _Following:
         return None if found is None else np.asarray(found)
 
     def normed(self, node: Node) -> Flow:
-        flow, rank = self._only(node), self.types[node.inputs[0]].rank
-        if flow.axis >= node.attrs.get("axis", -1) % rank:
+        flow = self._only(node)
+        if flow.axis in self._normalised(node):
             raise self.mixed(node, "normalises over the samples")
         return flow.to(flow.axis)
 
-    def softmax(self, node: Node) -> Flow:
-        flow, rank = self._only(node), self.types[node.inputs[0]].rank
-        old = self.graph.opsets.get("", 1) < 13
-        axis = node.attrs.get("axis", 1 if old else -1) % rank
-        if flow.axis == axis or (old and flow.axis > axis):
-            raise self.mixed(node, "normalises over the samples")
-        return flow.to(flow.axis)
+    def _normalised(self, node: Node) -> range:
+        """The axes over which a node normalises."""
+        rank = self.types[node.inputs[0]].rank
+        is_softmax = self.samples_of(node) is Samples.SOFTMAX
+        is_old = is_softmax and self.graph.opsets.get("", 1) < 13
+        axis = node.attrs.get("axis", 1 if is_old else -1) % rank
+        return range(axis, axis + 1 if is_softmax and not is_old else rank)
 
     def aside(self, node: Node) -> Flow:
         """What is done along one axis, which is not that of the samples."""
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
-        axis = self._value(node, 1) if node.op == "CumSum" else node.attrs.get("axis", -1)
-        places = {rank - 1, rank - 2} if node.op == "Trilu" else {int(np.asarray(axis)) % rank}
+        how = self.samples_of(node)
+        given = how is Samples.INPUT_AXIS_APART
+        axis = self._value(node, 1) if given else node.attrs.get("axis", -1)
+        if how is Samples.MATRICES_APART:
+            places = {rank - 1, rank - 2}
+        else:
+            places = {int(np.asarray(axis)) % rank}
         if flow.axis in places:
             raise self.mixed(node, "works along the samples")
         return flow.to(flow.axis)
 
     def batch_norm(self, node: Node) -> Flow:
-        learns = node.op != "BatchNormalization" or node.attrs.get("training_mode")
-        if learns and not self.own_statistics:
+        learns = self.samples_of(node) is Samples.BATCH_STATISTICS
+        if (learns or node.attrs.get("training_mode")) and not self.own_statistics:
             raise self.mixed(node, "takes its statistics over all samples")
-        return self._first(node)
+        return self.first(node)
 
     def gather(self, node: Node) -> Flow:
         data, index = (self.flows.get(name) for name in node.inputs)
@@ -571,7 +560,7 @@ class _Following:
 
     def along(self, node: Node) -> Flow:
         """Joined or parted along another axis than that of the samples, or turn by turn."""
-        names = node.inputs[:1] if node.op == "Split" else node.inputs
+        names = node.inputs[:1] if self.samples_of(node) is Samples.SPLIT else node.inputs
         flows = [self.flows.get(name) for name in names]
         kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
         rank = self.types[names[0]].rank
@@ -643,21 +632,34 @@ def _agree(one: Array, two: Array) -> bool:
 
 
 _Rule = Callable[[_Following, Node], Flow | tuple[Flow, ...]]
-_RULES: dict[str, _Rule] = {
-    "Gemm": _Following.gemm, "MatMul": _Following.matmul, "Einsum": _Following.einsum,
-    "Transpose": _Following.moved,
-    "BatchNormalization": _Following.batch_norm,
-    "BatchNormInternal": _Following.batch_norm, "Gather": _Following.gather,
-    "GatherElements": _Following.picked,
-    "Concat": _Following.along, "Split": _Following.along, "Slice": _Following.sliced,
-    "Expand": _Following.spread, "Tile": _Following.spread, "Pad": _Following.padded,
-    "Resize": _Following.resized, "Upsample": _Following.resized,
-    "Softmax": _Following.softmax, "LogSoftmax": _Following.softmax,
-    **dict.fromkeys(("CumSum", "Hardmax", "TopK", "Trilu", "LpNormalization"), _Following.aside),
-    **dict.fromkeys(_SHAPES, _Following.reshaped),
-    **dict.fromkeys(_NORMS, _Following.normed),
-    **dict.fromkeys(_WALKS, _Following.walked),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _Following.reduce),
-    **{f"Reduce{kind}": _Following.reduce for kind in (
-        "Mean", "Sum", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
-}  # fmt: skip
+_RULES: dict[Samples, _Rule] = {
+    Samples.ELEMENTWISE: _Following.elementwise,
+    Samples.FIRST_AXIS: _Following.first,
+    Samples.KEPT: _Following.reshaped,
+    Samples.TRANSPOSED: _Following.moved,
+    Samples.EXPANDED: _Following.spread,
+    Samples.TILED: _Following.spread,
+    Samples.RESIZED: _Following.resized,
+    Samples.PADDED: _Following.padded,
+    Samples.CONCATENATED: _Following.along,
+    Samples.SPLIT: _Following.along,
+    Samples.SLICED: _Following.sliced,
+    Samples.GATHERED: _Following.gather,
+    Samples.GATHERED_EACH: _Following.picked,
+    Samples.AXIS_APART: _Following.aside,
+    Samples.INPUT_AXIS_APART: _Following.aside,
+    Samples.MATRICES_APART: _Following.aside,
+    Samples.NORMALISED: _Following.normed,
+    Samples.SOFTMAX: _Following.normed,
+    Samples.BATCH_NORM: _Following.batch_norm,
+    Samples.BATCH_STATISTICS: _Following.batch_norm,
+    Samples.MEAN: _Following.reduce,
+    Samples.SUM: _Following.reduce,
+    Samples.REDUCED: _Following.reduce,
+    Samples.REDUCED_AXIS: _Following.reduce,
+    Samples.GEMM: _Following.gemm,
+    Samples.MATMUL: _Following.matmul,
+    Samples.EINSUM: _Following.einsum,
+    Samples.RECURRENT: _Following.walked,
+    Samples.CROSS_ENTROPY: _Following.cross_entropy,
+}

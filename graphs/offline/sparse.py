@@ -40,6 +40,7 @@ from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
 from engine.graphs.offline.parameters import parameters
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
+from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import MS, op_keys
 from engine.paths import Paths
 from engine.sparse import SparseUpdate
@@ -56,7 +57,6 @@ _SKIP_NORMS = op_keys(
 _BIASED = op_keys(f"Conv ConvTranspose Gemm {MS}::FusedConv {MS}::FusedGemm")
 _RECURRENT = op_keys("LSTM GRU RNN")
 _BIASED_GELUS = op_keys(f"{MS}::BiasGelu {MS}::FastGelu")
-_MOVES = op_keys("Transpose Reshape Identity Cast Squeeze Unsqueeze Flatten")
 _ELEMENTWISE = op_keys("Add Sub Mul Div Where Concat Sum Pow")
 
 
@@ -218,7 +218,7 @@ def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
             if name not in source:
                 continue
             owner, axes = source[name]
-            if (node.domain, node.op) not in _MOVES:
+            if not _moves(node):
                 uses[owner].append(_Use(node, place, at, axes))
             elif at == 0:
                 source[node.outputs[0]] = (owner, _moved(node, axes))
@@ -239,6 +239,12 @@ def _fused(graph: Graph, known: set[str]) -> Graph:
     except EngineError:
         return graph  # what the model lacks is told when its artifacts are made
     return found
+
+
+def _moves(node: Node) -> bool:
+    """Whether a node only moves the elements of its first input, which `_moved` follows."""
+    op = ops().get((node.domain, node.op))
+    return op is not None and (op.keeps_elements or op.title == "Transpose")
 
 
 def _moved(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:

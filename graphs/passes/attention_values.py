@@ -16,11 +16,11 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.symbols import Inferred
+from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array, Dim
 
 Axes = tuple[tuple[str, ...], ...]
 ORDERS = ("batch heads rows", "batch rows heads", "rows batch heads")  # columns follow
-_SAME = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
 
 
 def _spelled(order: str, rows: str, heads: str) -> tuple[str, ...]:
@@ -96,7 +96,8 @@ class Values:
 
     def keeps(self, node: Node) -> bool:
         """Whether the output of a node is its first input, perhaps in another shape."""
-        if node.domain or node.op not in _SAME:
+        op = ops().get((node.domain, node.op))
+        if op is None or not op.keeps_elements:
             return False
         return self.types[node.inputs[0]].dtype == self.types[node.outputs[0]].dtype
 

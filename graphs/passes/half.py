@@ -12,15 +12,10 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.makes import where
 from engine.kernels.registry import ops
+from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 
 _HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
-# Ops that take half floats themselves, since they only move or convert them.
-_MOVES = {
-    "Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat",
-    "Split", "Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "Shape", "Size",
-    "Constant", "Pad", "BitCast", "CastLike",
-}  # fmt: skip
 MAKES = where({"": "Cast"})  # whatever ops the graph holds
 _TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
@@ -103,9 +98,14 @@ def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
 
 
 def _takes_halves(node: Node) -> bool:
-    """Whether a node takes f16: it only moves values, or has a formula (its kernel rounds)."""
+    """Whether a node takes f16: it moves values, has a formula (kernels round), or no kernel."""
     op = ops().get((node.domain, node.op))
-    return (not node.domain and node.op in _MOVES) or (op is not None and op.expr is not None)
+    return op is not None and (
+        op.movement is not Movement.COMPUTED
+        or op.expr is not None
+        or op.title == "BitCast"
+        or not (op.lower or op.expand)  # a constant, or the shape of a value
+    )
 
 
 def has_halves(graph: Graph) -> bool:

@@ -292,7 +292,7 @@ class _Walk:
         found = self.own_symbols(site, found)
         if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
             self.refuse_unknown(node, site)
-        if not (self.is_known(node) or (op.fold is not None and self.is_shape(node))):
+        if not self.is_known(node, op):
             return Made(found)
         if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in found):
             return Made(found)
@@ -342,19 +342,21 @@ class _Walk:
             inputs=tuple(dict.fromkeys(inputs)),
         )
 
-    def is_shape(self, node: Node) -> bool:
-        """Whether the node is Shape or Size, and the shape of its input is known."""
-        asks = node.op in ("Shape", "Size") and not node.domain
-        return asks and all(isinstance(d, int) for d in self.types[node.inputs[0]].shape)
+    def is_known(self, node: Node, op: Op | None = None) -> bool:
+        """Whether the inputs decide the outputs: they are constants of at most `FOLD_BYTES`.
 
-    def is_known(self, node: Node) -> bool:
-        """Whether all inputs are constants of at most `FOLD_BYTES`.
-
-        Of the second input of CastLike only the type is read, which is known.
+        Of inputs whose type alone is read the shape must be known.
         """
-        is_like = node.op == "CastLike" and not node.domain
-        known = [self.constants.get(i) for i in (node.inputs[:1] if is_like else node.reads())]
-        return all(v is not None and v.nbytes <= FOLD_BYTES for v in known)
+        type_only = op.type_only if op is not None else frozenset[int]()
+        if op is not None and type_only and op.fold is None:
+            return False
+        for k, name in enumerate(node.inputs):
+            if k in type_only:
+                if name and any(isinstance(d, str) for d in self.types[name].shape):
+                    return False
+            elif name and ((v := self.constants.get(name)) is None or v.nbytes > FOLD_BYTES):
+                return False
+        return True
 
     def reference(self, node: Node) -> list[Array]:
         """The outputs by onnx's reference; empty if an input is not known, or it cannot compute."""

@@ -12,14 +12,10 @@ import numpy as np
 
 from engine.element_types import NUMPY
 from engine.kernels.sizes import Size, SizedArray, array_of
+from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Op, Site
 
-_MOVES = frozenset(
-    {
-        "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split",
-        "Squeeze", "Tile", "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
+_MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -43,7 +39,7 @@ def fold_sizes(op: Op, site: Site) -> list[Array] | None:
     """
     if not any(isinstance(v, SizedArray) for v in site.values):
         return None
-    if op.name in _MOVES and not op.domain:
+    if op.movement in _MOVING and op.fold is not None:
         return _moved(op, site)
     return _computed(op, site) if op.expr is not None else None
 
@@ -57,7 +53,7 @@ def _moved(op: Op, site: Site) -> list[Array]:
     """The values of an op that only moves elements: where each goes is found by their places."""
     elements: list[Any] = []
     values = list(site.values)
-    for i in range(len(values) if op.name == "Concat" else 1):
+    for i in range(len(values) if op.movement is Movement.JOINED else 1):
         data = site.known(i, "an input")
         values[i] = np.arange(len(elements), len(elements) + data.size).reshape(data.shape)
         elements += _elements(data)

@@ -17,6 +17,7 @@ from typing import Any
 from engine.element_types import FLOATS
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr, substitute
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.formula import (
     attributed,
     elementwise,
@@ -312,6 +313,7 @@ OPS = (
         lower=_hardmax_lower,
         calls=(hardmax,),
         no_gradient=frozenset((0,)),
+        samples=Samples.AXIS_APART,
     ),
 )
 KERNELS = (hardmax,)

@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.element_types import NUMPY, OF_ONNX
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
@@ -50,6 +51,9 @@ OPS = (
         expand=_cast_like,
         becomes="Cast",
         no_gradient=frozenset({1}),
+        samples=Samples.ELEMENTWISE,
+        movement=Movement.CONVERTED,
+        type_only=frozenset((1,)),
     ),
     Op(
         name="BitCast",

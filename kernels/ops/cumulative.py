@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import (
     NUMBER,
     Body,
@@ -183,6 +184,7 @@ OPS = (
             grad=grad,
             attrs=WAYS,
             no_gradient=frozenset((1,)),
+            samples=Samples.INPUT_AXIS_APART,
         )
         for name, grad in (("CumSum", _sum_grad), ("CumProd", _prod_grad))
     ),

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine import limits
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Nodes, Op, Site, TensorType
 
 _ELLIPSIS = [chr(c) for c in range(0x100, 0x140)]  # letters for the axes `...` stands for
@@ -312,5 +313,6 @@ OPS = (
         expand=_expand,
         becomes=f"Expand MatMul Mul ReduceSum Reshape Transpose {MS}::FusedMatMul",
         grad=_grad,
+        samples=Samples.EINSUM,
     ),
 )

@@ -19,12 +19,12 @@ from engine.element_types import OF_ONNX, ONNX_CODE, REALS
 from engine.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_formulas
 from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.facts import Layout, Movement
 from engine.kernels.vocabulary.formula import elementwise, fold, infer, one_dtype
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
     Grad,
-    Layout,
     Lowering,
     Nodes,
     Op,
@@ -344,7 +344,14 @@ OPS = (
         grad=_clip_grad,
         no_gradient=frozenset((1, 2)),
     ),
-    Op(name="Cast", infer=infer, fold=fold, expr=_cast_expr, grad=_cast_grad),
+    Op(
+        name="Cast",
+        infer=infer,
+        fold=fold,
+        expr=_cast_expr,
+        grad=_cast_grad,
+        movement=Movement.CONVERTED,
+    ),
     elementwise("ReluGrad", "where(y > 0, dy, 0)", inputs="dy y", domain=MS, gradient_of="Relu"),
     elementwise(
         "SigmoidGrad", "dy * (y * (1 - y))", inputs="dy y", domain=MS, gradient_of="Sigmoid"

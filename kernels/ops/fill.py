@@ -18,6 +18,7 @@ from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.ops.movement import bits, copy, strided_copy
 from engine.kernels.ops.shape import types_of, unknown
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     NUMBER,
@@ -195,6 +196,8 @@ OPS = (
         lower=_filled_lower,
         calls=MAP_KERNELS,
         no_gradient=frozenset((0,)),
+        samples=Samples.UNIFORM,
+        movement=Movement.FILLED,
     ),
     Op(
         name="Range",
@@ -222,6 +225,7 @@ OPS = (
         grad=_trilu_grad,
         attrs={"upper": 1},
         no_gradient=frozenset((1,)),
+        samples=Samples.MATRICES_APART,
     ),
 )
 KERNELS = (count_up, triangle)

@@ -25,6 +25,7 @@ from engine.kernels.loops.fold import FOLD_KERNELS, lower_logsumexp
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.softmax import BLOCK, SOFTMAX_KERNELS, softmax
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import (
     MS,
@@ -461,6 +462,7 @@ OPS = (
         lower=lambda lowering: _lower_loss(lowering, None, scores=True),
         calls=CROSS_ENTROPY_KERNELS,
         grad=_cross_entropy_grad,
+        samples=Samples.CROSS_ENTROPY,
     ),
     Op(
         name="NegativeLogLikelihoodLoss",
@@ -483,6 +485,7 @@ OPS = (
         lower=lambda lowering: _lower_loss(lowering, 3, scores=True),
         calls=CROSS_ENTROPY_KERNELS,
         no_gradient=frozenset((1, 2, 3)),
+        samples=Samples.CROSS_ENTROPY,
     ),
     Op(
         name="SoftmaxCrossEntropyLossGrad",

@@ -18,6 +18,7 @@ from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
 from engine.kernels.ops.epilogue import IN_GEMM, activate, parameters, plain_attributes
 from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Dim,
@@ -297,6 +298,7 @@ OPS = (
         calls=GEMM_KERNELS,
         grad=_gemm_grad,
         accumulates=(0,),
+        samples=Samples.GEMM,
     ),
     Op(
         name="FusedGemm",
@@ -318,6 +320,7 @@ OPS = (
         calls=GEMM_KERNELS,
         grad=_matmul_grad,
         accumulates=(0,),
+        samples=Samples.MATMUL,
     ),
     Op(
         name="FusedMatMul",

@@ -23,6 +23,7 @@ from engine.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.map import collapse
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
@@ -369,6 +370,8 @@ OPS = (
         grad=_transpose_grad,
         infer=lambda site: (site.type(0).but([site.type(0).shape[p] for p in _perm(site)]),),
         fold=lambda site: (site.known(0, "the input").transpose(_perm(site)),),
+        samples=Samples.TRANSPOSED,
+        movement=Movement.MOVED,
     ),
     Op(
         name="Expand",
@@ -377,6 +380,8 @@ OPS = (
         grad=_expand_grad,
         expr=lambda site: ("in", 0),
         no_gradient=frozenset((1,)),
+        samples=Samples.EXPANDED,
+        movement=Movement.MOVED,
     ),
     Op(
         name="Tile",
@@ -386,6 +391,8 @@ OPS = (
         grad=_tile_grad,
         no_gradient=frozenset((1,)),
         fold=lambda site: (np.tile(site.known(0, "the input"), _repeats(site)),),
+        samples=Samples.TILED,
+        movement=Movement.MOVED,
     ),
     Op(
         name="ToChannelsLast",

@@ -26,6 +26,7 @@ from engine.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
 from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.formula import fold, infer
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
@@ -155,6 +156,7 @@ def _random(name: str, infer: Callable[..., Any], table: dict[str, Pair], **attr
         calls=(draw,),
         type_only=frozenset((0,)),
         no_gradient=frozenset((0,)),
+        is_random=True,
     )
 
 
@@ -281,6 +283,7 @@ OPS = (
         expand=_bernoulli,
         becomes="Cast Less RandomUniformLike",
         no_gradient=frozenset((0,)),
+        is_random=True,
     ),
     Op(
         name="Multinomial",
@@ -289,6 +292,7 @@ OPS = (
         becomes="ArgMax Cast Log Neg RandomUniform Reshape Sub",
         no_gradient=frozenset((0,)),
         attrs={"dtype": 6, "sample_size": 1},
+        is_random=True,
     ),
     Op(
         name="Dropout",
@@ -299,6 +303,8 @@ OPS = (
         becomes="Cast ConstantOfShape GreaterOrEqual Identity Not Or RandomUniformLike Shape "
         f"{MS}::DropoutGrad {OURS}::RandomMask",
         no_gradient=frozenset((1, 2)),
+        samples=Samples.ELEMENTWISE,
+        is_random=True,
     ),
     Op(
         name="DropoutGrad",
@@ -324,6 +330,7 @@ OPS = (
         calls=(draw,),
         type_only=frozenset((0,)),
         no_gradient=frozenset((0,)),
+        is_random=True,
     ),
 )
 KERNELS = (draw,)

@@ -19,6 +19,7 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import axes_of, i64s
+from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -194,5 +195,7 @@ OPS = (
         fold=_fold,
         attrs={"mode": "constant"},
         no_gradient=frozenset((1, 2, 3)),
+        samples=Samples.PADDED,
+        movement=Movement.FILLED,
     ),
 )

@@ -21,10 +21,10 @@ from engine.kernels.loops.quantised import (
     quantised_rows,
 )
 from engine.kernels.ops.index.gather import wide_index
+from engine.kernels.vocabulary.facts import ChannelsLast
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
-    ChannelsLast,
     Dim,
     Grad,
     Kind,

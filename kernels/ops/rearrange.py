@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.kernels.ops.shape import i64s, normal_axes, unsqueeze
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -286,6 +287,7 @@ OPS = (
         expand=_to_space,
         attrs={"mode": "DCR"},
         becomes=f"Div Mul Reshape Transpose {_SIZES}",
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="SpaceToDepth",
@@ -293,6 +295,7 @@ OPS = (
         expand=_to_depth,
         attrs={"mode": "DCR"},
         becomes=f"Div Mul Reshape Transpose {_SIZES}",
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="ReverseSequence",

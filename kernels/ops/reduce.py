@@ -23,6 +23,7 @@ from engine.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.shape import axes_of, normal_axes, unsqueeze, with_axes
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -208,7 +209,7 @@ def _prod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     return (grad.op("Where", is_zero, only, grad.op("Div", none, safe)), None)
 
 
-def _reduction(name: str, grad: Any, **more: Any) -> Op:
+def _reduction(name: str, grad: Any, samples: Samples = Samples.REDUCED, **more: Any) -> Op:
     return Op(
         name=name,
         infer=_infer,
@@ -219,13 +220,14 @@ def _reduction(name: str, grad: Any, **more: Any) -> Op:
         attrs={"keepdims": 1, "noop_with_empty_axes": 0},
         fold=_fold if name in _NUMPY else None,
         accumulates=(0,) if _NUMPY.get(name) is np.sum else (),
+        samples=samples,
         **more,
     )
 
 
 OPS = (
-    _reduction("ReduceSum", _sum_grad),
-    _reduction("ReduceMean", _mean_grad),
+    _reduction("ReduceSum", _sum_grad, Samples.SUM),
+    _reduction("ReduceMean", _mean_grad, Samples.MEAN),
     _reduction("ReduceMax", _extreme_grad),
     _reduction("ReduceMin", _extreme_grad),
     _reduction("ReduceProd", _prod_grad),
@@ -234,5 +236,13 @@ OPS = (
     _reduction("ReduceLogSum", _log_sum_grad),
     _reduction("ReduceLogSumExp", _logsumexp_grad),
     _reduction("ReduceSumSquare", _square_grad),
-    _reduction("ReduceSumTraining", None, domain=MS, inputs=(2, 2), outputs=1, training_only=True),
+    _reduction(
+        "ReduceSumTraining",
+        None,
+        Samples.SUM,
+        domain=MS,
+        inputs=(2, 2),
+        outputs=1,
+        training_only=True,
+    ),
 )

@@ -18,6 +18,7 @@ import numpy as np
 from engine.element_types import OF_NUMPY
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.sizes import array
+from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -197,6 +198,8 @@ def _view(
         name=name,
         infer=infer,
         is_view=True,
+        movement=Movement.KEPT,
+        samples=Samples.KEPT,
         attrs=attrs,
         grad=view_grad,
         no_gradient=frozenset((1,)),
@@ -266,18 +269,22 @@ OPS = (
         grad=_identity_grad,
         fold=lambda site: (site.known(0, "the input"),),
         calls=MAP_KERNELS,  # where an output of the graph needs bytes of its own
+        samples=Samples.ELEMENTWISE,
+        movement=Movement.KEPT,
     ),
     Op(
         name="Shape",
         infer=lambda site: (TensorType("i64", (len(_shape_range(site)),)),),
         fold=_shape_fold,
         no_gradient=frozenset((0,)),
+        type_only=frozenset((0,)),
     ),
     Op(
         name="Size",
         infer=lambda site: (TensorType("i64", ()),),
         no_gradient=frozenset((0,)),
         fold=lambda site: (array(site.type(0).size, np.int64),),
+        type_only=frozenset((0,)),
     ),
     Op(name="Constant", infer=lambda site: types_of(*_constant_fold(site)), fold=_constant_fold),
     Op(

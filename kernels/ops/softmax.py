@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import (
     MS,
@@ -250,6 +251,7 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
             lower=_forward(kind),
             calls=SOFTMAX_KERNELS,
             grad=_grad(name),
+            samples=Samples.SOFTMAX,
         ),
         Op(
             name=f"{name}Grad",

@@ -19,6 +19,7 @@ from engine.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, unknown
+from engine.kernels.vocabulary.facts import Layout, Movement, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MANY,
@@ -26,7 +27,6 @@ from engine.kernels.vocabulary.op import (
     Array,
     Dim,
     Grad,
-    Layout,
     Lowering,
     Nodes,
     Op,
@@ -316,7 +316,16 @@ _SPLIT = (_split_infer, _split_lower, _split_fold)
 _AXIS_0: dict[str, Any] = {"attrs": {"axis": 0}}
 
 OPS = (
-    _op("Concat", _concat_infer, _concat_lower, _concat_fold, grad=_concat_grad, layout=Layout.ANY),
+    _op(
+        "Concat",
+        _concat_infer,
+        _concat_lower,
+        _concat_fold,
+        grad=_concat_grad,
+        layout=Layout.ANY,
+        samples=Samples.CONCATENATED,
+        movement=Movement.JOINED,
+    ),
     Op(
         name="ConcatTraining",
         domain=MS,
@@ -336,6 +345,8 @@ OPS = (
         no_gradient=frozenset((1,)),
         layout=Layout.ANY,
         **_AXIS_0,
+        samples=Samples.SPLIT,
+        movement=Movement.MOVED,
     ),
     _op(
         "SplitTraining",
@@ -346,6 +357,7 @@ OPS = (
         training_only=True,
         layout=Layout.ANY,
         **_AXIS_0,
+        movement=Movement.MOVED,
     ),
     _op(
         "Slice",
@@ -355,6 +367,8 @@ OPS = (
         grad=_slice_grad,
         no_gradient=frozenset((1, 2, 3, 4)),
         layout=Layout.ANY,
+        samples=Samples.SLICED,
+        movement=Movement.MOVED,
     ),
     _op(
         "SliceGrad",

@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from engine.element_types import FLOATS
 from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.terms import Formulas
 from engine.runtime.states import State
@@ -320,23 +320,6 @@ class Update:
     has_step: bool = True
 
 
-class Layout(Enum):
-    """The layouts of images in which an op works."""
-
-    PLAIN = "all inputs and outputs are plain"
-    ANY = "either layout; inputs and outputs share it"
-    ANY_BROADCAST = "as ANY, where inputs of other shapes are broadcast"
-    ANY_INPUT = "either layout, which the inputs share; the outputs are not images"
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelsLast:
-    """The inputs and the outputs of an op that must be channels-last; the others are plain."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One ONNX operator.
@@ -374,6 +357,10 @@ class Op:
     expr: the scalar formula of an elementwise op over its inputs.
     layout: how images that it reads and makes are stored: one rule for all, or those that must be
         channels-last.
+    movement: which elements of its inputs the outputs have.
+    samples: how the outputs hold the samples of a batch.  An op with a formula that does not say it
+        holds them as ELEMENTWISE.
+    is_random: computing it a second time gives other numbers.
     type_only: inputs whose type alone is read, never their bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
     is_identity: in the forward pass output 0 is input 0, and nothing else happens.  Files hold the
@@ -407,6 +394,9 @@ class Op:
     is_view: bool = False
     expr: Callable[[Site], Expr | Formulas] | None = None
     layout: Layout | ChannelsLast = Layout.PLAIN
+    movement: Movement = Movement.COMPUTED
+    samples: Samples = Samples.MIXED
+    is_random: bool = False
     type_only: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
     is_identity: bool = False
@@ -428,6 +418,11 @@ class Op:
     def differentiable(self) -> bool:
         """Whether a gradient can flow through the op: by its rule, or through its expansion."""
         return self.grad is not None or (self.expand is not None and 0 not in self.no_gradient)
+
+    @property
+    def keeps_elements(self) -> bool:
+        """Whether output 0 has the elements of input 0 in their order, of whatever type."""
+        return self.movement in (Movement.KEPT, Movement.CONVERTED)
 
     @property
     def is_for_training(self) -> bool:

@@ -21,16 +21,8 @@ from engine.kernels.ops.conv.convolution import (
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
 from engine.kernels.ops.epilogue import IN_CONV, activate, parameters, plain_attributes
-from engine.kernels.vocabulary.op import (
-    MS,
-    ChannelsLast,
-    Grad,
-    Lowering,
-    Nodes,
-    Op,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.facts import ChannelsLast, Samples
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Nodes, Op, Site, TensorType
 
 
 def _lower(lowering: Lowering) -> None:
@@ -127,6 +119,7 @@ OPS = (
         calls=CONVOLVE_KERNELS,
         grad=_grad,
         layout=ChannelsLast((0,), (0,)),
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="FusedConv",
@@ -141,6 +134,7 @@ OPS = (
         expand=_expand_fused,
         becomes=f"Add Conv {' '.join(IN_CONV)}",
         layout=ChannelsLast((0,), (0,)),
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="ConvGrad",

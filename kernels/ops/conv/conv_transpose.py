@@ -20,17 +20,8 @@ from engine.kernels.ops.conv.convolution import (
     convolve_back,
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_bias, lower_weights
-from engine.kernels.vocabulary.op import (
-    MS,
-    ChannelsLast,
-    Dim,
-    Grad,
-    Kind,
-    Lowering,
-    Op,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.facts import ChannelsLast, Samples
+from engine.kernels.vocabulary.op import MS, Dim, Grad, Kind, Lowering, Op, Site, TensorType
 
 
 def _lower(lowering: Lowering) -> None:
@@ -110,6 +101,7 @@ OPS = (
         calls=CONVOLVE_BACK_KERNELS,
         grad=_grad,
         layout=ChannelsLast((0,), (0,)),
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="ConvTransposeGrad",

@@ -24,6 +24,7 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
@@ -398,6 +399,8 @@ OPS = (
         attrs=AXIS_0,
         grad=_gather_rule,
         no_gradient=frozenset((1,)),
+        samples=Samples.GATHERED,
+        movement=Movement.MOVED,
     ),
     Op(
         name="GatherGrad",
@@ -421,6 +424,8 @@ OPS = (
         attrs=AXIS_0,
         infer=lambda site: (site.type(0).but(site.type(1).shape),),
         no_gradient=frozenset((1,)),
+        samples=Samples.GATHERED_EACH,
+        movement=Movement.MOVED,
     ),
     Op(
         name="OneHot",

@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.kernels.ops.index.gather import walk_axis
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import (
     ANY,
     NUMBER,
@@ -286,6 +287,7 @@ def _arg(name: str) -> Op:
         calls=(arg_extreme,),
         no_gradient=frozenset((0,)),
         attrs={"axis": 0, "keepdims": 1, "select_last_index": 0},
+        samples=Samples.REDUCED_AXIS,
     )
 
 
@@ -298,6 +300,7 @@ OPS = (
         grad=_top_grad,
         no_gradient=frozenset((1,)),
         attrs={"axis": -1, "largest": 1, "sorted": 1},
+        samples=Samples.AXIS_APART,
     ),
     _arg("ArgMax"),
     _arg("ArgMin"),

@@ -39,6 +39,7 @@ from engine.kernels.ops.index.scatter_gradients import scatter_rule
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import unsqueeze
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.kernel import (
     ANY,
     MOVED,
@@ -467,6 +468,7 @@ OPS = (
         no_gradient=frozenset((1,)),
         infer=lambda site: (site.type(0).but(_gathered(site, site.type(0), site.type(1))),),
         attrs={"batch_dims": 0},
+        movement=Movement.MOVED,
     ),
     Op(
         name="GatherNDGrad",

@@ -22,6 +22,7 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.norm.channels import GRADIENT_SUMS
 from engine.kernels.ops.shape import reduce_sum
 from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -274,6 +275,7 @@ OPS = (
         expand=_expand,
         becomes=_NORMAL,
         grad=_grad,
+        samples=Samples.BATCH_NORM,
     ),
     Op(
         name="BatchNormInternal",
@@ -287,6 +289,7 @@ OPS = (
         becomes=f"{_NORMAL} {MS}::InPlaceAccumulatorV2",
         grad=_grad,
         no_gradient=frozenset((3, 4)),
+        samples=Samples.BATCH_STATISTICS,
     ),
     Op(  # BatchNormInternal in a joined graph, which moves the statistics with the parameters
         name="BatchNormHeld",

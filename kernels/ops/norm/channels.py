@@ -24,6 +24,7 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Layout
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -40,7 +41,6 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import (
     OURS,
-    Layout,
     Lowering,
     Op,
     Operand,

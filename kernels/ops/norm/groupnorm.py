@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from engine.kernels.ops.norm.batchnorm import across
 from engine.kernels.ops.shape import with_axes
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType, normal_axis
 
 
@@ -155,6 +156,7 @@ OPS = (
         infer=_images("", lambda s: False),
         expand=_instance,
         becomes=_STANDARD,
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="GroupNormalization",
@@ -163,6 +165,7 @@ OPS = (
         expand=_group,
         becomes=_STANDARD,
         infer=_images("num_groups", lambda site: site.opset < 21),
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="GroupNorm",
@@ -188,6 +191,7 @@ OPS = (
         infer=_infer_lp,
         expand=_lp,
         becomes="Div Equal ReduceL1 ReduceL2 Where",
+        samples=Samples.AXIS_APART,
     ),
     Op(
         name="LRN",
@@ -195,5 +199,6 @@ OPS = (
         infer=_infer_response,
         expand=_response,
         becomes="Add AveragePool Div Mul Pow Reshape Shape Transpose",
+        samples=Samples.FIRST_AXIS,
     ),
 )

@@ -19,6 +19,7 @@ from typing import Any
 from engine.kernels.loops.fold import RUN
 from engine.kernels.ops.norm.channels import channel_sums_join
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share
 from engine.kernels.vocabulary.op import (
     MS,
@@ -343,6 +344,7 @@ OPS = (
         expand=_expand,
         becomes="Expand Shape LayerNormalization",
         grad=_grad,
+        samples=Samples.NORMALISED,
     ),
     Op(
         name="SimplifiedLayerNormalization",
@@ -355,6 +357,7 @@ OPS = (
         expand=_expand,
         becomes="Expand Shape SimplifiedLayerNormalization",
         grad=_grad,
+        samples=Samples.NORMALISED,
     ),
     Op(
         name="RMSNormalization",
@@ -363,6 +366,7 @@ OPS = (
         infer=_infer,
         expand=_rms,
         becomes="SimplifiedLayerNormalization",
+        samples=Samples.NORMALISED,
     ),
     Op(
         name="Standardize",

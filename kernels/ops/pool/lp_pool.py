@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.kernels.loops.window import kernel_shape, out_dims
 from engine.kernels.ops.shape import with_axes
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import OURS, Grad, Nodes, Op, Site, TensorType
 
 
@@ -73,6 +74,7 @@ OPS = (
         grad=_grad,
         becomes=f"Abs Mul Pow Sqrt {OURS}::SumPool",
         attrs={"p": 2, "auto_pad": "NOTSET", "ceil_mode": 0},
+        samples=Samples.FIRST_AXIS,
     ),
     Op(
         name="GlobalLpPool",
@@ -81,5 +83,6 @@ OPS = (
         grad=_grad,
         becomes="Abs Mul Pow ReduceSum Sqrt",
         attrs={"p": 2},
+        samples=Samples.FIRST_AXIS,
     ),
 )

@@ -32,11 +32,11 @@ from engine.kernels.ops.pool.pool_kernels import (
     pool_mean,
     pool_mean_grad,
 )
+from engine.kernels.vocabulary.facts import ChannelsLast, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
-    ChannelsLast,
     Grad,
     Kind,
     Lowering,
@@ -225,7 +225,16 @@ TAKES: dict[str, Kind] = {"strides": "ints", "pads": "ints", "dilations": "ints"
 WINDOW: dict[str, Any] = {"takes": TAKES, "needs": {"kernel_shape": "ints"}}
 X1, X2 = frozenset((1,)), frozenset((2,))  # where gradients are told X, whose shape they return
 OPS = (
-    _op("MaxPool", _infer, _lower_max, (pool_max, *MAP_KERNELS), _grad_max, attrs=MAX, outs=2),
+    _op(
+        "MaxPool",
+        _infer,
+        _lower_max,
+        (pool_max, *MAP_KERNELS),
+        _grad_max,
+        attrs=MAX,
+        outs=2,
+        samples=Samples.FIRST_AXIS,
+    ),
     _op(
         "MaxPool",
         _infer,
@@ -255,7 +264,15 @@ OPS = (
         )
         for d in ("", OURS)
     ),
-    _op("AveragePool", _infer, _lower_mean, (pool_mean,), _grad_mean, attrs=MEAN),
+    _op(
+        "AveragePool",
+        _infer,
+        _lower_mean,
+        (pool_mean,),
+        _grad_mean,
+        attrs=MEAN,
+        samples=Samples.FIRST_AXIS,
+    ),
     *(
         _op(
             "AveragePoolGrad",
@@ -296,7 +313,14 @@ OPS = (
         type_only=X1,
         **WINDOW,
     ),
-    _op("GlobalMaxPool", _infer_global, _lower_global, (pool_max,), _grad_global_max),
+    _op(
+        "GlobalMaxPool",
+        _infer_global,
+        _lower_global,
+        (pool_max,),
+        _grad_global_max,
+        samples=Samples.FIRST_AXIS,
+    ),
     _op(
         "GlobalMaxPoolGrad",
         _infer_global_grad,
@@ -308,5 +332,12 @@ OPS = (
         gradient_of="GlobalMaxPool",
         ins=2,
     ),
-    _op("GlobalAveragePool", _infer_global, _lower_global, (pool_mean,), _grad_global_mean),
+    _op(
+        "GlobalAveragePool",
+        _infer_global,
+        _lower_global,
+        (pool_mean,),
+        _grad_global_mean,
+        samples=Samples.FIRST_AXIS,
+    ),
 )

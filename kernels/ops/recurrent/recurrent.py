@@ -36,6 +36,7 @@ from engine.kernels.ops.recurrent.sequence import (
     Walk,
     shape_of,
 )
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
@@ -333,6 +334,7 @@ def _forms(
             expand=_training(kind),
             becomes=f"{MS}::{kind}Training {OURS}::{kind}Training",
             fold=_never,
+            samples=Samples.RECURRENT,
         ),
         *(
             op
@@ -351,6 +353,7 @@ def _forms(
                     calls=(*calls, *WALK_KERNELS),
                     grad=rule,
                     no_gradient=frozenset({4}),
+                    samples=Samples.RECURRENT,
                 ),
                 Op(
                     name=f"{kind}Grad",
@@ -382,6 +385,7 @@ OPS = (
         grad=_rnn_rule,
         no_gradient=frozenset({4}),
         fold=_never,
+        samples=Samples.RECURRENT,
     ),
     Op(
         name="RNNGrad",

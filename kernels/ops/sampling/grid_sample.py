@@ -29,9 +29,9 @@ from engine.kernels.ops.sampling.taps import (
     sample_dx,
 )
 from engine.kernels.ops.shape import i64s
+from engine.kernels.vocabulary.facts import ChannelsLast
 from engine.kernels.vocabulary.op import (
     OURS,
-    ChannelsLast,
     Dim,
     Grad,
     Lowering,

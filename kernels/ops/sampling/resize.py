@@ -21,11 +21,11 @@ from engine.element_types import FLOATS
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.sampling.resample import Table, lower_resample, resample
+from engine.kernels.vocabulary.facts import ChannelsLast, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
     Array,
-    ChannelsLast,
     Dim,
     Grad,
     Lowering,
@@ -366,6 +366,7 @@ OPS = (
         grad=_grad,
         layout=IMAGE,
         no_gradient=frozenset((1, 2, 3)),
+        samples=Samples.RESIZED,
     ),
     *(
         Op(
@@ -391,5 +392,6 @@ OPS = (
         expand=_upsample,
         becomes="Resize",
         no_gradient=frozenset((1,)),
+        samples=Samples.RESIZED,
     ),
 )

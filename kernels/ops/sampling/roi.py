@@ -24,16 +24,8 @@ from engine.kernels.ops.sampling.roi_kernels import (
     roi_max,
     roi_max_grad,
 )
-from engine.kernels.vocabulary.op import (
-    OURS,
-    ChannelsLast,
-    Grad,
-    Lowering,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.facts import ChannelsLast
+from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.runtime.words import Packed
 
 MODES = {"avg": 0, "max": 1}

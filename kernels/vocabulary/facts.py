@@ -1,0 +1,73 @@
+"""Facts that an op declares of itself: what passes may know of it without asking for its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Layout(Enum):
+    """The layouts of images in which an op works."""
+
+    PLAIN = "all inputs and outputs are plain"
+    ANY = "either layout; inputs and outputs share it"
+    ANY_BROADCAST = "as ANY, where inputs of other shapes are broadcast"
+    ANY_INPUT = "either layout, which the inputs share; the outputs are not images"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsLast:
+    """The inputs and the outputs of an op that must be channels-last; the others are plain."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Movement(Enum):
+    """Which elements of its inputs the outputs of an op have."""
+
+    COMPUTED = "not said: the outputs are computed"
+    KEPT = "output 0 has the elements of input 0 in their order"
+    CONVERTED = "as KEPT, in another element type"
+    MOVED = "every element of the outputs is one of input 0"
+    JOINED = "every element of the outputs is one of the inputs"
+    FILLED = "as MOVED, with a constant elsewhere"
+
+
+class Samples(Enum):
+    """How an op holds the samples of a batch, which its inputs hold along an axis.
+
+    Where no other input is named, input 0 alone has samples.
+    """
+
+    MIXED = "not said: it is taken to mix them"
+    ELEMENTWISE = "an element of an output is made of those at its place in the inputs"
+    UNIFORM = "all elements of the output are equal"
+    FIRST_AXIS = "on axis 0 of input 0, as of the outputs"
+    KEPT = "as many elements lie before them as before, and as many are in each"
+    TRANSPOSED = "on the axis to which `perm` moves theirs"
+    EXPANDED = "on the same axis, counted from the last; other axes are made longer"
+    TILED = "as EXPANDED; where it is their axis, the output goes through them several times"
+    RESIZED = "on an axis that stays as long as it is"
+    PADDED = "on an axis that is not padded"
+    CONCATENATED = "on an axis of all inputs that is not `axis`, or in turns along `axis`"
+    SPLIT = "as CONCATENATED, parted"
+    SLICED = "on an axis of which nothing is left out"
+    GATHERED = "in the data or in the indices, on an axis that is not picked from"
+    GATHERED_EACH = "in the data and in the indices, on the same axis, which is not `axis`"
+    AXIS_APART = "on another axis than `axis`, along which the op works"
+    INPUT_AXIS_APART = "on another axis than input 1, along which the op works"
+    MATRICES_APART = "on another axis than the last two, whose matrices the op works on"
+    NORMALISED = "on an axis before `axis`, from which on the op normalises"
+    SOFTMAX = "on another axis than `axis`, or before it where later axes count as one"
+    BATCH_NORM = "as FIRST_AXIS, and mixed in training mode"
+    BATCH_STATISTICS = "as FIRST_AXIS, and mixed"
+    MEAN = "on an axis that stays, or the mean of the samples is made"
+    SUM = "on an axis that stays, or the sum of the samples is made"
+    REDUCED = "on an axis that stays"
+    REDUCED_AXIS = "on another axis than `axis`, which is reduced"
+    GEMM = "on the rows of the first matrix"
+    MATMUL = "on a batch axis, or on an axis of one operand that the product keeps"
+    EINSUM = "along a letter that all operands and the result have"
+    RECURRENT = "on the axis of the batch, which `layout` says"
+    CROSS_ENTROPY = "on axis 0 of scores and labels; a loss over them is made"
