@@ -11,7 +11,7 @@
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
 # make wheels       the sdist and the wheels of all platforms, in dist/
 # make examples     the applications of examples/, whole, and their table; example-NAME: one of them
-# make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
+# make bench        the benches that ARGS names; their list without   (PEERS=path/to/python adds the peers installed there)
 # make bench-table  the table of training steps, MobileNetV2's among them, at 1 and 2 threads   (PEERS: as above)
 # make bench-cores  inner loops on cores of ARM, by LLVM's analyser; writes docs/cores.md
 #
@@ -72,26 +72,25 @@ pictures: $(VENV)/.dev
 	$(BIN)/python -m engine.tools.dev.pictures
 
 builds: $(VENV)/.dev
-	$(BIN)/python -m bench.builds $(ARGS)
+	$(BIN)/python -m bench builds --page $(ARGS)
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python -m engine.tools.wheels $(ARGS)
 
 examples: $(VENV)/.dev
-	$(BIN)/python -m bench.examples --out examples/README.md $(ARGS)
+	$(BIN)/python -m bench examples --page $(ARGS)
 
 example-%: $(VENV)/.dev
-	$(BIN)/python -m bench.examples $* $(ARGS)
+	$(BIN)/python -m bench examples $* $(ARGS)
 
 bench: $(VENV)/.dev
-	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \
-		--benchmark-columns=min,median,iqr,rounds --benchmark-sort=name $(ARGS)
-
-bench-table: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m bench $(ARGS)
 
+bench-table: $(VENV)/.dev
+	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m bench steps $(ARGS)
+
 bench-cores: $(VENV)/.dev
-	$(BIN)/python -m bench.cores --document docs/cores.md $(ARGS)
+	$(BIN)/python -m bench cores --page $(ARGS)
 
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.torch $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
@@ -104,7 +103,7 @@ $(OLDEST)/.installed: pyproject.toml | $(OLDEST)/bin/python
 		print(*(d.split(",")[0].replace(">=", "==") for d in project["dependencies"]), sep="\n")' \
 		> $(OLDEST)/oldest.txt
 	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --editable . \
-		--requirement $(OLDEST)/oldest.txt hypothesis onnxruntime pytest pytest-benchmark pytest-xdist
+		--requirement $(OLDEST)/oldest.txt hypothesis onnxruntime pytest pytest-xdist
 	@touch $@
 
 $(BIN)/python $(OLDEST)/bin/python: %/bin/python:

@@ -1,140 +1,141 @@
-"""The table of training steps, with other libraries beside it where a Python has them.
+"""Benches: subjects, what is measured of them, and the machine.
 
-    python -m bench [WORKLOAD ...] [--threads N ...] [--time S] [--json FILE]
-                    [--peers PYTHON ...] [--kinds KIND ...]
+    python -m bench                                  the list of benches
+    python -m bench NAME --list                      the subjects and options of one
+    python -m bench NAME [SUBJECT ...] [NAME ...]    measure; a pattern such as "resnet*" is several
+                    [--format text|markdown|json] [--page] [options of the bench]
 
-It is `edgegrad bench`, and adds for each peer its step and its ratio: the median of its turns over
-that of ours, of processes that take turns.  A PYTHON has onnxruntime-training-cpu, torch or both,
-and is asked which; by default it is that of EDGEGRAD_BENCH_PEERS.  bench/peer.py says what the
-kinds are; ort and torch are the usual ones.
+Without a subject a bench measures the usual ones.  The exit status is 1 where something is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import fnmatch
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
-from engine.errors import EngineError, InputError
-from engine.runtime import config
-from engine.tools.benchmark import measure
-from engine.tools.trimmed.progress import Progress
-from engine.tools.workloads import USUAL, WORKLOADS
+from bench.measuring import ROOT
+from bench.rows import WRONG, Bench, Cells, benches, find, module_names
+from bench.tables import FORMATS, Table, about, write_json
+from engine.errors import EngineError, InputError, nearest
 
-SCRIPT = Path(__file__).with_name("peer.py")
-KINDS = {  # by the module that a Python must have
-    "ort": "onnxruntime.training", "torch": "torch", "torch-plain": "torch",
-    "torch-compiled": "torch",
-}  # fmt: skip
-USUAL_KINDS = ("ort", "torch")
-_ASK = """
-import importlib.util, sys
-for kind, module in zip(sys.argv[1::2], sys.argv[2::2]):
-    try:
-        print(kind) if importlib.util.find_spec(module) else None
-    except ImportError:
-        pass
-"""
+COMMAND = "python -m bench"
 
 
-class Peer:
-    """A process of another library that trains."""
-
-    def __init__(self, name: str, ask: IO[str], answers: IO[str]) -> None:
-        self._name, self._ask, self._answers = name, ask, answers
-
-    def train(self, steps: int) -> list[float]:
-        """Take so many steps; the seconds of all divided among them.
-
-        Raises:
-            EngineError: the process has ended.
-        """
-        begin = time.perf_counter()
-        try:
-            print(steps, file=self._ask, flush=True)
-            answer = self._answers.readline()
-        except BrokenPipeError:
-            answer = ""
-        if answer != "done\n":
-            raise EngineError(f"the process of {self._name} ended before its steps did")
-        return [(time.perf_counter() - begin) / steps] * steps
-
-
-def opener(
-    python: str, kind: str
-) -> Callable[[str, Path, int], AbstractContextManager[measure.Runner]]:
-    """What opens a runner of a kind by a Python."""
-
-    @contextmanager
-    def open_(workload: str, folder: Path, threads: int) -> Iterator[measure.Runner]:
-        command = [python, str(SCRIPT), kind, workload, str(folder), str(threads)]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            yield Peer(kind, process.stdin, process.stdout)
-            process.stdin.close()
-
-    return open_
-
-
-def peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure.Peers:
-    """The kinds of peers that some Pythons have, each by the first that has it.
+def chosen(words: Sequence[str]) -> list[tuple[Bench, list[str]]]:
+    """Return the benches that words name, each with the subjects after its name.
 
     Raises:
-        InputError: one cannot run, or has none.
+        InputError: there is no such bench, or no such subject.
     """
-    found: dict[str, str] = {}
-    for python in pythons:
-        words = [word for kind in kinds for word in (kind, KINDS[kind])]
-        try:
-            done = subprocess.run(
-                [python, "-c", _ASK, *words], capture_output=True, text=True, check=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise InputError(f"--peers {python}: cannot run it ({error})") from error
-        has = done.stdout.split()
-        if not has:
-            wanted = " nor ".join(dict.fromkeys(KINDS[kind] for kind in kinds))
-            raise InputError(f"--peers {python}: has no {wanted}")
-        for kind in has:
-            found.setdefault(kind, python)
-    return [(kind, opener(found[kind], kind)) for kind in kinds if kind in found]
+    found: list[tuple[Bench, list[str]]] = []
+    modules = set(module_names())
+    for word in words:
+        if not found or word.partition(".")[0] in modules:
+            found.append((find(word), []))
+            continue
+        bench, names = found[-1]
+        names += [word] if bench.subjects is None else matching(bench, word)
+    return [(bench, names or usual(bench)) for bench, names in found]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table, and write it as JSON if asked to."""
-    parser = argparse.ArgumentParser("python -m bench", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
-    parser.add_argument("--time", type=float, default=measure.SECONDS, metavar="S")
-    parser.add_argument("--batch", type=int, default=0, metavar="N")
-    parser.add_argument("--peers", nargs="*", metavar="PYTHON")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=USUAL_KINDS, metavar="KIND",
-                        help=", ".join(KINDS))  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    named = [config.switch("BENCH_PEERS")] if args.peers is None else args.peers
-    try:
-        found = measure.measure(
-            args.workloads or USUAL,
-            args.threads,
-            args.time,
-            args.batch,
-            peers(list(filter(None, named)), args.kinds),
-            Progress(),
+def matching(bench: Bench, word: str) -> list[str]:
+    """Return the subjects of a bench that a word names, or as a pattern fits.
+
+    Raises:
+        InputError: there is none.
+    """
+    known = bench.all_subjects()
+    if word in known:
+        return [word]
+    if names := fnmatch.filter(known, word):
+        return names
+    raise InputError(f"bench {bench.name} has no subject {word!r}{nearest(word, known)}")
+
+
+def usual(bench: Bench) -> list[str]:
+    """Return the subjects that are measured where none is named.
+
+    Raises:
+        InputError: the bench has none of its own.
+    """
+    if bench.subjects is None and not bench.usual:
+        raise InputError(f"bench {bench.name} needs a subject: {bench.what}")
+    return list(bench.usual or bench.all_subjects())
+
+
+def parser_of(given: Sequence[Bench]) -> argparse.ArgumentParser:
+    """Return the parser of all that benches take."""
+    text = __doc__ or ""
+    if given:
+        text = "\n\n".join(
+            dict.fromkeys(sys.modules[each.measure.__module__].__doc__ or "" for each in given)
         )
-        if args.json is not None:
-            found.write(args.json)
+    parser = argparse.ArgumentParser(
+        COMMAND, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME", help="benches, and subjects of each")
+    parser.add_argument("--list", action="store_true", help="what there is; measure nothing")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    if any(each.page for each in given):
+        parser.add_argument("--page", action="store_true", help="write the page of the bench")
+        parser.add_argument("--document", type=Path, help="write the page to this file")
+    options = {option.name: option for each in given for option in each.options}
+    for option in options.values():
+        parser.add_argument(f"--{option.name}", **option.words)
+    return parser
+
+
+def show(given: Sequence[Bench]) -> None:
+    """Print what there is: all benches, or the subjects and options of some."""
+    every = {each.name: each for each in given} or benches()
+    width = max(map(len, every))
+    for name, each in every.items():
+        print(f"{name:{width}}  {each.what}")
+        if given:
+            print(*(f"    {subject}" for subject in each.all_subjects()), sep="\n")
+            print(*(f"    --{o.name:18} {o.what}" for o in each.options), sep="\n")
+
+
+def measure(bench: Bench, names: Sequence[str], options: Namespace) -> Table:
+    """Measure subjects of a bench, printing each row as soon as it is known."""
+    subjects = bench.all_subjects()
+    found: dict[str, list[Cells]] = {name: [] for name in names}
+    with Table(bench.name, bench.titles(options), names, options.format) as table:
+        for name in names:
+            for cells in bench.measure(subjects.get(name, name), options):
+                table.add(name, cells)
+                found[name].append(cells)
+                if bench.page is not None and (options.page or options.document):
+                    bench.page(found, options.document or ROOT / bench.document)
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        modules = set(module_names())
+        named = [find(word) for word in words if word.partition(".")[0] in modules]
+        options = parser_of(named).parse_args(words)
+        if options.list or not options.words:
+            show(named)
+            return 0
+        runs = chosen(options.words)
+        if options.format != "json":
+            print(f"{about()}\n")
+        tables = [measure(bench, names, options) for bench, names in runs]
     except EngineError as error:
-        raise SystemExit(f"python -m bench: {error}") from None
-    print(found, end="")
+        print(f"{COMMAND}: {error}", file=sys.stderr)
+        return 1
+    if options.format == "json":
+        print(write_json(tables))
+    cells = (cell for table in tables for row in table.rows for cell in row)
+    return int(any(isinstance(cell, str) and cell.startswith(WRONG) for cell in cells))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

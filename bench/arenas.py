@@ -1,9 +1,7 @@
 """Arenas: the work memory of plans, stage by stage, beside what no order and no placement can beat.
 
-python -m bench.arenas [WORKLOAD ...] [--threads 1 2] [--goldens FOLDER] [--budgets 70 50 0]
-
 A row is a plan of a workload at its usual batch: of the training model, of a training step that
-updates (joined), or of the eval model; with --goldens, of the golden traces in a folder, at batch
+updates (joined), or of the eval model; golden traces, whose names begin with `golden/`, have batch
 8.  With --budgets, also of training steps that update within budgets, which leave so many percent
 of the work memory that they take without one; 0 is the least budget that is enough.  All figures
 but the last are MB (10^6 bytes) of work values that live at once, where pairs that share bytes
@@ -20,15 +18,16 @@ count once:
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bench.programs import written
+from bench.rows import THREADS, WRONG, Bench, Cells, Option
 from engine.api import CheckpointState
 from engine.errors import BudgetError, EngineError
 from engine.graphs.planner import pipeline
@@ -38,6 +37,7 @@ from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import least_peak, order
 from engine.kernels.target import host
 from engine.runtime.plan import Plan
+from engine.tools.dev import zoo
 from engine.tools.workloads import WORKLOADS
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -62,9 +62,11 @@ class Row:
         """The arena over what no placement can beat."""
         return self.arena / self.groups if self.groups else 1.0
 
-    def __str__(self) -> str:
-        columns = (self.least, self.graph, self.ordered, self.groups, self.arena)
-        return " ".join(f"{n / 1e6:10.3f}" for n in columns) + f" {self.over:8.4f}"
+    @property
+    def cells(self) -> Cells:
+        """The cells of the row, in MB."""
+        sizes = (self.least, self.graph, self.ordered, self.groups, self.arena)
+        return [*(n / 1e6 for n in sizes), self.over]
 
 
 def row(make: Callable[[], Plan]) -> Row:
@@ -131,8 +133,8 @@ def _plan(
 
 def budget_rows(
     folder: Path, threads: int, shapes: Sequence[tuple[int, ...]] | int, percents: Sequence[int]
-) -> Iterator[str]:
-    """Lines for training steps within budgets: the columns `groups`, `arena` and `over`.
+) -> Iterator[Cells]:
+    """Yield rows of training steps within budgets: the columns `groups`, `arena` and `over`.
 
     percents: of the work memory without a budget, what each budget leaves; 0 is the least one.
     """
@@ -144,49 +146,54 @@ def budget_rows(
         least = error.least
     for percent in percents:
         budget = free.nbytes - work + work * percent // 100 if percent else least
+        title = f"within {percent} %" if percent else "least"
         if budget < least:
-            yield f"  {percent} % is less than the least budget"
+            yield title, threads, *[None] * 6, "less than the least budget"
             continue
         plan = _plan(folder, "joined", threads, shapes, budget)
         arena, bound = plan.region_bytes("work"), plan.lower_bound
-        yield f"{bound / 1e6:43.3f} {arena / 1e6:10.3f} {arena / bound:8.4f}"
+        yield title, threads, *[None] * 3, bound / 1e6, arena / 1e6, arena / bound, None
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--goldens", type=Path)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[], metavar="PERCENT")
-    parser.add_argument("names", nargs="*")
-    given = parser.parse_args()
-    columns = ("least", "graph", "ordered", "groups", "arena")
-    print(f"{'':34}" + " ".join(f"{name:>10}" for name in columns) + f" {'over':>8}")
-
-    def show(name: str, folder: Path, shapes: Sequence[tuple[int, ...]] | int) -> None:
-        """Print the rows of a folder of artifacts."""
-        for kind in KINDS:
-            for threads in given.threads:
-                try:
-                    made = str(row_of(folder, kind, threads, shapes))
-                except EngineError as error:
-                    made = f"  {error}"
-                print(f"{name:22} {kind:9} {threads} {made}", flush=True)
-        for threads in given.threads if given.budgets else ():
-            lines = budget_rows(folder, threads, shapes, given.budgets)
-            for percent, line in zip(given.budgets, lines, strict=True):
-                title = f"{percent} %" if percent else "least"
-                print(f"{name:22} {title:9} {threads} {line}", flush=True)
-
-    for name in given.names or ([] if given.goldens else WORKLOADS):
-        with tempfile.TemporaryDirectory() as folder:
-            workload = WORKLOADS[name]
-            workload.write(Path(folder))
-            show(name, Path(folder), [array.shape for array in workload.batch()])
-    for folder in sorted(given.goldens.iterdir()) if given.goldens else ():
-        if (folder / "training_model.onnx").exists():
-            show(folder.name, folder, 8)
+def subjects() -> Mapping[str, Path | str]:
+    """Return the workloads, and the folders of golden traces."""
+    return {name: name for name in WORKLOADS} | {f"golden/{f.name}": f for f in zoo.goldens()}
 
 
-if __name__ == "__main__":
-    main()
+def measure(subject: Path | str, options: Namespace) -> Iterator[Cells]:
+    """Yield the rows of a workload at its usual batch, or of a golden trace."""
+    if isinstance(subject, Path):
+        yield from rows_of(subject, 8, options)
+        return
+    shapes = [array.shape for array in WORKLOADS[subject].batch()]
+    with written(subject) as folder:
+        yield from rows_of(folder, shapes, options)
+
+
+def rows_of(
+    folder: Path, shapes: Sequence[tuple[int, ...]] | int, options: Namespace
+) -> Iterator[Cells]:
+    """Yield the rows of a folder of artifacts."""
+    for kind in KINDS:
+        for threads in options.threads:
+            try:
+                yield kind, threads, *row_of(folder, kind, threads, shapes).cells, None
+            except EngineError as error:
+                yield kind, threads, *[None] * 6, f"{WRONG}: {error}"
+    for threads in options.threads if options.budgets else ():
+        yield from budget_rows(folder, threads, shapes, options.budgets)
+
+
+BENCHES = (
+    Bench(
+        "arenas",
+        "the work memory of plans beside what no order and no placement can beat, in MB",
+        subjects,
+        ("plan", "threads", "least:.3f", "graph:.3f", "ordered:.3f", "groups:.3f", "arena:.3f",
+         "over:.4f", "remark"),
+        measure,
+        usual=tuple(WORKLOADS),
+        options=(THREADS, Option("budgets", (), "percents of work memory; 0: the least", int)),
+        small="mlp --threads 1",
+    ),
+)  # fmt: skip

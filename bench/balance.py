@@ -1,7 +1,5 @@
 """How evenly a training step is shared by more threads than this machine has cores: a model.
 
-    python -m bench.balance [WORKLOAD ...] [--threads N ...] [--kernels N]
-
 Plans for so many threads run here, and each thread's own processor time is taken for each step, so
 that it does not matter how many of them run at once.  Between two barriers the busiest thread
 decides: `busiest / mean` is the sum of the busiest ones by that of the means.  `work` is the
@@ -9,25 +7,26 @@ processor time of all threads by that of a plan for one thread: what sharing add
 what follows for a machine with as many cores, if barriers cost nothing and memory is no limit.
 `serial` is the share of the work in steps that one thread does alone.
 
-Below stand the kernels that lose most by imbalance at the most threads: their share of the loss,
-and on how many threads their steps put work, at most.  Times carry this machine's noise: shares of
+`balance.kernels` has the kernels that lose most by imbalance: their share of the loss, and on how
+many threads their steps put work, at most.  Times carry this machine's noise: shares of
 some microseconds are uneven by chance.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import tempfile
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
-from engine.api import CheckpointState, Module, Optimizer
+from bench.programs import Training, written
+from bench.rows import Bench, Cells, Option
 from engine.profiling.profile import StepTime
 from engine.runtime import timing
 from engine.tools.workloads import WORKLOADS
@@ -117,48 +116,54 @@ def balance(steps: Sequence[StepTime]) -> Balance:
     )
 
 
-def measure(folder: Path, threads: int) -> Balance:
-    """Of the training step of artifacts, whose folder has a batch."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    module = Module(folder / "training_model.onnx", state, threads=threads)
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    with np.load(folder / "batch.npz") as batch:
-        x, y = batch["x"], batch["y"]
-    return balance(module.profile(x, y, optimizer=optimizer, repeats=REPEATS).steps)
+def of_workload(folder: Path, threads: int) -> Balance:
+    """Return the balance of the training step of artifacts, whose folder has a batch."""
+    with mock.patch.object(timing, "Clock", ProcessorTime):
+        made = Training(folder, threads)
+        profile = made.module.profile(made.x, made.y, optimizer=made.optimizer, repeats=REPEATS)
+    return balance(profile.steps)
 
 
-def lines(name: str, threads: Sequence[int], kernels: int) -> Iterator[str]:
-    """Rows of the table, and the kernels that lose most at the most threads."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = WORKLOADS[name].write(Path(place))
-        alone = measure(folder, 1)
-        for count in threads:
-            found = measure(folder, count)
-            yield (
-                f"| {name} | {count} | {found.barriers} | {found.work / alone.work:.2f} | "
-                f"{found.ratio:.2f} | {100 * found.serial / found.work:.1f} % | "
-                f"{alone.work / found.busiest:.1f} |"
-            )
-    total = sum(loss.seconds for loss in found.losses)
-    for loss in found.losses[:kernels]:
-        yield f"    {loss.kernel}: {loss.seconds / total:.0%} of the loss, {loss.threads} threads"
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads."""
+    with written(name) as folder:
+        alone = of_workload(folder, 1)
+        for threads in options.threads:
+            found = of_workload(folder, threads)
+            serial = 100 * found.serial / found.work
+            work, speed_up = found.work / alone.work, alone.work / found.busiest
+            yield threads, found.barriers, work, found.ratio, serial, speed_up
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.balance", description=__doc__)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(NAMES))
-    parser.add_argument("--threads", nargs="+", type=int, default=THREADS)
-    parser.add_argument("--kernels", type=int, default=8, help="that lose most; 0 for none")
-    args = parser.parse_args(argv)
-    timing.Clock = ProcessorTime  # type: ignore[misc]  # what stopwatches of this process read
-    print("| workload | threads | barriers | work | busiest / mean | serial | speed-up |")
-    print("|---|---|---|---|---|---|---|")
-    for name in args.workloads or NAMES:
-        for line in lines(name, args.threads, args.kernels):
-            print(line, flush=True)
-    return 0
+def measure_kernels(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield the kernels that lose most, for each number of threads."""
+    with written(name) as folder:
+        for threads in options.threads:
+            losses = of_workload(folder, threads).losses
+            total = sum(loss.seconds for loss in losses)
+            for loss in losses[: options.kernels]:
+                yield threads, loss.kernel, 100 * loss.seconds / total, loss.threads
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+SHARED = Option("threads", THREADS, "numbers of threads, more than the machine has cores")
+BENCHES = (
+    Bench(
+        "balance",
+        "how evenly more threads than this machine has cores share a step: a model",
+        {name: name for name in WORKLOADS},
+        ("threads", "barriers", "work:.2f", "busiest / mean:.2f", "% serial:.1f", "speed-up:.1f"),
+        measure,
+        usual=NAMES,
+        options=(SHARED,),
+        small="mlp --threads 2",
+    ),
+    Bench(
+        "balance.kernels",
+        "the kernels that lose most by imbalance",
+        {name: name for name in WORKLOADS},
+        ("threads", "kernel", "% of the loss:.0f", "on threads"),
+        measure_kernels,
+        usual=NAMES,
+        options=(SHARED, Option("kernels", 8, "how many")),
+    ),
+)

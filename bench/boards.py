@@ -1,7 +1,5 @@
 """What a training step should take on a Raspberry Pi 5: a model, made of counts; no measurement.
 
-    python -m bench.boards [WORKLOAD ...] [--batch N] [--counted N ...]
-
 A program that trains a workload on one thread runs under qemu, whose plugin counts how often each
 block of instructions is executed.  llvm-mca says how many cycles a block takes on a Neoverse-N1,
 the sibling of the board's Cortex-A76, with its data in the first-level cache.  Counts are straight
@@ -18,9 +16,9 @@ Needs the Debian packages qemu-user, gcc-aarch64-linux-gnu, llvm-19 and binutils
 
 from __future__ import annotations
 
-import argparse
 import re
 import tempfile
+from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +26,8 @@ from pathlib import Path
 
 from bench.instructions import Program, compile_plugin, program
 from bench.machine_code import Block, Instruction, cycles, disassemble
+from bench.rows import Bench, Cells, Option
+from engine.errors import InputError
 from engine.kernels.work import work
 from engine.tools.trimmed import plans
 from engine.tools.trimmed.targets import resolve
@@ -83,23 +83,14 @@ class Found:
     seconds: float
     memory_seconds: float
 
-    def row(self) -> str:
-        """A line of the table."""
-        published = PUBLISHED.get(self.workload)
-        cells = [
-            self.workload, f"{self.instructions / 1e9:.3g}",
-            "" if self.bend is None else f"{100 * self.bend:.1f} %",
-            f"{self.instructions / self.cycles:.2f}", f"{self.nbytes / 1e9:.2g}",
-            f"{self.seconds:.3g}", f"{100 * self.memory_seconds / self.seconds:.0f} %",
-            f"{published:.2f}" if published else "",
+    @property
+    def cells(self) -> Cells:
+        """The cells of the row."""
+        bend = None if self.bend is None else 100 * self.bend
+        return [
+            self.instructions / 1e9, bend, self.instructions / self.cycles, self.nbytes / 1e9,
+            self.seconds, 100 * self.memory_seconds / self.seconds, PUBLISHED.get(self.workload),
         ]  # fmt: skip
-        return "| " + " | ".join(cells) + " |"
-
-
-HEAD = (
-    "| workload | instructions, 10⁹ | off the line | instructions a cycle | GB moved | model, s | "
-    "of it for memory | PyTorch, published, s |\n|---|---|---|---|---|---|---|---|"
-)
 
 
 def executed(built: Program, plugin: Path) -> Counter[tuple[int, int]]:
@@ -186,26 +177,29 @@ def model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
     )  # fmt: skip
 
 
-def lines(names: Sequence[str], batch: int, counted: Sequence[int]) -> Iterator[str]:
-    """The lines of the table."""
-    yield HEAD
-    for name in names:
-        yield model(WORKLOADS[name], batch, counted).row()
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload.
+
+    Raises:
+        InputError: fewer than two batches are to be counted.
+    """
+    if len(options.counted) < 2:
+        raise InputError("--counted: expected two batch sizes or more")
+    yield model(WORKLOADS[name], options.batch, options.counted).cells
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, a row as soon as it is known."""
-    parser = argparse.ArgumentParser(prog="python -m bench.boards", description=__doc__)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(NAMES))
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--counted", type=int, nargs="+", default=[1, 2], metavar="N")
-    args = parser.parse_args(argv)
-    if len(args.counted) < 2:
-        parser.error("--counted takes two batch sizes or more")
-    for line in lines(args.workloads or NAMES, args.batch, args.counted):
-        print(line, flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHES = (
+    Bench(
+        "boards",
+        "what a training step should take on a Raspberry Pi 5: a model, made of counts",
+        {name: name for name in WORKLOADS},
+        ("10^9 instructions:.3g", "% off the line:.1f", "instructions a cycle:.2f", "GB moved:.2g",
+         "model, s:.3g", "% of it for memory:.0f", "PyTorch, published, s:.2f"),
+        measure,
+        usual=NAMES,
+        options=(
+            Option("batch", 16, "samples of a step"),
+            Option("counted", (1, 2), "batch sizes that are counted"),
+        ),
+    ),
+)  # fmt: skip

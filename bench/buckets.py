@@ -1,7 +1,5 @@
 """Buckets of gradients: a step of one rank as its network is faster or slower.
 
-python -m bench.buckets [--turns N] [--ranks N] [--link LINK] [WORKLOAD ...]
-
 The other ranks are not there: a sum takes the time that a ring of ranks needs for it on a link of
 some rate, one bucket after another, while this rank computes; small sums that it waits for pass
 them by.  So the figures tell what overlapping hides, on an idle machine, and nothing of MPI.  A row
@@ -12,16 +10,19 @@ each rank.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from bench.measuring import in_turns
+from bench.programs import written
+from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.offline import ranks as ranked
 from engine.runtime.collective import collectives
@@ -88,53 +89,45 @@ class Rank:
             self.run()
         plan = module.plans()[0]
         self.buckets = sum(each.kind == "start" for each in collectives(plan))
-        self.times: list[float] = []
 
-    def run(self) -> float:
-        """Seconds of a step."""
-        begin = time.perf_counter()
+    def run(self) -> None:
+        """Take a step."""
         self._step.run(self._arrays, check_finite=False)
-        return time.perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=NAMES, metavar="WORKLOAD")
-    parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--link", choices=LINKS, help="default: all")
-    args = parser.parse_args()
-    print("| workload | link | buckets of | buckets | step, ms | sums, ms | hidden |")
-    print("|---|---|---|---:|---:|---:|---:|")
-    for name in args.workloads:
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
-            WORKLOADS[name].write(folder)
-            rows = [
-                (link, f"{size}{'' if joint else ', local'}", bucket, joint)
-                for link in ([args.link] if args.link else LINKS)
-                for size, bucket in SIZES.items()
-                for joint in ((True, False) if size == "1 MB" else (True,))
-            ]
-            found = [
-                Rank(name, folder, Link(args.ranks, *LINKS[link]), bucket, joint)
-                for link, _, bucket, joint in rows
-            ]
-            for rank in found:
-                rank.link.seconds = rank.link.waited = 0.0
-            for _ in range(args.turns):
-                for rank in found:
-                    rank.times.append(rank.run())
-        for (link, size, _, _), rank in zip(rows, found, strict=True):
-            step = 1e3 * statistics.median(rank.times)
-            sums = 1e3 * rank.link.seconds / args.turns
-            hidden = 100 * (1 - min(rank.link.waited / rank.link.seconds, 1))
-            print(
-                f"| {name} | {link} | {size} | {rank.buckets} | {step:.1f} | {sums:.1f} "
-                f"| {hidden:.0f} % |",
-                flush=True,
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each link and size of buckets; all take turns."""
+    with written(name) as folder:
+        ranks = {
+            (link, f"{size}{'' if joint else ', local'}"): Rank(
+                name, folder, Link(options.ranks, *LINKS[link]), bucket, joint
             )
+            for link in options.link
+            for size, bucket in SIZES.items()
+            for joint in ((True, False) if size == "1 MB" else (True,))
+        }
+        for rank in ranks.values():
+            rank.link.seconds = rank.link.waited = 0.0
+        calls = {f"{link} {size}": rank.run for (link, size), rank in ranks.items()}
+        times = in_turns(calls, options.turns, warm_up=0)
+    for ((link, size), rank), found in zip(ranks.items(), times.values(), strict=True):
+        sums = 1e3 * rank.link.seconds / options.turns
+        hidden = 100 * (1 - min(rank.link.waited / rank.link.seconds, 1))
+        yield link, size, rank.buckets, 1e3 * median(found), sums, hidden
 
 
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "buckets",
+        "a step of one rank as its network is faster or slower, simulated",
+        {name: name for name in WORKLOADS},
+        ("link", "buckets of", "buckets", "step, ms:.1f", "sums, ms:.1f", "% hidden:.0f"),
+        measure,
+        usual=NAMES,
+        options=(
+            Option("turns", 12, "steps of each row"),
+            Option("ranks", 4, "how many there are"),
+            Option("link", tuple(LINKS), "rates of the network"),
+        ),
+    ),
+)

@@ -1,29 +1,30 @@
 """What a budget costs: work memory and time of training steps as budgets shrink.
 
-python -m bench.budgets [--turns N] [WORKLOAD ...]
-python -m bench.budgets --planning [WORKLOAD ...]
+Of `budgets` a row is a budget of a workload: the bytes of region work that the budget leaves, in
+percent of what the plan without one takes; the work bytes of the plan that was taken; by how much
+the cost model says that a step, update included, is longer than without a budget, and by how much
+it was: the medians of turns in which all plans run one after another.  The last row is the smallest
+budget that is enough.
 
-A row for each workload and budget: the bytes of region work that the budget leaves, in percent of
-what the plan without one takes; the work bytes of the plan that was taken; by how much the cost
-model says that a step, update included, is longer than without a budget, and by how much it was:
-the medians of turns in which all plans run one after another.  The last row is the smallest
-budget that is enough.  The time of planning is that of all rungs, on one core.
-
-With --planning nothing runs: a row has the seconds of processor time that all rungs took, and the
-work bytes and predicted times of plans within 70 % and 50 % and of the smallest one.
+Of `budgets.planning` nothing runs: a row has the seconds of processor time that all rungs took, on
+one core, and the work bytes and predicted times of plans within 70 % and 50 % and of the smallest
+one.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from bench.deep import MODELS
+from bench.measuring import MB, in_turns, ratio, timed
+from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import BudgetError
 from engine.kernels.cost import step_seconds
@@ -51,12 +52,15 @@ class Trained:
         batch = np.load(folder / "batch.npz")
         self.batch = dict(zip(self.model.inputs, (batch["x"], batch["y"]), strict=True))
         self.free = self.plan(PLENTY)
-        begin = time.process_time()
+        self.least, self.seconds = timed(self._least)
+
+    def _least(self) -> int:
+        """Return the bytes of the smallest plan; all rungs are planned for it."""
         try:
             self.plan(1)
         except BudgetError as error:
-            self.least = error.least
-        self.seconds = time.process_time() - begin
+            return error.least
+        raise AssertionError("a plan within a byte")
 
     def plan(self, budget: int) -> Plan:
         """The plan within a budget of bytes for all regions."""
@@ -84,58 +88,56 @@ class Trained:
         return program
 
 
-def report(name: str, turns: int) -> None:
-    """Print the rows of a workload."""
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each budget of a workload."""
     with tempfile.TemporaryDirectory() as folder:
         one = Trained(name, Path(folder))
         plans = one.plans()
-        distinct = {str(plan.regions): one.program(plan) for plan in plans.values()}
-        took: dict[str, list[float]] = {key: [] for key in distinct}
-        for _ in range(turns + 1):
-            for key, program in distinct.items():
-                begin = time.perf_counter()
-                program.run(0, 0)
-                took[key].append(time.perf_counter() - begin)
-        base = [t for t in took[str(one.free.regions)][1:]]
-        told = sum(step_seconds(one.free))
-        print(f"{name}: ladder in {one.seconds:.1f} s, step {1e3 * statistics.median(base):.1f} ms")
+        programs = {str(plan.regions): one.program(plan) for plan in plans.values()}
+        runs = {key: partial(program.run, 0, 0) for key, program in programs.items()}
+        took = in_turns(runs, options.turns)
+        base = took[str(one.free.regions)]
         for title, plan in plans.items():
-            work = plan.region_bytes("work")
-            share = work / one.free.region_bytes("work")
-            ratios = [a / b for a, b in zip(took[str(plan.regions)][1:], base, strict=True)]
-            print(
-                f"  {title:9} work {work / 1e6:7.1f} MB ({share:4.0%})"
-                f"  predicted {sum(step_seconds(plan)) / told - 1:+6.1%}"
-                f"  measured {statistics.median(ratios) - 1:+6.1%}"
-            )
+            times = took[str(plan.regions)]
+            longer = 100 * (ratio(times, base) - 1)
+            yield title, *_amounts(one, plan), longer, 1e3 * median(times)
 
 
-def planned(name: str) -> None:
-    """Print what planning a workload within budgets takes and gives."""
+def measure_planning(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each of three budgets of a workload."""
     with tempfile.TemporaryDirectory() as folder:
         one = Trained(name, Path(folder))
-        work, told = one.free.region_bytes("work"), sum(step_seconds(one.free))
-        print(f"{name:14}{len(one.free.steps):6} steps  ladder {one.seconds:6.1f} s of CPU", end="")
         for title, plan in one.plans().items():
             if title in ("70 %", "50 %", "smallest"):
-                share, longer = plan.region_bytes("work") / work, sum(step_seconds(plan)) / told - 1
-                print(f"  {title}: {share:.1%} in {longer:+.1%}", end="")
-        print(flush=True)
+                yield len(one.free.steps), one.seconds, title, *_amounts(one, plan)
 
 
-def main() -> None:
-    """Print the rows of all workloads."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*")
-    parser.add_argument("--planning", action="store_true")
-    parser.add_argument("--turns", type=int, default=9)
-    options = parser.parse_args()
-    for name in options.workloads or (DEEP if options.planning else NAMES):
-        if options.planning:
-            planned(name)
-        else:
-            report(name, options.turns)
+def _amounts(one: Trained, plan: Plan) -> Cells:
+    """Return work bytes in MB and in percent, and by how much the predicted time is longer."""
+    work, told = one.free.region_bytes("work"), sum(step_seconds(one.free))
+    mine = plan.region_bytes("work")
+    return mine / MB, 100 * mine / work, 100 * (sum(step_seconds(plan)) / told - 1)
 
 
-if __name__ == "__main__":
-    main()
+AMOUNTS = ("work MB:.1f", "%:.1f", "predicted %:+.1f")
+BENCHES = (
+    Bench(
+        "budgets",
+        "what budgets cost: work memory and time of training steps as budgets shrink",
+        {name: name for name in MODELS},
+        ("budget", *AMOUNTS, "measured %:+.1f", "ms:.1f"),
+        measure,
+        usual=NAMES,
+        options=(Option("turns", 9, "steps of each plan"),),
+        small="mlp --turns 1",
+    ),
+    Bench(
+        "budgets.planning",
+        "the time of planning within budgets, and what the plans take; nothing runs",
+        {name: name for name in MODELS},
+        ("steps", "ladder, s of CPU:.1f", "budget", *AMOUNTS),
+        measure_planning,
+        usual=DEEP,
+        small="mlp",
+    ),
+)

@@ -1,30 +1,30 @@
 """Builds as a user meets them: every target, every kind of build, five models.
 
-python -m bench.builds [--targets NAME ...] [--models NAME ...] [--folder FOLDER] [--document FILE]
-
-A cell builds a library with ziglang, links a program with it (tests/c/train.c), trains `STEPS`
-steps on the machine or in an emulator, and compares the losses with those of the engine here: for
+A row builds a library with ziglang, links a program with it (tests/c/train.c), trains `STEPS` steps
+on the machine or in an emulator, and compares the losses with those of the engine here: for
 libraries of ops with those of the same closed plans.  Programs for macOS, Android and iOS cannot be
-run here; what was linked for them is examined instead.  The table goes to docs/build-matrix.md.
-A run takes hours; cells that FOLDER has from an earlier run of the same sources are not made again.
+run here; what was linked for them is examined instead.  --page writes docs/build-matrix.md.
+A run takes hours; rows that --folder has of the same sources are not made again.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from bench.measuring import ROOT
+from bench.rows import Bench, Cells, Option
+from bench.tables import markdown
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
@@ -42,7 +42,6 @@ from engine.tools.workloads.post_norm import minilm
 from engine.tools.workloads.recurrent import gru
 from engine.tools.workloads.workload import write_artifacts
 
-ROOT = Path(__file__).resolve().parents[1]
 DRIVERS = ROOT / "tests" / "c"
 STEPS, RATE = 3, 1e-4
 TOLERANCE = 2e-3  # Adam's steps have one size; where a gradient is rounding, it decides their sign
@@ -81,9 +80,6 @@ class Cell:
     size: int
     seconds: float
     verdict: str
-
-    def __str__(self) -> str:
-        return f"{self.size / 1024:,.0f} KiB, {self.seconds:.0f} s, {self.verdict}"
 
 
 def engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
@@ -139,10 +135,10 @@ class Matrix:
                 write_artifacts(MODELS[name].graph(), path)
             cli.main(["ops", *map(str, self.artifacts.values()), "-o", str(self.config)])
 
-    def run(self, target: str, kind: str, name: str) -> None:
-        """Make a cell, unless it is there already."""
-        if key(target, name, kind) in self.cells:
-            return
+    def run(self, target: str, kind: str, name: str) -> Cell:
+        """Make a cell, unless it is there already, and return it."""
+        if found := self.cells.get(key(target, name, kind)):
+            return found
         platform, begin = resolve(target), time.perf_counter()
         out = self.folder / "ops" / target if kind == "--ops" else self.folder / "build"
         try:
@@ -153,9 +149,9 @@ class Matrix:
         size = made.stat().st_size if made.exists() else 0
         cell = Cell(size, time.perf_counter() - begin, said)
         self.cells[key(target, name, kind)] = cell
-        print(f"{target:18} {kind:7} {name:12} {cell}", flush=True)
         cells = {k: asdict(c) for k, c in self.cells.items()}
         self.file.write_text(json.dumps(cells, indent=1), "utf-8")
+        return cell
 
     def _options(self, platform: Platform, batches: Sequence[int], kind: str) -> Options:
         return Options(
@@ -251,7 +247,7 @@ def _digest(chosen: Sequence[str]) -> str:
 PAGE = """\
 # The matrix of builds
 
-Made by `python -m bench.builds` (`make builds`) of commit {commit}, on {arch} with vectors of
+Made by `make builds` of commit {commit}, on {arch} with vectors of
 {vector} bytes. Each cell is a library that ziglang linked: its size; the seconds for planning,
 compiling kernels that were not cached, linking and training, on a machine shared with others; and
 how the losses of {steps} steps of a program that uses the library differ from the engine's on this
@@ -271,7 +267,7 @@ Models: {models}.
 """
 
 
-def page(cells: Mapping[str, Cell], targets: Sequence[str], chosen: Sequence[str]) -> str:
+def page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence[str]) -> str:
     """The document, of the cells that there are, by their keys."""
     keys = [key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
@@ -288,31 +284,42 @@ def page(cells: Mapping[str, Cell], targets: Sequence[str], chosen: Sequence[str
     lines = head.splitlines()
     for kind in KINDS:
         lines += ["", f"## {'As it comes' if kind == 'plain' else f'`{kind}`'}", ""]
-        lines += ["| target | " + " | ".join(chosen) + " |", "|---" * (len(chosen) + 1) + "|"]
-        for t in targets:
-            row = (str(cells.get(key(t, m, kind), "")) for m in chosen)
-            lines.append(f"| {t} | " + " | ".join(row) + " |")
+        rows = [[t, *(cells.get(key(t, m, kind), "") for m in chosen)] for t in targets]
+        lines += markdown(["target", *chosen], rows)
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Make the matrix; the exit status is 1 if a cell is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m bench.builds", description=main.__doc__)
-    parser.add_argument("--targets", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "matrix")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "build-matrix.md")
-    args = parser.parse_args(argv)
-    matrix = Matrix(args.folder, args.models)
-    for name in args.models:  # the small ones of every target first
-        for target in args.targets:
-            for kind in KINDS:
-                matrix.run(target, kind, name)
-    args.document.write_text(page(matrix.cells, args.targets, args.models), "utf-8")
-    wrong = [name for name, cell in matrix.cells.items() if "WRONG" in cell.verdict]
-    print(*(f"wrong: {name}: {matrix.cells[name].verdict}" for name in wrong), sep="\n")
-    return bool(wrong)
+def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Write the matrix of builds."""
+    made = {
+        key(str(target), name, str(kind)): f"{size:,.0f} KiB, {took:.0f} s, {verdict}"
+        for name, rows in found.items()
+        for target, kind, size, took, verdict in rows
+    }
+    path.write_text(page(made, NAMES, list(found)), "utf-8")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each target and kind of build."""
+    matrix = Matrix(options.folder, list(MODELS))
+    for target in options.targets:
+        for kind in KINDS:
+            cell = matrix.run(target, kind, name)
+            yield target, kind, cell.size / 1024, cell.seconds, cell.verdict
+
+
+BENCHES = (
+    Bench(
+        "builds",
+        "every target and kind of trimmed build with five models; takes hours",
+        {name: name for name in MODELS},
+        ("target", "kind", "KiB:,.0f", "s:.0f", "losses"),
+        measure,
+        options=(
+            Option("targets", NAMES, "to build for"),
+            Option("folder", ROOT / "build" / "matrix", "of rows that are kept"),
+        ),
+        page=write_page,
+        document="docs/build-matrix.md",
+    ),
+)

@@ -1,9 +1,9 @@
-"""Training steps of a trimmed build against the engine's, in turns in one process.
+"""Trimmed builds of workloads for this machine: what making one takes, and its steps.
 
-    python -m bench.built [WORKLOAD [THREADS [TURNS]]]
-
-Both run forward, backward and optimizer step on the same data, and the order of the two changes
-with every turn.  Prints the medians and the ratio, build by engine.
+built         training steps of a build against the engine's, in turns in one process, on the same
+              data: forward, backward and optimizer step
+built.making  time and peak memory of whole processes that make a build, with all kernels cached;
+              peak memory is that of the largest process, linkers included
 """
 
 from __future__ import annotations
@@ -11,64 +11,74 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.api import CheckpointState, Module, Optimizer
+from bench.measuring import MB, MIB, in_turns, ratio, run
+from bench.programs import Training, written
+from bench.rows import Bench, Cells, Option
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.tools.workloads import WORKLOADS
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """How long a call takes."""
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads."""
+    batch = WORKLOADS[name].batch()
+    with written(name) as folder, tempfile.TemporaryDirectory() as place:
+        for threads in options.threads:
+            out = Path(place, str(threads))
+            build(folder, out, Options("net", resolve("native"), [len(batch[0])], threads))
+            spec: Any = importlib.util.spec_from_file_location("net", out / "net.py")
+            net = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(net)
+            trainer = net.Trainer(folder / "checkpoint")
+            calls: dict[str, Callable[[], object]] = {
+                "engine": Training(folder, threads).step,
+                "build": partial(trainer.step, *batch),
+            }
+            found = in_turns(calls, options.turns, warm_up=2)
+            engine, built = found["engine"], found["build"]
+            yield (
+                threads, 1e3 * median(engine), 1e3 * median(built), 1e3 * min(engine),
+                1e3 * min(built), ratio(built, engine),
+            )  # fmt: skip
 
 
-def main(argv: list[str]) -> None:
-    """Print one row."""
-    name = argv[0] if argv else "mobilenet"
-    threads = int(argv[1]) if len(argv) > 1 else 1
-    turns = int(argv[2]) if len(argv) > 2 else 40
-    workload = WORKLOADS[name]
-    x, y = workload.batch()
-    with tempfile.TemporaryDirectory() as work:
-        folder = workload.write(Path(work) / "artifacts")
-        build(folder, Path(work) / "out", Options("net", resolve("native"), [len(x)], threads))
-        spec: Any = importlib.util.spec_from_file_location("net", Path(work) / "out" / "net.py")
-        net = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(net)
-        trainer = net.Trainer(folder / "checkpoint")
-        state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        module = Module(folder / "training_model.onnx", state, threads=threads)
-        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-
-        def ours() -> None:
-            module(x, y)
-            optimizer.step()
-            module.lazy_reset_grad()
-
-        both: list[tuple[Callable[[], Any], list[float]]] = [
-            (ours, []), (lambda: trainer.step(x, y), [])
-        ]  # fmt: skip
-        for turn in range(turns + 2):
-            for call, found in both[:: 1 if turn % 2 else -1]:
-                took = seconds(call)
-                if turn > 1:  # the first two touch the memory
-                    found.append(took)
-    (_, engine), (_, built) = both
-    ratio = median(b / e for b, e in zip(built, engine, strict=True))
-    print(
-        f"{name}, {threads} threads, {turns} turns: engine {1e3 * median(engine):.1f} ms, "
-        f"build {1e3 * median(built):.1f} ms, least {1e3 * min(engine):.1f} and "
-        f"{1e3 * min(built):.1f} ms; build / engine {ratio:.3f}"
-    )
+def measure_making(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload."""
+    with written(name) as folder, tempfile.TemporaryDirectory() as place:
+        words = ["build", folder, "--batch", options.batch, "--name", "net", "--out", place]
+        command = [sys.executable, "-m", "engine.tools.cli", *words]
+        run(command)  # fills the kernel cache
+        took = run(command)
+        size = (folder / "checkpoint").stat().st_size
+        made = sum(f.stat().st_size for f in Path(place).rglob("*") if f.is_file())
+    yield took.seconds, took.processor, took.peak / MIB, size / MB, made / MB
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+BENCHES = (
+    Bench(
+        "built",
+        "steps of a trimmed build against the engine's, in turns",
+        {name: name for name in WORKLOADS},
+        ("threads", "engine ms:.1f", "build ms:.1f", "least engine ms:.1f", "least build ms:.1f",
+         "build / engine:.3f"),
+        measure,
+        usual=("mobilenet",),
+        options=(Option("threads", (1,), "numbers"), Option("turns", 40, "steps of each")),
+    ),
+    Bench(
+        "built.making",
+        "time and memory of making a trimmed build",
+        {name: name for name in WORKLOADS},
+        ("s:.1f", "processor s:.1f", "peak MiB:.0f", "checkpoint MB:.1f", "build MB:.1f"),
+        measure_making,
+        usual=("mobilenet", "minilm"),
+        options=(Option("batch", 8, "samples of a step"),),
+    ),
+)  # fmt: skip

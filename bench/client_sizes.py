@@ -1,12 +1,9 @@
 """How small a client of a federation is: what is downloaded and installed, and what it takes.
 
-python -m bench.client_sizes sizes [--machine aarch64|x86_64] [--wheels FOLDER] [WORKLOAD]
-python -m bench.client_sizes memory [WORKLOAD]
-
-`sizes` lets pip download, for Python 3.11, what each client needs beside Python; installed is what
-the wheels hold unpacked, without bytecode.  `memory` trains five batches on this machine, as a
-process from its start to its answer: peak memory, and processor time.  EDGEGRAD_BENCH_PEERS adds
-PyTorch.
+client_sizes         pip downloads, for Python 3.11, what each client needs beside Python;
+                     installed is what the wheels hold unpacked, without bytecode
+client_sizes.memory  five batches are trained on this machine, as a process from its start to its
+                     answer: peak memory, and processor time; EDGEGRAD_BENCH_PEERS adds PyTorch
 
 The peer is Flower's own example for embedded devices, with the versions that its pyproject.toml
 names; for x86-64 PyPI has torch with CUDA alone, so that it is measured for aarch64.
@@ -16,21 +13,22 @@ Source: https://github.com/adap/flower, examples/embedded-devices/pyproject.toml
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench.measuring import MIB, ROOT, fresh, run
+from bench.processes import SCRIPTS, peer_python
+from bench.rows import Bench, Cells, Option
 from engine.runtime.config import switch
+from engine.tools.workloads import WORKLOADS
 
-ROOT = Path(__file__).resolve().parent.parent
-ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
-STEPS, MIB = 5, 2**20
+STEPS = 5
 FLOWER = "flwr>=1.41,<1.42"
 # What pip would install of the example on aarch64; the conditions of torch's own requirements are
 # those of this machine for pip, so that these are listed.
@@ -42,11 +40,6 @@ TAGS = ("manylinux_2_34", "manylinux_2_28", "manylinux_2_27", "manylinux_2_26", 
 TARGETS = {"aarch64": "raspberrypi4", "x86_64": "x86-64-v3"}
 FACE = ("mnist.py", "mnist_library.py", "manifest.json", "checkpoint", "mnist.onnx", "libmnist.so")
 
-_PREPARE = """
-import pathlib, sys
-from bench import client_sizes
-client_sizes.prepare(sys.argv[1], pathlib.Path(sys.argv[2]))
-"""
 _CLIENT = """
 import sys, numpy as np
 sys.path[:0] = sys.argv[1:2]
@@ -97,7 +90,6 @@ def size_of(files: Sequence[Path]) -> tuple[int, int]:
 def build_for(target: str, workload: str, out: Path) -> Path:
     """A build with the package of devices, for one batch size; returns its folder."""
     from engine.tools import cli
-    from engine.tools.workloads import WORKLOADS
 
     if not (out / "artifacts").exists():
         (out / "artifacts").mkdir(parents=True)
@@ -142,8 +134,15 @@ def own_wheel(folder: Path) -> tuple[int, int]:
     return size_of([wheels.make_pure_wheel(wheels.make_sdist(folder), folder)])
 
 
-def sizes(machine: str, workload: str, wheels: Path) -> None:
-    """Print a row a client: MiB of download and installed."""
+def measure(workload: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row a client: MiB of download and installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = sizes(options.machine, workload, options.wheels or Path(folder, "wheels"))
+        yield from ((name, got / MIB, held / MIB) for name, (got, held) in rows.items())
+
+
+def sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[int, int]]:
+    """Return the bytes that each client downloads, and those that it has installed."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         needs = tomllib.load(file)["project"]["dependencies"]
     groups: dict[str, Sequence[str]] = {
@@ -171,17 +170,11 @@ def sizes(machine: str, workload: str, wheels: Path) -> None:
             download((*OF_PEER, FLOWER, "numpy"), machine, place)
             download(PEER, machine, place, alone=True)
         rows["PyTorch, Flower (its example)"] = size_of(sorted(place.glob("*.whl")))
-    print(f"| {machine}, {workload} | download | installed |\n|---|---:|---:|")
-    for name, (fetched, held) in rows.items():
-        print(f"| {name} | {_mib(fetched)} | {_mib(held)} |")
+    return rows
 
 
 def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
     return sum(a for a, _ in pairs), sum(b for _, b in pairs)
-
-
-def _mib(size: int) -> str:
-    return f"{size / MIB:.2f} MiB" if size < 10 * MIB else f"{size / MIB:.0f} MiB"
 
 
 # --- memory
@@ -209,70 +202,62 @@ def prepare(workload: str, folder: Path) -> None:
     Message("train", fingerprint(arrays), 0, arrays, config).write(folder / "request")
 
 
-def measured(command: Sequence[str], folder: Path, env: dict[str, str], told: str = "") -> str:
-    """Peak memory and processor time of a command, which reads `told` from standard input."""
-    with subprocess.Popen(
-        command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    ) as process:
-        assert process.stdin is not None
-        process.stdin.write(told.encode())
-        process.stdin.close()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
-    return f"{usage.ru_maxrss / 1024:.1f} MiB | {usage.ru_utime + usage.ru_stime:.2f} s"
+def clients(made: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Return the command of each client and the variables of its environment.
+
+    made: the folder of a build.
+    """
+    device, build, engine = {"PYTHONPATH": ""}, _CLIENT + _BUILD, _CLIENT + _ENGINE
+    python = [sys.executable, "-c"]
+    files = ["request", "answer", "x.bin", "y.bin"]
+    return {
+        "build in C, messages": ([f"{made}/device", f"{made}/checkpoint", *files], device),
+        "build from Python, messages": ([*python, build + _WORK, made], device),
+        "build from Python, Flower": (
+            [*python, build + _APP.format("mnist_federated") + _WORK, made], device
+        ),
+        "edgegrad, messages": ([*python, engine + _WORK, made], {}),
+        "edgegrad, Flower": (
+            [*python, engine + _APP.format("engine.federated") + _WORK, made], {}
+        ),
+    }  # fmt: skip
 
 
-def memory(workload: str) -> None:
-    """Print a row a client: peak memory, and processor time from start to answer."""
-    device = {**ENV, "PYTHONPATH": ""}
+def measure_memory(workload: str, _: Namespace) -> Iterator[Cells]:
+    """Yield a row a client: peak memory, and processor time from start to answer."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        # In a process of its own: Linux counts what this one holds as the peak of those it starts.
-        words = [sys.executable, "-c", _PREPARE, workload, name]
-        subprocess.run(words, check=True, env=ENV, stdout=subprocess.DEVNULL)
-        made = str(folder / "native")
-        build, engine = _CLIENT + _BUILD, _CLIENT + _ENGINE
-        rows = {
-            "build in C, messages": (
-                [made + "/device", made + "/checkpoint", "request", "answer", "x.bin", "y.bin"],
-                device,
-            ),
-            "build from Python, messages": ([sys.executable, "-c", build + _WORK, made], device),
-            "build from Python, Flower": (
-                [sys.executable, "-c", build + _APP.format("mnist_federated") + _WORK, made], device
-            ),
-            "edgegrad, messages": ([sys.executable, "-c", engine + _WORK, made], ENV),
-            "edgegrad, Flower": (
-                [sys.executable, "-c", engine + _APP.format("engine.federated") + _WORK, made], ENV
-            ),
-        }  # fmt: skip
-        print(f"| {workload} | peak memory | processor time |\n|---|---:|---:|")
-        for client, (command, env) in rows.items():
-            measured(command, folder, env)  # bytecode and files are in memory after this
-            print(f"| {client} | {measured(command, folder, env)} |")
-        if peers := switch("BENCH_PEERS"):
-            peer = [peers, str(ROOT / "bench/peer.py"), "torch", workload, "artifacts", "1"]
-            told = f"{STEPS}\n"
-            measured(peer, folder, ENV, told)
-            print(f"| PyTorch, without Flower | {measured(peer, folder, ENV, told)} |")
+        fresh(prepare, workload, folder)
+        for client, (command, env) in clients(str(folder / "native")).items():
+            run(command, cwd=folder, **env)  # bytecode and files are in memory after this
+            took = run(command, cwd=folder, **env)
+            yield client, took.peak / MIB, took.processor
+        if switch("BENCH_PEERS"):
+            peer = [peer_python(), SCRIPTS / "peer.py", "torch", workload, "artifacts", "1"]
+            run(peer, f"{STEPS}\n", folder)
+            took = run(peer, f"{STEPS}\n", folder)
+            yield "PyTorch, without Flower", took.peak / MIB, took.processor
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser("python -m bench.client_sizes", description=__doc__)
-    parser.add_argument("what", choices=("sizes", "memory"))
-    parser.add_argument("workload", nargs="?", default="mlp")
-    parser.add_argument("--machine", choices=TARGETS, default="aarch64")
-    parser.add_argument("--wheels", type=Path, help="where downloads stay; default: they go")
-    given = parser.parse_args()
-    if given.what == "memory":
-        memory(given.workload)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        sizes(given.machine, given.workload, given.wheels or Path(folder))
-
-
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "client_sizes",
+        "what a client of a federation downloads and installs, in MiB",
+        {name: name for name in WORKLOADS},
+        ("client", "download:.2f", "installed:.2f"),
+        measure,
+        usual=("mlp",),
+        options=(
+            Option("machine", "aarch64", f"of {', '.join(TARGETS)}"),
+            Option("wheels", None, "where downloads stay; default: they go", Path),
+        ),
+    ),
+    Bench(
+        "client_sizes.memory",
+        "peak memory and processor time of a client of a federation",
+        {name: name for name in WORKLOADS},
+        ("client", "peak MiB:.1f", "processor s:.2f"),
+        measure_memory,
+        usual=("mlp",),
+    ),
+)

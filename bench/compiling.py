@@ -1,7 +1,5 @@
 """What compiling costs: processor time by phase, and how long who asks waits.
 
-python -m bench.compiling [NAME ...]        names of engine.tools.workloads
-
 A row is a model, whose kernels for training and its optimizer are compiled in new processes.  In
 seconds of processor time, of one process that compiles them all: `import` of the compiler,
 `front end`, `passes` of LLVM, `emission` of machine code.  In seconds: `1 core` and `all cores`,
@@ -11,15 +9,15 @@ for it included.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 
+from bench.measuring import fresh
+from bench.programs import written
+from bench.rows import Bench, Cells
 from engine.kernels.compiler import load, workers
 from engine.kernels.registry import templates
 from engine.kernels.target import host
@@ -29,14 +27,11 @@ from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.dev import zoo
 from engine.tools.workloads import WORKLOADS
 
-HEADER = ("model", "kernels", "import", "front end", "passes", "emission", "1 core", "all cores")
-
 
 def kernels(name: str) -> list[KernelSpec]:
     """The kernels that a workload trains with."""
-    with tempfile.TemporaryDirectory() as folder:
-        artifacts = WORKLOADS[name].write(Path(folder))
-        plans = [p for p in zoo.of_folder(artifacts, WORKLOADS[name].x[0]) if p.threads > 1]
+    with written(name) as folder:
+        plans = [p for p in zoo.of_folder(folder, WORKLOADS[name].x[0]) if p.threads > 1]
     trained = [p for p in plans if p.name in ("training_model", "optimizer_model")]
     return list(dict.fromkeys([LAUNCH, WORKER, *(s for p in trained for s in p.specs)]))
 
@@ -71,19 +66,21 @@ def wait(specs: Sequence[KernelSpec], cores: int) -> float:
         return time.perf_counter() - start
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser("python -m bench.compiling", description=main.__doc__)
-    parser.add_argument("names", nargs="*", default=["mlp", "cnn", "mobilenet"])
-    print(("{:<12}" + "{:>10}" * 7).format(*HEADER))
-    for name in parser.parse_args().names:
-        specs = kernels(name)
-        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
-            spent = fresh.submit(phases, specs).result()
-            waited = [fresh.submit(wait, specs, n).result() for n in (1, usable_cores())]
-        row = [name, len(specs), *(f"{x:.2f}" for x in [*spent, *waited])]
-        print(("{:<12}" + "{:>10}" * 7).format(*row), flush=True)
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload."""
+    specs = kernels(name)
+    waited = [fresh(wait, specs, cores) for cores in (1, usable_cores())]
+    yield len(specs), *fresh(phases, specs), *waited
 
 
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "compiling",
+        "what compiling a model's kernels costs: processor time by phase, and the wait",
+        {name: name for name in WORKLOADS},
+        ("kernels", "import:.2f", "front end:.2f", "passes:.2f", "emission:.2f", "1 core:.2f",
+         "all cores:.2f"),
+        measure,
+        usual=("mlp", "cnn", "mobilenet"),
+    ),
+)  # fmt: skip

@@ -1,23 +1,24 @@
 """How fast the inner loops of kernels run on cores of ARM that are not here, by LLVM's analyser.
 
-    python -m bench.cores [--workloads NAME ...] [--loops KERNEL] [--document docs/cores.md]
-
 The kernels come from training steps of the workloads.  They are emitted for each core as builds for
 its board have them, and their innermost loops are given to llvm-mca, which knows the pipelines of
-the core and takes all data to be in the first-level cache.  --loops prints every loop of the
-kernels whose names begin so.  Needs the Debian packages llvm-19 and binutils-aarch64-linux-gnu.
+the core and takes all data to be in the first-level cache.  `cores` has a row for each kernel,
+`cores.loops` one for every loop of the kernels whose names begin with --kernels.  Needs the
+Debian packages llvm-19 and binutils-aarch64-linux-gnu.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.machine_code import CORES, Block, cycles, disassemble, find_tool, loops
+from bench.rows import Bench, Cells, Option
+from bench.tables import markdown
 from engine.kernels.compiler.load import OBJECT, codes
 from engine.runtime.plan import KernelSpec
 from engine.tools.trimmed import plans
@@ -106,7 +107,7 @@ def _size(loop: Loop) -> tuple[bool, int, int]:
 
 
 def _cell(found: Sequence[Loop]) -> str:
-    """What the table says of a kernel on a core."""
+    """Return the cell of a kernel on a core."""
     if not found:
         return ""
     first, others = found[0], [loop.share for loop in found[1:] if loop.is_product]
@@ -116,56 +117,74 @@ def _cell(found: Sequence[Loop]) -> str:
     return f"{first.share:.0%}{rest}".replace("%", " %")
 
 
-def table(found: Mapping[str, Mapping[str, list[Loop]]]) -> Iterator[str]:
-    """The lines of the table: products, other kernels, and all elementwise maps in one row.
+def rows(found: Mapping[str, Mapping[str, list[Loop]]]) -> Iterator[Cells]:
+    """Yield products, other kernels, and all elementwise maps in one row; a column is a core.
 
     found: by core, what `analyse` gives.
     """
-    yield "| kernel | " + " | ".join(found) + " |"
-    yield "|---|" + "---|" * len(found)
     some = next(iter(found.values()))
     has_loops = [s for s in some if all(loops[s] for loops in found.values())]
     maps = [s for s in has_loops if s.startswith("map_")]
     rest = [s for s in has_loops if s not in maps]
     for symbol in sorted(rest, key=lambda s: not some[s][0].is_product):
-        yield f"| {symbol} | " + " | ".join(_cell(of[symbol]) for of in found.values()) + " |"
+        yield symbol, *(_cell(of[symbol]) for of in found.values())
     if maps:
         speeds = [[of[s][0].bytes for s in maps] for of in found.values()]
         cells = (f"{statistics.median(s):.1f} B ({min(s):.1f}–{max(s):.1f})" for s in speeds)
-        yield f"| map, {len(maps)} kernels: median | " + " | ".join(cells) + " |"
+        yield f"map, {len(maps)} kernels: median", *cells
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, or write the page."""
-    parser = argparse.ArgumentParser(prog="python -m bench.cores", description=__doc__)
-    parser.add_argument("--workloads", nargs="+", default=NAMES, choices=WORKLOADS, metavar="NAME")
-    parser.add_argument("--loops", metavar="KERNEL", help="every loop of kernels that begin so")
-    parser.add_argument("--document", type=Path, help="a file for the page")
-    args = parser.parse_args(argv)
-    for names in (("aarch64-linux-gnu-objdump", "llvm-objdump"), ("llvm-mca-19", "llvm-mca")):
-        find_tool(*names)
-    specs = kernels(args.workloads)
-    if args.loops:
-        specs = [spec for spec in specs if spec.symbol.startswith(args.loops)]
-    found = {core: analyse(specs, core) for core in CORES}
-    if args.loops:
-        for core, by_kernel in found.items():
-            for symbol, all_loops in by_kernel.items():
-                for loop in all_loops:
-                    print(
-                        f"{core:12} {symbol} {loop.block.name:>5}: {len(loop.block.code):3} "
-                        f"instructions, {loop.block.multiply_adds:3} multiply-adds, "
-                        f"{loop.block.vector_memory:2} vector loads and stores, "
-                        f"{loop.cycles:6.1f} cycles, {loop.share:4.0%} of the multiply-adds"
-                    )
-        return 0
-    lines = "\n".join(table(found))
-    if args.document:
-        text = PAGE.format(workloads=", ".join(args.workloads), table=lines)
-        args.document.write_text(text, "utf-8")
-    print(lines)
-    return 0
+def analysed(names: Sequence[str], prefix: str = "") -> dict[str, dict[str, list[Loop]]]:
+    """Return the loops of the kernels of workloads, by core and symbol."""
+    for tools in (("aarch64-linux-gnu-objdump", "llvm-objdump"), ("llvm-mca-19", "llvm-mca")):
+        find_tool(*tools)
+    specs = [spec for spec in kernels(names) if spec.symbol.startswith(prefix)]
+    return {core: analyse(specs, core) for core in CORES}
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each kernel."""
+    return rows(analysed(names))
+
+
+def measure_loops(names: Sequence[str], options: Namespace) -> Iterator[Cells]:
+    """Yield a row for every loop on every core."""
+    for core, by_kernel in analysed(names, options.kernels).items():
+        for symbol, found in by_kernel.items():
+            for loop in found:
+                block, share = loop.block, 100 * loop.share
+                counts = len(block.code), block.multiply_adds, block.vector_memory
+                yield core, symbol, block.name, *counts, loop.cycles, share
+
+
+def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Write the page of cores."""
+    (cells,) = found.values()
+    table = markdown(["kernel", *CORES], [[str(cell) for cell in row] for row in cells])
+    text = PAGE.format(workloads=", ".join(NAMES), table="\n".join(table))
+    path.write_text(text, "utf-8")
+
+
+SUBJECTS = {"usual": NAMES} | {name: (name,) for name in WORKLOADS}
+BENCHES = (
+    Bench(
+        "cores",
+        "how fast the inner loops of kernels run on cores of ARM, by LLVM's analyser",
+        SUBJECTS,
+        ("kernel", *CORES),
+        measure,
+        usual=("usual",),
+        page=write_page,
+        document="docs/cores.md",
+    ),
+    Bench(
+        "cores.loops",
+        "every loop of some kernels on cores of ARM",
+        SUBJECTS,
+        ("core", "kernel", "loop", "instructions", "multiply-adds", "vector loads and stores",
+         "cycles:.1f", "% of the multiply-adds:.0f"),
+        measure_loops,
+        usual=("usual",),
+        options=(Option("kernels", "", "how the names of the kernels begin"),),
+    ),
+)  # fmt: skip

@@ -1,22 +1,21 @@
 """What part of a machine's limits the kernels reach: the table of kernels/cost.py.
 
-python -m bench.efficiency [WORKLOAD ...]
+A training step of each workload is profiled on 2 threads.
 
-Profiles a training step of each workload, and prints for each kernel template how often it ran,
-the milliseconds, and the limit of kernels/cost.py over the time; then, for each workload, the time
-of a step as the table now says it, and as it was.
+efficiency           for each kernel template how often it ran, the milliseconds, and the limit of
+                     kernels/cost.py over the time; `usual` is of the usual workloads together
+efficiency.workload  the time of a step as the table now says it, by this machine and by the nominal
+                     one, and as it was
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
+from argparse import Namespace
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from engine.api import CheckpointState, Module
+from bench.programs import Training, written
+from bench.rows import Bench, Cells
 from engine.kernels.cost import begin, limits, step_seconds
 from engine.kernels.work import tasks
 from engine.profiling import Profile
@@ -28,24 +27,19 @@ NAMES = ("mobilenet", "resnet18", "minilm", "vit")
 
 
 def profiled(name: str) -> tuple[Plan, Profile]:
-    """The plan of a workload's training step, and a profile of it."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = WORKLOADS[name].write(Path(made))
-        state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        module = Module(folder / "training_model.onnx", state, threads=THREADS)
-        batch = np.load(folder / "batch.npz")
-        x, y = batch["x"], batch["y"]
-        return module.plan(x.shape, y.shape), module.profile(x, y, repeats=REPEATS)
+    """Return the plan of a workload's training step, and a profile of it."""
+    with written(name) as folder:
+        made = Training(folder, THREADS)
+        plan = made.module.plan(made.x.shape, made.y.shape)
+        return plan, made.module.profile(made.x, made.y, repeats=REPEATS)
 
 
-def main() -> None:
-    """Print a row a kernel template, then a row a workload."""
+def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
+    """Yield a row a kernel template, the one that takes longest first."""
     counts: dict[str, int] = defaultdict(int)
     least: dict[str, float] = defaultdict(float)
     taken: dict[str, float] = defaultdict(float)
-    rows = []
-    for name in sys.argv[1:] or NAMES:
-        plan, profile = profiled(name)
+    for plan, profile in map(profiled, names):
         calls = tasks(plan)
         bounds = list(limits([*calls, *calls], plan.threads, profile.roofline))[len(calls) :]
         for task, bound, step in zip(calls, bounds, profile.steps, strict=True):
@@ -53,20 +47,35 @@ def main() -> None:
             counts[template] += 1
             least[template] += bound
             taken[template] += max(step.seconds - begin(task, plan.threads), 0.0)
-        measured = sum(step.seconds for step in profile.steps)
-        told = sum(step_seconds(plan, profile.roofline))
-        usual = sum(step_seconds(plan))
-        rows.append(
-            f"{name:12} {1e3 * told:8.2f} ms predicted  {1e3 * usual:8.2f} by the nominal machine  "
-            f"{1e3 * measured:8.2f} measured"
-        )
     for template in sorted(taken, key=lambda t: -taken[t]):
         part = least[template] / taken[template] if taken[template] else 1.0
-        print(
-            f"{template:24} {counts[template]:5} steps  {1e3 * taken[template]:8.2f} ms  {part:.2f}"
-        )
-    print(*rows, sep="\n")
+        yield template, counts[template], 1e3 * taken[template], part
 
 
-if __name__ == "__main__":
-    main()
+def measure_workload(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload."""
+    plan, profile = profiled(name)
+    told = sum(step_seconds(plan, profile.roofline)), sum(step_seconds(plan))
+    yield *(1e3 * s for s in told), 1e3 * sum(step.seconds for step in profile.steps)
+
+
+BENCHES = (
+    Bench(
+        "efficiency",
+        "what part of a machine's limits each kernel template reaches",
+        {"usual": NAMES} | {name: (name,) for name in WORKLOADS},
+        ("template", "steps", "ms:.2f", "limit / time:.2f"),
+        measure,
+        usual=("usual",),
+        small="mlp",
+    ),
+    Bench(
+        "efficiency.workload",
+        "the time of a step as kernels/cost.py predicts it, and as it was",
+        {name: name for name in WORKLOADS},
+        ("predicted ms:.2f", "by the nominal machine:.2f", "measured ms:.2f"),
+        measure_workload,
+        usual=NAMES,
+        small="mlp",
+    ),
+)

@@ -1,18 +1,15 @@
 """The applications of examples/, whole: new projects, made and run as READMEs say, and builds.
 
-    python -m bench.examples [NAME ...] [--out examples/README.md]
-
 Of each example `edgegrad new` makes a project in build/examples/.  The commands that its README
 begins with are run there: they make data, train, and check what has been reached.  Then an epoch is
 trained by its run.toml, the model that was exported is compared in onnxruntime with the trainer,
 and a trimmed build of the artifacts for this machine makes one step, which is compared with the
-engine's.  A federation is run by Flower, on a server of its own, and then its tests are.  What does
-not hold is an error, and the status is 1.
+engine's.  A federation is run by Flower, on a server of its own, and then its tests are.  A row
+whose last cell is WRONG says what does not hold.  --page puts the rows into examples/README.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import importlib.util
 import os
@@ -20,7 +17,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +26,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.measuring import ROOT
+from bench.rows import WRONG, Bench, Cells
+from bench.tables import text
 from engine import Trainer
 from engine.api import CheckpointState
 from engine.tools import cli, templates
 from engine.tools.dev import flower_apps
 from engine.tools.trimmed.selftest import make_input
 
-ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "examples"
 FEDERATION = "federation.toml"  # which a project that Flower runs has
 BATCH = 8  # of the comparisons
@@ -61,19 +61,10 @@ class Result:
     whole: float
     processor: float | None
 
-    def row(self) -> str:
-        """Its row of the table."""
-        link = f"[{self.name}]({self.name}/README.md)"
-        processor = "" if self.processor is None else f"{self.processor:.0f} s"
-        times = f"{self.training:.0f} s | {self.whole:.0f} s | {processor}"
-        return f"| {link} | {self.parameters:,} | {self.said} | {times} |"
-
-
-HEAD = (
-    "| example | parameters | what it reaches | data and training | with checks and build "
-    "| processor time |",
-    "|---|---|---|---|---|---|",
-)
+    @property
+    def cells(self) -> Cells:
+        """The cells of its row."""
+        return self.parameters, self.said, self.training, self.whole, self.processor
 
 
 def run(name: str, work: Path = WORK) -> Result:
@@ -216,29 +207,34 @@ def compare_build(trainer: Trainer, folder: Path) -> None:
     print("a step of the build is the engine's, to the last bit")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run examples, and print their table."""
-    known = list(templates.templates())
-    parser = argparse.ArgumentParser(prog="python -m bench.examples", description=main.__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
-    parser.add_argument("--out", type=Path, help="file whose rows of these are replaced")
-    args = parser.parse_args(argv)
-    for name in args.names:
-        if name not in known:
-            parser.error(f"no example {name!r}; there are {', '.join(known)}")
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of an example."""
     try:
-        rows = {name: run(name).row() for name in args.names or known}
+        yield run(name).cells
     except (RuntimeError, AssertionError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(*HEAD, *rows.values(), sep="\n")
-    if args.out:
-        lines = args.out.read_text("utf-8").splitlines()
-        for name, row in rows.items():
-            lines = [row if line.startswith(f"| [{name}]") else line for line in lines]
-        args.out.write_text("\n".join(lines) + "\n", "utf-8")
-    return 0
+        yield None, f"{WRONG}: {error}", None, None, None
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Replace the rows of these examples in a page."""
+    lines = path.read_text("utf-8").splitlines()
+    for name, ((parameters, said, *times),) in found.items():
+        cells = [f"[{name}]({name}/README.md)", text(parameters, ","), str(said)]
+        cells += ["" if took is None else f"{text(took, '.0f')} s" for took in times]
+        row = f"| {' | '.join(cells)} |"
+        lines = [row if line.startswith(f"| [{name}]") else line for line in lines]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+BENCHES = (
+    Bench(
+        "examples",
+        "the applications of examples/, whole",
+        lambda: {name: name for name in templates.templates()},
+        ("parameters:,", "reaches", "data and training, s:.0f", "with checks and build, s:.0f",
+         "processor, s:.0f"),
+        measure,
+        page=write_page,
+        document="examples/README.md",
+    ),
+)  # fmt: skip

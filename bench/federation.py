@@ -1,9 +1,6 @@
 """Federations of twenty clients: accuracy, bytes and time, for clients that are alike and not.
 
-    python -m bench.federation [--rounds N] [--seeds N] [--jobs N] [--picture FILE.svg] [WORD ...]
-    python -m bench.federation --attacks [--rounds N] [--jobs N]
-
-WORD chooses the rows whose title contains it; by default all.  Every row is the app of
+Every row of `federation` is the app of
 examples/federated with other options, its clients one after another in this process: messages,
 client and server are those of `flwr run`, and so are the results (tests/test_federation_flower.py).
 `central` trains on all that the clients train on, for as many epochs as a federation has rounds.
@@ -13,12 +10,11 @@ they are apart.  A seed decides the weights, the partition and the order of the 
 those of all records in the messages to and from all clients; seconds are of the processor, all
 clients together.  The picture has the accuracy over rounds, for digits.
 
-`--attacks` has federations with malicious clients instead, see `bench.federation_attacks`.
+`federation.attacks` has federations with malicious clients; see federation_attacks.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import importlib
 import logging
@@ -27,7 +23,8 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -37,10 +34,12 @@ from typing import Any
 
 import numpy as np
 
+from bench.federation_attacks import ATTACKS, Attacked, cells, client_of
 from bench.federation_attacks import CLIENTS as ATTACKED_CLIENTS
 from bench.federation_attacks import STRATEGIES as STRATEGIES_ATTACKED
-from bench.federation_attacks import Attacked, client_of, table
 from bench.federation_attacks import rows as attacked_rows
+from bench.measuring import MB
+from bench.rows import Bench, Cells, Option
 from engine.reports.axes import axis
 from engine.reports.charts import coordinate, frame
 from engine.reports.page import text
@@ -199,21 +198,6 @@ def central(config: Mapping[str, Any], epochs: int) -> list[float]:
     return found
 
 
-def line(row: Row, outcomes: Sequence[Outcome]) -> str:
-    """A line of the table."""
-    last = [outcome.accuracies[-1] for outcome in outcomes]
-    sent, received = (mean(getattr(o, side) for o in outcomes) for side in ("sent", "received"))
-    traffic = f"{sent / 1e6:.2f} + {received / 1e6:.2f}" if sent else ""
-    failed = f", {sum(o.failures for o in outcomes)} failures" * any(o.failures for o in outcomes)
-    return (
-        f"| {row.dataset} | {row.partition} | {row.strategy}{failed} | {mean(last):.1%} "
-        f"| {min(last):.1%} to {max(last):.1%} | {traffic} "
-        f"| {mean(o.seconds for o in outcomes):.2f} |"
-    )
-
-
-HEAD = """| data | clients | trained by | accuracy | over seeds | MB out + in a round | s a round |
-|---|---|---|---|---|---|---|"""
 WIDTH, HEIGHT, TOP, LEFT, BOTTOM = 440, 250, 34, 58, 46
 COLOURS = ("#2563c9", "#c2570c", "#0b8457")
 STYLE = """text{font:12px system-ui,sans-serif;fill:#333}
@@ -252,37 +236,57 @@ def picture(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the rows; see the head of this file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("words", nargs="*", metavar="WORD")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--attacks", action="store_true", help="malicious clients")
-    asked = parser.parse_args(argv)
-    if asked.attacks:
-        with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
-            runs = {row: pool.submit(attacked, row, asked.rounds) for row in attacked_rows()}
-            print(table({row: future.result() for row, future in runs.items()}))
-        return
-    rows = [r for r in ROWS if not asked.words or any(word in r.title for word in asked.words)]
-    print(HEAD)
-    curves: dict[str, dict[str, list[float]]] = {}
-    with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
-        found = {
-            r: [pool.submit(run, r, asked.rounds, s) for s in range(asked.seeds)] for r in rows
-        }
-        for row, futures in found.items():
-            outcomes = [future.result() for future in futures]
-            print(line(row, outcomes), flush=True)
-            if row.dataset == "digits" and row.strategy in STRATEGIES:
-                accuracies = np.mean([outcome.accuracies for outcome in outcomes], axis=0)
-                curves.setdefault(row.partition, {})[row.strategy] = accuracies.tolist()
-    if asked.picture and curves:
-        asked.picture.write_text(picture(curves))
+def in_processes(
+    jobs: int, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Return the results of calls in new processes, so many at the same time."""
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        return [future.result() for future in [pool.submit(call, *each) for each in arguments]]
 
 
-if __name__ == "__main__":
-    main()
+def measure(row: Row, options: Namespace) -> Iterator[Cells]:
+    """Yield the row of a federation, over its seeds."""
+    seeds = [(row, options.rounds, seed) for seed in range(options.seeds)]
+    outcomes: list[Outcome] = in_processes(options.jobs, run, seeds)
+    last = [outcome.accuracies[-1] for outcome in outcomes]
+    sent, received = (
+        mean(getattr(o, side) for o in outcomes) / MB for side in ("sent", "received")
+    )
+    took, failures = mean(o.seconds for o in outcomes), sum(o.failures for o in outcomes)
+    yield mean(last), f"{min(last):.1%} to {max(last):.1%}", sent, received, took, failures
+    if options.picture and row.dataset == "digits" and row.strategy in STRATEGIES:
+        curves = options.__dict__.setdefault("curves", {})
+        accuracies = np.mean([outcome.accuracies for outcome in outcomes], axis=0)
+        curves.setdefault(row.partition, {})[row.strategy] = accuracies.tolist()
+        options.picture.write_text(picture(curves))
+
+
+def measure_attacks(strategy: str, options: Namespace) -> Iterator[Cells]:
+    """Yield the accuracies of a strategy, one and two clients of ten being malicious."""
+    rows = [row for row in attacked_rows() if row.strategy == strategy]
+    found = in_processes(options.jobs, attacked, [(row, options.rounds) for row in rows])
+    yield cells(strategy, dict(zip(rows, found, strict=True)))
+
+
+JOBS = Option("jobs", 1, "runs at the same time")
+ROUNDS = Option("rounds", 30, "of a federation")
+BENCHES = (
+    Bench(
+        "federation",
+        "federations of twenty clients: accuracy, bytes and time",
+        {row.title: row for row in ROWS},
+        ("accuracy:.1%", "over seeds", "MB out in a round:.2f", "MB in:.2f", "s a round:.2f",
+         "failures"),
+        measure,
+        options=(ROUNDS, JOBS, Option("seeds", 3, "of weights, partition and order"),
+                 Option("picture", None, "an SVG of the accuracy over rounds, for digits", Path)),
+    ),
+    Bench(
+        "federation.attacks",
+        "what malicious clients do to the accuracy of a federation",
+        {strategy: strategy for strategy in STRATEGIES_ATTACKED},
+        ("none", *ATTACKS),
+        measure_attacks,
+        options=(ROUNDS, JOBS),
+    ),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What malicious clients do to a federation: the rows of `python -m bench.federation --attacks`.
+"""What malicious clients do to a federation: the rows of `python -m bench federation.attacks`.
 
 Ten clients with a tenth of the digits each, of which none, one or two are malicious from the first
 round on.  A malicious client trains as others do and then sends something else, or trains on labels
@@ -103,20 +103,15 @@ def client_of(row: Attacked) -> Any:
     return App()
 
 
-def table(accuracies: Mapping[Attacked, float]) -> str:
-    """The accuracies as a table: a line for each strategy, a column for each attack."""
-    head = "".join(f" {attack} |" for attack in ATTACKS)
-    lines = [f"| | none |{head}", f"|---|---{'|---' * len(ATTACKS)}|"]
-    for strategy in STRATEGIES:
-        cells = [
-            " / ".join(
-                f"{found:.0%}"
-                if (found := accuracies.get(Attacked(strategy, a, k))) is not None
-                else "-"
-                for k in SHARES[1:]
-            )
-            for a in ATTACKS
-        ]
-        none = accuracies.get(Attacked(strategy, next(iter(ATTACKS)), 0), float("nan"))
-        lines.append(f"| {strategy} | {none:.0%} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def cells(strategy: str, accuracies: Mapping[Attacked, float]) -> list[str]:
+    """Return the accuracies of a strategy: without malicious clients, and by attack.
+
+    An attack has the accuracy with one malicious client, and that with two.
+    """
+
+    def share(attack: str, malicious: int) -> str:
+        found = accuracies.get(Attacked(strategy, attack, malicious))
+        return "-" if found is None else f"{found:.0%}"
+
+    none = share(next(iter(ATTACKS)), 0)
+    return [none, *(" / ".join(share(a, k) for k in SHARES[1:]) for a in ATTACKS)]

@@ -1,7 +1,5 @@
 """What `Trainer.fit` costs beyond the steps it makes, on the MLP at batch 64.
 
-    python -m bench.fitting [--rounds N] [--batches N]
-
 A bare loop of `trainer.step` over the same batches and a `fit` take turns; the ratio of each pair
 is of processor time of one thread.  Where other load makes that too coarse, the second figure is
 finer: the same two loops with steps that do nothing, whose difference is what `fit` adds to a
@@ -12,15 +10,17 @@ rate is 0, so that all steps are alike.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
-from pathlib import Path
+from statistics import median
 from typing import Any
 
+from bench.measuring import rounds, seconds
+from bench.programs import written
+from bench.rows import Bench, Cells, Option
 from engine import Trainer
 from engine.data import Batches
 from engine.data.samples import Batch, size
@@ -42,13 +42,6 @@ class Fixed(Batches):
         return repeat(self.batch, self.count - start)
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """The processor time of a call."""
-    begin = time.process_time()
-    run()
-    return time.process_time() - begin
-
-
 class Idle(Trainer):
     """A trainer whose steps do nothing."""
 
@@ -59,8 +52,8 @@ class Idle(Trainer):
         pass
 
 
-def pairs(trainer: Trainer, batch: Batch, batches: int, rounds: int) -> list[tuple[float, float]]:
-    """The times of a bare loop and of a `fit`, in turns."""
+def pairs(trainer: Trainer, batch: Batch, batches: int, turns: int) -> list[tuple[float, float]]:
+    """Return the times of a bare loop and of a `fit`, in turns."""
     data = Fixed(batch, batches)
 
     def bare() -> None:
@@ -70,32 +63,36 @@ def pairs(trainer: Trainer, batch: Batch, batches: int, rounds: int) -> list[tup
 
     bare()
     trainer.fit(data)
-    return [(seconds(bare), seconds(lambda: trainer.fit(data))) for _ in range(rounds)]
+    calls = bare, lambda: trainer.fit(data)
+    clock = time.process_time
+    return [(seconds(calls[0], clock), seconds(calls[1], clock)) for _ in range(turns)]
 
 
-def main() -> None:
-    """Measure, and print a line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batches", type=int, default=1000)
-    words = parser.parse_args()
-    batch = WORKLOADS["mlp"].batch()
-    with tempfile.TemporaryDirectory() as folder:
-        artifacts = WORKLOADS["mlp"].write(Path(folder))
-        trainer, idle = (kind(artifacts, threads=1, learning_rate=0.0) for kind in (Trainer, Idle))
-        real = pairs(trainer, batch, words.batches, words.rounds)
-        empty = pairs(idle, batch, 20 * words.batches, words.rounds)
-        fixed = min(seconds(lambda: trainer.fit(Fixed(batch, 1))) for _ in range(words.rounds))
-    step = min(bare for bare, _ in real) / words.batches
-    ratio = statistics.median(fitted / bare for bare, fitted in real)
-    added = min(f for _, f in empty) - min(b for b, _ in empty)
-    added /= 20 * words.batches
-    print(
-        f"mlp, batch 64, 1 thread: a step {1e3 * step:.3f} ms; fit {ratio:.3f} times the bare loop "
-        f"of {words.batches} steps; added to a batch {1e6 * added:.2f} us, "
-        f"{100 * added / step:.2f} % of a step; a fit of one batch {1e3 * fixed:.2f} ms"
-    )
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload."""
+    batch, batches = WORKLOADS[name].batch(), options.batches
+    with written(name) as folder:
+        trainer, idle = (kind(folder, threads=1, learning_rate=0.0) for kind in (Trainer, Idle))
+        real = pairs(trainer, batch, batches, options.rounds)
+        empty = pairs(idle, batch, 20 * batches, options.rounds)
+        one = partial(trainer.fit, Fixed(batch, 1))
+        fixed = min(rounds(one, options.rounds, 0, time.process_time))
+    step = min(bare for bare, _ in real) / batches
+    added = (min(f for _, f in empty) - min(b for b, _ in empty)) / (20 * batches)
+    times = median(fitted / bare for bare, fitted in real)
+    yield 1e3 * step, times, 1e6 * added, 100 * added / step, 1e3 * fixed
 
 
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "fitting",
+        "what `Trainer.fit` costs beyond the steps it makes, on one thread",
+        {name: name for name in WORKLOADS},
+        ("step ms:.3f", "fit / bare loop:.3f", "us added to a batch:.2f", "% of a step:.2f",
+         "ms of a fit of one batch:.2f"),
+        measure,
+        usual=("mlp",),
+        options=(Option("rounds", 15, "turns"), Option("batches", 1000, "steps of a turn")),
+        small="mlp --rounds 1 --batches 2",
+    ),
+)  # fmt: skip

@@ -1,25 +1,27 @@
 """Memory of processes that train a small part of a model: constants in their file, and copied.
 
-python -m bench.frozen [mobilenet_head minilm_last qwen]
-
-A row each for constants inside the model files, and as external data, which stays in its file.
-`anonymous` is what the process alone has, `file` what it has mapped (libraries as well as weights,
-which the system may drop); both after three steps.  `peak` is the largest sum of both.
+A row each for constants inside the model files, and as external data, which stays in its file; for
+making the artifacts, and for three steps.  `anonymous` is what the process alone has at the end,
+`file` what it has mapped (libraries as well as weights, which the system may drop), and `peak` the
+largest sum of both, in MiB.
 `qwen` has the sizes of Qwen2.5-0.5B: random weights of 4 bits in blocks of 32, 256 positions, and
 adapters of rank 8 on queries and values, which alone are trained.
 """
 
 from __future__ import annotations
 
-import subprocess
+import json
 import sys
 import tempfile
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from bench.frozen_steps import memory
+from bench.measuring import MIB, fresh, memory, output
+from bench.processes import SCRIPTS
+from bench.rows import Bench, Cells
 from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
@@ -28,7 +30,7 @@ from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.workload import parameters
 
 MS = "com.microsoft"
-BLOCK, RANK = 32, 8
+BLOCK, RANK, STEPS = 32, 8, 3
 
 
 class _Qwen:
@@ -160,28 +162,36 @@ def write(name: str, folder: Path, external: bool) -> None:
     )  # fmt: skip
 
 
-def main() -> None:
-    """Print a row a model and way; each step of it is a process of its own."""
-    match sys.argv[1:]:
-        case ["write", name, folder, external]:
-            write(name, Path(folder), external == "1")
-            text = "  ".join(f"{n} {size:.0f}" for n, size in memory().items())
-            print(f"{text} MiB")
-        case names:
-            for name in names or MODELS:
-                for external in "01":
-                    with tempfile.TemporaryDirectory() as folder:
-                        said = [_run("bench.frozen", "write", name, folder, external)]
-                        _run("bench.frozen_steps", folder)  # keeps kernels and plans
-                        said.append(_run("bench.frozen_steps", folder))
-                    way = "external" if external == "1" else "inside"
-                    print(f"{name} {way}\n  making: {said[0]}\n  training: {said[1]}", flush=True)
+def held() -> list[float]:
+    """Return the memory of this process: anonymous, of files, and the peak of both, in MiB."""
+    return [memory(field) / MIB for field in ("RssAnon", "RssFile", "VmHWM")]
 
 
-def _run(*words: str) -> str:
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+def make(name: str, folder: Path, external: bool) -> list[float]:
+    """Write the artifacts of a model; return the memory of this process."""
+    write(name, folder, external)
+    return held()
 
 
-if __name__ == "__main__":
-    main()
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield two rows a way; each is a process of its own."""
+    for way in ("inside", "external"):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            yield way, "making", *fresh(make, name, folder, way == "external"), None
+            command = [sys.executable, SCRIPTS / "frozen.py", folder, STEPS]
+            output(command)  # keeps kernels and plans
+            found = json.loads(output(command))
+            sizes = (size / MIB for size in found["memory"].values())
+            yield way, "training", *sizes, "{0:.4f} to {2:.4f}".format(*found["losses"])
+
+
+BENCHES = (
+    Bench(
+        "frozen",
+        "memory of training a small part of a model: constants in their file, and copied",
+        {name: name for name in MODELS},
+        ("constants", "what", "anonymous:.0f", "file:.0f", "peak:.0f", "losses"),
+        measure,
+    ),
+)

@@ -1,7 +1,5 @@
 """Time of every stage of planning against the number of nodes of a graph.
 
-python -m bench.planning --growth [SHAPE ...] [--sizes 100 1000 10000 50000] [--least]
-
 A row is a stage, a column a number of nodes: seconds of processor time of the stage alone, without
 those that it calls and that have rows of their own.  `exponent` is log(t2 / t1) / log(n2 / n1) of
 the two largest graphs, n counting their nodes: 1.00 is linear.  Stages below `LEAST` of a second
@@ -19,6 +17,7 @@ import contextlib
 import math
 import tempfile
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from bench.rows import Bench, Cells, Option
 from engine import artifacts
 from engine.api import CheckpointState
 from engine.checkpoint import storage
@@ -211,11 +211,11 @@ def fan_out(nodes: int) -> Graph:
     return _plain("fan-out", [*made, total], {}, {"y": (4, WIDTH)})
 
 
-def products(nodes: int) -> Graph:
-    """Products with one value, and the Sum of all: no two of them fuse."""
+def softmaxes(nodes: int) -> Graph:
+    """Softmaxes of one value, and the Sum of all: no two of them fuse."""
     made = [Node("Softmax", ("x",), (f"v{i}",), {"axis": i % 2}, "", f"n{i}") for i in range(nodes)]
     total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
-    return _plain("products", [*made, total], {}, {"y": (4, WIDTH)})
+    return _plain("softmaxes", [*made, total], {}, {"y": (4, WIDTH)})
 
 
 def concat(nodes: int) -> Graph:
@@ -271,9 +271,9 @@ SHAPES: dict[str, tuple[Callable[[int], Graph], bool]] = {  # the graph, and whe
     "chain": (chain, False),
     "mlp": (mlp, True),
     "residual": (residual, True),
-    "attention": (attention, True),
+    "transformer": (attention, True),
     "fan-out": (fan_out, False),
-    "products": (products, False),
+    "softmaxes": (softmaxes, False),
     "concat": (concat, False),
     "split": (split, False),
     "loop": (loop, False),
@@ -342,27 +342,41 @@ def measured(name: str, nodes: int, *, least: bool = False) -> tuple[int, Clock]
     return count if name != "loop" else nodes, clock
 
 
-def table(name: str, sizes: Sequence[int], *, least: bool = False) -> Iterator[str]:
-    """The lines of the table of a shape."""
-    columns = [measured(name, nodes, least=least) for nodes in sizes]
-    counts = [count for count, _ in columns]
-    titles = dict.fromkeys(title for _, clock in columns for title in clock.seconds)
-    yield f"{name:28}" + "".join(f"{count:>10}" for count in counts) + "  exponent"
-    totals = [sum(clock.seconds.values()) for _, clock in columns]
-    rows = {title: [clock.seconds[title] for _, clock in columns] for title in titles}
-    for title, seconds in [*rows.items(), ("total", totals)]:
-        line = f"  {title:26}" + "".join(f"{s:10.3f}" for s in seconds)
-        yield line + (f"{exponent(counts, seconds):10.2f}" if seconds[-1] >= LEAST else "")
-
-
 def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
     """Of the two largest graphs, the power of the nodes with which the time grows."""
     (n1, n2), (t1, t2) = counts[-2:], seconds[-2:]
     return math.log(t2 / max(t1, 1e-6)) / math.log(n2 / n1)
 
 
-def main(names: Sequence[str], sizes: Sequence[int], *, least: bool) -> None:
-    """Print the tables of these shapes; of all if there are none."""
-    for name in names or SHAPES:
-        for line in table(name, sizes, least=least):
-            print(line, flush=True)
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each stage of a shape."""
+    columns = [measured(name, nodes, least=options.least) for nodes in options.sizes]
+    counts = [count for count, _ in columns]
+    stages = dict.fromkeys(stage for _, clock in columns for stage in clock.seconds)
+    rows = {stage: [clock.seconds[stage] for _, clock in columns] for stage in stages}
+    rows["total"] = [sum(clock.seconds.values()) for _, clock in columns]
+    yield "nodes", *map(str, counts), None
+    for stage, seconds in rows.items():
+        grows = len(counts) > 1 and seconds[-1] >= LEAST
+        yield stage, *seconds, exponent(counts, seconds) if grows else None
+
+
+def titles(options: Namespace) -> tuple[str, ...]:
+    """Return the columns, one a size."""
+    return ("stage", *(f"s at {size}:.3f" for size in options.sizes), "exponent:.2f")
+
+
+BENCHES = (
+    Bench(
+        "growth",
+        "the time of every stage of planning against the number of nodes of a graph",
+        {name: name for name in SHAPES},
+        titles,
+        measure,
+        options=(
+            Option("sizes", SIZES, "nodes of the graphs"),
+            Option("least", False, "also the search for the smallest plan of all"),
+        ),
+        small="chain --sizes 10",
+    ),
+)

@@ -1,33 +1,35 @@
 """Instructions that one training step executes, counted by a QEMU plugin: exact, on any machine.
 
-    python -m bench.instructions [--batch N] [--target NAME ...] ARTIFACTS ...
-    python -m bench.instructions --start [--arm64 FOLDER] WORKLOAD ...
+Subjects of `instructions` are folders of artifacts.  A step is forward, backward and optimizer.
+The program is the trimmed build's, with one thread; kernels of the full engine are the same code.
+Needs the Debian package qemu-user (not -static, which has no plugins) and a compiler for each
+target.
 
-A step is forward, backward and optimizer.  The program is the trimmed build's, with one thread;
-kernels of the full engine are the same code.  Needs the Debian package qemu-user (not -static,
-which has no plugins) and a compiler for each target.
-
-With --start the program is Python with the package installed from a wheel, and what is counted is
-the whole process, from `python` to the end of its first step: of the first process ever, which
-plans, and of a later one, which finds the plans kept.  Beside it stands a process that imports
-NumPy alone.  That is Python for x86-64, and with --arm64 that of a folder in which tests/arm64.sh
-has been.  One thread runs; bytecode is cached.  Instructions say nothing of waiting for the disk.
-"""
+Of `instructions.start` the program is Python with the package installed from a wheel, and what is
+counted is the whole process, from `python` to the end of its first step: of the first process ever,
+which plans, and of a later one, which finds the plans kept.  Beside it stands a process that
+imports NumPy alone.  That is Python for x86-64, and with --arm64 that of a folder in which
+tests/arm64.sh has been.  One thread runs; bytecode is cached.  Instructions say nothing of waiting
+for the disk."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import installed
+from bench.measuring import ROOT
+from bench.processes import SCRIPTS
+from bench.programs import written
+from bench.rows import Bench, Cells, Option
 from engine.kernels.levels import LEVELS
 from engine.tools.dev import zoo
 from engine.tools.trimmed.build import Options, build
@@ -35,7 +37,6 @@ from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import resolve
 from engine.tools.workloads import WORKLOADS
 
-HERE = Path(__file__).resolve().parent
 TARGETS = ("raspberrypi4", "x86-64-v3")
 DRIVER = """
 #include <stdlib.h>
@@ -103,7 +104,7 @@ def count(artifacts: Path, target: str, batch: int, folder: Path) -> int:
 def compile_plugin(folder: Path) -> Path:
     """Compile instructions.c."""
     made = folder / "count.so"
-    _run("cc", "-shared", "-fPIC", "-O2", HERE / "instructions.c", "-o", made)
+    _run("cc", "-shared", "-fPIC", "-O2", ROOT / "bench/instructions.c", "-o", made)
     return made
 
 
@@ -120,7 +121,7 @@ def count_starts(artifacts: Path, python: Sequence[object], site: str) -> dict[s
         "EDGEGRAD_CACHE_DIR": str(work / "cache"), "EDGEGRAD_KERNELS": "shipped",
         "EDGEGRAD_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
-    first_step = (*python, HERE / "first_step.py", artifacts)
+    first_step = (*python, SCRIPTS / "first_step.py", artifacts)
     _run(*first_step, env=env)  # writes bytecode
     shutil.rmtree(work / "cache", ignore_errors=True)
     found = {name: _told(_run(*first_step, env=env)) for name in ("first ever", "plans kept")}
@@ -146,23 +147,6 @@ def _interpreters(arm64: Path | None, counting: Sequence[object]) -> dict[str, t
     return found
 
 
-def print_starts(
-    names: Sequence[str], arm64: Path | None, counting: Sequence[object], folder: Path
-) -> None:
-    """Print a row for each workload, level and process."""
-    made = {name: WORKLOADS[name].write(folder / name) for name in names}
-    plans = [p for name, at in made.items() for p in zoo.of_folder(at, WORKLOADS[name].x[0])]
-    for name, python in _interpreters(arm64, counting).items():
-        (level,) = (v for v in LEVELS if v.name == name)
-        wheel = installed.make(plans, f"linux-{level.arch}", folder / name, [level])
-        site = str(installed.install(wheel, folder / name / "site"))
-        if level.arch == "aarch64":
-            site += f"{os.pathsep}{arm64}/site"
-        for workload, artifacts in made.items():
-            for what, n in count_starts(artifacts, python, site).items():
-                print(f"{workload:12} {name:10} {what:12} {n:>15,} instructions", flush=True)
-
-
 def _run(*words: object, env: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
         [*map(str, words)],
@@ -175,29 +159,50 @@ def _run(*words: object, env: Mapping[str, str] | None = None) -> str:
     return done.stdout + done.stderr
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row a model and target, or a model, Python and process."""
-    parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
-    parser.add_argument("artifacts", nargs="+", help="folders, or with --start workloads")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--target", action="append", default=[])
-    parser.add_argument("--start", action="store_true", help="whole processes, to a first step")
-    parser.add_argument("--arm64", type=Path, metavar="FOLDER", help="what tests/arm64.sh has made")
-    args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        compile_plugin(folder)
-        if args.start:
-            counting = ("-plugin", folder / "count.so", "-d", "plugin")
-            arm64 = args.arm64.resolve() if args.arm64 else None
-            print_starts(args.artifacts, arm64, counting, folder)
-            return 0
-        for artifacts in map(Path, args.artifacts):
-            for target in args.target or TARGETS:
-                n = count(artifacts, target, args.batch, folder)
-                print(f"{artifacts.name:12} batch {args.batch:3} {target:14} {n:>12,} instructions")
-    return 0
+def measure(artifacts: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each target."""
+    with tempfile.TemporaryDirectory() as folder:
+        compile_plugin(Path(folder))
+        for target in options.target:
+            yield target, options.batch, count(Path(artifacts), target, options.batch, Path(folder))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def measure_start(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each level and process of a workload."""
+    arm64 = options.arm64.resolve() if options.arm64 else None
+    with tempfile.TemporaryDirectory() as place, written(name) as artifacts:
+        folder = Path(place)
+        counting = ("-plugin", compile_plugin(folder), "-d", "plugin")
+        plans = list(zoo.of_folder(artifacts, WORKLOADS[name].x[0]))
+        for title, python in _interpreters(arm64, counting).items():
+            (level,) = (v for v in LEVELS if v.name == title)
+            wheel = installed.make(plans, f"linux-{level.arch}", folder / title, [level])
+            site = str(installed.install(wheel, folder / title / "site"))
+            if level.arch == "aarch64":
+                site += f"{os.pathsep}{arm64}/site"
+            for what, number in count_starts(artifacts, python, site).items():
+                yield title, what, number
+
+
+BENCHES = (
+    Bench(
+        "instructions",
+        "instructions that one training step executes, counted by a QEMU plugin",
+        None,
+        ("target", "batch", "instructions:,"),
+        measure,
+        options=(
+            Option("batch", 1, "samples of a step"),
+            Option("target", TARGETS, "processors"),
+        ),
+    ),
+    Bench(
+        "instructions.start",
+        "instructions of whole processes, to the end of a first step",
+        {name: name for name in WORKLOADS},
+        ("level", "process", "instructions:,"),
+        measure_start,
+        usual=("mlp",),
+        options=(Option("arm64", None, "a folder in which tests/arm64.sh has been", Path),),
+    ),
+)

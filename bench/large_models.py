@@ -1,10 +1,6 @@
 """Large models, and how much memory is taken between their files and their artifacts.
 
-python -m bench.large_models KIND MODEL FOLDER
-
-prints by how many bytes the anonymous memory of the process, `RssAnon`, grew at most.  Pages of
-files that are mapped do not count: the system takes them back when memory is short.  They are asked
-for in another process, a thousand times a second.  KIND:
+KIND, of `run`, is what is done between them:
 
     lora      `Trainer.from_onnx(lora=)`
     full      artifacts that train all parameters, which the checkpoint has then
@@ -16,27 +12,14 @@ Files of weights are sparse: they read as zeros, and take no room.  Linux only.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-PEAK = """
-import select, sys
-path, peak = f"/proc/{sys.argv[1]}/status", 0
-print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0.001)[0]:
-    text = open(path).read()
-    peak = max(peak, int(text.split("RssAnon:")[1].split()[0]) * 1024)
-print(peak)
-"""  # until its input ends
+from bench.measuring import anonymous_growth
 
 
 def make(
@@ -157,23 +140,6 @@ def run(kind: str, path: Path, folder: Path) -> None:
         supported(path)
 
 
-@contextmanager
-def watched() -> Iterator[list[int]]:
-    """Yield a list that has, at the end, by how many bytes the anonymous memory grew at most."""
-    found, before = list[int](), _anonymous()
-    watch = [sys.executable, "-c", PEAK, str(os.getpid())]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(watch, stdin=pipe, stdout=pipe, text=True) as watcher:
-        assert watcher.stdin is not None
-        assert watcher.stdout is not None
-        watcher.stdout.readline()
-        try:
-            yield found
-        finally:
-            watcher.stdin.close()
-            found.append(max(0, int(watcher.stdout.read()) - before))
-
-
 def grown(kind: str, path: Path, folder: Path) -> int:
     """By how many bytes the anonymous memory of this process grows at most.
 
@@ -181,15 +147,6 @@ def grown(kind: str, path: Path, folder: Path) -> int:
     """
     with tempfile.TemporaryDirectory() as first:
         run(kind, make(Path(first), 2, 64, inline=False), Path(first) / "out")
-    with watched() as found:
+    with anonymous_growth() as found:
         run(kind, path, folder)
     return found[0]
-
-
-def _anonymous() -> int:
-    text = Path("/proc/self/status").read_text()
-    return int(text.split("RssAnon:")[1].split()[0]) * 1024
-
-
-if __name__ == "__main__":
-    print(grown(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

@@ -1,14 +1,12 @@
 """LoRA beside training a whole model: what is trained, planned bytes, memory of the process, time.
 
-    python -m bench.lora [--positions N] [--steps N] [--budget BYTES] [MODEL ...]
-
-MODEL is gpt2 (GPT-2 small, float32) or qwen2 (Qwen2.5-0.5B, 4 bits); by default both.  Weights are
-random, the batch is one text of 256 words, adapters have rank 8 and stand at queries and values;
-GPT-2 has these and the keys in one matrix.  Every training is a process of its own that finds its
-plans and kernels in the cache.  `process` is its peak memory as the system counts it, `own` what of
-it is no page of a file after the last step: weights of adapted models stay in theirs.  Qwen2.5-0.5B
-as a whole, in float32, is planned and not run.  With --budget, as "64 MB", adapted models are
-trained once more in so many bytes, those of the weights in their file left aside.
+Models are gpt2 (GPT-2 small, float32) and qwen2 (Qwen2.5-0.5B, 4 bits).  Weights are random, the
+batch is one text of 256 words, adapters have rank 8 and stand at queries and values; GPT-2 has
+these and the keys in one matrix.  Every training is a process of its own that finds its plans and
+kernels in the cache.  `process` is its peak memory as the system counts it, `own` what of it is no
+page of a file after the last step: weights of adapted models stay in theirs.  Qwen2.5-0.5B as a
+whole, in float32, is planned and not run.  With --budget, as "64 MB", adapted models are trained
+once more in so many bytes, those of the weights in their file left aside.
 
 Published: 361 MB, and 136 MB with gradients of its own kind, for LoRA of Qwen2.5-0.5B at 256 words
 (MeSP, as its paper counts them).
@@ -16,24 +14,20 @@ Published: 361 MB, and 136 MB with gradients of its own kind, for LoRA of Qwen2.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import subprocess
-import sys
 import tempfile
-import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
+from bench.measuring import MB, fresh, memory, rounds
 from bench.qwen2 import Sizes, qwen2
+from bench.rows import Bench, Cells, Option
 from engine import artifacts, lora
-from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline import training
@@ -63,28 +57,15 @@ class Row:
     own: int | None = None
     seconds: float | None = None
 
-    def __str__(self) -> str:
-        mb = [f"{self.regions.get(name, 0) / 1e6:8.1f}" for name in REGIONS]
-        total = sum(self.regions.values()) / 1e6
-        peak, own = ("-" if n is None else f"{n / 1e6:.0f}" for n in (self.peak, self.own))
-        took = "-" if self.seconds is None else f"{self.seconds:.2f}"
-        return (
-            f"{self.model:18} {self.trained:>12,} {' '.join(mb)} {total:8.1f} {peak:>8} {own:>6} "
-            f"{took:>6}"
-        )
-
-
-HEAD = " ".join(
-    [
-        f"{'':18}",
-        f"{'trained':>12}",
-        *(f"{n:>8}" for n in REGIONS),
-        "   total",
-        " process",
-        "   own",
-        "     s",
-    ]
-)
+    @property
+    def cells(self) -> Cells:
+        """The cells of the row; bytes in MB."""
+        sizes = [self.regions.get(name, 0) for name in REGIONS]
+        own = [None if n is None else n / MB for n in (self.peak, self.own)]
+        return [
+            self.model, self.trained, *(n / MB for n in sizes), sum(self.regions.values()) / MB,
+            *own, self.seconds,
+        ]  # fmt: skip
 
 
 def language_model(name: str, positions: int, *, quantised: bool = True) -> Graph:
@@ -122,26 +103,16 @@ def trained(folder: Path, steps: int, budget: str | None) -> Row:
     trainer = Trainer(folder, threads=THREADS, memory_budget=budget)
     with np.load(folder / "batch.npz") as file:
         batch = file["x"], file["y"]
-    times = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        trainer.step(*batch)
-        times.append(time.perf_counter() - begin)
-    memory, state = trainer.module._memory, trainer.state
-    plans = [program.plan for program in memory.programs.values()]
+    times = rounds(lambda: trainer.step(*batch), steps, warm_up=0)
+    held, state = trainer.module._memory, trainer.state
+    plans = [program.plan for program in held.programs.values()]
     names = ("param", "grad", "state")
     found = {name: state.regions[name].nbytes for name in names if name in state.regions}
-    found |= {"frozen": memory.frozen.nbytes, "work": memory.work.nbytes, "io": memory.io.nbytes}
+    found |= {"frozen": held.frozen.nbytes, "work": held.work.nbytes, "io": held.io.nbytes}
     found["const"] = sum(plan.region_bytes("const") for plan in plans)
     count = sum(state.slots[name].size for name in state.trainable_names())
     name = f"{folder.name} {budget or ''}".strip()
-    return Row(name, count, found, _bytes("VmHWM"), _bytes("RssAnon"), median(times[1:] or times))
-
-
-def _bytes(field: str) -> int:
-    """What Linux tells of the memory of this process."""
-    status = Path("/proc/self/status").read_text("utf-8")
-    return int(status.partition(f"{field}:")[2].split()[0]) * 1024
+    return Row(name, count, found, memory("VmHWM"), memory("RssAnon"), median(times[1:] or times))
 
 
 def planned_whole(positions: int) -> Row:
@@ -169,43 +140,34 @@ def measured(
         write(name, folder, positions, adapts=adapts)
         gc.collect()
         for budget in budgets:
-            command = [sys.executable, "-m", "bench.lora", "--run", str(folder)]
-            command += ["--budget", budget] if budget else []
-            said = ""
-            for count in (1, steps):
-                words = [*command, "--steps", str(count)]
-                done = subprocess.run(words, capture_output=True, text=True)
-                if done.returncode:
-                    raise EngineError(f"{folder.name}: {done.stderr[-2000:]}")
-                said = done.stdout.splitlines()[-1]
-            found: dict[str, Any] = json.loads(said)
-            yield Row(**found)
+            fresh(trained, folder, 1, budget or None)
+            yield fresh(trained, folder, steps, budget or None)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row a training; see the head of this file."""
-    parser = argparse.ArgumentParser(prog="python -m bench.lora")
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="gpt2 or qwen2")
-    parser.add_argument("--positions", type=int, default=256, metavar="N")
-    parser.add_argument("--steps", type=int, default=4, metavar="N")
-    parser.add_argument("--budget", metavar="BYTES", help='a further training, as "64 MB"')
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.run:
-        print(json.dumps(asdict(trained(args.run, args.steps, args.budget))))
-        return 0
-    print(f"megabytes, {args.positions} words, {THREADS} thread\n{HEAD}")
-    for name in args.models or ("gpt2", "qwen2"):
-        if name == "qwen2":
-            print(planned_whole(args.positions), flush=True)
-        else:
-            for row in measured(name, args.positions, args.steps, adapts=False):
-                print(row, flush=True)
-        budgets = ["", *([args.budget] if args.budget else [])]
-        for row in measured(name, args.positions, args.steps, adapts=True, budgets=budgets):
-            print(row, flush=True)
-    return 0
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row a training: of the whole model, with adapters, and within --budget."""
+    positions, steps = options.positions, options.steps
+    if name == "qwen2":
+        yield planned_whole(positions).cells
+    else:
+        yield from (row.cells for row in measured(name, positions, steps, adapts=False))
+    budgets = ["", *([options.budget] if options.budget else [])]
+    found = measured(name, positions, steps, adapts=True, budgets=budgets)
+    yield from (row.cells for row in found)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHES = (
+    Bench(
+        "lora",
+        "LoRA beside training a whole model; memory in MB, one thread",
+        {"gpt2": "gpt2", "qwen2": "qwen2"},
+        ("training", "trained:,", *(f"{name}:.1f" for name in REGIONS), "total:.1f", "process:.0f",
+         "own:.0f", "s:.2f"),
+        measure,
+        options=(
+            Option("positions", 256, "words of the text"),
+            Option("steps", 4, "of each training"),
+            Option("budget", "", "a further training in so many bytes, as 64MB"),
+        ),
+    ),
+)  # fmt: skip

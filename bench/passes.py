@@ -1,7 +1,5 @@
 """Passes over memory: the bytes that the steps of a training plan read and write, without running.
 
-python -m bench.passes [WORKLOAD ...]
-
 Two plans are compared: one whose steps all run whole, and one with groups that run tile by tile.
 What a step of a group finds in the cache, because one before it has touched the same tile, is not
 counted; nor is scratch memory, or what a group makes and uses up.  So much holds of caches that
@@ -15,13 +13,15 @@ its bytes, divided by those of the largest tensor that it makes.
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.measuring import MB
+from bench.rows import Bench, Cells
 from engine.api import CheckpointState
 from engine.kernels.target import host
 from engine.runtime.plan import Plan, Step
@@ -101,37 +101,37 @@ def plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
     return found[0], found[1]
 
 
-def main() -> None:
-    """Print a table a workload."""
-    for name in sys.argv[1:] or ("mobilenet",):
-        with tempfile.TemporaryDirectory() as folder:
-            whole, tiled = map(traffic, plans(name, Path(folder)))
-        print(
-            f"{name:12s} {'largest':>9s} {'passes':>8s} {'tiled':>8s}   MB {'whole':>8s} "
-            f"{'tiled':>8s}"
-        )
-        rows = [(layer, t) for layer, t in whole.items() if t.largest >= LEAST]
-        for layer, t in rows:
-            _row(layer, t, replace(tiled[layer], largest=t.largest))
-        largest = max(t.largest for t in whole.values())
-        _row("all", _sum(whole, largest), _sum(tiled, largest))
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each large layer, and one for all."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole, tiled = map(traffic, plans(name, Path(folder)))
+    for layer, moved in whole.items():
+        if moved.largest >= LEAST:
+            yield layer, *_cells(moved, replace(tiled[layer], largest=moved.largest))
+    largest = max(t.largest for t in whole.values())
+    yield "all", *_cells(_sum(whole, largest), _sum(tiled, largest))
 
 
 def _sum(layers: dict[str, Traffic], largest: int) -> Traffic:
-    """The traffic of all layers."""
+    """Return the traffic of all layers."""
     return Traffic(
         sum(t.read for t in layers.values()), sum(t.written for t in layers.values()), largest
     )
 
 
-def _row(layer: str, whole: Traffic, tiled: Traffic) -> None:
-    """Print the traffic of a layer."""
-    moved = [(t.read + t.written) / 1e6 for t in (whole, tiled)]
-    print(
-        f"{layer:12s} {whole.largest / 1e6:6.1f} MB {whole.passes:8.1f} {tiled.passes:8.1f}      "
-        f"{moved[0]:8.0f} {moved[1]:8.0f}"
-    )
+def _cells(whole: Traffic, tiled: Traffic) -> Cells:
+    moved = [(t.read + t.written) / MB for t in (whole, tiled)]
+    return whole.largest / MB, whole.passes, tiled.passes, *moved
 
 
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "passes",
+        "the bytes that each layer of a plan moves, with and without groups; nothing runs",
+        {name: name for name in WORKLOADS},
+        ("layer", "largest MB:.1f", "passes:.1f", "tiled passes:.1f", "MB:.0f", "tiled MB:.0f"),
+        measure,
+        usual=("mobilenet",),
+        small="mlp",
+    ),
+)

@@ -1,38 +1,32 @@
 """Time of planning models, and of long and wide graphs.
 
-python -m bench.planning --models [NAME ...]
-python -m bench.planning --growth [SHAPE ...] [--sizes N ...] [--least]
-python -m bench.planning [--nodes 10000] [--layers 200] [NAME ...]
-
-With --models a row is a model, by default `MODELS`: `first` is its first plan, `half` and `double`
+Of `planning.models` a row is a model: `first` is its first plan, `half` and `double`
 those of half and twice the batch by the same model, each with its ratio to the first; `decode`,
 `verify` and `bind` what it takes to read the plan from a plan file, to verify it, and to bind it.
 All are milliseconds of processor time, medians of five.
 
-With --growth a row is a pass or another stage, a column a number of nodes; see bench/growth.py.
-
-Without either, a row is a graph, written to a file and read back.  `plan` is all from the file to
+Of `planning` a row is a graph, written to a file and read back.  `plan` is all from the file to
 the verified plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` that of
 planning what this wrote.  All are seconds of processor time.  `terms` is the number of terms in the
-formulas of all different kernels, which is what a compiler would get; names are those of ops, and
-of `GRAPHS`.
+formulas of all different kernels, which is what a compiler would get; subjects are the ops, and
+`GRAPHS`.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench import growth
+from bench.measuring import timed
+from bench.rows import Bench, Cells, Option
 from engine import artifacts
 from engine.api import CheckpointState
 from engine.element_types import ONNX_CODE
@@ -210,18 +204,10 @@ def graph_of(name: str, nodes: int, layers: int) -> Graph:
 GRAPHS = ("mix", "every op", "dense, Sum", "dense, Add", "dense, Concat", "fan-out")
 
 
-def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call returns, and its seconds of processor time."""
-    start = time.process_time()
-    result = run()
-    return result, time.process_time() - start
-
-
-def figures(plan: Plan) -> str:
-    """Its steps, its kernels, and the terms of all their formulas."""
+def figures(plan: Plan) -> tuple[int, int, int]:
+    """Return its steps, its kernels, and the terms of all their formulas."""
     programs = [Program.of(str(k.params[0])) for k in plan.specs if k.template == "map"]
-    terms = sum(len(program.formulas.terms) for program in programs)
-    return f"{len(plan.steps):7} steps {len(plan.specs):4} kernels {terms:6} terms"
+    return len(plan.steps), len(plan.specs), sum(len(p.formulas.terms) for p in programs)
 
 
 def planned(model: Path, state: CheckpointState) -> Plan:
@@ -229,27 +215,26 @@ def planned(model: Path, state: CheckpointState) -> Plan:
     return Model(model, state, Memory(), 2, model.stem, host()).plan({"x": SHAPE})
 
 
-def row(name: str, graph: Graph, folder: Path) -> None:
-    """Print the times of a graph."""
-    path, target = folder / "forward.onnx", host()
-    onnx_io.save(graph, path)
-    plan, seconds = timed(lambda: make_plan(onnx_io.load(path), {}, target=target, threads=2))
-    print(
-        f"{name:20} {len(graph.nodes):6} nodes  plan {seconds:5.2f} s {figures(plan)}", flush=True
-    )
-    try:
-        _, seconds = timed(
-            lambda: artifacts.generate_artifacts(path, ["w"], [], artifact_directory=folder)
-        )
-    except EngineError:  # no gradient flows through these ops
-        return
-    print(f"{'':33}  artifacts {seconds:5.2f} s", end="")
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    for kind in ("training", "eval"):
-        model = folder / f"{kind}_model.onnx"
-        made, seconds = timed(partial(planned, model, state))
-        print(f"  {kind} {seconds:5.2f} s {figures(made)}", end="", flush=True)
-    print()
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for the plan of a graph, and for those of the models that train it."""
+    graph, target = graph_of(name, options.nodes, options.layers), host()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        path = folder / "forward.onnx"
+        onnx_io.save(graph, path)
+        plan, took = timed(lambda: make_plan(onnx_io.load(path), {}, target=target, threads=2))
+        yield "plan", len(graph.nodes), took, *figures(plan)
+        try:
+            _, took = timed(
+                lambda: artifacts.generate_artifacts(path, ["w"], [], artifact_directory=folder)
+            )
+        except EngineError:  # no gradient flows through these ops
+            return
+        yield "artifacts", len(graph.nodes), took, None, None, None
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        for kind in ("training", "eval"):
+            made, took = timed(partial(planned, folder / f"{kind}_model.onnx", state))
+            yield kind, None, took, *figures(made)
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], tuple[int, ...]]] = {  # shape of the input
@@ -272,8 +257,8 @@ def decoded(data: bytes) -> Plan:
     return plan
 
 
-def model_row(name: str) -> str:
-    """The row of a model; compiles what is not cached yet."""
+def measure_model(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a model; compiles what is not cached yet."""
     graph, shape = MODELS[name]
     batch, *rest = shape
     times: dict[str, list[float]] = {}
@@ -287,7 +272,7 @@ def model_row(name: str) -> str:
         write_artifacts(graph(), Path(folder))
         state = CheckpointState.load_checkpoint(Path(folder) / "checkpoint")
         path = Path(folder) / "training_model.onnx"
-        for _ in range(REPEATS):
+        for _turn in range(REPEATS):
             model = Model(path, state, Memory(), 2, "training model", host())
             plan = noted("first", partial(further, model, shape))
             noted("half", partial(further, model, (batch // 2, *rest)))
@@ -298,32 +283,30 @@ def model_row(name: str) -> str:
             addresses((LAUNCH, WORKER, *plan.kernels))  # compiled before it is timed
             noted("bind", partial(Bound, plan, addresses, regions))
     found = {what: statistics.median(values) for what, values in times.items()}
-    text = "  ".join(f"{what} {ms:.1f}" for what, ms in found.items())
-    ratios = (f"{what} {found[what] / found['first']:.2f}" for what in ("half", "double"))
-    return f"{name:10} ms: {text}   of the first: {', '.join(ratios)}"
+    ratios = (found[what] / found["first"] for what in ("half", "double"))
+    yield *(found[what] for what in STAGES), *ratios
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=10_000)
-    parser.add_argument("--layers", type=int, default=200)
-    parser.add_argument("--models", action="store_true")
-    parser.add_argument("--growth", action="store_true")
-    parser.add_argument("--sizes", type=int, nargs="+", default=growth.SIZES)
-    parser.add_argument("--least", action="store_true")
-    parser.add_argument("names", nargs="*")
-    given = parser.parse_args()
-    if given.models:
-        for name in given.names or MODELS:
-            print(model_row(name), flush=True)
-        return
-    if given.growth:
-        growth.main(given.names, given.sizes, least=given.least)
-        return
-    for name in given.names or [*elementwise(), *GRAPHS]:
-        with tempfile.TemporaryDirectory() as folder:
-            row(name, graph_of(name, given.nodes, given.layers), Path(folder))
-
-
-if __name__ == "__main__":
-    main()
+STAGES = ("first", "half", "double", "decode", "verify", "bind")
+BENCHES = (
+    Bench(
+        "planning",
+        "the time of planning long and wide graphs: 10,000 nodes of every elementwise op, mixes",
+        lambda: {name: name for name in [*elementwise(), *GRAPHS]},
+        ("what", "nodes", "s:.2f", "steps", "kernels", "terms"),
+        measure,
+        options=(
+            Option("nodes", 10_000, "of a chain"),
+            Option("layers", 200, "of a dense graph"),
+        ),
+        small="Relu --nodes 10",
+    ),
+    Bench(
+        "planning.models",
+        "the time of planning models, of other shapes, of reading, verifying and binding plans",
+        {name: name for name in MODELS},
+        (*(f"{stage} ms:.1f" for stage in STAGES), "half / first:.2f", "double / first:.2f"),
+        measure_model,
+        small="mlp",
+    ),
+)

@@ -1,7 +1,5 @@
 """Memory of planning: how far a process grows from the first byte of a model to its plan.
 
-python -m bench.planning_memory [NAME ...]
-
 A row is a model in a process of its own that has imported everything before; kernels are not
 compiled.  Of workloads `forward` is the model as exporters write it, whose weights are constants of
 its plan, `artifacts` what `generate_artifacts` takes for it, and `training` the plan of the
@@ -13,24 +11,23 @@ train all of it, and `adapted` a model with adapters that is written and merged 
 `model` is the size of the file and of its external data, `largest` that of its largest tensor,
 `peak` how far the anonymous memory of the process (RssAnon) rises above that before, and `allowed`
 1.3 times the largest tensor, twice what in the file is no weight, and 500 MB.  All are MB.  Pages
-of files that are mapped are no memory of the process: the system takes them back.  Exits with 1 if
-a peak is above.  Linux only: it asks /proc for the peak.
+of files that are mapped are no memory of the process: the system takes them back.  A row whose peak
+is above is WRONG.  Linux only: it asks /proc for the peak.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper, parser
 
 from bench import large_models
+from bench.measuring import MB, anonymous_growth, fresh
+from bench.rows import WRONG, Bench, Cells
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops, templates
@@ -38,7 +35,6 @@ from engine.tools.trimmed.targets import resolve
 from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.workload import write_artifacts
 
-MB = 1_000_000
 MODELS = ("mlp", "cnn", "mobilenet", "resnet50", "vit", "minilm", "gpt2", "lstm")
 OPSETS = 'ir_version: 9, opset_import: ["" : 17, "own" : 1]'
 
@@ -147,7 +143,7 @@ def grown(kind: str, path: Path) -> int:
     target = resolve("x86-64-v3").target
     if kind in ("lora", "full", "adapted"):
         return large_models.grown(kind, path, path.parent / "out")
-    with large_models.watched() as found:
+    with anonymous_growth() as found:
         if kind == "artifacts":
             write_artifacts(onnx_io.load(path), path.parent)
         else:
@@ -171,52 +167,43 @@ def amounts(path: Path) -> tuple[int, int, int]:
     return size + beside, max(held, default=0), max(0, size + beside - sum(held))
 
 
-def row(name: str, kind: str, path: Path) -> bool:
-    """Measure in a new process and print a row; whether it is within what is allowed."""
-    command = [sys.executable, "-m", "bench.planning_memory", "--one", kind, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def row(kind: str, path: Path) -> Cells:
+    """Measure in a new process; return the cells."""
     size, largest, rest = amounts(path)
     allowed = round(1.3 * largest) + 2 * rest + 500 * MB
-    if done.returncode:
-        print(f"{name:28} {kind:10} {done.stderr.strip().splitlines()[-1]}", flush=True)
-        return False
-    peak = int(done.stdout)
-    numbers = "".join(f" {n / MB:9.1f}" for n in (size, largest, peak, allowed))
-    print(f"{name:28} {kind:10}{numbers}", flush=True)
-    return peak <= allowed
+    try:
+        peak = fresh(grown, kind, path)
+    except Exception as error:  # of any kind: the row says so, and the others go on
+        return kind, size / MB, largest / MB, None, allowed / MB, f"{WRONG}: {error}"
+    verdict = f"{WRONG}: more than is allowed" if peak > allowed else None
+    return kind, *(n / MB for n in (size, largest, peak, allowed)), verdict
 
 
-def main() -> None:
-    """Print the table; exit with 1 if a model takes more than is allowed."""
-    text = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    text.add_argument("names", nargs="*", metavar="NAME", default=[*MODELS, *HOSTILE, *LARGE])
-    text.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    options = text.parse_args()
-    if options.one:
-        print(grown(options.one[0], Path(options.one[1])))
-        return
-    print(f"{'':28} {'':10} {'model':>9} {'largest':>9} {'peak':>9} {'allowed':>9}")
-    is_within = True
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the rows of a model."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.names:
-            path = Path(folder, name) / "forward.onnx"
-            path.parent.mkdir()
-            if name in LARGE:
-                kind, layers, side, inline = LARGE[name]
-                path = large_models.make(path.parent, layers, side, inline=inline)
-                is_within &= row(name, kind, path)
-                shutil.rmtree(path.parent)
-                continue
-            if name in HOSTILE:
-                path.write_bytes(HOSTILE[name]())
-            else:
-                onnx_io.save(WORKLOADS[name].build(), path)
-            is_within &= row(name, "forward", path)
-            if name not in HOSTILE:
-                is_within &= row(name, "artifacts", path)
-                is_within &= row(name, "training", path.with_name("training_model.onnx"))
-    sys.exit(not is_within)
+        path = Path(folder, name) / "forward.onnx"
+        path.parent.mkdir()
+        if name in LARGE:
+            kind, layers, side, inline = LARGE[name]
+            yield row(kind, large_models.make(path.parent, layers, side, inline=inline))
+            return
+        if name in HOSTILE:
+            path.write_bytes(HOSTILE[name]())
+        else:
+            onnx_io.save(WORKLOADS[name].build(), path)
+        yield row("forward", path)
+        if name not in HOSTILE:
+            yield row("artifacts", path)
+            yield row("training", path.with_name("training_model.onnx"))
 
 
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "planning_memory",
+        "how far a process grows while it plans workloads, and models that ask for much; in MB",
+        {name: name for name in [*MODELS, *HOSTILE, *LARGE]},
+        ("kind", "model:.1f", "largest:.1f", "peak:.1f", "allowed:.1f", "verdict"),
+        measure,
+    ),
+)

@@ -1,30 +1,31 @@
 """What dry runs tell of memory and time, beside what training takes.
 
-python -m bench.predictions [WORKLOAD ...] [--cold]
-
 A row is a workload: the most bytes of a process that trains it, predicted and measured, and the
 time of a step, predicted and measured; each with the ratio of the two.  The process is a fresh one
-that finds kernels and plans in the cache, on 2 threads.  With --cold it finds neither, so that it
-plans, and processes of its own compile; no time is told then.
+that finds kernels and plans in the cache, on 2 threads.  Of `predictions.cold` it finds neither, so
+that it plans, and processes of its own compile.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
+from bench.measuring import MIB, output
+from bench.processes import SCRIPTS
+from bench.rows import Bench, Cells
 from engine.checking import Check, Subject, check
-from engine.reports.amounts import size
+from engine.kernels.sets import current
 from engine.runtime.roofline import Roofline
+from engine.runtime.roofline import measure as measure_roofline
 from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.mobilenets import mobilenet_v3
 from engine.tools.workloads.pre_norm import gpt2
@@ -48,22 +49,6 @@ SMALL = {
     ),
     "lstm": replace(WORKLOADS["lstm"], x=(4, 100, 64)),
 }  # fmt: skip
-
-_TRAIN = """
-import json, sys, time
-import numpy as np
-from engine import Trainer
-from engine.reports.process import peak
-with np.load(sys.argv[1] + "/batch.npz") as file:
-    batch = file["x"], file["y"]
-trainer = Trainer(sys.argv[1], threads=int(sys.argv[2]))
-times = []
-for _ in range(int(sys.argv[3])):
-    start = time.perf_counter()
-    trainer.step(*batch)
-    times.append(time.perf_counter() - start)
-print(json.dumps([peak(), sorted(times)[len(times) // 2]]))
-"""
 
 
 @dataclass(frozen=True)
@@ -89,55 +74,65 @@ def predicted(folder: Path, machine: Roofline | None = None) -> Check:
     return check(subject, shapes, source=folder.name, machine=machine, variants=False)
 
 
-def measured(folder: Path, steps: int, cache: Path | None = None) -> Measured:
+def measured(folder: Path, steps: int, kept: Path | None = None) -> Measured:
     """Train a workload that was written to a folder, in a process of its own.
 
-    cache: the cache folder, by default the usual one, which a first process fills.
+    kept: the cache folder, by default the usual one, which a first process fills.
     """
-    words = [sys.executable, "-c", _TRAIN, str(folder), str(THREADS)]
-    root = str(Path(__file__).resolve().parents[1])
-    env = {**os.environ, "PYTHONPATH": root}
-    if cache is not None:
-        env["EDGEGRAD_CACHE_DIR"] = str(cache)
-    else:
-        subprocess.run([*words, "1"], env=env, capture_output=True, check=True)
-    done = subprocess.run([*words, str(steps)], env=env, capture_output=True, text=True, check=True)
-    return Measured(*json.loads(done.stdout))
+    words = [sys.executable, SCRIPTS / "peak.py", folder, THREADS]
+    env = {} if kept is None else {"EDGEGRAD_CACHE_DIR": str(kept)}
+    if kept is None:
+        output([*words, 1])
+    return Measured(*json.loads(output([*words, steps], None, **env)))
 
 
-def row(work: Workload, machine: Roofline | None, cold: bool) -> str:
-    """The row of a workload."""
+@cache
+def machine() -> Roofline:
+    """Return what this machine can do at most, by the kernels that are used here."""
+    return measure_roofline(THREADS, current().resolve)
+
+
+def measure(work: Workload, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = work.write(Path(made))
+        found = measured(folder, STEPS)
+        told = predicted(folder, machine()).figures
+    assert told is not None
+    assert told.process is not None, "this system does not tell the memory of a process"
+    pair = 1e3 * told.seconds, 1e3 * found.seconds
+    yield *_memory(told.process, found), *pair, pair[0] / pair[1]
+
+
+def measure_cold(work: Workload, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload in a process that finds nothing kept."""
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as empty:
         folder = work.write(Path(made))
-        found = measured(folder, 1 if cold else STEPS, Path(empty) if cold else None)
-        told = predicted(folder, machine)
-    assert told.figures is not None
-    wanted = told.cold if cold else told.figures.process
-    assert wanted is not None, "this system does not tell the memory of a process"
-    cells = [work.name, size(wanted), size(found.peak), f"{wanted / found.peak:.2f}"]
-    if not cold:
-        pair = told.figures.seconds, found.seconds
-        cells += [*(f"{1e3 * s:.3g} ms" for s in pair), f"{pair[0] / pair[1]:.2f}"]
-    return f"| {' | '.join(cells)} |"
+        found = measured(folder, 1, Path(empty))
+        told = predicted(folder).cold
+    assert told is not None, "this system does not tell the memory of a process"
+    yield _memory(told, found)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cold", action="store_true")
-    parser.add_argument("names", nargs="*", metavar="WORKLOAD", choices=[*WORKLOADS, []])
-    given = parser.parse_args()
-    machine = None
-    if not given.cold:
-        from engine.kernels.sets import current
-        from engine.runtime.roofline import measure
-
-        machine = measure(THREADS, current().resolve)
-    head = ["workload", "process, predicted", "measured", "ratio"]
-    head += [] if given.cold else ["step, predicted", "measured", "ratio"]
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for name in given.names or WORKLOADS:
-        print(row(WORKLOADS[name], machine, given.cold), flush=True)
+def _memory(told: int, found: Measured) -> Cells:
+    return told / MIB, found.peak / MIB, told / found.peak
 
 
-if __name__ == "__main__":
-    main()
+MEMORY = ("process MiB, predicted:.0f", "measured:.0f", "ratio:.2f")
+BENCHES = (
+    Bench(
+        "predictions",
+        "what dry runs tell of memory and time, beside what training takes",
+        WORKLOADS,
+        (*MEMORY, "step ms, predicted:.3g", "measured:.3g", "ratio:.2f"),
+        measure,
+        small="mlp",
+    ),
+    Bench(
+        "predictions.cold",
+        "what dry runs tell of the memory of a first process, beside what it takes",
+        WORKLOADS,
+        MEMORY,
+        measure_cold,
+    ),
+)

@@ -1,7 +1,5 @@
 """Every matrix product and convolution of a training step, where it runs: time and % of peak.
 
-    python -m bench.products [--threads N] [WORKLOAD ...]
-
 A row is a product as it stands in the plan of the workload: how it is stored, its batch and its
 sizes m, n and k (those of convolutions are the pixels, the channels written and the length of the
 sums), how often it is there, the time of all of them (medians of 20 steps, from `Module.profile`),
@@ -10,13 +8,13 @@ GFLOP/s, and percent of what multiply-adds on registers alone reach on as many t
 
 from __future__ import annotations
 
-import argparse
-import tempfile
+from argparse import Namespace
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from engine.api import CheckpointState, Module
+from bench.programs import Training, written
+from bench.rows import Bench, Cells, Option
 from engine.kernels.loops.gemm import GEMM_WORDS
 from engine.kernels.ops.conv.convolution import CONV_WORDS
 from engine.kernels.ops.conv.patches import JOB
@@ -64,46 +62,38 @@ def product(step: Step) -> Product | None:
     return None
 
 
-def table(name: str, threads: int) -> None:
-    """Print the products of a workload, the one that takes longest first."""
-    inputs = WORKLOADS[name].batch()
-    with tempfile.TemporaryDirectory() as folder:
-        WORKLOADS[name].write(Path(folder))
-        state = CheckpointState.load_checkpoint(Path(folder) / "checkpoint")
-        module = Module(Path(folder) / "training_model.onnx", state, threads=threads)
-        profile = module.profile(*inputs)
-    steps = module.plan(*(array.shape for array in inputs)).steps
-    peak = profile.roofline.flops
-    found: dict[tuple[str, Product], list[float]] = defaultdict(list)
-    for time in profile.steps:
-        made = product(steps[time.number])
-        if made is not None:
-            found[time.phase, made].append(time.seconds)
-    flops = sum(p.flops * len(t) for (_, p), t in found.items())
-    spent = sum(map(sum, found.values()))
-    print(
-        f"{name}, {threads} threads, peak {peak / 1e9:.1f} GFLOP/s: "
-        f"{1e3 * profile.seconds:.3f} ms, "
-        f"of which products {1e3 * spent:.3f} ms, {100 * flops / spent / peak:.1f} % of peak"
-    )
-    print("phase    kernel   batch      m      n      k   count       ms   GFLOP/s   % of peak")
-    for (phase, p), row in sorted(found.items(), key=lambda item: -sum(item[1])):
-        rate = p.flops * len(row) / sum(row)
-        print(
-            f"{phase:8} {p.kernel:8} {p.batch:5} {p.m:6} {p.n:6} {p.k:6} {len(row):7} "
-            f"{1e3 * sum(row):8.3f} {rate / 1e9:9.1f} {100 * rate / peak:11.1f}"
-        )
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield the products of a workload, the one that takes longest first, and all of them."""
+    for threads in options.threads:
+        with written(name) as folder:
+            made = Training(folder, threads)
+            profile = made.module.profile(made.x, made.y)
+        steps = made.module.plan(made.x.shape, made.y.shape).steps
+        peak = profile.roofline.flops
+        found: dict[tuple[str, Product], list[float]] = defaultdict(list)
+        for time in profile.steps:
+            if (one := product(steps[time.number])) is not None:
+                found[time.phase, one].append(time.seconds)
+        for (phase, p), times in sorted(found.items(), key=lambda item: -sum(item[1])):
+            rate = p.flops * len(times) / sum(times)
+            yield threads, phase, *p, len(times), 1e3 * sum(times), rate / 1e9, 100 * rate / peak
+        flops = sum(p.flops * len(times) for (_, p), times in found.items())
+        spent = sum(map(sum, found.values()))
+        empty = [None] * 6
+        yield threads, "all", *empty, 1e3 * spent, flops / spent / 1e9, 100 * flops / spent / peak
+        yield threads, "whole step", *empty, 1e3 * profile.seconds, None, None
 
 
-def main() -> None:
-    """Print the tables of the workloads named on the command line, of MiniLM if none is."""
-    parser = argparse.ArgumentParser(prog="bench.products", description=main.__doc__)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    for name in given.workloads or ["minilm"]:
-        table(name, given.threads)
-
-
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "products",
+        "every matrix product and convolution of a training step, in place",
+        {name: name for name in WORKLOADS},
+        ("threads", "phase", "kernel", "batch", "m", "n", "k", "count", "ms:.3f", "GFLOP/s:.1f",
+         "% of peak:.1f"),
+        measure,
+        usual=("minilm",),
+        options=(Option("threads", (1,), "numbers of threads"),),
+        small="mlp",
+    ),
+)  # fmt: skip

@@ -1,38 +1,37 @@
 """Runs the recipes of docs/from-pytorch.md, and compares each with PyTorch.
 
-    python -m bench.recipes [--page] [WORD ...]
-
-Needs torch, torchvision, timm, transformers and onnxruntime beside edgegrad.  WORD chooses recipes
-by a part of their title.  A recipe is the snippet under a heading of the page; it leaves a
-`module`, a `trainer`, a `batch` and the `losses` of five steps.  Of these are compared
+Needs torch, torchvision, timm, transformers and onnxruntime beside edgegrad.  A recipe is the
+snippet under a heading of the page; it leaves a `module`, a `trainer`, a `batch` and the `losses`
+of five steps.  Of these are compared
 
     losses      of the five steps with those of torch's AdamW on the same batch
     inference   the outputs of the exported inference model, by onnxruntime, with those of the
                 module that the weights went back into, relative to the largest if that is above 1
 
-`--page` writes the table into the page.  The exit status is 1 where something is farther off than
-`TOLERANCE`.
+`--page` writes the rows into the page.  What is farther off than `TOLERANCE` is WRONG.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import engine.artifacts  # noqa: F401  # the snippets find it, when this folder is off the path
+from bench.measuring import ROOT
+from bench.rows import WRONG, Bench, Cells
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/from-pytorch.md"
 TOLERANCE = 1e-3
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -129,12 +128,13 @@ class Result:
     def is_good(self) -> bool:
         return self.losses <= TOLERANCE and self.inference <= TOLERANCE
 
-    def row(self) -> str:
-        """The row of the table."""
-        return f"| {self.title} | {self.parameters:,} | {self.losses:.0e} | {self.inference:.0e} |"
+    @property
+    def cells(self) -> Cells:
+        """The cells of the row."""
+        verdict = None if self.is_good else WRONG
+        return self.parameters, self.losses, self.inference, verdict
 
 
-HEAD = "| recipe | trained parameters | losses | inference |\n|---|---|---|---|\n"
 MARK = re.compile(r"(<!-- table -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -205,37 +205,43 @@ def relative(found: Array, expected: Array) -> float:
     return float(np.abs(found - expected).max()) / scale
 
 
-def main(arguments: list[str]) -> int:
-    """Run recipes, print their table, and write it if that is asked for."""
-    parser = argparse.ArgumentParser(
-        prog="bench.recipes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("words", nargs="*", metavar="WORD", help="parts of titles")
-    parser.add_argument("--page", action="store_true", help="write the table into the page")
-    given = parser.parse_args(arguments)
-    if given.page and given.words:
-        parser.error("the table of the page has all recipes")
-    page = PAGE.read_text("utf-8")
-    chosen = [
-        recipe
-        for recipe in recipes(page)
-        if not given.words or any(w.lower() in recipe.title.lower() for w in given.words)
-    ]
-    results = []
-    print(HEAD, end="")
-    for recipe in chosen:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results.append(run(recipe))
-        print(results[-1].row(), flush=True)
-    if given.page:
-        table = HEAD + "".join(f"{result.row()}\n" for result in results)
-        PAGE.write_text(MARK.sub(lambda m: m[1] + table + m[2], page), "utf-8")
-    return 0 if all(result.is_good for result in results) else 1
+def subjects() -> Mapping[str, Recipe]:
+    """Return the recipes of the page by title."""
+    return {recipe.title: recipe for recipe in recipes(PAGE.read_text("utf-8"))}
 
 
-if __name__ == "__main__":
-    # In this folder transformers would find `kernels` for a package of that name, so that it is
-    # taken off the path when the engine has been found in it.
-    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROOT]
-    sys.exit(main(sys.argv[1:]))
+def measure(recipe: Recipe, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a recipe.
+
+    In this folder transformers would find `kernels` for a package of that name: it is off the path.
+    """
+    path = [p for p in sys.path if Path(p or ".").resolve() != ROOT]
+    with warnings.catch_warnings(), mock.patch.object(sys, "path", path):
+        warnings.simplefilter("ignore")
+        yield run(recipe).cells
+
+
+def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Put rows into the table of the page; others stay."""
+    page = path.read_text("utf-8")
+    known = MARK.search(page)
+    assert known is not None
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in known[0].splitlines()[1:-1]}
+    for title, cells in found.items():
+        for parameters, losses, inference, _ in cells:
+            rows[title] = f"| {title} | {parameters:,} | {losses:.0e} | {inference:.0e} |"
+    table = "".join(f"{line}\n" for line in rows.values())
+    path.write_text(MARK.sub(lambda m: m[1] + table + m[2], page), "utf-8")
+
+
+BENCHES = (
+    Bench(
+        "recipes",
+        "the recipes of docs/from-pytorch.md against PyTorch",
+        subjects,
+        ("trained parameters:,", "losses:.0e", "inference:.0e", "verdict"),
+        measure,
+        page=write_page,
+        document="docs/from-pytorch.md",
+    ),
+)

@@ -1,33 +1,30 @@
 """The workloads and their twins in PyTorch do the same work: same weights, losses, multiply-adds.
 
-    EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.same [WORKLOAD ...]
-
-That Python needs PyTorch.  A row of a workload tells its trained parameters, the multiply-adds of
-a forward pass, and the losses of training steps; it fails where those of the two differ.
-"""
+The Python of EDGEGRAD_BENCH_PEERS needs PyTorch.  A row of a workload tells its trained parameters,
+the multiply-adds of a forward pass, and the losses of training steps; it is WRONG where those of
+the two differ."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.api import CheckpointState, Module, Optimizer
+from bench.measuring import ROOT, output
+from bench.processes import peer_python
+from bench.programs import Training
+from bench.rows import WRONG, Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind, infer
-from engine.runtime.config import switch
 from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.workload import Workload, parameters
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS = 2
 SAMPLES = 2  # of a batch
 RATE = 1e-4  # of learning
@@ -88,51 +85,44 @@ def multiply_adds(graph: Graph, x: Sequence[int]) -> int:
 
 
 def losses(folder: Path) -> list[float]:
-    """Those of `STEPS` training steps by this engine."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    module = Module(folder / "training_model.onnx", state)
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(RATE)
-    batch = np.load(folder / "batch.npz")
-    found = []
-    for _ in range(STEPS):
-        found.append(float(module(batch["x"], batch["y"])))
-        optimizer.step()
-        module.lazy_reset_grad()
-    return found
+    """Return those of `STEPS` training steps by this engine."""
+    made = Training(folder, 1)
+    made.optimizer.set_learning_rate(RATE)
+    return [made.step() for _ in range(STEPS)]
 
 
-def compare(work: Workload, python: str) -> str:
-    """A row of the page; SystemExit where the two differ."""
+def compare(work: Workload, python: str) -> tuple[int, int, list[float], str]:
+    """Return parameters, multiply-adds and losses of a workload, and how its twin differs."""
     with tempfile.TemporaryDirectory() as name:
         folder = work.write(Path(name), SAMPLES)
         graph = work.build()
         weights: dict[str, Any] = dict(torch_weights(graph))
         np.savez(folder / "weights.npz", **weights)
-        command = [python, "-m", "bench.twins.steps", work.name, str(folder), str(STEPS), str(RATE)]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True)
-        theirs = json.loads(done.stdout)
+        command = [python, "-m", "bench.twins.steps", work.name, folder, STEPS, RATE]
+        theirs = json.loads(output(command, ROOT))
         ours = losses(folder)
     trained = sum(graph.initializers[p].size for p in parameters(graph, work.trained))
     adds = multiply_adds(graph, (SAMPLES, *work.x[1:]))
-    row = (
-        f"{work.name:18} {trained:>10,} parameters  {adds / 1e6:>8,.1f} M multiply-adds of "
-        f"{SAMPLES} samples  losses {' '.join(f'{loss:.5f}' for loss in ours)}"
-    )
     is_same = trained == theirs["trained"] and np.allclose(
         ours, theirs["losses"], rtol=0, atol=TOLERANCE * ours[0]
     )
-    if not is_same or (adds != theirs["multiply_adds"] and work.name != "lstm"):
-        raise SystemExit(f"{row}\nbut the twin has {theirs}")
-    return row
+    is_same &= adds == theirs["multiply_adds"] or work.name == "lstm"
+    return trained, adds, ours, "" if is_same else f"the twin has {theirs}"
 
 
-def main(names: Sequence[str]) -> None:
-    """Print a row a workload."""
-    for name in names or WORKLOADS:
-        print(compare(WORKLOADS[name], switch("BENCH_PEERS")), flush=True)
+def measure(work: Workload, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload."""
+    trained, adds, ours, difference = compare(work, peer_python())
+    verdict = f"{WRONG}: {difference}" if difference else None
+    yield trained, adds / 1e6, " ".join(f"{loss:.5f}" for loss in ours), verdict
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+BENCHES = (
+    Bench(
+        "same",
+        "whether the workloads and their twins in PyTorch are the same models",
+        WORKLOADS,
+        ("parameters:,", f"M multiply-adds of {SAMPLES} samples:,.1f", "losses", "verdict"),
+        measure,
+    ),
+)

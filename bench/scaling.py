@@ -1,8 +1,8 @@
 """Several ranks of one training: how long a step takes, how many bytes travel, what is the same.
 
-    python -m bench.scaling [WORKLOAD ...]     # 1 and 2 ranks of one thread on this machine
-    python -m bench.scaling --equality         # 2 and 4 ranks against one process
-    python -m bench.scaling --boards           # 2 to 16 Raspberry Pis: a model, no measurement
+scaling           1 and 2 ranks of one thread on this machine
+scaling.equality  2 and 4 ranks against one process
+scaling.boards    2 to 16 Raspberry Pis: a model, no measurement
 
 Weak scaling keeps the samples of a rank, strong scaling those of the batch.  Needs the extra mpi.
 The bytes are those that a rank sends of gradients: 2 (n - 1) / n of their size, as every good
@@ -23,28 +23,25 @@ normalisation that trains, the weights of the shares, the loss, and the question
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
-from engine import Trainer
-from engine.distributed import world
+from bench.measuring import ROOT, output
+from bench.processes import SCRIPTS
+from bench.programs import written
+from bench.rows import Bench, Cells
+from engine.errors import InputError
 from engine.graphs.offline.ranks import ALPHA, RATE, bucket_bytes
 from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.workload import parameters
 
-GOLDENS = Path(__file__).resolve().parent.parent / "tests/data/goldens"
+GOLDENS = ROOT / "tests/data/goldens"
 TRACED = ("mlp", "cnn", "mobilenet")  # whose steps are those of a trace of onnxruntime-training
 CASES = (*TRACED, "transformer")  # the golden transformer fixes 4 samples; this is the workload
 MEASURED = {"mlp": 256, "mobilenet": 4, "resnet18": 2}  # samples of a rank
@@ -54,109 +51,49 @@ BOARDS = {
     "mobilenet_head": 0.154,
 }  # fmt: skip
 BACKWARD = 2 / 3  # of a step
-REPEATS, WARM = 8, 2
+COUNTS = (2, 4, 8, 16)  # of boards
 
 
-def launch(count: int, *words: str) -> str:
-    """What rank 0 of `count` ranks of this program prints."""
+def launch(count: int, *words: object) -> dict[str, float]:
+    """Return what rank 0 of `count` ranks prints.
+
+    Raises:
+        InputError: there is no mpirun.
+    """
     beside = Path(sys.executable).parent / "mpirun"  # of the wheel
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
-        raise SystemExit("there is no mpirun: pip install 'edgegrad[mpi]'")
-    command = [mpirun, "-n", str(count), sys.executable, "-m", "bench.scaling", *words]
-    environment = {**os.environ, "EDGEGRAD_THREADS": "1"}
-    return subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
-
-
-# --- what a rank does
-
-
-def timed(folder: str, samples: int) -> None:
-    """Train on batches of so many samples; rank 0 prints the seconds of a step and bytes sent."""
-    group = world()
-    trainer = Trainer(folder, group=group)
-    whole = dict(np.load(Path(folder) / "batch.npz"))
-    batch = [array[: samples * len(array) // len(whole["x"])] for array in whole.values()]
-    seconds = []
-    for _ in range(WARM + REPEATS):
-        begin = time.perf_counter()
-        trainer.step(*batch)
-        seconds.append(time.perf_counter() - begin)
-    if group is None or group.rank == 0:
-        found = {
-            "seconds": statistics.median(seconds[WARM:]),
-            "bytes": trainer.state.region_bytes("grad"),
-        }
-        print(json.dumps(found))
-
-
-def equal(case: str, place: str) -> None:
-    """Ten steps on several ranks and on one; rank 0 prints how far they are apart."""
-    group = world()
-    assert group is not None
-    folder = GOLDENS / case if case in TRACED else Path(place)
-    if case in TRACED:
-        trace = dict(np.load(folder / "trace.npz"))
-        batches = list(zip(trace["x"], trace["y"], trace["learning_rates"], strict=True))
-    else:
-        batches = [(*dict(np.load(folder / "batch.npz")).values(), 1e-3)] * 10
-    several, one = (Trainer(folder, group=each, threads=1) for each in (group, None))
-    losses: list[list[float]] = [[], []]
-    for x, y, rate in batches:
-        for trainer, found in zip((several, one), losses, strict=True):
-            found.append(trainer.step(x, y))
-            trainer.learning_rate = float(rate)
-    a, b = (t.module.get_contiguous_parameters() for t in (several, one))
-    if group.rank == 0:
-        apart = np.abs(np.array(losses[0]) - losses[1]) / np.abs(losses[1])
-        furthest = np.abs(a - b).max() / np.abs(b).max()
-        print(json.dumps({"losses": float(apart.max()), "parameters": float(furthest)}))
+        raise InputError("there is no mpirun: pip install 'edgegrad[mpi]'")
+    command = [mpirun, "-n", count, sys.executable, SCRIPTS / "ranks.py", *words]
+    found: dict[str, float] = json.loads(output(command, EDGEGRAD_THREADS="1"))
+    return found
 
 
 # --- tables
 
 
-def measure(names: Sequence[str]) -> None:
-    """Print the table of weak and strong scaling."""
-    print(
-        "| workload | samples of a batch | 1 rank, ms | 2 ranks, ms | | MB sent per step by each |"
-    )
-    print("|---|---|---|---|---|---|")
-    for name in names:
-        with tempfile.TemporaryDirectory() as place:
-            size = MEASURED.get(name, 4)
-            WORKLOADS[name].write(Path(place), 2 * size)
-            alone, double, pair = (
-                json.loads(launch(count, "--timed", place, str(samples)))
-                for count, samples in ((1, size), (1, 2 * size), (2, 2 * size))
-            )
-            for kind, before in (("weak", alone), ("strong", double)):
-                share = before["seconds"] / pair["seconds"]
-                said = (
-                    f"{100 * share:.0f} % of perfect"
-                    if kind == "weak"
-                    else f"{share:.2f} times as fast"
-                )
-                print(
-                    f"| {name}, {kind} | {size if kind == 'weak' else 2 * size} → {2 * size} | "
-                    f"{1e3 * before['seconds']:.1f} | {1e3 * pair['seconds']:.1f} | {said} | "
-                    f"{pair['bytes'] / 1e6:.2f} |"
-                )
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield a row of weak scaling, and one of strong scaling."""
+    size = MEASURED.get(name, 4)
+    with written(name, 2 * size) as place:
+        alone, double, pair = (
+            launch(count, "timed", place, samples)
+            for count, samples in ((1, size), (1, 2 * size), (2, 2 * size))
+        )
+    for kind, samples, before in (("weak", size, alone), ("strong", 2 * size, double)):
+        share = before["seconds"] / pair["seconds"]
+        took = (1e3 * each["seconds"] for each in (before, pair))
+        yield kind, f"{samples} → {2 * size}", *took, share, pair["bytes"] / 1e6
 
 
-def compare() -> None:
-    """Print how far several ranks are from one process after ten steps."""
-    print("| model | ranks | difference of losses | difference of parameters |")
-    print("|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as place:
-        for case in CASES:
-            if case not in TRACED:
-                WORKLOADS[case].write(Path(place), 6)
-            for count in (2, 4):
-                found = json.loads(launch(count, "--equal", case, place))
-                print(f"| {case} | {count} | {found['losses']:.1e} | {found['parameters']:.1e} |")
+def measure_equality(case: str, _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of ranks: how far they are from one process after ten steps."""
+    with ExitStack() as stack:
+        traced = GOLDENS / case
+        folder = traced if case in TRACED else stack.enter_context(written(case, 6))
+        for count in (2, 4):
+            found = launch(count, "equal", folder)
+            yield count, found["losses"], found["parameters"]
 
 
 def step_seconds(alone: float, nbytes: float, small: int, boards: int) -> tuple[float, float]:
@@ -185,44 +122,39 @@ def gradients(name: str) -> tuple[int, int]:
     return sum(graph.initializers[n].nbytes for n in trained), 2 * norms + 3
 
 
-def boards() -> None:
-    """Print the model of 2 to 16 boards."""
-    counts = (2, 4, 8, 16)
-    print(
-        "| workload | s on one | MB of gradients | "
-        + " | ".join(f"{n} boards" for n in counts)
-        + " |"
-    )
-    print("|---|---|---|" + "---|" * len(counts))
-    for name, alone in BOARDS.items():
-        nbytes, small = gradients(name)
-        cells = []
-        for count in counts:
-            beside, behind = (count * alone / s for s in step_seconds(alone, nbytes, small, count))
-            cells.append(f"{beside:.1f} ({behind:.1f})")
-        print(f"| {name} | {alone} | {nbytes / 1e6:.2f} | " + " | ".join(cells) + " |")
+def measure_boards(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the model of 2 to 16 boards."""
+    alone, (nbytes, small) = BOARDS[name], gradients(name)
+    cells = []
+    for count in COUNTS:
+        beside, behind = (count * alone / s for s in step_seconds(alone, nbytes, small, count))
+        cells.append(f"{beside:.1f} ({behind:.1f})")
+    yield alone, nbytes / 1e6, *cells
 
 
-def main() -> None:
-    """Run the command; see the top of this file."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD")
-    parser.add_argument("--equality", action="store_true")
-    parser.add_argument("--boards", action="store_true")
-    parser.add_argument("--timed", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--equal", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.timed:
-        timed(given.timed[0], int(given.timed[1]))
-    elif given.equal:
-        equal(*given.equal)
-    elif given.equality:
-        compare()
-    elif given.boards:
-        boards()
-    else:
-        measure(given.workloads or [*MEASURED])
-
-
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "scaling",
+        "steps of 1 and 2 ranks: weak and strong scaling",
+        {name: name for name in WORKLOADS},
+        ("scaling", "samples of a batch", "1 rank, ms:.1f", "2 ranks, ms:.1f", "times:.2f",
+         "MB sent per step by each:.2f"),
+        measure,
+        usual=tuple(MEASURED),
+    ),
+    Bench(
+        "scaling.equality",
+        "how far 2 and 4 ranks are from one process after ten steps",
+        {name: name for name in CASES},
+        ("ranks", "difference of losses:.1e", "difference of parameters:.1e"),
+        measure_equality,
+    ),
+    Bench(
+        "scaling.boards",
+        "how many times as fast 2 to 16 Raspberry Pis are: a model, no measurement",
+        {name: name for name in BOARDS},
+        ("s on one", "MB of gradients:.2f", *(f"{count} boards" for count in COUNTS)),
+        measure_boards,
+        small="mobilenet_head",
+    ),
+)  # fmt: skip

@@ -1,7 +1,5 @@
 """What a new input shape costs: time to its first step, and memory of the process.
 
-    python -m bench.shapes [WORKLOAD ...]
-
 Each row is a process of its own that trains one model on fifty input shapes, the largest first:
 the transformer at lengths 129 down to 80, MobileNetV2 (64x64) at batches of 50 down to 1.  It gives
 the median processor time of a first step at a shape less that of a second one, how many kernels the
@@ -11,17 +9,18 @@ all of them, and after all of them once more.
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from bench.measuring import MIB, fresh, memory, rounds
+from bench.rows import Bench, Cells
 from engine.api import CheckpointState, Module
 from engine.tools.workloads.mobilenets import mobilenet
 from engine.tools.workloads.post_norm import transformer
@@ -41,14 +40,8 @@ def _mobilenet() -> Iterator[tuple[int, ...]]:
 SHAPES = {"transformer": _transformer, "mobilenet": _mobilenet}
 
 
-def resident() -> float:
-    """Resident memory of this process, in MiB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE") / 1024**2
-
-
-def measure(name: str) -> str:
-    """The row of a workload; compiles what is not cached yet."""
+def trained(name: str) -> Cells:
+    """Return the row of a workload; compiles what is not cached yet."""
     graph = transformer() if name == "transformer" else mobilenet(64)
     if name == "transformer":
         graph.inputs["x"] = graph.inputs["x"].but(("batch", "length", 256))
@@ -63,40 +56,34 @@ def measure(name: str) -> str:
         module = Module(Path(folder) / "training_model.onnx", state, threads=1)
         module(*batches[0])
         known = {k for p in module._memory.programs.values() for k in p.plan.kernels}
-        memory = [resident()]
+        held = [memory("VmRSS") / MIB]
         extra = []
         for batch in batches[1:]:
-            times = []
-            for _ in range(2):
-                start = time.process_time()
-                module(*batch)
-                times.append(time.process_time() - start)
-            extra.append(times[0] - times[1])
-        memory.append(resident())
+            first, second = rounds(partial(module, *batch), 2, 0, time.process_time)
+            extra.append(first - second)
+        held.append(memory("VmRSS") / MIB)
         for batch in batches:
             module(*batch)
-        memory.append(resident())
+        held.append(memory("VmRSS") / MIB)
     plans = list(module._memory.programs.values())
     new = {k for p in plans for k in p.plan.kernels} - known
-    first, *later = (f"{m:.0f}" for m in memory)
     size = sum(p.nbytes for p in plans) / len(plans) / 1024
-    return (
-        f"{name:12} {1e3 * statistics.median(extra):6.1f} ms a new shape, {len(new)} new kernels   "
-        f"{first} MiB after one, {later[0]} after {COUNT}, {later[1]} after {COUNT} again; "
-        f"{len(plans)} plans of {size:.0f} KiB"
-    )
+    return 1e3 * statistics.median(extra), len(new), *held, len(plans), size
 
 
-def main(chosen: list[str]) -> None:
-    """Print a row for each workload; a first run of each fills the cache of kernels."""
-    if chosen[:1] == ["--one"]:
-        print(measure(chosen[1]))
-        return
-    for name in chosen or SHAPES:
-        command = [sys.executable, "-m", "bench.shapes", "--one", name]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(command, check=True)
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a workload; a first process fills the cache of kernels."""
+    fresh(trained, name)
+    yield fresh(trained, name)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+BENCHES = (
+    Bench(
+        "shapes",
+        f"what a new input shape costs, of {COUNT}: time to its first step, and memory",
+        {name: name for name in SHAPES},
+        ("ms a shape:.1f", "new kernels", "MiB after one:.0f", "after all:.0f", "once more:.0f",
+         "plans", "KiB a plan:.0f"),
+        measure,
+    ),
+)  # fmt: skip

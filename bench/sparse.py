@@ -1,7 +1,5 @@
 """Sparse updates: what a training step keeps and takes when a part of a model is trained.
 
-python -m bench.sparse [WORKLOAD ...] [--batch N] [--measure ROUNDS]
-
 A row is a choice of what is trained: parameters that train, bytes kept for the backward pass,
 bytes of the arena and of all regions, the optimizer's states among them, and the predicted time of
 forward and backward passes (kernels/cost.py, the nominal machine).  With --measure, the median of
@@ -10,14 +8,18 @@ so many rounds of steps with the optimizer, taken by turns.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
 import warnings
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from statistics import median
 
+import numpy as np
+
+from bench.measuring import MIB, in_turns
+from bench.rows import Bench, Cells, Option
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss, SparseUpdate
 from engine.errors import ModelWarning
@@ -63,53 +65,46 @@ def trainer(name: str, update: SparseUpdate | None, folder: Path) -> Trainer:
         )  # fmt: skip
 
 
-def rounds(trainers: Mapping[str, Trainer], name: str, batch: int, count: int) -> dict[str, float]:
-    """The median seconds of a step of each trainer, which take turns."""
-    x, labels = WORKLOADS[name].batch(batch)
-    for each in trainers.values():
-        each.step(x, labels)
-    times: dict[str, list[float]] = {title: [] for title in trainers}
-    for _ in range(count):
-        for title, each in trainers.items():
-            begin = time.perf_counter()
-            for _ in range(STEPS):
-                each.step(x, labels)
-            times[title].append((time.perf_counter() - begin) / STEPS)
-    return {title: statistics.median(found) for title, found in times.items()}
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each choice of a workload."""
+    x, labels = WORKLOADS[name].batch(options.batch)
+    with tempfile.TemporaryDirectory() as folder:
+        made = {
+            title: trainer(name, update, Path(folder) / str(k))
+            for k, (title, update) in enumerate(updates(name).items())
+        }
+        times: dict[str, list[float]] = {}
+        if options.measure:
+            steps = {title: partial(train, each, x, labels) for title, each in made.items()}
+            times = in_turns(steps, options.measure)
+        for title, each in made.items():
+            model, state = each.module._train, each.state
+            plan = model.planned(dict(zip(model.inputs, (x.shape, labels.shape), strict=True)))
+            trained = sum(s.size for s in state.slots.values() if s.trainable)
+            total = sum(size for _, size in plan.regions) + state.region_bytes("state")
+            sizes = (plan.kept_bytes / MIB, plan.region_bytes("work") / MIB, total / MIB)
+            told = 1e3 * sum(step_seconds(plan))
+            took = 1e3 * median(times[title]) / STEPS if times else None
+            yield title, trained, *sizes, told, took
 
 
-def main() -> None:
-    """Print the rows of each workload."""
-    parser = argparse.ArgumentParser(prog="python -m bench.sparse")
-    parser.add_argument("workload", nargs="*", default=list(CHOICES))
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--measure", type=int, default=0, metavar="ROUNDS")
-    given = parser.parse_args()
-    for name in given.workload:
-        with tempfile.TemporaryDirectory() as folder:
-            made = {
-                title: trainer(name, update, Path(folder) / str(k))
-                for k, (title, update) in enumerate(updates(name).items())
-            }
-            x, labels = WORKLOADS[name].batch(given.batch)
-            measured = rounds(made, name, given.batch, given.measure) if given.measure else {}
-            print(
-                f"{name}, batch {given.batch}\n{'':28s}{'trained':>12s}{'kept MiB':>10s}"
-                f"{'arena MiB':>11s}{'all MiB':>9s}{'predicted ms':>14s}{'measured ms':>13s}"
-            )
-            for title, each in made.items():
-                model, state = each.module._train, each.state
-                shapes = dict(zip(model.inputs, (x.shape, labels.shape), strict=True))
-                plan = model.planned(shapes)
-                trained = sum(s.size for s in state.slots.values() if s.trainable)
-                total = sum(size for _, size in plan.regions) + state.region_bytes("state")
-                found = f"{measured[title] * 1e3:13.1f}" if measured else ""
-                print(
-                    f"  {title:26s}{trained:12,d}{plan.kept_bytes / 2**20:10.1f}"
-                    f"{plan.region_bytes('work') / 2**20:11.1f}{total / 2**20:9.1f}"
-                    f"{sum(step_seconds(plan)) * 1e3:14.1f}{found}"
-                )
+def train(of: Trainer, x: np.ndarray, labels: np.ndarray) -> None:
+    """Take the steps of a turn."""
+    for _ in range(STEPS):
+        of.step(x, labels)
 
 
-if __name__ == "__main__":
-    main()
+BENCHES = (
+    Bench(
+        "sparse",
+        "what a training step keeps and takes when a part of a model is trained",
+        {name: name for name in CHOICES},
+        ("trained part", "trained:,", "kept MiB:.1f", "arena MiB:.1f", "all MiB:.1f",
+         "predicted ms:.1f", "measured ms:.1f"),
+        measure,
+        options=(
+            Option("batch", 8, "samples of a step"),
+            Option("measure", 0, "turns of steps that are measured"),
+        ),
+    ),
+)  # fmt: skip

@@ -1,18 +1,16 @@
 """What an installed wheel trains, where nothing but NumPy is installed: old CPUs, and 64-bit ARM.
 
-    python -m bench.wheels [--arm64 FOLDER] [--model NAME ...] [--out docs/wheels.md]
-
 The golden models are prepared here for every level (`edgegrad prepare`), and trained by Pythons
 that have NumPy and the wheel alone: on this CPU, and under qemu's user mode on models of old ones.
 The wheels hold the kernels of these models.  A cell compares parameters, losses and the checkpoint
 with those of a process that has all packages, and compiles the same kernels itself for the level:
-`equal` to the last bit, or the largest relative difference of a loss.  FOLDER is one in which
-tests/arm64.sh has been, by default build/arm64; without it there are no rows for ARM.
+`equal` to the last bit, or the largest relative difference of a loss.  --arm64 is a folder in which
+tests/arm64.sh has been; without it there are no rows for ARM.  --page writes the table of
+docs/wheels.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,13 +28,16 @@ from typing import Any
 import numpy as np
 
 from bench import installed
+from bench.measuring import ROOT
+from bench.processes import SCRIPTS
+from bench.rows import Bench, Cells, Option
+from bench.tables import markdown
 from engine.kernels.levels import LEVELS, levels, machine
 from engine.tools.dev import zoo
 
-ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "tests" / "data" / "goldens"
 MODELS = ("mlp", "cnn", "mobilenet", "transformer")
-SCRIPT = Path(__file__).with_name("train_steps.py")
+SCRIPT = SCRIPTS / "train_steps.py"
 ARM64 = ROOT / "build" / "arm64"
 ARM64_PYTHON = "root/usr/bin/python3.11"  # in the folder of tests/arm64.sh
 
@@ -201,41 +203,40 @@ def compare(found: Result, wanted: Result, level: str) -> str:
     return f"{max(abs(a - b) / abs(b) for a, b in pairs):.0e}"
 
 
-def rows(made: Wheels) -> Iterator[str]:
-    """The rows of the table."""
-    for cpu in cpus():
-        if cpu.arch not in made.sites:
-            continue
-        cells = []
-        for model in made.models:
-            cell = compare(made.shipped(model, cpu), made.compiled(model, cpu), cpu.level)
-            cells.append(cell)
-            print(cpu.name or "this CPU", cpu.level, model, cell, flush=True)
-        yield f"| {cpu.name or 'this CPU'} | {cpu.level} | {' | '.join(cells)} |"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.wheels", description=main.__doc__)
-    parser.add_argument(
-        "--arm64", type=Path, metavar="FOLDER", default=ARM64, help="what tests/arm64.sh has made"
-    )
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--out", type=Path, help="file whose table is replaced")
-    args = parser.parse_args(argv)
+def measure(model: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each CPU."""
     with tempfile.TemporaryDirectory() as name:
-        made = Wheels(Path(name), args.model, args.arm64)
-        table = [
-            f"| CPU | level | {' | '.join(args.model)} |", "|---|---|" + "---|" * len(args.model),
-            *rows(made),
-        ]  # fmt: skip
-    print(*table, sep="\n")
-    if args.out:
-        text = args.out.read_text("utf-8")
-        begin, end = text.index("| CPU |"), text.rindex("|\n") + 2
-        args.out.write_text(text[:begin] + "\n".join(table) + "\n" + text[end:], "utf-8")
-    return 0
+        made = Wheels(Path(name), [model], options.arm64)
+        for cpu in cpus():
+            if cpu.arch in made.sites:
+                cell = compare(made.shipped(model, cpu), made.compiled(model, cpu), cpu.level)
+                yield cpu.name or "this CPU", cpu.level, cell
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Replace the table of a page, which has a row for each CPU."""
+    cells: dict[tuple[object, object], dict[str, object]] = {}
+    for model, rows in found.items():
+        for cpu, level, cell in rows:
+            cells.setdefault((cpu, level), {})[model] = cell
+    table = markdown(
+        ["CPU", "level", *found],
+        [[*map(str, key), *(str(row.get(m, "")) for m in found)] for key, row in cells.items()],
+    )
+    text = path.read_text("utf-8")
+    begin, end = text.index("| CPU |"), text.rindex("|\n") + 2
+    path.write_text(text[:begin] + "\n".join(table) + "\n" + text[end:], "utf-8")
+
+
+BENCHES = (
+    Bench(
+        "wheels",
+        "what an installed wheel trains where NumPy alone is installed: old CPUs, and 64-bit ARM",
+        {name: name for name in MODELS},
+        ("CPU", "level", "trained"),
+        measure,
+        options=(Option("arm64", ARM64, "what tests/arm64.sh has made"),),
+        page=write_page,
+        document="docs/wheels.md",
+    ),
+)

@@ -29,7 +29,7 @@ BEGIN = 1.0e-6  # seconds that a call takes beside its work
 TILE = 0.15e-6  # seconds that a thread takes to begin a call of a group for its next tile
 
 # Of the limit that operations and bytes set, the part that a kernel of each template reaches.  By
-# `python -m bench.efficiency mobilenet resnet18 minilm vit`, 2 threads of a Zen 4 server part with
+# `python -m bench efficiency`, on 2 threads of a Zen 4 server part with
 # AVX-512.  Above 1: convolutions by Winograd's transforms do fewer operations than are counted.
 EFFICIENCY: dict[str, float] = {
     "attention": 0.62, "attention_grad": 0.56, "channel_moments_cols": 0.10,

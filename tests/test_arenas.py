@@ -1,4 +1,4 @@
-"""Order and placement of real models: near what no other could beat (`python -m bench.arenas`)."""
+"""Order and placement of real models: near what no other could beat (`python -m bench arenas`)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import __main__ as beside
+from bench import steps as beside
 from engine.errors import EngineError, FileError, InputError
 from engine.tools import cli
 from engine.tools.benchmark import machine, measure, result

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import __main__ as bench
 from bench import cores
 from bench.boards import Cost, costs
 from bench.machine_code import CORES, PACKAGES, Instruction, find_tool, loops
@@ -51,11 +52,11 @@ def test_the_product_keeps_the_multiply_adders_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cores, "kernels", lambda names: [KernelSpec("gemm", ("f32", 0, 1))])
-    assert cores.main(["--document", str(tmp_path / "page.md")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| kernel | cortex-a53 | cortex-a72 | neoverse-n1 |"
-    assert lines[2].startswith("| gemm_f32_0_1 | ")
-    assert "\n".join(lines) in (tmp_path / "page.md").read_text()
+    assert bench.main(["cores", "--document", str(tmp_path / "page.md")]) == 0
+    assert "gemm_f32_0_1" in capsys.readouterr().out
+    lines = (tmp_path / "page.md").read_text("utf-8").splitlines()
+    at = lines.index("| kernel | cortex-a53 | cortex-a72 | neoverse-n1 |")
+    assert lines[at + 2].startswith("| gemm_f32_0_1 | ")
     for core in CORES:
         first, *others = cores.analyse(cores.kernels(()), core)["gemm_f32_0_1"]
         assert first.is_product

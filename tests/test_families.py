@@ -1,6 +1,6 @@
 """Models of many families train and export as they should; PyTorch's side of it is recorded.
 
-`python -m bench.families --record` has written the models and what PyTorch's steps gave.
+`python -m bench families recorded --record` has written the models and what PyTorch's steps gave.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ OTHERS = {"onnxslim", "onnxsim", "onnxscript"}  # packages that only the bench n
     ],
 )
 def test_a_rewritten_model_trains_alike(tag: str, name: str, tmp_path: Path) -> None:
-    """All models and rewriters: `python -m bench.families --rewritten`."""
+    """All models and rewriters: `python -m bench families.rewritten`."""
     found = compare_rewritten(tag, REWRITINGS[name], tmp_path)
     assert not found.fails, found.fault
     if REWRITINGS[name].is_ours:

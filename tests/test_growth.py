@@ -1,7 +1,7 @@
 """Planning is near-linear: graphs of four times the nodes take about four times the work.
 
 What is counted is work, not time: executed lines of Python, and comparisons of names, of which a
-search in a list makes many that are on no line of ours.  `python -m bench.planning --growth` has
+search in a list makes many that are on no line of ours.  `python -m bench growth` has
 the times of larger graphs.
 """
 
@@ -59,7 +59,7 @@ def test_four_times_the_nodes_execute_about_four_times_the_lines(name: str) -> N
     assert [f for f in steep if f is not place._fit.__code__] == []
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention"])
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_the_search_for_a_budget_keeps_to_its_bound(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

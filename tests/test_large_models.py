@@ -2,14 +2,13 @@
 
 The bound is 1.3 times the largest tensor and 500 MB of anonymous memory (`RssAnon`), whatever the
 model has: weights stay in their file, which is mapped, and are written from there.  Files are
-sparse, so that they take no room on the disk.  `python -m bench.planning_memory` has larger ones.
+sparse, so that they take no room on the disk.  `python -m bench planning_memory` has larger ones.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bench import large_models
+from bench.measuring import fresh
 from engine import Trainer, artifacts, backend, lora
 from engine.api import CheckpointState, Module
 from engine.errors import EngineError, FileError, ModelError
@@ -44,12 +44,8 @@ def test_memory_between_a_file_and_its_artifacts(tmp_path: Path, kind: str, inli
     """
     path = large_models.make(tmp_path, LAYERS, SIDE, inline=inline)
     whole = LAYERS * SIDE**2 * 4
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.large_models", kind, str(path), str(tmp_path / "out")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert not done.returncode, done.stderr
-    assert int(done.stdout) <= 1.3 * SIDE**2 * 4 + 100 * MB < whole / 2
+    grown = fresh(large_models.grown, kind, path, tmp_path / "out")
+    assert grown <= 1.3 * SIDE**2 * 4 + 100 * MB < whole / 2
     sizes = {p.name: p.stat().st_size for p in (tmp_path / "out").iterdir()}
     if kind == "lora":  # the weights are written once, for all models of the folder
         assert whole < sum(sizes.values()) < 1.1 * whole

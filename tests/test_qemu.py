@@ -3,7 +3,7 @@
 A self-test trains a few steps and compares its losses with what this machine's kernels gave.  What
 it needs beyond ziglang are the Debian packages qemu-user-static, wine64, nodejs and C libraries for
 other CPUs; `.ci/run` installs them and passes --no-skips, without which a test that lacks one is
-counted and skipped.  `python -m bench.builds` does it for every target, model and kind of build.
+counted and skipped.  `python -m bench builds` does it for every target, model and kind of build.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import __main__ as bench
 from bench import builds
 from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
 from engine.graphs.passes import attention_match
@@ -227,11 +228,11 @@ def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
 def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
     """Of one target and one model; a second run makes nothing."""
     document = tmp_path / "page.md"
-    words = ["--targets", "native", "--models", "mlp", "--folder", str(tmp_path)]
-    assert builds.main([*words, "--document", str(document)]) == 0
+    words = ["builds", "mlp", "--targets", "native", "--folder", str(tmp_path)]
+    assert bench.main([*words, "--document", str(document)]) == 0
     found = document.read_text("utf-8")
     assert len(re.findall(r"\| native \| \d+ KiB, \d+ s, equal \|", found)) == 3
-    assert builds.main([*words, "--document", str(document)]) == 0
+    assert bench.main([*words, "--document", str(document)]) == 0
     assert document.read_text("utf-8") == found
 
 

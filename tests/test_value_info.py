@@ -1,6 +1,7 @@
 """The types that files say hold: those of inference models, and those of training artifacts.
 
-Inference models pass ONNX's strict inference and run in stock onnxruntime, see bench/exports.py.
+Inference models pass ONNX's strict inference and run in stock onnxruntime; see
+export_checks.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 
-from bench.exports import export_faults, type_faults
 from bench.families.recorded import DATA, SAMPLED
 from bench.families.train import compare
 from engine import artifacts
@@ -22,6 +22,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.export_artifacts import batch_of
 from engine.tools.workloads import WORKLOADS
+from tests.export_checks import export_faults, type_faults
 
 ALIKE = {"resnet50", "resnet18_head", "mobilenet_v3_head", "vit_head"}  # other workloads have all
 GOLDENS = Path(__file__).parent / "data" / "goldens"

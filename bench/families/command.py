@@ -1,45 +1,45 @@
 """Do model families exported from library code train as in PyTorch, and run elsewhere afterwards?
 
-    EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.families [--page] [NAME ...]
-    EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.families --record
+families            exports of a library, by EDGEGRAD_BENCH_PEERS
+families.rewritten  the recorded models after others have written them again, without PyTorch; see
+                    rewrites.py
 
 The peers' Python needs torch, torchvision, timm and transformers.  Every family is exported in the
-ways of `exports.EXPORTS`.  Of each model it prints the largest difference of three training losses
+ways of `exports.EXPORTS`.  Of each model a row has the largest difference of three training losses
 (AdamW) and of the first gradients from PyTorch's, and of the outputs of the trained model, exported
-for inference and run by stock onnxruntime, from the engine's.  It exits with 1 where one is above
-what `train` tolerates, or where the engine refuses a model.  What an exporter cannot do, or does
+for inference and run by stock onnxruntime, from the engine's.  It is WRONG where one is above what
+`train` tolerates, or where the engine refuses a model.  What an exporter cannot do, or does
 wrong, is told but is no failure; nor is a documented limit of `train.LIMITS`, as long as the engine
 refuses the model by name and trains it with static axes.
 
-NAME chooses families, or one export of a family by its tag; all without a name.  `--page` writes
-what was found to docs/families.md, where what was not chosen keeps its rows.  `--models` keeps the
-exported models in a folder and uses those that are there.  `--record` keeps the models that
-tests/test_families.py trains without PyTorch.
-
-    python -m bench.families --rewritten [--page] [REWRITING ...]
-
-Trains the recorded models after others have written them again, without PyTorch; see rewrites.py.
+Subjects are families, exports of a family by their tags, `all`, and `recorded`: what
+tests/test_families.py trains without PyTorch, and `--record` keeps.  `--page` writes what was found
+to docs/families.md, where what was not chosen keeps its rows.  `--models` keeps the exported models
+in a folder and uses those that are there.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.families import page, rewritten
 from bench.families.recorded import RECORDED, record
 from bench.families.rewrites import REWRITINGS
 from bench.families.train import Comparison
-from engine.runtime.config import switch
+from bench.measuring import ROOT
+from bench.processes import peer_python
+from bench.rows import WRONG, Bench, Cells, Option
+from engine.errors import InputError, nearest
 from engine.tools.dev.exports import EXPORTS, parts
 
-ROOT = Path(__file__).parents[2]
+DOCUMENT = "docs/families.md"
 SECONDS = 300  # more for one model is a failure
 
 
@@ -95,76 +95,84 @@ def compared(path: Path) -> Comparison:
     return Comparison(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def main(arguments: list[str]) -> int:
-    """Compare, or record; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="bench.families", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="families, or exports by tags")
-    parser.add_argument("--page", action="store_true", help="write docs/families.md")
-    parser.add_argument("--record", action="store_true", help="keep what the tests train")
-    parser.add_argument(
-        "--models", metavar="FOLDER", type=Path, help="exported models to use, kept"
-    )
-    parser.add_argument(
-        "--rewritten", action="store_true", help="recorded models, written again; NAME: ways"
-    )
-    options = parser.parse_args(arguments)
-    if options.rewritten:
-        return compare_rewritings(options.names or list(REWRITINGS), writes=options.page)
-    python = switch("BENCH_PEERS")
-    if not python:
-        raise SystemExit("EDGEGRAD_BENCH_PEERS names no Python with torch and transformers")
-    known = sources(python)
-    chosen = options.names or list(known)
-    tags = [f"{name}-{how.tag}" for how in EXPORTS for name in known]
-    if missing := set(chosen) - known.keys() - set(tags):
-        raise SystemExit(f"no family or export is named {', '.join(sorted(missing))}")
-    tags = [tag for tag in tags if tag in chosen or parts(tag)[0] in chosen]
-    tags = list(RECORDED) if options.record else tags
-    results: dict[str, Comparison] = {}
+def tags_of(subject: str, known: Collection[str]) -> list[str]:
+    """Return the tags of the exports that a subject names.
+
+    Raises:
+        InputError: there are none.
+    """
+    if subject == "recorded":
+        return list(RECORDED)
+    every = [f"{name}-{how.tag}" for how in EXPORTS for name in known]
+    if found := [tag for tag in every if subject in ("all", tag, parts(tag)[0])]:
+        return found
+    raise InputError(f"no family or export {subject!r}{nearest(subject, known)}")
+
+
+def measure(subject: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each export."""
+    python = peer_python()
     with tempfile.TemporaryDirectory() as name:
         folder = (options.models or Path(name)).absolute()
         folder.mkdir(exist_ok=True)
-        for tag, reason in exported(python, folder, tags):
+        for tag, reason in exported(python, folder, tags_of(subject, sources(python))):
             start = time.perf_counter()
             if reason is not None:
                 found = Comparison(fault=f"exporter: {reason}", is_ours=False)
             else:
                 found = compared(folder / f"{tag}.onnx")
-            results[tag] = found
-            print(line_of(tag, found, time.perf_counter() - start), flush=True)
-            if options.page:
-                page.write({tag: found}, known)
+            took = time.perf_counter() - start
+            fault = f"{WRONG}: {found.fault}" if found.fails else found.fault
+            yield tag, found.losses, found.gradients, found.inference, took, fault
             if not (options.record or options.models):
                 for file in folder.glob(f"{tag}.*"):
                     file.unlink()
         if options.record:
             record(folder)
-    ours = [t for t, found in results.items() if found.fails]
-    passed = sum(not found.fault for found in results.values())
-    families = {parts(t)[0] for t, found in results.items() if not found.fault}
-    print(
-        f"{passed} of {len(results)} models, of {len(families)} families, train "
-        f"and export as they should; {len(ours)} fail"
-    )
-    return 1 if ours else 0
 
 
-def compare_rewritings(names: list[str], *, writes: bool) -> int:
-    """Compare rewritten models; returns 1 where one is wrong, whatever else is refused."""
-    if unknown := set(names) - REWRITINGS.keys():
-        raise SystemExit(f"no rewriting is named {', '.join(sorted(unknown))}")
-    rows = rewritten.compare_all(names)
-    if writes:
-        page.write_section(rewritten.section(rows, page.kept_section()))
-    return 1 if any(row.wrong for row in rows.values()) else 0
+def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Write what was found to the page."""
+    every = (cells for rows in found.values() for cells in rows)
+    rows = {str(tag): page.row(str(tag), cells) for tag, *cells in every}
+    page.write(rows, sources(peer_python()), path)
 
 
-def line_of(tag: str, found: Comparison, seconds: float) -> str:
-    """A line of what is printed."""
-    numbers = [found.losses, found.gradients, found.inference]
-    cells = " ".join("       -" if n is None else f"{n:8.1e}" for n in numbers)
-    whose = "FAILS" if found.fails else "limit" if found.is_limit else "not ours"
-    verdict = f"  {whose}: " if found.fault else ""
-    return f"{tag:44} {cells} {seconds:6.1f} s{verdict}{found.fault}"
+def measure_rewritten(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a way to write models again."""
+    found = rewritten.compare_all(name)
+    verdict = f"{WRONG}: {found.faults}" if found.wrong else found.faults
+    yield *found.cells, verdict
+
+
+def write_section(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Write what was found to the last section of the page."""
+    rows = {name: [*map(str, cells[:-1])] for name, (cells,) in found.items() if cells}
+    page.write_section(rewritten.section(rows, page.kept_section(path)), path)
+
+
+BENCHES = (
+    Bench(
+        "families",
+        "279 families of models, exported from library code, against PyTorch",
+        None,
+        ("export", "losses:.1e", "gradients:.1e", "inference:.1e", "s:.1f", "remark"),
+        measure,
+        usual=("all",),
+        options=(
+            Option("models", None, "a folder of exported models, kept", Path),
+            Option("record", False, "keep what the tests train"),
+        ),
+        page=write_page,
+        document=DOCUMENT,
+    ),
+    Bench(
+        "families.rewritten",
+        "recorded models after others have written them again",
+        {name: name for name in REWRITINGS},
+        (*rewritten.COLUMNS, "remarks"),
+        measure_rewritten,
+        page=write_section,
+        document=DOCUMENT,
+    ),
+)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.families.train import Comparison
+from bench.rows import WRONG, Cells
 from engine.tools.dev.exports import EXPORTS, parts
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 INTRODUCTION = """\
 # Model families
 
 Models from libraries, and written by hand in plain PyTorch, exported by both of PyTorch's exporters
 and trained in both systems. Written by
-`EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.families --page`, where that Python has torch,
+`EDGEGRAD_BENCH_PEERS=path/to/python python -m bench families --page`, where that Python has torch,
 torchvision, timm and transformers. The [last section](#rewritten-models) has models that other
 tools have rewritten.
 
@@ -35,33 +34,34 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.0e}" if value else "0"
 
 
-def row(tag: str, found: Comparison) -> str:
-    """A row of the table; a cell says what is wrong, and of what the engine does wrong so."""
+def row(tag: str, found: Cells) -> str:
+    """Return a row of the page, of the cells after the tag."""
     family, how = parts(tag)
-    remark = found.fault.replace("|", "\\|").replace("`", "'")
-    if found.fails:
-        remark = f"**fails**: {remark}"
-    numbers = (number(n) for n in (found.losses, found.gradients, found.inference))
-    return f"| {family} | {how.tag} | {' | '.join(numbers)} | {remark} |"
+    *numbers, _, fault = found
+    remark = str(fault).replace("|", "\\|").replace("`", "'")
+    if remark.startswith(WRONG):
+        remark = f"**fails**{remark.removeprefix(WRONG)}"
+    texts = (number(n if isinstance(n, float) else None) for n in numbers)
+    return f"| {family} | {how.tag} | {' | '.join(texts)} | {remark} |"
 
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split(" | ")]
 
 
-def kept_rows() -> dict[str, str]:
+def kept_rows(page: Path) -> dict[str, str]:
     """The rows of the page as it is, by tag."""
-    if not PAGE.exists():
+    if not page.exists():
         return {}
-    lines = PAGE.read_text("utf-8").splitlines()
+    lines = page.read_text("utf-8").splitlines()
     tags = {how.tag for how in EXPORTS}
     rows = [line for line in lines if line.startswith("| ") and line.count(" | ") >= 5]
     return {"-".join(cells(r)[:2]): r for r in rows if cells(r)[1] in tags}
 
 
-def write(results: dict[str, Comparison], sources: dict[str, str]) -> None:
-    """Write the page; families that were not compared keep their rows."""
-    rows = kept_rows() | {tag: row(tag, found) for tag, found in results.items()}
+def write(found: dict[str, str], sources: dict[str, str], page: Path) -> None:
+    """Write the page of rows by tag; families that were not compared keep theirs."""
+    rows = kept_rows(page) | found
     order = [f"{name}-{how.tag}" for name in sorted(sources) for how in EXPORTS]
     rows = {tag: rows[tag] for tag in order if tag in rows}
     passed = [tag for tag, r in rows.items() if not cells(r)[5]]
@@ -81,17 +81,17 @@ def write(results: dict[str, Comparison], sources: dict[str, str]) -> None:
         own = [rows[t] for n in names for how in EXPORTS if (t := f"{n}-{how.tag}") in rows]
         title = "Plain PyTorch" if source == "plain" else source
         text.append("\n".join([f"## {title}\n", HEAD, "|---|---|---|---|---|---|", *own, ""]))
-    PAGE.write_text("\n".join([*text, kept_section()]).rstrip("\n") + "\n", "utf-8")
+    page.write_text("\n".join([*text, kept_section(page)]).rstrip("\n") + "\n", "utf-8")
 
 
-def kept_section() -> str:
+def kept_section(page: Path) -> str:
     """Return the section about rewritten models as the page has it, "" if it has none."""
-    text = PAGE.read_text("utf-8") if PAGE.exists() else ""
+    text = page.read_text("utf-8") if page.exists() else ""
     start = text.find(f"\n{REWRITTEN}\n")
     return text[start + 1 :] if start >= 0 else ""
 
 
-def write_section(section: str) -> None:
+def write_section(section: str, page: Path) -> None:
     """Write the page with another section about rewritten models."""
-    text = PAGE.read_text("utf-8").removesuffix(kept_section()).rstrip("\n")
-    PAGE.write_text(f"{text}\n\n{section.rstrip()}\n", "utf-8")
+    text = page.read_text("utf-8").removesuffix(kept_section(page)).rstrip("\n")
+    page.write_text(f"{text}\n\n{section.rstrip()}\n", "utf-8")

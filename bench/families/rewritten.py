@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import onnx
 from bench.families.recorded import DATA
 from bench.families.rewrites import REWRITINGS, Rewriting, walk
 from bench.families.train import Comparison, compare_as_it_is
+from bench.tables import markdown
 from engine.tools.dev.export_artifacts import Array, first_line
 
 Found = dict[str, tuple[str, str]]  # by its name now: what it was called, and its order
@@ -139,8 +139,14 @@ class Row:
         """How many models are neither right nor refused, by the engine's fault."""
         return sum(c.fails for c in self.found) - len(self.refused)
 
-    def line(self, title: str) -> str:
-        """Return the row of the table."""
+    @property
+    def faults(self) -> str:
+        """What the models that are not alike have; nothing of those that were folded."""
+        return "; ".join(c.fault for c in self.found if c.fault and c.fault != FOLDED)
+
+    @property
+    def cells(self) -> list[int | str]:
+        """The cells of the row, under `COLUMNS`."""
         counts = [
             len(self.found),
             sum(not c.fault for c in self.found),
@@ -150,10 +156,10 @@ class Row:
             self.wrong,
         ]
         ops = Counter(op for fault in self.refused for op in re.findall(r"[\w.]+::\w+", fault)[:1])
-        said = ", ".join(f"{op} ({n})" for op, n in ops.most_common())
-        return f"| {' | '.join(map(str, [title, *counts, said]))} |"
+        return [*counts, ", ".join(f"{op} ({n})" for op, n in ops.most_common())]
 
 
+COLUMNS = ("models", "alike", "folded", "refused", "rewriter fails", "wrong", "refused are")
 TAGS = (  # small, and of every area
     "bert-old-14-train",
     "conditional_random_field-new-18-train",
@@ -168,14 +174,11 @@ TAGS = (  # small, and of every area
     "unet3d-old-17-eval-folded",
     "yolo_head-old-14-train",
 )
-HEAD = """\
-| rewritten by | models | alike | folded | refused | rewriter fails | wrong | refused are |
-|---|---|---|---|---|---|---|---|"""
 INTRODUCTION = """\
 ## Rewritten models
 
 Models recorded for the tests, after other tools have rewritten them; made by
-`python -m bench.families --rewritten --page`, which needs onnxslim and onnxsim, but not PyTorch.
+`python -m bench families.rewritten --page`, which needs onnxslim and onnxsim, but not PyTorch.
 Models are `alike` if all three losses, all gradients and the export agree with PyTorch's as
 above. They are `folded` if the rewriter has computed a parameter ahead, or laid it out for
 one machine: their first loss agrees, and less is trained. A `rewriter fails` if it raises,
@@ -183,25 +186,21 @@ or if onnxruntime finds its model invalid or different. Every refusal names its 
 """
 
 
-def compare_all(names: Sequence[str]) -> dict[str, Row]:
-    """Compare the models of `TAGS` in the rewritings that are named; prints a line for each."""
-    rows: dict[str, Row] = {}
-    for name in names:
-        row = rows[name] = Row()
-        for tag in TAGS:
-            with tempfile.TemporaryDirectory() as folder:
-                row.found.append(compare_rewritten(tag, REWRITINGS[name], Path(folder)))
-            found = row.found[-1]
-            verdict = "" if not found.fault else "FAILS: " if found.fails else "not ours: "
-            print(f"{name:22} {tag:44} {verdict}{found.fault}", flush=True)
-    return rows
+def compare_all(name: str) -> Row:
+    """Compare the models of `TAGS` in a rewriting."""
+    row = Row()
+    for tag in TAGS:
+        with tempfile.TemporaryDirectory() as folder:
+            row.found.append(compare_rewritten(tag, REWRITINGS[name], Path(folder)))
+    return row
 
 
-def section(rows: dict[str, Row], kept: str) -> str:
-    """Return the section of the page; rewritings that were not tried keep their rows."""
+def section(rows: dict[str, list[str]], kept: str) -> str:
+    """Return the section of the page, of cells; rewritings that were not tried keep their rows."""
     titles = {rewriting.title: name for name, rewriting in REWRITINGS.items()}
     lines = {
         titles.get(line.split(" | ")[0].removeprefix("| "), ""): line for line in kept.splitlines()
     }
-    lines |= {name: row.line(REWRITINGS[name].title) for name, row in rows.items()}
-    return "\n".join([INTRODUCTION, HEAD, *(lines[n] for n in REWRITINGS if n in lines), ""])
+    lines |= {n: f"| {' | '.join([REWRITINGS[n].title, *row])} |" for n, row in rows.items()}
+    head = markdown(["rewritten by", *COLUMNS], [])
+    return "\n".join([INTRODUCTION, *head, *(lines[n] for n in REWRITINGS if n in lines), ""])

@@ -17,7 +17,7 @@ from engine.kernels.vocabulary.op import MS, OURS, Array, Dim
 LAYOUTS = {"q": ("q", "d", "gr"), "k": ("k", "d", "g"), "v": ("k", "e", "g"), "y": ("q", "e", "gr")}
 # Scores of a head below which separate products are faster.  They compute no product twice, and
 # what lies between them stays in a cache: 22 % faster at 64 x 64, 16 % at 96 x 96, and as fast at
-# 128 x 128, where heads need not be moved to the front (Zen 4, one thread, bench_attention).
+# 128 x 128, where heads need not be moved to the front (Zen 4, one thread, `bench attention`).
 FEW = 100 * 100
 SCORES: Axes = (("b",), ("g", "r"), ("q",), ("k",))
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.recipes import PAGE, ROOT, Recipe, recipes
+from bench.measuring import ROOT
+from bench.recipes import PAGE, Recipe, recipes
 
 PEERS = ("torchvision", "timm", "transformers", "onnxruntime")
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -29,7 +30,7 @@ def test_the_page_begins_with_what_works(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("recipe", [*recipes(PAGE.read_text("utf-8"))], ids=lambda r: r.title)
 def test_a_recipe_trains_as_in_torch(recipe: Recipe) -> None:
     """In a process of its own, which can take this folder off its path."""
-    command = [sys.executable, "-m", "bench.recipes", recipe.title]
+    command = [sys.executable, "-m", "bench", "recipes", recipe.title]
     environment = {**os.environ, "EDGEGRAD_KERNELS": "native"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any, NamedTuple
+import math
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import cache
+from statistics import median
+from typing import NamedTuple
 
-import numpy as np
-import pytest
-
+from bench.measuring import limits, repeat, rounds
+from bench.programs import load
+from bench.rows import THREADS, Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.compiler.load import addresses
-from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.arena import allocate
 from engine.runtime.program import Program
-from engine.runtime.roofline import measure
 
 
 class Size(NamedTuple):
@@ -46,21 +45,10 @@ SIZES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def peak() -> float:
-    return measure(1, addresses).flops / 1e9
-
-
-@pytest.fixture(scope="module")
-def call() -> float:
-    """Seconds that a program takes whose only product is tiny."""
-    program = _program(Size(1, 1, 1), 1)
-    best = float("inf")
-    for _ in range(1000):
-        start = time.perf_counter()
-        program.run()
-        best = min(best, time.perf_counter() - start)
-    return best
+@cache
+def call_seconds() -> float:
+    """Return the seconds that a program takes whose only product is tiny."""
+    return min(rounds(_program(Size(1, 1, 1), 1).run, 1000))
 
 
 def _program(size: Size, threads: int) -> Program:
@@ -72,20 +60,25 @@ def _program(size: Size, threads: int) -> Program:
     node = Node("FusedMatMul", ("a", "b"), ("c",), attrs, domain="com.microsoft", name="product")
     inputs = {name: TensorType("f32", lead + s) for name, s in shapes.items()}
     graph = Graph("product", inputs, ["c"], {}, [node], {"": 17, "com.microsoft": 1})
-    plan = make_plan(graph, {}, target=host(), threads=threads)
-    program = Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
-    rng = np.random.default_rng(0)
-    for name in shapes:
-        program.inputs[name][...] = rng.standard_normal(program.inputs[name].shape)
-    return program
+    return load(graph, threads)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def bench_gemm(benchmark: Any, peak: float, call: float, size: Size, threads: int) -> None:
-    benchmark(_program(size, threads).run)
-    flops = 2 * size.batch * size.m * size.n * size.k
-    rate = flops / (benchmark.stats.stats.median - call) / 1e9
-    percent = 100 * rate / (threads * peak)
-    benchmark.extra_info |= {"gflops": round(rate, 1), "percent_of_peak": round(percent)}
-    print(f"\n{size} on {threads}: {rate:.1f} GFLOP/s, {percent:.0f} % of {threads * peak:.1f}")
+def measure(size: Size, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads."""
+    for threads in options.threads:
+        took = median(repeat(_program(size, threads).run)) - call_seconds()
+        rate = 2 * math.prod(size[:3]) * size.batch / took
+        yield threads, 1e3 * took, rate / 1e9, 100 * rate / limits().flops / threads
+
+
+BENCHES = (
+    Bench(
+        "gemm",
+        "matrix products at sizes of training",
+        {str(size): size for size in SIZES},
+        ("threads", "ms:.3f", "GFLOP/s:.1f", "% of peak:.0f"),
+        measure,
+        options=(THREADS,),
+        small="1x64x10x500nt --threads 1",
+    ),
+)

@@ -17,21 +17,25 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import pytest
+from statistics import median
 
 from bench import installed
+from bench.measuring import rounds, seconds
+from bench.processes import SCRIPTS
+from bench.rows import Bench, Cells
 from engine.kernels.levels import levels, machine
 from engine.runtime.config import switch
 from engine.tools.dev import zoo
 from engine.tools.workloads import WORKLOADS
 
-HERE = Path(__file__).parent
 MODELS = ("mlp", "mobilenet", "minilm")
-THREADS = 2
+THREADS, ROUNDS = 2, 7
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,9 @@ ROWS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By name of a model, the folder of its artifacts, with a batch."""
-    return {name: WORKLOADS[name].write(tmp_path_factory.mktemp(name)) for name in MODELS}
-
-
-@pytest.fixture(scope="module")
-def site(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An installed wheel that ships the kernels of the models, for the level of this CPU."""
-    plans = (p for n in MODELS for p in zoo.of_folder(folders[n], WORKLOADS[n].x[0]))
-    made = tmp_path_factory.mktemp("wheel")
+def make_site(name: str, folder: Path, made: Path) -> Path:
+    """Install a wheel that ships the kernels of a model, for the level of this CPU."""
+    plans = zoo.of_folder(folder, WORKLOADS[name].x[0])
     wheel = installed.make(plans, f"linux-{machine()}", made, levels()[:1])
     return installed.install(wheel, made / "site")
 
@@ -80,31 +76,43 @@ def start(site: Path, folder: Path, kernels: str, cache: Path) -> None:
         "EDGEGRAD_KERNELS": kernels, "EDGEGRAD_THREADS": str(THREADS),
     }  # fmt: skip
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, str(HERE / "first_step.py"), str(folder)]
+    command = [sys.executable, str(SCRIPTS / "first_step.py"), str(folder)]
     subprocess.run(command, check=True, env=env, cwd=folder)
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("model", MODELS)
-def bench_start(
-    benchmark: Any, model: str, row: str, folders: dict[str, Path], site: Path, tmp_path: Path
-) -> None:
-    found = ROWS[row]
-
-    def setup() -> None:
-        found.prepare(tmp_path)
-
-    rounds, warm_up = (1, 0) if row == "cold" else (7, 1)
-    words = (site, folders[model], found.kernels, tmp_path)
-    benchmark.pedantic(start, words, setup=setup, rounds=rounds, warmup_rounds=warm_up)
+def start_torch(name: str, folder: Path) -> None:
+    """Run a process of PyTorch to the end of its first step."""
+    command = [switch("BENCH_PEERS"), str(SCRIPTS / "peer.py"), "torch", name, str(folder)]
+    command.append(str(THREADS))
+    subprocess.run(command, input="1\n", text=True, check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("model", MODELS if switch("BENCH_PEERS") else ())
-def bench_start_of_torch(benchmark: Any, model: str, folders: dict[str, Path]) -> None:
-    peer = [switch("BENCH_PEERS"), str(HERE / "peer.py"), "torch", model, str(folders[model])]
+def measure(name: str, _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each thing that a process of a model may find."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, made, cache = (Path(place, n) for n in ("artifacts", "wheel", "cache"))
+        folder.mkdir()
+        made.mkdir()
+        WORKLOADS[name].write(folder)
+        site = make_site(name, folder, made)
+        for title, found in ROWS.items():
+            times = []
+            for _turn in range(1 if title == "cold" else ROUNDS + 1):
+                found.prepare(cache)
+                times.append(seconds(partial(start, site, folder, found.kernels, cache)))
+            times = times[1:] or times
+            yield title, median(times), min(times)
+        if switch("BENCH_PEERS"):
+            times = rounds(lambda: start_torch(name, folder), 5)
+            yield "torch", median(times), min(times)
 
-    def first_step() -> None:
-        command = [*peer, str(THREADS)]
-        subprocess.run(command, input="1\n", text=True, check=True, stdout=subprocess.DEVNULL)
 
-    benchmark.pedantic(first_step, rounds=5, warmup_rounds=1)
+BENCHES = (
+    Bench(
+        "start",
+        "whole processes, from `python` to the end of a first step",
+        {name: name for name in MODELS},
+        ("finds", "s:.2f", "least s:.2f"),
+        measure,
+    ),
+)

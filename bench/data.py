@@ -1,11 +1,11 @@
 """Loaders: an epoch of pictures or arrays, shuffled, with nothing to train.
 
-A row also tells how many samples a second of processor time makes, all threads together: other load
-changes that less than the time by the clock.
+Columns are thousands of samples a second of the clock, and of processor time, all threads together:
+other load changes that less.
 
     jpeg         JPEGs of 224 x 224, decoded in every epoch
     photo        JPEGs of 3000 x 4000, decoded at a part of their size
-    kept         JPEGs of 224 x 224 after the first epoch, from memory
+    cached       JPEGs of 224 x 224 after the first epoch, from memory
     augmented    JPEGs of 256 x 256, decoded; a resized crop, a flip and colours changed for each
     arrays       60 000 rows of 784 numbers in batches of 64
     mapped       the same from a file
@@ -14,15 +14,19 @@ changes that less than the time by the clock.
 
 from __future__ import annotations
 
+import tempfile
 import time
+from argparse import Namespace
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
-import pytest
 
+from bench.measuring import rounds, seconds
+from bench.rows import Bench, Cells
 from engine.data import (
     Batches,
     ColorJitter,
@@ -38,7 +42,7 @@ AUGMENT = (RandomResizedCrop(224), RandomFlip(), ColorJitter())
 
 
 def write_pictures(folder: Path, height: int, width: int, count: int) -> Path:
-    """Two classes of pictures as smooth as photos are."""
+    """Write two classes of pictures as smooth as photos are."""
     from PIL import Image
 
     for name in ("a", "b"):
@@ -51,6 +55,7 @@ def write_pictures(folder: Path, height: int, width: int, count: int) -> Path:
 
 
 def write_sounds(folder: Path, count: int) -> Path:
+    """Write two classes of noise of a second."""
     import soundfile
 
     for name in ("a", "b"):
@@ -61,11 +66,13 @@ def write_sounds(folder: Path, count: int) -> Path:
 
 
 def pictures(path: Path, **options: Any) -> Batches:
+    """Return batches of 16 pictures of 224 x 224."""
     augment = options.pop("augment", None)
     return batches(Images(path, 224, **options), batch_size=16, shuffle=True, augment=augment)
 
 
 def rows(path: Path, mapped: bool) -> Batches:
+    """Return batches of 64 rows, from memory or from a mapped file."""
     np.save(path / "rows.npy", RNG.random((60000, 784), np.float32))
     x = np.load(path / "rows.npy", mmap_mode="r" if mapped else None)
     return batches((x, np.zeros(len(x), np.int64)), batch_size=64, shuffle=True)
@@ -74,7 +81,7 @@ def rows(path: Path, mapped: bool) -> Batches:
 ROWS: dict[str, Callable[[Path], Batches]] = {
     "jpeg": lambda path: pictures(write_pictures(path / "p", 224, 224, 256), cache=0),
     "photo": lambda path: pictures(write_pictures(path / "p", 3000, 4000, 16), cache=0),
-    "kept": lambda path: pictures(write_pictures(path / "p", 224, 224, 256)),
+    "cached": lambda path: pictures(write_pictures(path / "p", 224, 224, 256)),
     "augmented": lambda path: pictures(
         write_pictures(path / "p", 256, 256, 256), resize=256, augment=AUGMENT, cache=0
     ),
@@ -84,17 +91,24 @@ ROWS: dict[str, Callable[[Path], Batches]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
-def bench_epoch(benchmark: Any, tmp_path: Path, name: str) -> None:
-    data = ROWS[name](tmp_path)
+def measure(make: Callable[[Path], Batches], _: Namespace) -> Iterator[Cells]:
+    """Yield the row of a source."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = make(Path(folder))
 
-    def epoch() -> None:
-        deque(data.epoch(1), maxlen=0)
+        def epoch() -> None:
+            deque(data.epoch(1), maxlen=0)
 
-    samples = data.samples or 0
-    benchmark.pedantic(epoch, rounds=3, warmup_rounds=1)
-    benchmark.extra_info["samples a second"] = round(samples / benchmark.stats["median"])
-    begin = time.process_time()
-    epoch()
-    spent = time.process_time() - begin
-    benchmark.extra_info["samples a second of processor time"] = round(samples / spent)
+        took, samples = rounds(epoch, 3), (data.samples or 0) / 1e3
+        yield samples / median(took), samples / seconds(epoch, time.process_time)
+
+
+BENCHES = (
+    Bench(
+        "data",
+        "loaders of pictures, sounds and arrays, with nothing to train",
+        ROWS,
+        ("k samples/s:.2f", "k samples/s of processor time:.2f"),
+        measure,
+    ),
+)

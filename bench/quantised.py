@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import time
+from argparse import Namespace
+from collections.abc import Iterator
+from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-import pytest
-
+from bench.measuring import in_turns, ratio
+from bench.programs import load
+from bench.rows import Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.compiler.load import addresses
-from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 
 BLOCK, TURNS = 32, 30
@@ -38,7 +36,7 @@ LAYERS = [Layer(m, n, k) for m in (256, 1) for n, k in ((896, 896), (4864, 896),
 
 
 def program(layer: Layer, bits: int, back: bool) -> Program:
-    """One product; bits: of a weight, 32 for floats."""
+    """Return one product; bits: of a weight, 32 for floats."""
     m, n, k = layer
     inputs = {"a": TensorType("f32", (m, n if back else k))}
     attrs: dict[str, Any]
@@ -52,30 +50,26 @@ def program(layer: Layer, bits: int, back: bool) -> Program:
         attrs |= {"trans": int(not back), "zero": 1 << bits - 1}
         node = Node("QuantizedMatMul", ("a", "q", "s"), ("y",), attrs, "engine", "product")
     graph = Graph("product", inputs, ["y"], {}, [node], {"": 17, "engine": 1})
-    plan = make_plan(graph, {}, target=host(), threads=1)
-    made = Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
-    rng = np.random.default_rng(0)
-    for name, t in inputs.items():
-        values = rng.integers(0, 256, t.dims) if t.dtype == "u8" else rng.standard_normal(t.dims)
-        made.inputs[name][...] = values
-    return made
+    return load(graph)
 
 
-def seconds(made: Program) -> float:
-    start = time.perf_counter()
-    made.run()
-    return time.perf_counter() - start
+def measure(layer: Layer, _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each size of a weight and direction, in turns with floats."""
+    for bits in (4, 8):
+        for back in (False, True):
+            calls = {"mine": program(layer, bits, back).run, "float": program(layer, 32, back).run}
+            found = in_turns(calls, TURNS)
+            took = [1e3 * median(found[name]) for name in calls]
+            yield bits, "back" if back else "forward", *took, ratio(found["mine"], found["float"])
 
 
-@pytest.mark.parametrize("direction", ["forward", "back"])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
-def bench_quantised(benchmark: Any, layer: Layer, bits: int, direction: str) -> None:
-    """In turns with the floats, so that both run in the same conditions."""
-    back = direction == "back"
-    floats, mine = program(layer, 32, back), program(layer, bits, back)
-    ratios = [seconds(mine) / seconds(floats) for _ in range(TURNS)]
-    benchmark(mine.run)
-    ratio = float(np.median(ratios))
-    benchmark.extra_info["times_float"] = round(ratio, 2)
-    print(f"\n{layer} {bits} bits {direction}: {ratio:.2f} x the time of floats")
+BENCHES = (
+    Bench(
+        "quantised",
+        "products with weights of 4 and 8 bits, in turns with floats",
+        {str(layer): layer for layer in LAYERS},
+        ("bits", "direction", "ms:.3f", "float ms:.3f", "ratio:.2f"),
+        measure,
+        small="1x896x896",
+    ),
+)

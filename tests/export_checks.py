@@ -1,14 +1,7 @@
-"""Checks of what is written to files: types that hold, and exported models that others run.
-
-    python -m bench.exports MODEL.onnx INPUTS.npz
-
-For a model and its inputs, `in0`, `in1` and so on, prints what is wrong with the model; exits with
-1 if anything is.  tests/test_value_info.py checks the zoo of models by the same functions.
-"""
+"""Checks of what is written to files: types that hold, and exported models that others run."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,17 +89,3 @@ def _mismatches(
         if len(dims) != len(shapes[name]) or any(d != n for d, n in known):
             out.append(f"{name}: {list(dims)} in the file, but it is {list(shapes[name])}")
     return out
-
-
-def main(model: str, data: str) -> int:
-    """Print the faults of a model; the exit status."""
-    names = [i.name for i in onnx.load(model).graph.input]
-    with np.load(data) as file:
-        inputs = {name: file[f"in{i}"] for i, name in enumerate(names)}
-    faults = export_faults(Path(model), inputs)
-    print("\n".join(faults) or "no faults")
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))

@@ -7,10 +7,17 @@ page    one writing of the page after a training of many points
 from __future__ import annotations
 
 import io
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+from bench.measuring import repeat
+from bench.rows import Bench, Cells
 from engine.reports import HtmlReport, default
 from engine.reports.trace import MAX_POINTS, Point
 from engine.trainer.callbacks import Callback
@@ -34,9 +41,9 @@ def new_fit() -> Fit:
     return Fit(trainer=trainer, epochs=1, batches=BATCHES, batch_size=SAMPLES)
 
 
-def bench_hooks(benchmark: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("sys.stderr", Terminal())
-    callbacks = default(True, tmp_path)
+def hook_seconds(folder: Path) -> list[float]:
+    """Return the seconds of telling the default reports of an epoch."""
+    callbacks = default(True, folder)
     fit = new_fit()
     for callback in callbacks:
         callback.on_fit_begin(fit)
@@ -60,14 +67,34 @@ def bench_hooks(benchmark: Any, tmp_path: Path, monkeypatch: Any) -> None:
                 for hook in group:
                     hook(fit)
 
-    benchmark(epoch)
+    found = repeat(epoch)
     for callback in callbacks:
         callback.on_fit_end(fit)
+    return found
 
 
-def bench_page(benchmark: Any, tmp_path: Path) -> None:
-    report, fit = HtmlReport(tmp_path / "report.html"), new_fit()
+def page_seconds(folder: Path) -> list[float]:
+    """Return the seconds of writing the page."""
+    report, fit = HtmlReport(folder / "report.html"), new_fit()
     report.on_fit_begin(fit)
     for n in range(MAX_POINTS - 1):
         report._trace.add(Point(n, n * 0.1, SAMPLES, 1.0 / (n + 1), 1e4, 1e-3, 10**8))
-    benchmark(report._write, fit, "running")
+    return repeat(lambda: report._write(fit, "running"))
+
+
+def measure(run: Callable[[Path], list[float]], _: Namespace) -> Iterator[Cells]:
+    """Yield a row, as on a terminal."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(Terminal()):
+        found = run(Path(folder))
+    yield 1e3 * median(found), 1e3 * min(found)
+
+
+BENCHES = (
+    Bench(
+        "reports",
+        "what the default reports add to a training",
+        {"hooks": hook_seconds, "page": page_seconds},
+        ("ms:.2f", "least ms:.2f"),
+        measure,
+    ),
+)

@@ -1,0 +1,45 @@
+"""Every kernel: the largest case row that calls it, and the rows marked `bench`, alone.
+
+Forward, and forward with backward where the row has a gradient, on one thread.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from bench.measuring import repeat
+from bench.programs import load
+from bench.rows import Bench, Cells
+from engine.tools.benchmark.measure import spread
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, largest_rows
+from engine.tools.dev.cases.case import Case
+
+
+def rows() -> Mapping[str, Case]:
+    """Return the case rows that are measured, by name."""
+    marked = [case for case in all_cases() if case.bench]
+    return {case.id: case for case in (*marked, *largest_rows().values())}
+
+
+def measure(case: Case, _: Namespace) -> Iterator[Cells]:
+    """Yield the row of the forward pass, and that of the gradients."""
+    one = OneNode(case)
+    graphs = {"forward": one.graph}
+    if case.grad:
+        graphs["forward and backward"] = backward_of(one)[0]
+    for what, graph in graphs.items():
+        times = repeat(load(graph, inputs=one.inputs).run)
+        yield what, 1e6 * median(times), 1e6 * min(times), 100 * spread(times)
+
+
+BENCHES = (
+    Bench(
+        "cases",
+        "every kernel, by the largest case row that calls it",
+        rows,
+        ("pass", "us:.1f", "least us:.1f", "+- %:.0f"),
+        measure,
+    ),
+)

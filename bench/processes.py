@@ -1,0 +1,75 @@
+"""Processes that take training steps whenever they are asked to: peers, and other checkouts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from bench.measuring import seconds
+from engine.errors import EngineError, InputError
+from engine.runtime.config import switch
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+class Worker:
+    """A process that reads numbers of steps from standard input, and answers each by `done`."""
+
+    def __init__(self, name: str, ask: IO[str], answers: IO[str]) -> None:
+        self._name, self._ask, self._answers = name, ask, answers
+
+    def run(self, steps: int = 1) -> None:
+        """Take so many steps.
+
+        Raises:
+            EngineError: the process has ended.
+        """
+        try:
+            print(steps, file=self._ask, flush=True)
+            answer = self._answers.readline()
+        except BrokenPipeError:
+            answer = ""
+        if answer != "done\n":
+            raise EngineError(f"the process of {self._name} ended before its steps did")
+
+    def train(self, steps: int) -> list[float]:
+        """Take so many steps; return the seconds of all divided among them."""
+        return [seconds(lambda: self.run(steps)) / steps] * steps
+
+
+@contextmanager
+def worker(
+    words: Sequence[object], name: str, cwd: Path | None = None, **env: str
+) -> Iterator[Worker]:
+    """Run a command as a worker."""
+    with subprocess.Popen(
+        [*map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr,
+        text=True, cwd=cwd, env={**os.environ, **env},
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield Worker(name, process.stdin, process.stdout)
+        process.stdin.close()
+
+
+def peer_python() -> str:
+    """Return the Python of EDGEGRAD_BENCH_PEERS.
+
+    Raises:
+        InputError: it is not set.
+    """
+    if not (python := switch("BENCH_PEERS")):
+        raise InputError("set EDGEGRAD_BENCH_PEERS to a Python with the packages of the peers")
+    return python
+
+
+@contextmanager
+def peer(script: str, *words: object) -> Iterator[Worker]:
+    """Run a program of scripts/ by the Python of the peers, as a worker."""
+    with worker([peer_python(), SCRIPTS / f"{script}.py", *words], script) as made:
+        yield made

@@ -1,0 +1,82 @@
+"""LSTM and GRU over sequences, forward and backward, with PyTorch beside us.
+
+A row computes Y and, from a gradient of Y, those of X, W, R, B and of the initial states; batch 32,
+100 steps, 256 inputs and hidden units.  A row of ours prints GFLOP/s and their percent of what the
+multiply-adds of its threads allow; the products alone are counted, `work`: 10.1 GFLOP of the LSTM,
+7.5 of the GRU.  PyTorch of `EDGEGRAD_BENCH_PEERS` takes turns with it: eager, without oneDNN and
+with it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.measuring import in_turns, limits, ratio
+from bench.processes import peer
+from bench.programs import load
+from bench.rows import THREADS, Bench, Cells
+from engine.graphs.ir.graph import Graph
+from engine.runtime.config import switch
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.recurrent import GATES, case
+
+STEPS, BATCH, WIDTH, HIDDEN = 100, 32, 256, 256
+KINDS = ("LSTM", "GRU")
+PEERS = ("torch", "onednn")
+ATTRS: dict[str, dict[str, Any]] = {"LSTM": {}, "GRU": {"linear_before_reset": 1}}  # as PyTorch
+
+
+def work(kind: str, directions: int = 1) -> float:
+    """Return the operations of a row: three products with W and three with R a step."""
+    return 3 * 2 * STEPS * BATCH * directions * GATES[kind] * HIDDEN * (WIDTH + HIDDEN)
+
+
+def training(kind: str, **attrs: Any) -> tuple[Graph, dict[str, np.ndarray]]:
+    """Return the graph of all gradients from those of Y, and its inputs."""
+    given = "bhc" if kind == "LSTM" else "bh"
+    row = case(
+        kind,
+        STEPS,
+        BATCH,
+        WIDTH,
+        HIDDEN,
+        given,
+        attrs={**ATTRS[kind], **attrs},
+        kept=(0,),
+    )
+    one = OneNode(row)
+    return backward_of(one)[0], one.inputs
+
+
+def measure(kind: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads."""
+    graph, inputs = training(kind)
+    for threads in options.threads:
+        calls: dict[str, Any] = {"ours": load(graph, threads, inputs).run}
+        with ExitStack() as stack:
+            for who in PEERS if switch("BENCH_PEERS") else ():
+                words = (kind, threads, int(who == "onednn"), STEPS, BATCH, WIDTH, HIDDEN)
+                calls[who] = stack.enter_context(peer("recurrent", *words)).run
+            found = in_turns(calls, 20, warm_up=3)
+        rate = work(kind) / median(found["ours"])
+        share = 100 * rate / limits().flops / threads
+        ratios = (ratio(found[who], found["ours"]) if who in found else None for who in PEERS)
+        yield threads, 1e3 * median(found["ours"]), rate / 1e9, share, *ratios
+
+
+BENCHES = (
+    Bench(
+        "recurrent",
+        "LSTM and GRU over sequences, forward and backward, beside PyTorch",
+        {kind: kind for kind in KINDS},
+        ("threads", "ms:.1f", "GFLOP/s:.1f", "% of peak:.0f", "x torch:.2f", "x oneDNN:.2f"),
+        measure,
+        options=(THREADS,),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Programs that benches start: in other Pythons, in installed wheels, with other checkouts."""

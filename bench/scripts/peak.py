@@ -1,0 +1,33 @@
+"""Training steps of artifacts; prints the most bytes of this process and the median seconds.
+
+python peak.py FOLDER THREADS STEPS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from engine import Trainer
+from engine.reports.process import peak
+
+
+def main(folder: Path, threads: int, steps: int) -> None:
+    """Train, and print a list of JSON."""
+    with np.load(folder / "batch.npz") as file:
+        batch = file["x"], file["y"]
+    trainer = Trainer(folder, threads=threads)
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        trainer.step(*batch)
+        times.append(time.perf_counter() - start)
+    print(json.dumps([peak(), sorted(times)[len(times) // 2]]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,34 @@
+"""Training steps of a folder of artifacts, by the engine that is on the path.
+
+    python steps.py FOLDER THREADS
+
+Every line on standard input is a number of steps, and is answered by `done`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from engine.api import CheckpointState, Module, Optimizer
+
+
+def main(folder: Path, threads: int) -> None:
+    """Serve steps until standard input ends."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, threads=threads)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    batch = np.load(folder / "batch.npz")
+    x, y = batch["x"], batch["y"]
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            module(x, y)
+            optimizer.step()
+            module.lazy_reset_grad()
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,134 @@
+"""Training steps of known models, with other libraries beside them where a Python has them.
+
+It is `edgegrad bench`, and adds for each peer its step and its ratio: the median of its turns over
+that of ours, of processes that take turns.  A Python of --peers has onnxruntime-training-cpu, torch
+or both, and is asked which; by default it is that of EDGEGRAD_BENCH_PEERS.  scripts/peer.py says
+what the kinds are; ort and torch are the usual ones.  `edgegrad bench --compare` reads what --json
+writes.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from bench.processes import SCRIPTS, worker
+from bench.rows import THREADS, WRONG, Bench, Cells, Option
+from engine.errors import InputError
+from engine.runtime import config
+from engine.tools.benchmark import measure
+from engine.tools.benchmark.result import Result, Row
+from engine.tools.trimmed.progress import Progress
+from engine.tools.workloads import USUAL, WORKLOADS
+
+SCRIPT = SCRIPTS / "peer.py"
+KINDS = {  # by the module that a Python must have
+    "ort": "onnxruntime.training", "torch": "torch", "torch-plain": "torch",
+    "torch-compiled": "torch",
+}  # fmt: skip
+USUAL_KINDS = ("ort", "torch")
+_ASK = """
+import importlib.util, sys
+for kind, module in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        print(kind) if importlib.util.find_spec(module) else None
+    except ImportError:
+        pass
+"""
+
+
+def opener(
+    python: str, kind: str
+) -> Callable[[str, Path, int], AbstractContextManager[measure.Runner]]:
+    """Return a function that opens a runner of a kind by a Python."""
+
+    @contextmanager
+    def open_(workload: str, folder: Path, threads: int) -> Iterator[measure.Runner]:
+        with worker([python, SCRIPT, kind, workload, folder, threads], kind) as made:
+            yield made
+
+    return open_
+
+
+def peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure.Peers:
+    """Return the kinds of peers that some Pythons have, each by the first that has it.
+
+    Raises:
+        InputError: one cannot run, or has none.
+    """
+    found: dict[str, str] = {}
+    for python in pythons:
+        words = [word for kind in kinds for word in (kind, KINDS[kind])]
+        try:
+            done = subprocess.run(
+                [python, "-c", _ASK, *words], capture_output=True, text=True, check=True
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise InputError(f"--peers {python}: cannot run it ({error})") from error
+        has = done.stdout.split()
+        if not has:
+            wanted = " nor ".join(dict.fromkeys(KINDS[kind] for kind in kinds))
+            raise InputError(f"--peers {python}: has no {wanted}")
+        for kind in has:
+            found.setdefault(kind, python)
+    return [(kind, opener(found[kind], kind)) for kind in kinds if kind in found]
+
+
+def titles(options: Namespace) -> tuple[str, ...]:
+    """Return the columns, two of them for each kind of peer."""
+    of_peer = ("ms:.2f", "ratio:.2f")
+    return (*COLUMNS, *(f"{kind} {what}" for kind in options.kinds for what in of_peer))
+
+
+COLUMNS = (
+    "batch", "threads", "step ms:.3f", "+- %:.0f", "train/infer:.2f", "GFLOP/s:.1f",
+    "% of peak:.0f", "memory MB:.0f", "start s:.2f", "failed",
+)  # fmt: skip
+
+
+def measured(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads, and write all that is known to --json."""
+    named = options.peers or [config.switch("BENCH_PEERS")]
+    kinds = peers(list(filter(None, named)), options.kinds)
+    made = measure.measure([name], options.threads, options.time, options.batch, kinds, Progress())
+    if options.json is not None:
+        before = options.__dict__.setdefault("made", [])
+        before += made.rows
+        Result(made.machine, tuple(before)).write(options.json)
+    yield from (cells(row, options.kinds) for row in made.rows)
+
+
+def cells(row: Row, kinds: Sequence[str]) -> Cells:
+    """Return the cells of a row."""
+    of_peers = [row.peers.get(kind) for kind in kinds]
+    failed = row.failed and (row.failed if math.isfinite(row.step) else f"{WRONG}: {row.failed}")
+    return [
+        row.batch, row.threads, 1e3 * row.step, 100 * row.spread, row.ratio, row.gflops,
+        100e9 * row.gflops / row.peak, row.memory / 1e6, row.start, failed,
+        *(x for p in of_peers for x in ((1e3 * p.seconds, p.ratio) if p else (None, None))),
+    ]  # fmt: skip
+
+
+BENCHES = (
+    Bench(
+        "steps",
+        "training steps of known models, beside other libraries",
+        {name: name for name in WORKLOADS},
+        titles,
+        measured,
+        usual=tuple(USUAL),
+        options=(
+            THREADS,
+            Option("time", measure.SECONDS, "seconds of the steps of a row"),
+            Option("batch", 0, "samples of a step; 0: those of the workload"),
+            Option("peers", (), "Pythons with other libraries"),
+            Option("kinds", USUAL_KINDS, f"of {', '.join(KINDS)}"),
+            Option("json", None, "a file for `edgegrad bench --compare`", Path),
+        ),
+        small="mlp --threads 1 --batch 2 --time 0.01",
+    ),
+)
