@@ -20,12 +20,9 @@ NEAR = 4  # nodes between two readers for whose sake nothing is computed twice
 CHAIN = 3  # values that are computed again for the sake of one, after one another
 
 MASK = (OURS, "RandomMask")  # drawn from a counter: it reads nothing
-# Nodes that move data.  Between layouts they do so slowly where there are few channels.
-COPIES = op_keys("Concat Expand Pad Slice Transpose")
+# Between layouts data move slowly where there are few channels.
 LAYOUTS = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
 FEW = 8
-# Normalisations of rows, which are little work beside moving their bytes.
-NORMS = op_keys("LayerNormalization SimplifiedLayerNormalization")
 
 
 def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
@@ -119,7 +116,8 @@ class _Recomputation:
             return formulas.cost() <= DEAR
         if (node.domain, node.op) in LAYOUTS:
             return self.types[node.outputs[0]].dims[1] >= FEW
-        return (node.domain, node.op) in (MASK, *COPIES, *NORMS) or is_view(node)
+        op = ops().get((node.domain, node.op))
+        return op is not None and (op.is_cheap or is_view(node))
 
     def nbytes(self, name: str) -> int:
         """The bytes of a value."""

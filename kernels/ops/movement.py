@@ -372,6 +372,7 @@ OPS = (
         fold=lambda site: (site.known(0, "the input").transpose(_perm(site)),),
         samples=Samples.TRANSPOSED,
         movement=Movement.MOVED,
+        is_cheap=True,
     ),
     Op(
         name="Expand",
@@ -382,6 +383,7 @@ OPS = (
         no_gradient=frozenset((1,)),
         samples=Samples.EXPANDED,
         movement=Movement.MOVED,
+        is_cheap=True,
     ),
     Op(
         name="Tile",

@@ -331,6 +331,7 @@ OPS = (
         type_only=frozenset((0,)),
         no_gradient=frozenset((0,)),
         is_random=True,
+        is_cheap=True,
     ),
 )
 KERNELS = (draw,)

@@ -197,5 +197,6 @@ OPS = (
         no_gradient=frozenset((1, 2, 3)),
         samples=Samples.PADDED,
         movement=Movement.FILLED,
+        is_cheap=True,
     ),
 )

@@ -325,6 +325,7 @@ OPS = (
         layout=Layout.ANY,
         samples=Samples.CONCATENATED,
         movement=Movement.JOINED,
+        is_cheap=True,
     ),
     Op(
         name="ConcatTraining",
@@ -369,6 +370,7 @@ OPS = (
         layout=Layout.ANY,
         samples=Samples.SLICED,
         movement=Movement.MOVED,
+        is_cheap=True,
     ),
     _op(
         "SliceGrad",

@@ -360,7 +360,8 @@ class Op:
     movement: which elements of its inputs the outputs have.
     samples: how the outputs hold the samples of a batch.  An op with a formula that does not say it
         holds them as ELEMENTWISE.
-    is_random: computing it a second time gives other numbers.
+    is_random: it draws random numbers.
+    is_cheap: computing it takes little more than reading its inputs and writing its outputs.
     type_only: inputs whose type alone is read, never their bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
     is_identity: in the forward pass output 0 is input 0, and nothing else happens.  Files hold the
@@ -397,6 +398,7 @@ class Op:
     movement: Movement = Movement.COMPUTED
     samples: Samples = Samples.MIXED
     is_random: bool = False
+    is_cheap: bool = False
     type_only: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
     is_identity: bool = False

@@ -345,6 +345,7 @@ OPS = (
         becomes="Expand Shape LayerNormalization",
         grad=_grad,
         samples=Samples.NORMALISED,
+        is_cheap=True,
     ),
     Op(
         name="SimplifiedLayerNormalization",
@@ -358,6 +359,7 @@ OPS = (
         becomes="Expand Shape SimplifiedLayerNormalization",
         grad=_grad,
         samples=Samples.NORMALISED,
+        is_cheap=True,
     ),
     Op(
         name="RMSNormalization",
