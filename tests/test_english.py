@@ -22,6 +22,7 @@ CLEAN = (
     "engine/data",
     "engine/errors.py",
     "engine/reports",
+    "engine/runtime",
     "tools/commands",
     "tools/run_config.py",
 )

@@ -86,7 +86,7 @@ def test_errors_are_the_fitting_built_ins() -> None:
         "NameNotFoundError": KeyError, "StateError": RuntimeError, "CheckpointError": ValueError,
         "PlanError": AssertionError, "FileError": OSError, "OutOfMemoryError": MemoryError,
         "BudgetError": MemoryError, "LimitError": MemoryError, "GroupError": ConnectionError,
-        "MessageError": ValueError,
+        "MessageError": ValueError, "NoInfluenceError": ValueError,
         "EngineError": RuntimeError, "MissingPackageError": ImportError,
     }  # fmt: skip
     kept = (c for c in vars(errors).values() if isinstance(c, type))
@@ -722,7 +722,7 @@ def test_a_damaged_cache_costs_time_only(tmp_path: Path, monkeypatch: pytest.Mon
     assert (compiler.ask(), compiler.ask()) == (1, 0)
     file.unlink()
     file.mkdir()
-    with pytest.warns(CacheWarning, match="is no regular file"):
+    with pytest.warns(CacheWarning, match="is not a regular file"):
         assert compiler.ask() == 1
     assert compiler.ask() == 1
     assert list(tmp_path.rglob("*")) == [file.parent, file]  # no temporary file

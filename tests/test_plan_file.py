@@ -125,7 +125,7 @@ def test_names_may_hold_any_character() -> None:
     plan = replace(chain(), name=names, steps=(replace(chain().steps[0], source=names),
                                                *chain().steps[1:]))  # fmt: skip
     assert read(written(plan)) == plan
-    with pytest.raises(PlanError, match="no Unicode"):
+    with pytest.raises(PlanError, match="is not Unicode"):
         written(replace(chain(), name="\ud800"))
 
 

@@ -248,7 +248,7 @@ FILES: dict[str, Callable[[Path, Path], object]] = {
     "is a symbolic link": linked,
     "has another name besides": lambda path, aside: os.link(path, aside),
     "can be written by others": lambda path, _: path.chmod(0o666),
-    "is no regular file": pipe,
+    "is not a regular file": pipe,
 }
 
 

@@ -1,16 +1,16 @@
 """The cache folder: where it is, and entries in it.
 
-A cache costs time when it fails, never a result.  What cannot be read or is damaged is made anew,
-and what cannot be written is not kept.  An entry appears under its name when it is whole, so that
-processes do not disturb one another.
+A cache costs time when it fails, never a result.  Unreadable or damaged entries are made
+again, and entries that cannot be written are not kept.  An entry appears under its name only when
+it is complete, so that processes do not disturb one another.
 
 The folder holds machine code and plans, which run in the process that reads them.  Nothing is read
 from it, and nothing put into it, where another user could have put it (trust.py).  An entry is
 
     magic (8 bytes), bytes of the content (8, the low byte first), a digest (32), the content
 
-The digest is that of the entry's kind and key as well, so that an entry under the name of another
-one is none.
+The digest covers the entry's kind and key as well, so that an entry under another one's name is
+not accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEAD = struct.Struct("<8sQ32s")
 _TEMPORARY = ".tmp"  # how names of files end that are being written
 _ABANDONED = 3600.0  # seconds after which the writer of such a file is taken for dead
 
-_told: dict[str | None, object] = {}  # cache folders of which a warning has been given
+_told: dict[str | None, object] = {}  # cache folders, each with the reason it is not used
 _swept: set[Path] = set()  # folders in which this process has looked for abandoned files
 
 
@@ -54,7 +54,7 @@ class Entry:
 
 
 def cache_dir() -> Path | None:
-    """The cache folder: EDGEGRAD_CACHE_DIR, else one in the user's cache folder, if there is."""
+    """Return EDGEGRAD_CACHE_DIR, or a folder in the user's cache folder, if there is one."""
     chosen = switch("CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -68,10 +68,10 @@ def cache_dir() -> Path | None:
 
 
 def trusted(folder: Path) -> bool:
-    """Whether no other user can exchange a folder or what is in it.
+    """Return whether no other user can replace a folder or its contents.
 
-    If somebody can, a warning says so, once a cache folder.  Of a folder that does not exist what
-    is there of its path decides.
+    If somebody can, a warning says so, once per cache folder.  For a folder that does not exist,
+    the existing part of its path decides.
     """
     with contextlib.suppress(OSError), _told_once():
         with contextlib.suppress(FileNotFoundError):
@@ -88,7 +88,7 @@ def _told_once() -> Iterator[None]:
     except trust.Untrusted as found:
         base = cache_dir()
         name = None if base is None else os.fspath(base)
-        if _told.setdefault(name, found) is found:  # and not that of another thread
+        if _told.setdefault(name, found) is found:  # not another thread's
             warnings.warn(
                 f"the cache folder {name!r} is not used: {found}, so that what is in it may not "
                 f"be yours; delete that, or let {PREFIX}CACHE_DIR name a folder that you alone can "
@@ -100,7 +100,7 @@ def _told_once() -> Iterator[None]:
 
 
 def seal(kind: str, key: str, content: bytes) -> bytes:
-    """The content of an entry behind its magic, size and digest."""
+    """Return the content of an entry with its magic, size and digest in front."""
     return _HEAD.pack(MAGIC, len(content), _digest(kind, key, content)) + content
 
 
@@ -132,7 +132,7 @@ def read(entry: Entry) -> bytes | None:
 
 
 def write(entry: Entry, content: bytes) -> None:
-    """Put a content there, in one step; a failure leaves nothing behind.
+    """Put a content there, in one step; a failure leaves no file.
 
     Folders that are made for it are closed to other users.
     """
@@ -154,7 +154,7 @@ def write(entry: Entry, content: bytes) -> None:
 
 
 def writable(folder: Path) -> bool:
-    """Whether `write` can keep something in a folder, which is made if it does not exist."""
+    """Return whether `write` can write to a folder, which is made if it does not exist."""
     with contextlib.suppress(OSError), _told_once():
         _make(folder)
         return os.access(folder, os.W_OK)

@@ -39,7 +39,7 @@ from engine.runtime.plan import Buffer, Plan
 from engine.runtime.words import Words
 
 # Ports of a plan with collective steps: the words ORDINAL; what the loss of this rank's batch
-# counts in that of the joined batch; this rank's part of the samples of the joined batch, in
+# counts in the joined batch's loss; this rank's part of the samples of the joined batch, in
 # double; and the same in the type of the loss.
 RANKS, SHARE, SAMPLES, PART = "#ranks", "#share", "#samples", "#part"
 
@@ -108,7 +108,7 @@ def in_place(plan: Plan) -> frozenset[int]:
 
 
 class Sums:
-    """What is done at the collective steps of a program.
+    """The sums at the collective steps of a program.
 
     stages: of every run of steps between them, the first step and the number of steps.
     """
@@ -136,7 +136,7 @@ class Sums:
     ) -> Iterator[int]:
         """Run the steps of a plan; yields before each unit the number of steps that are done.
 
-        units: runs of steps, none of which goes on behind the end of a stage.
+        units: runs of steps, which do not continue past the end of a stage.
         native: runs some steps of the program, given the first one and how many.
         memory: the bytes of a buffer as an array.
         status: the status words of the program.
@@ -165,7 +165,7 @@ class Sums:
         return buffer.region, buffer.offset
 
     def _sum(self, each: Collective, array: Array, status: Array) -> None:
-        """Do what belongs behind a collective step."""
+        """Do the work that follows a collective step."""
         flat = array.reshape(-1)
         if status["kind"][0]:
             flat[...] = 0
@@ -180,7 +180,7 @@ class Sums:
         """Sum the loss, and find out whether a rank has met bad data.
 
         Raises:
-            RankError: one has; its `words` are those of the status of the first such rank.
+            RankError: one has; its `words` come from the status of the first such rank.
         """
         told = np.zeros(loss.size + 1, np.float64)
         told[:-1], told[-1] = loss, bool(status["kind"][0])

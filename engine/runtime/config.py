@@ -62,7 +62,7 @@ PLAN_MEMORY = 64  # MiB
 
 
 def plan_bytes() -> int:
-    """How many bytes the plans of a module keep: EDGEGRAD_PLAN_MEMORY MiB, else `PLAN_MEMORY`.
+    """Return the bytes for a module's plans: EDGEGRAD_PLAN_MEMORY MiB, or `PLAN_MEMORY`.
 
     Raises:
         EngineError: the value is not a whole number from 1 on.
@@ -78,7 +78,7 @@ def usable_cores() -> int:
 
 
 def threads(requested: object = None) -> int:
-    """Number of worker threads: the argument, else EDGEGRAD_THREADS, else all usable cores.
+    """Return the number of worker threads: argument, EDGEGRAD_THREADS, or all usable cores.
 
     Raises:
         DTypeError, EngineError: it is not a whole number from 1 to `MAX_THREADS`.

@@ -1,9 +1,10 @@
-"""What a run of a plan shares as words: by the runtime, the executor, kernels and the C runtime.
+"""Words shared in a run of a plan: by the runtime, the executor, kernels and the C runtime.
 
-The executor (kernels/compiler/executor.py) walks a table of `STEP` records and is told all else in
-a `CONTEXT`.  Steps that run tile by tile have a `TILES` each.  Kernels that meet bad data write a
-`STATUS`, those that draw read a `RANDOM`.  In a profile, `timed` (kernels/loops/measuring.py)
-stands in the place of every kernel, is told which by `TIMED`, and writes a `SPAN` for each thread.
+The executor (kernels/compiler/executor.py) walks a table of `STEP` records and finds everything
+else in a `CONTEXT`.  Steps that run tile by tile have a `TILES` each.  Kernels that meet bad data
+write a `STATUS`, those that draw read a `RANDOM`.  In a profile, `timed`
+(kernels/loops/measuring.py) replaces every kernel, is told which by `TIMED`, and writes a `SPAN`
+for each thread.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TILES = Words(
     count="number of tiles",
     numbered="whether the kernel finds the rows of a tile by its number, or else pointers move",
     pointers="how many of the argument words are pointers",
-    stride="words from the arguments of one thread to those of the next",
+    stride="words from the arguments of one thread to the next one's",
     own=Field("argument words of thread 0, in which it puts the pointers of a tile", address=True),
     moves=Field("how each pointer moves", count=OPEN, of=MOVE),
 )

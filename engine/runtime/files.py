@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # of Windows; for pipes
 _STAGE = ".edgegrad-"  # how names of folders begin that `staging` makes
 _ABANDONED = 86400.0  # seconds after which the process that made one is taken for dead
-NOTE = "edgegrad."  # with this begin the keys of a model's metadata that are this package's own
+NOTE = "edgegrad."  # prefix of this package's own keys in a model's metadata
 
 
 def read(path: str, what: str) -> bytes:
@@ -57,7 +57,7 @@ def opened(path: str, model: str = "") -> BinaryIO:
         without following a link, so that none can be put in its place meanwhile.
 
     Raises:
-        FileError: it is no regular file, or leads out of the folder.
+        FileError: it is not a regular file, or leads out of the folder.
         OSError: it is missing or cannot be read.
     """
     place, flags = os.path.realpath(path), os.O_RDONLY | _PLAIN
@@ -79,9 +79,9 @@ def opened(path: str, model: str = "") -> BinaryIO:
 
 
 def names_inside(location: str) -> bool:
-    """Whether a name from a file is that of something in a folder, on any system.
+    """Return whether a name from a file stays inside a folder, on any system.
 
-    It has no drive, no root and no `..`, and on Windows no colon, which begins a stream of a file.
+    It has no drive, no root and no `..`, and on Windows no colon, which starts a stream of a file.
     """
     path = PureWindowsPath(location)  # both kinds of separators
     colon = os.name == "nt" and ":" in location
@@ -221,7 +221,7 @@ def make_folder(folder: str) -> None:
     """Make a folder, and those above it that are missing; they outlive a power cut.
 
     Raises:
-        FileError: it cannot be made, or there is something that is no folder.
+        FileError: it cannot be made, or something else than a folder is there.
     """
     missing = []
     place = os.path.abspath(folder)
@@ -279,16 +279,16 @@ def _abandoned(folder: str) -> list[str]:
 
 
 def replace_together(moves: Sequence[tuple[str, str]], keys: Sequence[str]) -> None:
-    """Rename files that are of use together only, onto those of before.
+    """Rename files that belong together onto the previous ones.
 
-    A crash leaves all of before, all of now, or no keys: without these nothing can read the others.
-    When it returns, all of now outlive a power cut.
+    A crash leaves all previous files, all new files, or no keys: without keys nothing can read the
+    others.  When it returns, the new files survive a power cut.
 
     moves: pairs of a file that is synced, and the path that it gets; all of them in one folder.
-    keys: those of the new paths that are taken away first, and put back last.
+    keys: the new paths that are removed first, and put back last.
 
     Raises:
-        FileError: it is not possible; files of before may be gone.
+        FileError: it is not possible; previous files may be gone.
     """
     folder = os.path.dirname(moves[0][1])
     gone = [target(path) for path in keys]
@@ -333,7 +333,7 @@ def target(path: str) -> str:
     """The path to which a file for `path` is written: symbolic links are followed.
 
     Raises:
-        FileError: there is something that is no regular file.
+        FileError: something else than a regular file is there.
     """
     place = os.path.realpath(path)
     try:
@@ -348,5 +348,5 @@ def target(path: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What an OSError says, without the path."""
+    """Return the message of an OSError, without the path."""
     return getattr(error, "strerror", None) or str(error)

@@ -1,10 +1,10 @@
-"""Files in memory: arrays that stay in their file, and regions whose pages are those of a file.
+"""Files in memory: arrays that stay in their file, and regions with pages of files.
 
 A page of a file that is mapped is read when it is first touched, shared by all processes that map
-it, and dropped when memory is short: it is no memory of this process alone.  A file that is mapped
-must keep its bytes.  To replace it by another under its name, as `files.write` does, is safe: the
+it, and dropped when memory is short: it does not belong to this process alone.  A mapped file must
+keep its bytes.  To replace it by another under its name, as `files.write` does, is safe: the
 mapping keeps the old one.  To cut it short in place is not: the system ends a process that touches
-what is gone (SIGBUS).  `MappedFile.check` tells of a file that was changed in place.
+what is gone (SIGBUS).  `MappedFile.check` reports a file that was changed in place.
 
 Where the system cannot lay a file into a region, as Windows, regions hold copies.
 """
@@ -44,8 +44,8 @@ class MappedFile(mmap.mmap):
 
     path: its name when it was opened.  identity: device, inode, size in bytes and time of change.
     address: where its first byte is.
-    lays: whether regions may have its pages: those of external data, but not of a model's own file,
-        which exporters write anew in place.
+    lays: whether regions may have its pages: external data may be used, but not a model's own
+        file, which exporters rewrite in place.
     """
 
     path: str
@@ -144,7 +144,7 @@ def spilled(pieces: Iterable[bytes | memoryview]) -> MappedFile:
 def room(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """An array for values that are computed to be written; a large one is in a file without a name.
 
-    The system may take the pages of that from memory; those of 1 MB or more are large.
+    The system may take the pages of such a file from memory; arrays of 1 MB or more are large.
 
     Raises:
         FileError: the temporary file cannot be made, or the disk has not that much room.
@@ -208,8 +208,8 @@ def source(array: Array) -> Piece | None:
 def place_below(array: Array, folder: str) -> tuple[str, int] | None:
     """The file in a folder or below it whose bytes an array is: its path from there, and where.
 
-    None if it is no such file, if they do not begin at a multiple of `ALIGN`, as all that regions
-    have from files, or if the file was changed or has lost its name.
+    None if there is no such file, if the bytes do not begin at a multiple of `ALIGN`, as all bytes
+    of files in regions do, or if the file was changed or has lost its name.
     """
     piece = source(array)
     if piece is None or piece.offset % ALIGN or not piece.file.lays:
@@ -225,10 +225,10 @@ def place_below(array: Array, folder: str) -> tuple[str, int] | None:
 
 
 def stamp(path: str) -> str:
-    """What a file holds, by its size and a digest of 64 parts of it, spread evenly over it.
+    """Return a stamp of a file's content: its size and a digest of 64 parts spread over it.
 
-    Weights that were trained, converted or exported anew have another one; what was changed between
-    the parts, of 4096 bytes each, is not seen.
+    Weights that were trained, converted or exported again have another stamp; changes between the
+    parts, of 4096 bytes each, are not noticed.
 
     Raises:
         FileError: it cannot be read.
@@ -284,7 +284,7 @@ def _mmap() -> Any:
 
 
 def layable(array: Array) -> Piece | None:
-    """The bytes of a file that an array is, if they can be laid into a region; else None.
+    """Return the piece of a file that an array maps if it can be laid into a region, or None.
 
     They must begin at a multiple of `ALIGN`, as all that kernels read, and the file must still have
     its name.
@@ -324,9 +324,9 @@ def laid_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]
 
 
 def region(nbytes: int, laid: Mapping[int, Piece], *, what: str) -> Bytes:
-    """A region of memory, with pieces of files laid into it; all else is 0.
+    """A region of memory, with pieces of files laid into it; everything else is 0.
 
-    Like `arena.allocate` it has room for one vector register behind its end.  Pages that belong to
+    Like `arena.allocate` it has room for one vector register after its end.  Pages that belong to
     files cannot be written.
 
     laid: pieces by their offset in the region, as `laid_out` gives them.

@@ -16,7 +16,7 @@ def set_seed(seed: int) -> None:
     """Set the seed of all random numbers from here on.  A process begins with the seed 0.
 
     Raises:
-        DTypeError: the seed is no whole number.
+        DTypeError: the seed is not a whole number.
         InputError: it does not fit into 64 bits.
     """
     global _seed

@@ -23,11 +23,11 @@ NOISE = "#noise"  # i64, its words RANDOM
 RATE, COUNT, CHECK, DONE = "#learning_rate", "#step", "#check_finite", "#updated"
 
 # How a step uses an argument: it reads, writes, updates (reads and writes) it, or has it as scratch
-# memory; "-" is no argument.
+# memory; "-" means no argument.
 Mode = Literal["r", "w", "u", "s", "-"]
 Phase = Literal["fwd", "bwd", "opt"]
 
-# Regions whose bytes outlive a run.  What the others hold between two runs is not defined.
+# Regions whose bytes outlive a run.  The content of the others between two runs is not defined.
 PERSISTENT = ("param", "frozen", "grad", "state", "const")
 REGIONS = (*PERSISTENT, "io", "work")
 
@@ -92,10 +92,11 @@ class Arg:
     """One pointer argument of a step: a buffer.  Mode "-" and buffer -1 are the null pointer.
 
     Of a step that runs tile by tile:
-    tile: bytes of the buffer that belong to one tile; those of tile i begin at i times as many.  0
-        if all tiles use the same.
-    thread: bytes that one thread has for itself, those of thread t at t times as many; or 0.  Both,
-        and equal: of what is cut into such tiles a thread has the one that it is at, and no more.
+    tile: bytes of the buffer that belong to one tile; tile i starts at i times as many.  0 if all
+        tiles use the same.
+    thread: bytes that each thread has for itself, thread t at t times as many; or 0.  If
+        tile == thread != 0, the buffer holds one tile per thread; each tile overwrites the previous
+        one.
     """
 
     buffer: int
@@ -106,7 +107,7 @@ class Arg:
     def move(self, numbered: int) -> int:
         """Bytes by which the pointer moves from one tile to the next.
 
-        numbered: of its step.  The kernel then finds the tile behind the pointer to the whole.
+        numbered: of its step.  The kernel then finds the tile from the pointer to the whole.
         """
         if numbered:
             return -self.tile if self.thread else 0
@@ -124,11 +125,11 @@ class Step:
     """One kernel call: `symbol(args..., consts..., tid, nthreads)` on every thread.
 
     A run of steps may be a group, which runs tile by tile: a thread takes a tile, and calls the
-    kernels of all steps on it one after another, before it takes its next one.  What one step
-    writes of a tile is in the cache when the next one reads it.  The tiles are shared evenly.
-    group: of the first step of a group, how many steps it has; else 0.
-    tiles: of every step of a group, into how many tiles its rows are cut; else 0.  The pointers
-        are moved to the tile, tid is 0 and nthreads 1.
+    kernels of all steps on it one after another, before it takes its next one.  So a tile that
+    one step writes is in the cache when the next one reads it.  The tiles are shared evenly.
+    group: of the first step of a group, how many steps it has; otherwise 0.
+    tiles: of every step of a group, into how many tiles its rows are cut; otherwise 0.  The
+        pointers are moved to the tile, tid is 0 and nthreads 1.
     numbered: the pointers stay, and the kernel finds the tile as if it were a thread: tid is the
         number of the tile, nthreads how many there are.  The last tile may be shorter.
     """
@@ -174,7 +175,7 @@ class Kept:
 class _Sealed:
     """The place of a mark that `verify` alone sets on a plan, which nothing can change after.
 
-    It is no field: a plan that is made of another one, or comes out of a pickle, has no mark.
+    It is not a field: a plan that is made from another one, or comes out of a pickle, has no mark.
     """
 
     __slots__ = ("_is_verified",)
@@ -205,7 +206,7 @@ class Plan(_Sealed):
 
     @property
     def specs(self) -> tuple[KernelSpec, ...]:
-        """What must be compiled to run the plan."""
+        """Return the kernels to compile for running the plan."""
         return tuple(k.spec for k in self.kernels)
 
     def region_bytes(self, region: str) -> int:
@@ -223,9 +224,10 @@ class Plan(_Sealed):
         return self.region_bytes("work") / self.lower_bound if self.lower_bound else 1.0
 
     def kept(self) -> tuple[Kept, ...]:
-        """What the forward pass keeps for the backward pass in region work, largest first.
+        """List the values that the forward pass keeps for the backward pass, largest first.
 
-        What is computed again, and what only one of the passes touches, is not among it.
+        Only region work counts; recomputed values, and values that only one of the passes touches,
+        are not listed.
         """
         made: dict[int, dict[str, None]] = {}
         read: dict[int, dict[str, None]] = {}

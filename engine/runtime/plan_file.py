@@ -71,7 +71,7 @@ class Column:
     """One column of a table.
 
     rule: what its numbers are: plain; a "row" of table `of`; 1 + a row, or 0 for none; or how many
-    "rows" of `of` belong to this row, where those of the first row come first.
+    "rows" of `of` belong to this row; the first row's come first.
     kept: whether stripped files have it.
     """
 
@@ -82,8 +82,8 @@ class Column:
     kept: bool
 
 
-# One line a table.  `@` stands for a row, `?` for a row or none, `+` for a number of rows; columns
-# behind `|` are for whole files alone.
+# One line per table.  `@` stands for a row, `?` for a row or none, `+` for a number of rows;
+# columns after `|` are only in whole files.
 _TABLES = """
 text             byte
 head             kernel_set@text target@text thread_count
@@ -175,7 +175,7 @@ class Writer:
         )
 
     def rows(self, table: str) -> int:
-        """How many rows a table has so far."""
+        """Return how many rows a table has so far."""
         return len(self._columns[table][0])
 
     def add(self, table: str, **values: int) -> int:
@@ -193,7 +193,7 @@ class Writer:
         return row
 
     def extend(self, table: str, rows: int, **values: Sequence[int]) -> None:
-        """Append rows, of which `values` has the columns; as `add`, for many.
+        """Append rows, given their columns in `values`; like `add`, for many.
 
         Raises:
             PlanError: a number is negative or needs more than 64 bits.
@@ -222,7 +222,7 @@ class Writer:
             try:
                 raw = value.encode("utf-8").replace(b"\0", b"\xc0\x80")
             except UnicodeEncodeError:
-                raise PlanError(f"{value!r} is no Unicode text") from None
+                raise PlanError(f"{value!r} is not Unicode text") from None
             self._texts[value] = len(self._text_bytes)
             self._text_bytes += raw + b"\0"
         return self._texts[value]
@@ -398,7 +398,7 @@ class Writer:
         return self._rows[key]
 
     def to_bytes(self, tail: bytes = b"") -> bytes:
-        """The file; `tail` is for whoever reads it behind the plans."""
+        """Return the file; `tail` comes after the plans, for readers that know it."""
         columns = {(t, i): c for t, cs in self._columns.items() for i, c in enumerate(cs)}
         columns["text", 0] = list(self._text_bytes)
         naturals, wide, pooled = self._pool()
@@ -472,7 +472,7 @@ class Tables:
     """The columns of a file, with every reference checked.
 
     Raises:
-        PlanError: the bytes are no plan file, of another version, damaged or inconsistent.
+        PlanError: the bytes are not a plan file, of another version, damaged or inconsistent.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -559,7 +559,7 @@ class Tables:
 
 
 class _Parts(Generic[T]):
-    """Takes the rows of a table in parts: those of the first owner, then of the second, ..."""
+    """An iterator over the rows of a table in parts: one part per owner, in order."""
 
     def __init__(self, rows: Iterable[T]) -> None:
         self._rest = iter(rows)
@@ -575,7 +575,7 @@ def from_bytes(data: bytes, kernel_set: str, source: str = "plan file") -> tuple
     kernel_set: the version of the kernels that are here.
 
     Raises:
-        PlanError: the bytes are no plan file, damaged, of another version or for other kernels,
+        PlanError: the bytes are not a plan file, damaged, of another version or for other kernels,
             or a plan breaks a rule.
     """
     try:
@@ -604,7 +604,7 @@ def load(path: str | os.PathLike[str], kernel_set: str) -> tuple[Plan, ...]:
 
 
 def _choice(values: Sequence[int], of: Sequence[T] | Mapping[int, T], what: str) -> list[T]:
-    """What codes stand for."""
+    """Return the values that codes stand for."""
     try:
         return [of[v] for v in values]
     except LookupError:
@@ -632,7 +632,7 @@ def _kernels(t: Tables) -> list[Kernel]:
     columns = (t.column("kernel_parameter", c) for c in ("is_text", "value"))
     for is_text, value in zip(*columns, strict=True):
         if is_text and value >= t.rows["text"]:
-            raise PlanError("a parameter of a kernel is no text")
+            raise PlanError("a parameter of a kernel is not a text")
         whole = -((value + 1) >> 1) if value & 1 else value >> 1
         parameters.append(t.text(value) if is_text else whole)
     params, takes = _Parts(parameters), _Parts(t.texts("taken", "text"))

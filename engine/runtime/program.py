@@ -76,7 +76,7 @@ def _sleep_functions() -> dict[str, int]:
 
 
 def _context() -> Array:
-    """One `CONTEXT` record, all 0, at the begin of a cache line."""
+    """Return one `CONTEXT` record, all 0, at the start of a cache line."""
     memory = np.zeros(CONTEXT.size + LINE, np.int64)
     start = -(memory.ctypes.data // 8) % LINE
     return memory[start : start + CONTEXT.size].view(CONTEXT.dtype)
@@ -116,7 +116,7 @@ class Team:
             self._workers.append(thread)
 
     def _live(self, tid: int) -> None:
-        """What a worker thread runs; `self` keeps the words that it works on alive."""
+        """Run a worker thread; `self` keeps the words that it works on alive."""
         self._worker(self._address, tid, self.threads)
 
     def run(self, table: int, steps: int, status: int) -> None:
@@ -424,7 +424,7 @@ class Program:
             raise self._bad_data([int(word) for word in self._status.view(np.int64)])
 
     def _bad_data(self, words: Sequence[int], where: str = "") -> LabelError:
-        """The error for bad data; words: the status that tells of it.  where: who has met it."""
+        """Return the error for bad data; words: its status.  where: the rank that has met it."""
         kind, position, value, limit = words
         low = -limit if kind == INDEX else 0
         advice = ""

@@ -1,8 +1,8 @@
-"""What is said of work that a user waits for: nothing in the first second, then one thing.
+"""Progress messages for slow work: silent for one second, then one bar or log line.
 
 On a terminal that is a bar, elsewhere a line of the logger `edgegrad`.  Both are of level WARNING,
-since who waits has configured nothing; `logging.getLogger("edgegrad").setLevel(logging.ERROR)`
-silences them.
+since the waiting user has configured nothing;
+`logging.getLogger("edgegrad").setLevel(logging.ERROR)` silences them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _silenced() -> bool:
 
 
 def _terminal() -> bool:
-    """Whether a person watches stderr."""
+    """Return whether stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 

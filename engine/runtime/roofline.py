@@ -1,4 +1,4 @@
-"""What this machine can do at most: multiply-adds a second, and bytes a second from each cache.
+"""Peak rates of this machine: multiply-adds per second, and bytes per second from each cache.
 
 Both are measured by kernels (kernels/loops/measuring.py), on as many threads as are asked for.
 
@@ -147,8 +147,8 @@ def best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
     run: does it a number of times, and returns the seconds that all of these took.
     most: runs that are made for that.
 
-    A run is long enough when twice as many take longer: the time of a shorter one is that of
-    waiting for a processor, of which there is more on a busy machine.
+    A run is long enough when twice as many take longer: a shorter one mostly waits for a
+    processor, and longer so on a busy machine.
     """
     count, few = 1, min(run(1) for _ in range(3))
     while count < 1 << 40:
@@ -164,7 +164,7 @@ def best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
 
 
 def _agreeing(times: Sequence[float]) -> int:
-    """How many runs came close to the fastest."""
+    """Return how many runs came close to the fastest."""
     return sum(seconds <= CLOSE * min(times) for seconds in times)
 
 

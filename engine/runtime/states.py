@@ -2,8 +2,8 @@
 
 An optimizer declares a `State` for everything that it remembers.  The region "state" holds the
 states one after another.  A state holds one tensor for each trained parameter, in the order of the
-parameters.  Each tensor begins at a multiple of 64 bytes, and zeros fill the gap behind it.  If a
-state has the shapes and the element types of the parameters, its layout is that of the gradients.
+parameters.  Each tensor begins at a multiple of 64 bytes, and zeros fill the gap after it.  If a
+state has the shapes and the element types of the parameters, it is laid out like the gradients.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor in region state; `offset` is in bytes from the begin of the region."""
+    """A tensor in region state; `offset` is in bytes from the start of the region."""
 
     dtype: str
     shape: Shape
@@ -77,7 +77,7 @@ class Tensor:
 class Layout:
     """Where the states of an optimizer lie in region state.
 
-    begins: the offset of each state in bytes, and behind them the size of the region.
+    begins: the offset of each state in bytes, followed by the size of the region.
     tensors: for each state, the tensor that it keeps for each parameter.
     """
 
@@ -91,7 +91,7 @@ class Layout:
         return self.begins[-1]
 
     def flat(self, k: int, parameters: Sequence[str]) -> Tensor:
-        """What state k keeps for parameters that follow each other, as one flat tensor.
+        """Return state k of consecutive parameters as one flat tensor.
 
         *Requires* that there are some, and that it keeps the same element type for all of them.
         """

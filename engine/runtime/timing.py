@@ -48,9 +48,9 @@ class Clock:
 
 
 class Stopwatch:
-    """A table of steps that times those of another table.
+    """A table of steps that times the steps of another table.
 
-    table: what the executor runs in the place of that one.
+    table: the table that the executor runs instead.
     """
 
     def __init__(self, table: Array, threads: int, timed: int) -> None:
@@ -90,7 +90,7 @@ class Stopwatch:
             self.table["tiles"][n] = words.ctypes.data
 
     def read(self) -> tuple[Array, Array, Array]:
-        """What the last run has noted: begins, ends and busy times, in seconds; then nothing.
+        """Return and clear the notes of the last run: begins, ends, busy times, in seconds.
 
         Each is f64[threads, steps].  Begins and ends count from the first begin.  A thread that has
         not called a step has 0 as its busy time, and begins and ends when the step before it ended.

@@ -1,12 +1,12 @@
-"""Who else can change a file: owners and modes of it and of every folder on its path.
+"""Trust in files: owners and modes of a file and of every folder on its path.
 
-Whoever can write to a folder can put another file, or another folder, in the place of one that is
-in it.  A path is therefore walked from the root on, every symbolic link by itself, and a file is
-asked by its open descriptor, of which nothing can be exchanged any more.
+Anyone who can write to a folder can replace a file or folder in it by another.  A path is therefore
+walked from the root on, every symbolic link separately, and a file is checked by its open
+descriptor, which can no longer be replaced.
 
 A folder is safe if this process's user or root owns it and nobody else may write to it.  Above the
 last one a folder may have the sticky bit instead, as /tmp: there nobody renames what others own.
-The owner of the root folder counts as root: in a container that is whoever owns all else, too.
+The owner of the root folder counts as root: in a container it owns everything.
 
 Writing by a group is others' writing, unless the group is the owner's own (it has the name of the
 owner and no other members), as many systems give one to each user.  Linux shows an access control
@@ -27,7 +27,7 @@ from typing import IO
 _LINKS = 40  # symbolic links on one path, as Linux allows
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _ACL = "system.posix_acl_access"
-# A pipe does not wait for who writes to it; Windows takes files for texts unless told.
+# A pipe does not wait for its writer; Windows takes files for texts unless told.
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -108,12 +108,12 @@ def _check_owner(place: str, found: os.stat_result, owners: set[int]) -> None:
 
 
 def _has_own_group(place: str, found: os.stat_result) -> bool:
-    """Whether the group of a folder is its owner's own, and has its rights by the mode alone."""
+    """Return whether a folder's group is its owner's own, with rights by the mode alone."""
     import grp  # few need them: most folders are closed to groups
     import pwd
 
     if not hasattr(os, "listxattr"):
-        return False  # a list may be hidden behind the mode
+        return False  # the mode may hide an access control list
     try:
         name = pwd.getpwuid(found.st_uid).pw_name
         group = grp.getgrgid(found.st_gid)
@@ -129,21 +129,21 @@ def opened(path: str, flags: int = 0) -> IO[bytes]:
     flags: of the system's call, besides those that this takes.
 
     Raises:
-        Untrusted: it is no regular file.
+        Untrusted: it is not a regular file.
         OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | _AT_ONCE | flags)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise Untrusted(f"{path!r} is no regular file")
+    raise Untrusted(f"{path!r} is not a regular file")
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
     """The content of a file in a folder that `walk` has found safe.
 
     Raises:
-        Untrusted: it is no regular file, has a second name, or others own it or can write to it.
+        Untrusted: it is not a regular file, has a second name, or others own it or can write to it.
         OSError: it cannot be read.
     """
     name = os.fspath(path)

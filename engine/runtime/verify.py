@@ -15,7 +15,7 @@ cut in the same way, each tile, or each thread's part, for itself.
 Collective steps sum bytes over ranks between the stages of a run (collective.py).  Their
 ordinals rise, and no step touches the bytes of a sum that was begun before the step that awaits it.
 
-The numbers of a step also tell its kernel how far to reach behind its pointers.  Only the kernel
+The numbers of a step also tell its kernel how far to reach from its pointers.  Only the kernel
 knows what they mean.  Their count and kinds are checked here, their values are not.
 """
 
@@ -177,7 +177,7 @@ class _Check:
         self.only(bytes, (data for _, data in plan.constants))
 
     def only(self, kind: type, rows: Iterable[object], *parts: str) -> None:
-        """Refuse rows that are not of this kind, and parts of them that are no tuples."""
+        """Refuse rows that are not of this kind, and parts of them that are not tuples."""
         others = set(map(type, rows)) - {kind}
         if not others:
             for part in parts:
@@ -288,7 +288,9 @@ class _Check:
                 self.refuse(f"kernel {k.spec.template} has no parameters")
             parts = _signature(k.takes)
             if parts is None:
-                self.refuse(f"kernel {k.symbol} takes {' '.join(k.takes)!r}, which is no signature")
+                self.refuse(
+                    f"kernel {k.symbol} takes {' '.join(k.takes)!r}, which is not a signature"
+                )
             elif k.symbol in found:
                 self.refuse(f"two kernels share a symbol: {k.symbol}")
             else:
@@ -356,7 +358,7 @@ class _Check:
             )
 
     def passes(self, n: int, step: Step, takes: _Signature) -> None:
-        """What a step passes is what its kernel takes."""
+        """Check that a step passes the arguments that its kernel takes."""
         if not step.source or step.phase not in _PHASES:
             self.fail(n, f"source {step.source!r}, phase {step.phase!r}")
         fixed = len(takes.pointers)
@@ -446,7 +448,7 @@ class _Check:
             while deaths and deaths[0][0] < b.first:
                 gone = heapq.heappop(deaths)[1]
                 at = bisect_left(offsets, buffers[gone].offset)
-                if at < len(holders) and holders[at] == gone:  # else its bytes were taken over
+                if at < len(holders) and holders[at] == gone:  # otherwise its bytes were taken over
                     del offsets[at], holders[at]
             heapq.heappush(deaths, (b.last, i))
             at = bisect_right(offsets, b.offset)
@@ -604,7 +606,7 @@ class _Check:
         return [a.buffer for a in step.args if a.mode in modes and buffers[a.buffer].nbytes]
 
     def meets(self, ranges: Mapping[str, _Ranges], i: int) -> bool:
-        """Whether a byte of a buffer, which is not empty, is in sets of bytes by region."""
+        """Return whether a byte of a non-empty buffer is in sets of bytes by region."""
         b = self.plan.buffers[i]
         found = ranges.get(b.region)
         return found is not None and found.touch(b.offset, b.offset + b.nbytes)
@@ -622,7 +624,7 @@ class _Ranges:
         self.ends: list[int] = []
 
     def touch(self, begin: int, end: int) -> bool:
-        """Whether a byte of [begin, end), which is not empty, is in the set."""
+        """Return whether a byte of [begin, end), which is not empty, is in the set."""
         at = bisect_right(self.ends, begin)
         return at < len(self.begins) and self.begins[at] < end
 

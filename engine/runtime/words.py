@@ -65,14 +65,14 @@ class Field:
 
     @property
     def reads(self) -> Literal["word", "address", "place"]:
-        """How kernels read it, see `Member`; each of its names if it has some."""
+        """Return how kernels read it, see `Member`; each of its names if it has some."""
         if self.line or self.shared or self.count is not None or (self.of and not self.address):
             return "place"
         return "address" if self.address else "word"
 
 
 class Member(NamedTuple):
-    """What a name inside a kernel stands for: the field, and the offset in words."""
+    """The meaning of a name inside a kernel: the field, and the offset in words."""
 
     field: Field
     offset: int
@@ -100,7 +100,7 @@ class Words:
         self.title = title
         self.fields: dict[str, Field] = {}
         self.members: dict[str, Member] = {}  # by the name kernels use
-        self.size = 0  # words, those of an open array not counted
+        self.size = 0  # words, without an open array
         for name, given in fields.items():
             if self.fields and next(reversed(self.fields.values())).count == OPEN:
                 raise TypeError(f"words {title}: {name!r} follows an array without an end")
@@ -120,12 +120,12 @@ class Words:
 
     @property
     def open(self) -> bool:
-        """Whether any number of integers may follow those of the fixed size."""
+        """Return whether any number of integers may follow the fixed ones."""
         last = next(reversed(self.fields.values()), None)
         return last is not None and last.count == OPEN and not last.address
 
     def member(self, name: str) -> Member:
-        """What kernels read by this name.
+        """Return the member that kernels read by this name.
 
         Raises:
             KeyError: there is no such name.
@@ -181,7 +181,7 @@ class Words:
         return Packed(self, tuple(out))
 
     def unpack(self, values: Sequence[int | float]) -> dict[str, Any]:
-        """What `pack` was given for these integers: an int, or a tuple of ints, by field.
+        """Return the arguments of `pack` for these integers: an int or a tuple of ints by field.
 
         Records and arrays of them come as the integers they are made of.
         """
