@@ -51,7 +51,31 @@ def _library(torch: Any) -> Any:
     for name, (_, inputs) in _OPS.items():
         made.define(f"{name}({', '.join(f'Tensor {i}' for i in inputs)}) -> Tensor")
         made.impl(name, lambda y, *_: y.clone(), "CompositeExplicitAutograd")
+        batched = functools.partial(_batched, torch, f"{LIBRARY}::{name}")
+        torch.library.register_vmap(f"{LIBRARY}::{name}", batched, lib=made)
     return made
+
+
+def _batched(torch: Any, name: str, info: Any, dims: Sequence[int | None], *given: Any) -> Any:
+    """Return what an operator of ours makes of tensors that `vmap` has joined, and their axis.
+
+    dims: of each tensor the axis along which it is joined; None: it is one for all.
+    """
+    first = [t.movedim(d, 0) if d else t for t, d in zip(given, dims, strict=True)]
+    if len(first) == 4:  # redirect of y, dy, x, dx
+        y, dy, x, dx = first
+        if dims[0] is None:
+            raise UnsupportedOpError(
+                "torch.vmap over an autograd.Function of a value that is the same for the whole "
+                "batch is not exported; call it outside of vmap"
+            )
+        if dims[3] is None:
+            dx = dx.expand(info.batch_size, *dx.shape)
+        if dims[2] is None:  # one x for all: its gradient is the sum
+            dx = dx.sum(0)
+        first = [y, dy, x, dx]
+    made = _op(torch, name.partition("::")[2])(*first)
+    return made, None if dims[0] is None else 0
 
 
 def _op(torch: Any, name: str) -> Any:
@@ -233,6 +257,13 @@ class Notes:
             "gradients of gradients are not exported; write the derivative out"
         )
 
+    def branch(self, *_: Any, **__: Any) -> Any:
+        """Refuse branches by values, whose gradients torch cannot compute under fixed draws."""
+        raise UnsupportedOpError(
+            f"{self.place()} calls torch.cond, whose gradient is not exported; compute both "
+            "branches, and choose by torch.where(condition, a, b)"
+        )
+
 
 def _split(whole: Any, like: Sequence[Any]) -> list[Any]:
     """Parts of a vector, of the shapes of these tensors."""
@@ -312,6 +343,7 @@ def recording(notes: Notes) -> Iterator[None]:
         (guard, "__enter__", enter),
         (guard, "__exit__", leave),
         (torch.autograd, "_engine_run_backward", notes.gradient),
+        (torch, "cond", notes.branch),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, value in changed:

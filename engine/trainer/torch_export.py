@@ -65,7 +65,8 @@ class Exported:
     """A module as a forward model.
 
     model: the path of the ONNX file.
-    inputs, outputs: their names, in order.
+    inputs, outputs: their names, in order; `x_input` is the argument `x` of a module that has a
+        parameter or a buffer `x`.
     train: the parameters that require a gradient, by name, as far as they have one: those that are
         behind `detach()` or `no_grad()` alone do not move in torch either.
     frozen_batch_norm: running means of batch normalisations that the module keeps in evaluation

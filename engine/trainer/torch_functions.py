@@ -3,8 +3,9 @@
     Before   F.embedding_bag(bags, weight, mode="sum")
     After    F.embedding(bags, weight).sum(1)
 
-torch writes a bag of embeddings as a loop over bags with branches inside, and a projection of an
-LSTM not at all.  While a module is traced, calls of these functions become others that compute the
+torch writes a bag of embeddings as a loop over bags with branches inside, a projection of an LSTM
+not at all, and dropouts of channels and those of SELU as draws that evaluation does not turn off.
+While a module is traced, calls of these functions become others that compute the
 same, with the same gradients.
 """
 
@@ -162,6 +163,72 @@ def _projected(
     return (y.flip(0) if is_reverse else y), last, c[0]
 
 
+def _channels(torch: Any, x: Any, is_batched: bool, p: float) -> Any:
+    """Return the dropout of a 1 for each channel of a batch: 0, or 1 / (1 - p); 1 in evaluation."""
+    if not is_batched:
+        return _channels(torch, x.unsqueeze(0), True, p).squeeze(0)
+    ones = x.new_ones(*x.shape[:2], *[1] * (x.dim() - 2))
+    return torch.nn.functional.dropout(ones, p, True)
+
+
+def _dropout_options(args: Sequence[Any], kwargs: Mapping[str, Any], trains: bool) -> Any:
+    """Return the arguments of a dropout: x, p and whether it is in place; None if it drops nothing.
+
+    trains: the default of its argument `training`, which torch's own functions call `train`.
+    """
+    given = {"p": 0.5, "training": trains, "inplace": False}
+    given |= {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
+    if not given.get("train", given["training"]) or not 0 < given["p"] < 1:
+        return None
+    return given["input"], given["p"], given["inplace"]
+
+
+def _feature_dropout(dims: int | None = None, in_place: bool = False) -> Any:
+    """Return the rule for dropouts of channels; dims: axes of an input without a batch."""
+
+    def rule(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        options = _dropout_options(args, kwargs, trains=True)
+        if options is None:
+            return None
+        x, p, inplace = options
+        mask = _channels(torch, x, x.dim() != dims, p)
+        return x.mul_(mask) if inplace or in_place else x * mask
+
+    return rule
+
+
+def _alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
+    """Return the rule for dropouts that keep mean and variance of what SELU makes.
+
+    What is dropped becomes -alpha, of SELU, and then all of it a x + b.  Of d, the dropout of a 1,
+    this is c d x + alpha c (d - 1), c = a (1 - p), which is x in evaluation if c d is 1 there.
+
+    Source: Klambauer et al., "Self-normalizing neural networks", 2017.
+    """
+    alpha = 1.7580993408473766
+
+    def rule(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        options = _dropout_options(args, kwargs, trains=False)
+        if options is None:
+            return None
+        x, p, inplace = options
+        if by_channel:
+            d = _channels(torch, x, True, p)
+        else:
+            d = torch.nn.functional.dropout(torch.ones_like(x), p, True)
+        c = (1 - p) / ((alpha * alpha * p + 1) * (1 - p)) ** 0.5
+        y = x * torch.where(d == 1, 1.0, c * d) + alpha * c * (d - 1)
+        return x.copy_(y) if inplace or in_place else y
+
+    return rule
+
+
 _RULES: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = {
     "embedding_bag": _embedding_bag, "lstm": _lstm,
+    "dropout1d": _feature_dropout(2), "dropout2d": _feature_dropout(),
+    "dropout3d": _feature_dropout(4), "feature_dropout": _feature_dropout(),
+    "feature_dropout_": _feature_dropout(in_place=True),
+    "alpha_dropout": _alpha_dropout(False), "alpha_dropout_": _alpha_dropout(False, in_place=True),
+    "feature_alpha_dropout": _alpha_dropout(True),
+    "feature_alpha_dropout_": _alpha_dropout(True, in_place=True),
 }  # fmt: skip

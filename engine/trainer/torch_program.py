@@ -115,6 +115,7 @@ def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, li
     for node in graph:
         node.metadata_props.pop(_TRACE, None)
     _name_axes(graph, call.axis_names())
+    _name_inputs(graph)
     return program, _name_outputs(graph, names), moved
 
 
@@ -146,6 +147,21 @@ def _name_axes(graph: Any, names: Sequence[Mapping[int, str]]) -> None:
         for axis, size in enumerate(value.shape or ()):
             if str(size) in new and not isinstance(size, int):
                 value.shape[axis] = new[str(size)]
+
+
+def _name_inputs(graph: Any) -> None:
+    """Name the inputs of a graph otherwise that have the name of a parameter or a buffer.
+
+    These keep their names, by which they go back into the module.
+    """
+    taken = {*graph.initializers, *(value.name for value in graph.inputs)}
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            name = f"{value.name}_input"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            value.name = name
 
 
 def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:

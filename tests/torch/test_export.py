@@ -179,6 +179,32 @@ def test_arguments_by_name_and_by_place(tmp_path: Path, example: Any) -> None:
     assert exported.inputs == ("image", "scale")
 
 
+def test_an_argument_may_be_named_as_a_parameter_or_a_buffer(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.head = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+            self.register_buffer("x", torch.full((4,), 2.0))
+            self.register_buffer("scale_input", torch.ones(3))
+
+        def forward(self, x: Any, scale: Any) -> Any:
+            return self.head(x * self.x * self.scale) * scale + self.scale_input
+
+    net, x, scale = Named().train(), torch.randn(5, 4), torch.ones(5, 1)
+    exported = export(net, (x, scale), tmp_path / "net.onnx")
+    assert exported.inputs == ("x_input", "scale_input_")
+    assert exported.train == ("scale", "head.weight", "head.bias")
+    trainer, labels = trainer_of(exported), torch.arange(5) % 3
+    found = [trainer.step(x.numpy(), scale.numpy(), labels.numpy()) for _ in range(2)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for loss in found:
+        optimizer.zero_grad()
+        expected = nn.functional.cross_entropy(net(x, scale), labels)
+        expected.backward()
+        optimizer.step()
+        assert loss == pytest.approx(expected.item(), abs=1e-5)
+
+
 def test_axes_of_any_length(tmp_path: Path) -> None:
     class Sums(nn.Module):
         def __init__(self) -> None:

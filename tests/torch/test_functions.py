@@ -1,8 +1,9 @@
-"""Bags of embeddings and projected LSTMs train as in torch."""
+"""Bags of embeddings, projected LSTMs and dropouts of channels train as in torch."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.nn import functional
 
 from engine import Trainer
 from engine.artifacts import SGD, CrossEntropyLoss
+from engine.errors import ModelWarning
+from engine.trainer.torch_export import export
 
 LABELS = torch.arange(6) % 3
 INDICES = torch.tensor([[1, 2, 3, 3, 5], [3, 3, 3, 3, 3], [0, 9, 8, 1, 1], [4, 4, 3, 2, 10],
@@ -106,3 +109,76 @@ class Recurrent(nn.Module):
 def test_lstms_with_projections(has_state: bool, options: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
     trained_as_in_torch(Recurrent(has_state, **options), (torch.randn(6, 7, 4),), tmp_path)
+
+
+class Drops(nn.Module):
+    """Three layers around a dropout, which is a module or a function."""
+
+    def __init__(self, drop: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(6, 6), nn.Linear(6, 6), drop
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x) + 0
+        drop = self.drop if isinstance(self.drop, nn.Module) else lambda h: self.drop(self, h)
+        return self.second(drop(h)) + h
+
+
+ROWS, IMAGES, VOLUMES = (6, 40, 6), (6, 20, 2, 6), (6, 20, 1, 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("drop", "shape"),
+    [
+        (nn.AlphaDropout(0.3), (40, 6)),
+        (nn.AlphaDropout(0.6, inplace=True), IMAGES),
+        (nn.FeatureAlphaDropout(0.3), IMAGES),
+        (nn.Dropout1d(0.3), ROWS),
+        (nn.Dropout1d(0.3), (40, 6)),
+        (nn.Dropout2d(0.3, inplace=True), IMAGES),
+        (nn.Dropout2d(0.5), ROWS),
+        (nn.Dropout3d(0.3), VOLUMES),
+        (nn.Dropout3d(0.3), IMAGES),
+        (lambda s, h: functional.alpha_dropout(h, training=s.training), IMAGES),
+        (lambda s, h: torch.feature_dropout(h, 0.4, s.training), IMAGES),
+        (lambda s, h: torch.feature_alpha_dropout_(h, 0.4, s.training), IMAGES),
+        (nn.Dropout2d(0.0), IMAGES),
+    ],
+)
+def test_dropouts_of_channels_and_of_selu(
+    drop: Any, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Outputs and gradients are torch's under equal draws, and training draws anew each time."""
+    torch.manual_seed(0)
+    net, x = Drops(drop).train(), torch.randn(shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModelWarning)
+        exported = export(net, x, tmp_path / "net.onnx")
+    trainer = Trainer.from_onnx(
+        exported.model, "mse", SGD(lr=0.0), train=exported.train, folder=tmp_path, threads=1
+    )
+    x, y = x.numpy(), x.numpy()
+    is_random = getattr(drop, "p", 1) > 0
+    assert (len({trainer.step(x, y) for _ in range(4)}) > 1) == is_random
+    assert len({trainer.evaluate_batch(x, y)[0] for _ in range(3)}) == 1
+
+
+def test_dropouts_keep_what_they_are_for(tmp_path: Path) -> None:
+    """Of an AlphaDropout the mean and the variance, of a Dropout2d the mean of whole channels."""
+
+    class Only(nn.Module):
+        def __init__(self, drop: nn.Module) -> None:
+            super().__init__()
+            self.scale, self.drop = nn.Parameter(torch.ones(1)), drop
+
+        def forward(self, x: Any) -> Any:
+            return self.drop(x * self.scale)
+
+    x = torch.randn(16, 200, 5, 2)
+    mse = {}
+    for drop in (nn.AlphaDropout(0.3), nn.Dropout2d(0.3)):
+        exported = export(Only(drop).train(), x, tmp_path / "net.onnx")
+        trainer = Trainer.from_onnx(exported.model, "mse", SGD(lr=0.0), folder=tmp_path, threads=1)
+        mse[type(drop)] = trainer.step(x.numpy(), torch.zeros_like(x).numpy())
+    assert mse[nn.AlphaDropout] == pytest.approx(1, abs=0.05)
+    assert mse[nn.Dropout2d] == pytest.approx(1 / 0.7, abs=0.1)

@@ -163,6 +163,10 @@ def late_hook(s: Any, x: Any) -> Any:
     return y + h
 
 
+def branches(s: Any, x: Any) -> Any:
+    return torch.cond(x.sum() > 0, lambda h: h.detach(), lambda h: h.sin(), (s.a(x),))
+
+
 def all_stopped(s: Any, x: Any) -> Any:
     return s.a(x).detach()
 
@@ -175,6 +179,7 @@ def all_stopped(s: Any, x: Any) -> Any:
         (shared, r"its detach\(\).* share memory that is changed in place.*write detach\(\)\.cl"),
         (written, r"a value with a gradient is changed in place under no_grad"),
         (late_hook, r"register_hook.* on a value that was read before"),
+        (branches, r"Told calls torch\.cond, whose gradient.*choose by torch\.where"),
         (all_stopped, r"no parameter of the module has a gradient: all are behind detach"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

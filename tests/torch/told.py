@@ -299,6 +299,31 @@ def hooked(s: Any, x: Any) -> Any:
     return s.b(h)
 
 
+class Vectorised(torch.autograd.Function):
+    """For vmap; with the gradient of another function."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return -dy * x.cos()
+
+
+def mapped(s: Any, x: Any) -> Any:
+    """Over rows and over columns, with a value that all of them share, and a detach inside."""
+    rows = torch.vmap(lambda row: Vectorised.apply(row) * Vectorised.apply(s.b.bias))(s.a(x))
+    return rows + torch.vmap(lambda row: row * (row + 1).detach())(s.c(x))
+
+
 # --- random numbers
 
 
@@ -330,5 +355,5 @@ STOPS = (
     straight_through, sim_siam, vq_vae, hard_gumbel, normalised, moving_mean, retention, teacher,
     ppo_ratio, target_network, truncated, checkpointed,
 )  # fmt: skip
-FUNCTIONS = (reversed_gradient, rounded, spiking, learnt_steps, two_outputs, hooked)
+FUNCTIONS = (reversed_gradient, rounded, spiking, learnt_steps, two_outputs, hooked, mapped)
 RANDOM = (variational, noisy, attention_drops)
