@@ -24,6 +24,7 @@ REFUSED = {
     "FusedMatMul": 0,
     "GatherBlockQuantized": 0,
     "Gelu": 0,
+    "GroupQueryAttention": 1,
     "MatMulNBits": 1,
     "MultiHeadAttention": 2,
     "QuantizeLinear": 1,

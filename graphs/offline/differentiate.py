@@ -90,6 +90,15 @@ def _is_float(types: Mapping[str, TensorType], name: str) -> bool:
     return name in types and types[name].dtype in (*FLOATS, "f16")
 
 
+def _dependent(graph: Graph, wrt: Sequence[str]) -> set[str]:
+    """Return the values that depend on `wrt`."""
+    found = set(wrt)
+    for node in graph.nodes:
+        if any(i in found for i in node.inputs):
+            found.update(o for o in node.outputs if o)
+    return found
+
+
 def _expand(
     graph: Graph, wrt: Sequence[str], types: Mapping[str, TensorType]
 ) -> Mapping[str, TensorType]:
@@ -99,13 +108,13 @@ def _expand(
 
     Pairs of a quantiser and a dequantiser are joined before, see `fake_quantize`.
     """
-    needed = set(wrt)
-    for node in graph.nodes:
-        if any(i in needed for i in node.inputs):
-            needed.update(o for o in node.outputs if o)
+    needed, nodes = _dependent(graph, wrt), graph.nodes
     fake_quantize(graph, needed, types)
 
     def chosen(node: Node, op: Op) -> bool:
+        nonlocal needed, nodes
+        if nodes is not graph.nodes:  # those of the expansions before
+            needed, nodes = _dependent(graph, wrt), graph.nodes
         flows = (i for k, i in enumerate(node.inputs) if k not in op.no_gradient)
         return op.grad is None and any(i in needed for i in flows)
 

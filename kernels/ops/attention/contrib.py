@@ -1,15 +1,20 @@
-"""Attention as onnxruntime's optimisers write it: com.microsoft's Attention, MultiHeadAttention.
+"""Attention as onnxruntime's optimisers write it, in three operators of com.microsoft.
 
 Forward   Y = softmax(scale Q K^T + mask + bias) V per head.  The mask adds `mask_filter_value` to
           keys that are padding; unidirectional hides the keys after a query
           Attention: Q, K and V are the three parts of X W + B
           MultiHeadAttention: Q, K and V come apart, or packed as [batch, length, heads, 2 or 3,
           width], with one B for the three
+          GroupQueryAttention: causal; Q, K and V come apart or as one, K and V have fewer heads,
+          and the node rotates Q and K itself (RotaryEmbedding) with `do_rotary`.  Samples are
+          padded behind their tokens (seqlens_k), so no token sees padding; what padding gets is
+          undefined there, and here what a token in its place would get
 Backward  through the expansion, as attention.py
-Source    onnxruntime's contrib operators Attention-1 and MultiHeadAttention-1
+Source    onnxruntime's contrib operators Attention-1, MultiHeadAttention-1 and
+          GroupQueryAttention-1
 
-Buffers that past and present share, beams, and a rotation inside are refused: they serve the
-generation of text, not training.
+Buffers that past and present share, beams, the keys of a GroupQueryAttention from before, and a
+rotation inside an Attention are refused: they serve the generation of text, not training.
 """
 
 from __future__ import annotations
@@ -287,6 +292,84 @@ def _expand_heads(nodes: Nodes) -> tuple[str, ...]:
     return (y, k, v, scores)
 
 
+# --- grouped queries
+
+_FLAGS = {"smooth_softmax": 0, "qk_output": 0, "kv_cache_bit_width": 0}  # what they may be alone
+_TYPES = ("k_quant_type", "v_quant_type")
+
+
+def _grouped_widths(site: Site) -> tuple[int, int, int]:
+    """Return the heads of the queries, those of keys and values, and the width of a head."""
+    heads, kv_heads = int(site.attrs["num_heads"]), int(site.attrs["kv_num_heads"])
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        site.wrong(f"num_heads = {heads} is no multiple of kv_num_heads = {kv_heads}")
+    hidden = _number(site, site.real(0).shape[-1], "the hidden size of the query")
+    count = heads if site.has(1) else heads + 2 * kv_heads
+    if not hidden or hidden % count:
+        site.wrong(f"the query has {hidden} columns for {count} heads")
+    return heads, kv_heads, hidden // count
+
+
+def _infer_grouped(site: Site) -> tuple[TensorType, ...]:
+    q = site.real(0)
+    if q.rank != 3:
+        site.wrong(f"the query is {q}; expected [batch, length, hidden]")
+    heads, kv_heads, width = _grouped_widths(site)
+    batch, length = q.shape[:2]
+    if site.has(1) != site.has(2):
+        site.wrong("a key and a value must come together")
+    for i in (1, 2):
+        if site.has(i):
+            site.shaped(i, (batch, length, kv_heads * width))
+    for i, name in ((3, "past_key"), (4, "past_value"), (11, "head_sink")):
+        if site.has(i):
+            site.fail(f"{name} is given", "a whole sequence at once, without keys from before")
+    used = [f"{n} {site.attrs[n]}" for n, none in _FLAGS.items() if site.attrs[n] != none]
+    used += [f"{n} {site.attrs[n]}" for n in _TYPES if site.attrs[n] not in ("NONE", b"NONE")]
+    if used:
+        site.fail(used[0], "a plain softmax, and keys and values that are not quantised")
+    if site.attrs["do_rotary"] and not (site.has(7) and site.has(8)):
+        site.wrong("do_rotary is set; expected cos_cache and sin_cache")
+    present = q.but((batch, kv_heads, length, width))
+    return (q.but((batch, length, heads * width)), present, present)[: site.n_outs]
+
+
+def _expand_grouped(nodes: Nodes) -> tuple[str, ...]:
+    site, attrs = nodes.site, nodes.site.attrs
+    heads, kv_heads, width = _grouped_widths(site)
+    q, k, v = nodes.x(0), nodes.x(1) if site.has(1) else "", nodes.x(2) if site.has(2) else ""
+    if not k:
+        q, k, v = _columns(nodes, q, [heads * width, kv_heads * width, kv_heads * width], 2)
+    if attrs["do_rotary"]:
+        half = _number(site, site.type(7).shape[1], "the columns of cos_cache")
+        position = nodes.x(9) if site.has(9) else nodes.const([0], "i64")
+        rotation = {"interleaved": attrs["rotary_interleaved"], "rotary_embedding_dim": 2 * half}
+        tables = (position, nodes.x(7), nodes.x(8))
+        q, k = (
+            nodes.op("RotaryEmbedding", x, *tables, domain=MS, num_heads=count, **rotation)
+            for x, count in ((q, heads), (k, kv_heads))
+        )
+    bias = [nodes.x(10)] if site.has(10) else []
+    window = int(attrs["local_window_size"])  # counts the query itself
+    return tuple(
+        nodes.op(
+            "Attention",
+            *(q, k, v, *bias),
+            outputs=3,
+            is_causal=1,
+            q_num_heads=heads,
+            kv_num_heads=kv_heads,
+            scale=float(attrs["scale"]) or width**-0.5,
+            softcap=float(attrs["softcap"]),
+            left_window_size=window - 1 if window > 0 else -1,
+        )
+    )
+
+
+_GROUPED: dict[str, Any] = {
+    "do_rotary": 0, "rotary_interleaved": 0, "scale": 0.0, "softcap": 0.0,
+    "local_window_size": -1, **_FLAGS, **dict.fromkeys(_TYPES, "NONE"),
+}  # fmt: skip
 _ATTRS: dict[str, Any] = {"mask_filter_value": -10000.0, "unidirectional": 0}
 _MAKES = (
     "Add Cast Concat Greater Less LessOrEqual MatMul Range Reshape Shape Slice "
@@ -319,5 +402,18 @@ OPS = (
         expand=_expand_heads,
         becomes=_MAKES,
         no_gradient=frozenset((4, 8, 9)),
+    ),
+    Op(
+        name="GroupQueryAttention",
+        domain=MS,
+        inputs=(7, 14),
+        outputs=4,
+        may_be_absent=frozenset((1, 2, 3, 4)),
+        attrs=_GROUPED,
+        needs={"num_heads": "int", "kv_num_heads": "int"},
+        infer=_infer_grouped,
+        expand=_expand_grouped,
+        becomes=f"Attention Split {MS}::RotaryEmbedding",
+        no_gradient=frozenset((5, 6, 9)),
     ),
 )

@@ -85,6 +85,59 @@ def _heads(q: Any, k: Any = None, v: Any = None, b: Any = None, mask: Any = None
     return [y, k, v] if past_k is not None else [y]
 
 
+def _rotated(x: Any, positions: Any, cos: Any, sin: Any, interleaved: int) -> Any:
+    """Rotate the first columns of the heads of [batch, heads, length, width]."""
+    half = cos.shape[1]
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    x, rest = x[..., : 2 * half], x[..., 2 * half :]
+    x1, x2 = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    pairs = (x1 * c - x2 * s, x1 * s + x2 * c)
+    made = np.stack(pairs, -1).reshape(x.shape) if interleaved else np.concatenate(pairs, -1)
+    return np.concatenate([made, rest], -1)
+
+
+def _grouped(q: Any, k: Any, v: Any, past_k: Any, past_v: Any, lengths: Any, total: Any,
+             cos: Any = None, sin: Any = None, positions: Any = None, bias: Any = None, *,
+             num_heads: int, kv_num_heads: int, do_rotary: int = 0, rotary_interleaved: int = 0,
+             scale: float = 0.0, softcap: float = 0.0, local_window_size: int = -1,
+             ) -> list[Any]:  # fmt: skip
+    if k is None:
+        width = q.shape[2] // (num_heads + 2 * kv_num_heads)
+        q, k, v = np.split(q, np.cumsum([num_heads * width, kv_num_heads * width]), 2)
+    q, k, v = (_split(x, n) for x, n in ((q, num_heads), (k, kv_num_heads), (v, kv_num_heads)))
+    if do_rotary:
+        at = np.arange(q.shape[2])[None] if positions is None else positions
+        q, k = (_rotated(x, at, cos, sin, rotary_interleaved) for x in (q, k))
+    low = None if local_window_size < 0 else 1 - local_window_size
+    y = attend(q, k, v, bias, scale=scale or q.shape[-1] ** -0.5, low=low, high=0,
+               cap=softcap)["y"]  # fmt: skip
+    return [y.swapaxes(1, 2).reshape(*y.swapaxes(1, 2).shape[:2], -1), k, v]
+
+
+def _grouped_rows() -> Iterator[Case]:
+    q, k, v = f32(2, 5, 32), f32(2, 5, 16), f32(2, 5, 16)
+    ends, total = np.array([4, 4], np.int32), np.array(5, np.int32)
+    wide, key, value = f32(2, 3, 64), f32(2, 3, 32), f32(2, 3, 32)  # it rotates 16 columns at once
+    table, part = (f32(9, 8), f32(9, 8)), (f32(9, 4), f32(9, 4))
+    at = np.array([[0, 1, 2], [0, 1, 2]])
+    none = (None, None, ends, total)
+    short = (None, None, np.array([2, 2], np.int32), np.array(3, np.int32))
+    rows: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+        ((q, k, v, *none), {}),
+        ((q, k, v, *none), {"scale": 0.3, "softcap": 0.5}),
+        ((wide, key, value, *short, *table), {"do_rotary": 1}),
+        ((wide, key, value, *short, *table, at), {"do_rotary": 1, "rotary_interleaved": 1}),
+        ((wide, key, value, *short, *part), {"do_rotary": 1}),
+        ((f32(2, 3, 128), None, None, *short, *table), {"do_rotary": 1}),
+        ((q, k, v, *none), {"local_window_size": 2}),
+        ((q, k, v, *none, None, None, None, f32(2, 4, 5, 5)), {}),
+    )
+    for ins, attrs in rows:
+        floats = tuple(i for i, t in enumerate(ins) if isinstance(t, Tensor))
+        yield Case("GroupQueryAttention", ins, {"num_heads": 4, "kv_num_heads": 2, **attrs},
+                   floats, MS, tol=1e-5, outs=3, reference=_grouped)  # fmt: skip
+
+
 def _rows() -> Iterator[Case]:
     x, w, b = f32(BATCH, LENGTH, SIZE), f32(SIZE, 3 * SIZE, low=-0.7, high=0.7), f32(3 * SIZE)
     past = f32(2, *KEPT)
@@ -122,4 +175,4 @@ def _rows() -> Iterator[Case]:
                    outs=3 if any(t is kept for t in ins) else 1, reference=_heads)  # fmt: skip
 
 
-CASES = tuple(_rows())
+CASES = (*_rows(), *_grouped_rows())
