@@ -301,7 +301,7 @@ class _Walk:
         if op.name == "DequantizeLinear" and _is_matrix(found[0]):
             return Made(found)
         if op.fold is None:
-            values = self.reference(node)
+            values = self.reference(node) if op.by_reference else []
         else:
             with rule_of(op, "the computation of a constant", site, node):
                 values = _fold_op(op, site)

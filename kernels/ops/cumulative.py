@@ -179,6 +179,7 @@ OPS = (
         Op(
             name=name,
             infer=same_as(0),
+            by_reference=True,
             lower=_lower,
             calls=(accumulate,),
             grad=grad,

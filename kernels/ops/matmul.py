@@ -292,6 +292,7 @@ _FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB
 OPS = (
     Op(
         name="Gemm",
+        by_reference=True,
         attrs=_GEMM,
         infer=_gemm_infer,
         lower=_gemm_lower,
@@ -315,6 +316,7 @@ OPS = (
     ),
     Op(
         name="MatMul",
+        by_reference=True,
         infer=_matmul_infer,
         lower=_matmul_lower,
         calls=GEMM_KERNELS,

@@ -219,6 +219,7 @@ def _reduction(name: str, grad: Any, samples: Samples = Samples.REDUCED, **more:
         no_gradient=frozenset((1,)),
         attrs={"keepdims": 1, "noop_with_empty_axes": 0},
         fold=_fold if name in _NUMPY else None,
+        by_reference=name in ("ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare"),
         accumulates=(0,) if _NUMPY.get(name) is np.sum else (),
         samples=samples,
         **more,

@@ -353,6 +353,8 @@ class Op:
     training_only: of onnxruntime's ops, one that its packages for inference lack; gradients and
         optimizers need not say it.
     fold: the outputs as numpy arrays when all inputs are constant (`values`).
+    by_reference: whether onnx's reference computes constants where there is no `fold`; only of ops
+        that it computes as the kernels do.
     is_view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
     expr: the scalar formula of an elementwise op over its inputs.
     layout: how images that it reads and makes are stored: one rule for all, or those that must be
@@ -392,6 +394,7 @@ class Op:
     gradient_of: str = ""
     training_only: bool = False
     fold: Callable[[Site], tuple[Array, ...]] | None = None
+    by_reference: bool = False
     is_view: bool = False
     expr: Callable[[Site], Expr | Formulas] | None = None
     layout: Layout | ChannelsLast = Layout.PLAIN

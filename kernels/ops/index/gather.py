@@ -418,6 +418,7 @@ OPS = (
     ),
     Op(
         name="GatherElements",
+        by_reference=True,
         lower=_elements_lower,
         calls=(gather_elements, *MAP_KERNELS),
         grad=_elements_rule,

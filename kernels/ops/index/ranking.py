@@ -283,6 +283,7 @@ def _arg(name: str) -> Op:
     return Op(
         name=name,
         infer=_arg_infer,
+        by_reference=True,
         lower=_arg_lower,
         calls=(arg_extreme,),
         no_gradient=frozenset((0,)),
@@ -294,6 +295,7 @@ def _arg(name: str) -> Op:
 OPS = (
     Op(
         name="TopK",
+        by_reference=True,
         infer=_top_infer,
         lower=_top_lower,
         calls=(top_k, sort),

@@ -446,6 +446,7 @@ OPS = (
         Op(
             name=name,
             infer=_scatter_elements_infer,
+            by_reference=name == "ScatterElements",
             lower=_scatter_elements_lower,
             calls=(scatter_elements, *MAP_KERNELS),
             attrs=AXIS_0,
@@ -456,12 +457,14 @@ OPS = (
     Op(
         name="ScatterND",
         infer=_scatter_nd_infer,
+        by_reference=True,
         lower=_scatter_nd_lower,
         calls=(scatter_nd, *MAP_KERNELS),
         **SCATTER,
     ),
     Op(
         name="GatherND",
+        by_reference=True,
         lower=_gather_nd_lower,
         calls=(gather_nd, *MAP_KERNELS),
         grad=_gather_nd_rule,
