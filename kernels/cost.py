@@ -17,7 +17,8 @@ IBM Systems Journal 9 (1970).
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Hashable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.vocabulary.row_program import Program
@@ -67,17 +68,19 @@ def step_seconds(plan: Plan, machine: Roofline | None = None) -> list[float]:
 
     machine: what it runs on; None for the nominal one.
     """
-    calls = tasks(plan)
-    return seconds([*calls, *calls], plan.threads, machine)[len(calls) :]
+    return seconds(tasks(plan), plan.threads, machine, again=True)
 
 
-def seconds(calls: Sequence[Task], threads: int, machine: Roofline | None = None) -> list[float]:
+def seconds(
+    calls: Sequence[Task], threads: int, machine: Roofline | None = None, again: bool = False
+) -> list[float]:
     """The seconds of each call of some that run one after another, each buffer at first uncached.
 
     machine: what they run on; None for the nominal one.
+    again: whether all have run before, so that what they touched last is still in the caches.
     """
     found = []
-    limits_of = limits(calls, threads, nominal(threads) if machine is None else machine)
+    limits_of = limits(calls, threads, nominal(threads) if machine is None else machine, again)
     for task, limit in zip(calls, limits_of, strict=True):
         reached = EFFICIENCY.get(task.spec.template, OTHERS)
         found.append(begin(task, threads) + limit / reached)
@@ -89,9 +92,16 @@ def begin(task: Task, threads: int) -> float:
     return TILE * -(-task.tiles // threads) if task.tiles else BEGIN
 
 
-def limits(calls: Sequence[Task], threads: int, machine: Roofline) -> Iterator[float]:
-    """The least seconds of each call: of its operations or its bytes, whichever takes longer."""
+def limits(
+    calls: Sequence[Task], threads: int, machine: Roofline, again: bool = False
+) -> Iterator[float]:
+    """The least seconds of each call: of its operations or its bytes, whichever takes longer.
+
+    again: as of `seconds`.
+    """
     clock = _Clock(machine, threads)
+    if again:
+        clock.run(calls)
     for task, written in grouped(calls):
         yield max(_arithmetic(task, machine), clock.move(task, written))
 
@@ -100,20 +110,38 @@ class _Clock:
     """How many bytes were moved so far, and when each buffer was last touched."""
 
     def __init__(self, machine: Roofline, threads: int) -> None:
-        self._machine, self._threads = machine, threads
+        self._threads = threads
+        self._memory = machine.memory
+        self._sizes = [nbytes for nbytes, _ in machine.streams]
+        self._speeds = [*(speed for _, speed in machine.streams), machine.memory]
         self._now = 0
         self._last: dict[Hashable, int] = {}
+
+    def run(self, calls: Iterable[Task]) -> None:
+        """Move what calls move, without asking how long it takes."""
+        for task in calls:
+            used, _ = self._count(task)
+            self._last.update(dict.fromkeys(used, self._now))
+
+    def _count(self, task: Task) -> tuple[dict[Hashable, Use], dict[Hashable, int]]:
+        """Count what a call moves; return what it uses, and how many bytes it touches of each."""
+        used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
+        sizes = touched(task.spec.template, used)
+        self._now += sum(sizes.values())
+        return used, sizes
+
+    def _bandwidth(self, nbytes: int) -> float:
+        """As that of the machine."""
+        return self._speeds[bisect_left(self._sizes, nbytes)]
 
     def move(self, task: Task, written: Container[Hashable]) -> float:
         """Move what a call moves; return the seconds that this takes.
 
         written: the buffers that calls before it in its group have written.
         """
-        used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
-        sizes = touched(task.spec.template, used)
         before = self._now
-        self._now += sum(sizes.values())
-        bandwidth = self._machine.bandwidth
+        used, sizes = self._count(task)
+        bandwidth = self._bandwidth
         found = 0.0
         for name, use in used.items():
             nbytes = sizes[name]
@@ -124,7 +152,7 @@ class _Clock:
             elif use.mode != "w" and name in self._last:
                 speed = bandwidth(self._now - min(self._last[name], before))
             else:
-                speed = self._machine.memory
+                speed = self._memory
             found += (1 if use.mode == "r" else 2) * nbytes / speed
             self._last[name] = self._now
         return found

@@ -238,14 +238,13 @@ def test_to_give_up_what_holds_nothing_where_too_much_lives_is_no_help(seed: int
         holding = profile.holding(limit)
         for n in profile.needs:
             change = profile.change(removed=[n])
-            is_less = change is not None and profile.excess_after(change, limit) < profile.excess(
-                limit
-            )
-            assert n in holding or not is_less
-            helps += is_less
+            if change is None:
+                continue
+            left = profile.excess_after(change, limit)
+            assert n in holding or left >= profile.excess(limit)
+            helps += left < profile.excess(limit)
             left_out += n not in holding
-    assert helps
-    assert left_out
+    assert min(helps, left_out) > 0
 
 
 def test_a_search_ends_where_nothing_helps(monkeypatch: pytest.MonkeyPatch) -> None:

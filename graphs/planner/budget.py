@@ -41,6 +41,7 @@ FALL = 0.93  # of the bytes of a rung, what the next one is looked for with
 RUNGS = 40  # at most
 ANEW = 5  # of the lowest levels, that are sought from nothing once more
 ALMOST = 1.004  # of the least peak that can be reached: a level of its own
+LOWEST = 3  # levels of which rungs are made before those of segments are known
 FRESH = 3  # of so many rungs one is also sought from nothing
 SHOWN = 5  # values that an error names
 ORDERS = 4  # of calls, beside the usual one
@@ -129,6 +130,9 @@ class _Order:
         return _Order(other)
 
 
+_Level = tuple[int, Chosen, int, float]  # an order, what runs again, for how many bytes, seconds
+
+
 class Ladder:
     """The rungs of a draft, from the fastest to the one with the lowest peak.
 
@@ -156,13 +160,21 @@ class Ladder:
     def rungs(self) -> tuple[Rung, ...]:
         """All rungs, the usual one first."""
         rungs, falls = [self.usual], 1
+        levels = list[_Level]()  # of which rungs are made if no other one is better
         following: _Order | None = self._orders[0].settled()
         while following is not None and len(self._orders) <= ORDERS and not self.effort.is_spent:
             self._orders.append(following)
             search = self._search(following)
             found, lowest, falls = _levels(search, self.usual.peak, falls)
-            rungs += (self._rung(len(self._orders) - 1, c, limit) for c, limit in found)
-            rungs.append(self._rung(len(self._orders) - 1, lowest, search.peak(lowest), True))
+            number, count = len(self._orders) - 1, max(len(found) - LOWEST, 0)
+            rungs += (self._rung(number, c, limit) for c, limit in found[count:])
+            rungs.append(self._rung(number, lowest, search.peak(lowest), True))
+            if count:
+                rungs.append(self._rung(number, frozenset(), search.peak(())))
+                spent = rungs[-1].seconds
+                levels += (
+                    (number, c, limit, spent + search.seconds(c)) for c, limit in found[:count]
+                )
             following = following.better_for(lowest)
         low = min(rungs, key=lambda rung: rung.peak)
         least = math.inf  # the lowest peak with segments
@@ -174,6 +186,9 @@ class Ladder:
                 if peak >= least and base != low.order:
                     break  # what is left of an order that is no better would take long to look for
                 least = min(least, peak)
+        for number, chosen, limit, spent in reversed(levels):
+            if not any(r.peak <= limit and r.seconds <= spent for r in rungs):
+                rungs.append(self._rung(number, chosen, limit))
         return _front(rungs)
 
     def _of_segments(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
@@ -274,8 +289,8 @@ class Ladder:
             rung = replace(rung, apart=high)
         assert best is not None
         rung, draft = best
-        twice = seconds(draft_tasks(draft, draft.calls) * 2, self._threads)
-        return replace(rung, seconds=sum(twice[len(draft.calls) :]))
+        times = seconds(draft_tasks(draft, draft.calls), self._threads, again=True)
+        return replace(rung, seconds=sum(times))
 
 
 def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, int]], Chosen, int]:

@@ -23,7 +23,6 @@ TRIED = (12, 48, 192)  # of the choices that look best, how many are looked at u
 FEW = 6  # of what looks best once something else is given up
 MUCH = 2  # times the excess: what giving up may leave for others to take away
 LEAST = 1e-9  # seconds that a choice counts for
-STEPS = 600  # choices at most
 WAYS = 40  # that are looked at for each call of a draft, at most, by all searches of its ladder
 
 Chosen = frozenset[int]
@@ -105,14 +104,12 @@ class Search:
         chosen: what to begin with.  Once the effort is spent, it is what was reached by then.
         """
         profile = self.profile(frozenset(chosen))
-        for _ in range(STEPS):
-            if profile.excess(limit) <= 0:
-                return self._pruned(profile, limit), True
+        while profile.excess(limit):
             found = self._better(profile, limit)
             if found is None:
                 return profile.chosen, False
             profile = found
-        return profile.chosen, False
+        return self._pruned(profile, limit), True
 
     def _better(self, now: Profile, limit: int) -> Profile | None:
         """The next choice: of least cost for the excess it takes away; None if nothing helps.

@@ -106,14 +106,17 @@ class Timeline:
         self.units: dict[int, Unit] = {}
         self.maker = [-1] * len(names)
         self._readers: list[list[int]] = [[] for _ in names]  # the units that read it
-        self._uses: dict[tuple[int, int], tuple[int, int]] = {}  # before and behind, as `makes`
-        # Of each value that a call may write over another: the calls and the others; the units.
+        self._begins_at = [self.keys[n] for n in self.first]
+        self._ends_at = [self.keys[n] for n in self.last]
+        # Of what a unit makes, the keys of the last use before the gap and behind it, or -1.
+        self._uses = [(-1, -1)] * len(names)
+        # Of each value that a call may write over another: their keys and the others; the units.
         self._over: list[list[tuple[int, int]]] = [[] for _ in names]
         self._over_again: list[list[tuple[int, int]]] = [[] for _ in names]
         self._under: list[list[int]] = [[] for _ in names]  # what may be written over each value
         for n, call in enumerate(draft.calls):
             for w, r in _pairs(call, index, nbytes):
-                self._over[w].append((n, r))
+                self._over[w].append((self.keys[n], r))
                 self._under[r].append(w)
         makers = {name: last for last, repeat in known.items() for name in repeat.makes}
         for last, repeat in known.items():
@@ -125,7 +128,10 @@ class Timeline:
                     behind = uses[-1] if uses[-1] > repeat.early else -1
                     unit.makes.append((index[name], before, behind))
                     self.maker[index[name]] = last
-                    self._uses[last, index[name]] = before, behind
+                    self._uses[index[name]] = (
+                        self.keys[before],
+                        self.keys[behind] if behind >= 0 else -1,
+                    )
             unit.reads = [(index.get(x, -1), makers.get(x, -1)) for x in repeat.reads]
             unit.makers = sorted({maker for _, maker in unit.reads if maker >= 0})
             for n in repeat.calls:
@@ -170,32 +176,33 @@ class Timeline:
         Returns the key for the value itself, and whether that is a call that runs again; and the
         key for what is made again, -1 if nothing is.
         """
-        maker = self.maker[value]
+        row, maker = self._row, self.maker[value]
         place = needs.get(maker, NEVER)
         is_late, again, early = False, -1, NEVER
         if place == NEVER:
-            end = self.keys[self.last[value]]
+            end = self._ends_at[value]
         else:
             early = self.units[maker].early
-            before, behind = self._uses[maker, value]
-            end = self.keys[before]
-            again = self.keys[behind] if behind >= 0 else self.key_again(maker, place)
+            end, again = self._uses[value]
+            if again < 0:
+                again = place * row + 2 * maker
         for n in self._readers[value]:
-            place = needs.get(n, NEVER)
-            if place != NEVER:
-                here = self.key_again(n, place)
-                if place > early:
-                    again = max(again, here)
-                elif here > end:
-                    end, is_late = here, True
+            if n in needs:
+                place = needs[n]
+                if place != NEVER:
+                    here = place * row + 2 * n
+                    if place > early:
+                        if here > again:
+                            again = here
+                    elif here > end:
+                        end, is_late = here, True
         return end, is_late, again
 
     def spans(self, value: int, needs: Mapping[int, int]) -> tuple[Span, ...]:
         """When a value lives: one span, and another one where it is made again."""
         end, is_late, again = self._ends(value, needs)
-        begin = self.keys[self.first[value]]
-        for call, over in self._over[value]:
-            here = self.keys[call]
+        begin = self._begins_at[value]
+        for here, over in self._over[value]:
             other, _, other_again = self._ends(over, needs)
             if here in (other, other_again):
                 begin += 1
