@@ -9,13 +9,17 @@ budget that is enough.
 Of `budgets.planning` nothing runs: a row has the seconds of processor time that all rungs took, on
 one core, and the work bytes and predicted times of plans within 70 % and 50 % and of the smallest
 one.
+
+Of `budgets.growth` a row is a network of a family whose members differ in depth: its steps, the
+seconds of its ladder, the ways that the search looked at, and the powers of the steps with which
+the two have grown from the member before it.
 """
 
 from __future__ import annotations
 
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,6 +27,7 @@ from statistics import median
 import numpy as np
 
 from bench.deep import MODELS
+from bench.growth import exponent
 from bench.measuring import MB, in_turns, ratio, timed
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
@@ -35,6 +40,11 @@ from engine.training.planning import Update
 THREADS = 2
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")
 DEEP = ("convnext", "encoder24", "resnet101", "efficientnet", "unet", "bilstm")
+FAMILIES = {
+    "transformers": ("minilm", "encoder12", "encoder24"),
+    "resnets": ("resnet18", "resnet50", "resnet101"),
+    "plain": ("mlp", "cnn"),
+}
 PLENTY = 1 << 50  # bytes: what no plan needs
 PERCENT = (100, 70, 50, 35, 30)
 
@@ -112,6 +122,18 @@ def measure_planning(name: str, _: Namespace) -> Iterator[Cells]:
                 yield len(one.free.steps), one.seconds, title, *_amounts(one, plan)
 
 
+def measure_growth(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
+    """Yield a row for each member of a family."""
+    rows = list[tuple[int, float, int]]()
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            one = Trained(name, Path(folder))
+            rows.append((len(one.free.steps), one.seconds, one.plan(one.least).searched[0]))
+        steps, seconds, ways = zip(*rows[-2:], strict=True)
+        powers = [exponent(steps, found) if len(rows) > 1 else 0.0 for found in (seconds, ways)]
+        yield name, *rows[-1], *powers
+
+
 def _amounts(one: Trained, plan: Plan) -> Cells:
     """Return work bytes in MB and in percent, and by how much the predicted time is longer."""
     work, told = one.free.region_bytes("work"), sum(step_seconds(one.free))
@@ -139,5 +161,14 @@ BENCHES = (
         measure_planning,
         usual=DEEP,
         small="mlp",
+    ),
+    Bench(
+        "budgets.growth",
+        "how planning within budgets grows with the depth of networks; nothing runs",
+        FAMILIES,
+        ("network", "steps", "ladder, s of CPU:.1f", "ways:,", "power of s:.2f", "of ways:.2f"),
+        measure_growth,
+        usual=("transformers", "resnets"),
+        small="plain",
     ),
 )

@@ -162,6 +162,7 @@ MODELS = WORKLOADS | {
     work.name: work
     for work in (
         Workload("convnext", _IMAGES, convnext),
+        Workload("encoder12", (8, 128), partial(minilm, layers=12), BERT_WORDS),
         Workload("encoder24", (8, 128), partial(minilm, layers=24), BERT_WORDS),
         Workload("resnet101", _IMAGES, resnet101),
         Workload("efficientnet", (8, 3, 300, 300), efficientnet),

@@ -169,7 +169,19 @@ def test_a_plan_within_a_budget_says_how_much_was_searched() -> None:
     plan = one.plan(error.value.least)
     ways, most = plan.searched
     assert 0 < ways <= most
-    assert f"searched {ways:,} of at most {most:,} ways" in plan.summary()
+    assert f"searched {ways:,} of at most {most:,} ways; most work bytes live at" in plan.summary()
+
+
+def test_a_plan_tells_what_holds_most_of_its_memory() -> None:
+    """By the values that live while a step runs, counted one after another."""
+    plan = Trained("transformer").free
+    place, held = plan.fullest()
+    work = [b for b in plan.buffers if b.region == "work"]
+    live = [sum(b.nbytes for b in work if b.first <= n <= b.last) for n in range(len(plan.steps))]
+    assert live[place] == max(live) == sum(b.nbytes for b in held)
+    assert held[0].nbytes == max(b.nbytes for b in held)
+    assert plan.steps[place].source in plan.told_fullest()
+    assert all(b.name in plan.told_fullest() for b in held[:5])
 
 
 def test_plans_within_a_budget_are_the_same_every_time() -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
+SHOWN = 5  # values that are told of those that take most memory
 
 # Inputs of a plan that the runtime fills, in region io.
 FAULT = "#fault"  # i64, the words STATUS of context.py
@@ -248,14 +250,47 @@ class Plan(_Sealed):
         return sum(self.buffers[k.buffer].nbytes for k in self.kept())
 
     def summary(self) -> str:
-        """One line: sizes of the regions, steps, how good the placement is, and the search."""
+        """One line: sizes of the regions, steps, how good the placement is.
+
+        Of a plan that a budget made also the search for it, and what holds most of its memory.
+        """
         sizes = "  ".join(f"{name} {in_bytes(size)}" for name, size in self.regions if size)
         ways, most = self.searched
-        searched = f"  searched {ways:,} of at most {most:,} ways" if ways else ""
+        searched = f"  searched {ways:,} of at most {most:,} ways" if most else ""
+        held = self.told_fullest() if most else ""
         return (
             f"plan {self.name}  {self.target}  threads {self.threads}  steps {len(self.steps)}  "
-            f"{sizes}  arena/bound {self.ratio:.3f}{searched}"
+            f"{sizes}  arena/bound {self.ratio:.3f}{searched}{held}"
         )
+
+    def fullest(self) -> tuple[int, list[Buffer]]:
+        """The step during which most work bytes live, and the buffers that do, largest first."""
+        work = [b for b in self.buffers if b.region == "work"]
+        live = [0] * (len(self.steps) + 1)
+        for b in work:
+            live[b.first] += b.nbytes
+            live[b.last + 1] -= b.nbytes
+        now = list(accumulate(live))
+        place = now.index(max(now))
+        held = [b for b in work if b.first <= place <= b.last]
+        return place, sorted(held, key=lambda b: -b.nbytes)
+
+    def told_fullest(self) -> str:
+        """Where most work bytes live, and the values that take most of them, with their nodes."""
+        place, held = self.fullest()
+        if not held:
+            return ""
+        makers: dict[str, str] = {}  # of the values
+        for step in self.steps:
+            for arg in step.args:
+                if arg.mode in "wu":
+                    makers.setdefault(self.buffers[arg.buffer].name, step.source)
+        told = ", ".join(
+            f"{b.name} {in_bytes(b.nbytes)}"
+            + (f" (of {makers[b.name]})" if b.name in makers else "")
+            for b in held[:SHOWN]
+        )
+        return f"; most work bytes live at {self.steps[place].source}: {told}"
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"

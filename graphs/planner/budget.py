@@ -43,7 +43,6 @@ ANEW = 5  # of the lowest levels, that are sought from nothing once more
 ALMOST = 1.004  # of the least peak that can be reached: a level of its own
 LOWEST = 3  # levels of which rungs are made before those of segments are known
 FRESH = 3  # of so many rungs one is also sought from nothing
-SHOWN = 5  # values that an error names
 ORDERS = 4  # of calls, beside the usual one
 SHARES = (4, 8)  # segments make what is at least such a part of the lowest peak, in turns
 CHEAP = 8  # times what moving the same bytes takes: what segments make first takes no longer
@@ -348,32 +347,10 @@ def _ended(
 
 def too_little(plan: Plan, budget: int) -> BudgetError:
     """The error that no plan keeps to a budget: what holds the memory of the smallest plan."""
-    live = [0] * (len(plan.steps) + 1)
-    work = [b for b in plan.buffers if b.region == "work"]
-    for b in work:
-        live[b.first] += b.nbytes
-        live[b.last + 1] -= b.nbytes
-    now = list(accumulate(live))
-    place = now.index(max(now))
-    makers: dict[int, str] = {}
-    for step in plan.steps:
-        for arg in step.args:
-            if arg.mode in "wu":
-                makers.setdefault(arg.buffer, step.source)
-    held = [
-        (-b.nbytes, n)
-        for n, b in enumerate(plan.buffers)
-        if b.region == "work" and b.first <= place <= b.last
-    ]
-    told = ", ".join(
-        f"{plan.buffers[n].name} {in_bytes(-size)}" + (f" (of {makers[n]})" if n in makers else "")
-        for size, n in sorted(held)[:SHOWN]
-    )
     regions = ", ".join(f"{name} {in_bytes(size)}" for name, size in plan.regions if size)
-    where = f"; most work bytes live at {plan.steps[place].source}: {told}" if told else ""
     return BudgetError(
         f"{plan.name}: a budget of {budget} bytes is too small; the least that is enough is "
-        f"{plan.nbytes} bytes: {regions}{where}",
+        f"{plan.nbytes} bytes: {regions}{plan.told_fullest()}",
         plan.nbytes,
     )
 

@@ -148,7 +148,7 @@ class Search:
     def _fewer(self, now: Profile, excess: int, limit: int) -> Profile | None:
         """What is left when that is given up which stands in the way most; None if nothing does."""
         best = None
-        for n in now.holding(limit):
+        for n in self._holding(now, limit)[: TRIED[2]]:
             if self.effort.is_spent:
                 return None
             change, left = self._tried(now, limit, removed=[n])
@@ -162,7 +162,7 @@ class Search:
     def _other(self, now: Profile, excess: int, limit: int) -> Profile | None:
         """What is left when one is given up for others, which only then help; None if none do."""
         best: tuple[int, Profile, Change] | None = None
-        for n in now.holding(limit):
+        for n in self._holding(now, limit)[: TRIED[1]]:
             if self.effort.is_spent:
                 return None
             change, left = self._tried(now, limit, removed=[n])
@@ -180,6 +180,11 @@ class Search:
             return None
         best[1].take(best[2])
         return best[1]
+
+    def _holding(self, now: Profile, limit: int) -> list[int]:
+        """What may be given up to save memory: first what holds bytes at the very peak."""
+        first = now.holding(now.peak - 1)
+        return list(dict.fromkeys([*first, *now.holding(limit)]))
 
     def _moves(self, now: Profile, limit: int) -> list[tuple[float, Chosen]]:
         """What might be chosen next, what looks best first.
