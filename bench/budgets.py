@@ -130,7 +130,8 @@ def measure_growth(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
             one = Trained(name, Path(folder))
             rows.append((len(one.free.steps), one.seconds, one.plan(one.least).searched[0]))
         steps, seconds, ways = zip(*rows[-2:], strict=True)
-        powers = [exponent(steps, found) if len(rows) > 1 else 0.0 for found in (seconds, ways)]
+        is_first = len(rows) == 1
+        powers = [None if is_first else exponent(steps, found) for found in (seconds, ways)]
         yield name, *rows[-1], *powers
 
 

@@ -11,18 +11,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 import pytest
 
+from bench import budgets, deep
 from bench.growth import SHAPES, measured
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.training import choose, make_artifacts
 from engine.graphs.planner import budget, place, search
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
-from engine.tools.workloads.workload import parameters
+from engine.tools.workloads.post_norm import minilm
+from engine.tools.workloads.workload import Workload, parameters
 
 FEW, TIMES, MOST = 84, 4, 4.6  # nodes; how many times as many; by how much work may grow then
 NOTABLE = 1000  # lines of a function below which its growth means nothing
@@ -79,6 +83,24 @@ def test_the_search_for_a_budget_keeps_to_its_bound(
     assert 0 < few.ways <= few.most
     assert few.ways < many.ways <= many.most
     assert many.ways <= TIMES**1.3 * few.ways
+
+
+def test_ways_grow_about_as_the_layers_of_a_network_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the bound: what is tried for a choice does not go with how much was chosen."""
+    monkeypatch.setattr(search, "WAYS", 1 << 20)
+    found = []
+    for layers in (6, 12):
+        graph = partial(minilm, words=100, layers=layers)
+        one = Workload(f"encoder{layers}", (8, 128), graph, words=100)
+        monkeypatch.setitem(deep.MODELS, one.name, one)
+        (tmp_path / one.name).mkdir()
+        trained = budgets.Trained(one.name, tmp_path / one.name)
+        found.append((len(trained.free.steps), trained.plan(trained.least).searched[0]))
+    (few, ways), (many, more) = found
+    assert many > 1.9 * few
+    assert ways < more <= (many / few) ** 1.3 * ways
 
 
 class Counted(str):
