@@ -80,7 +80,7 @@ BENCHES = (
         "attention",
         "attention forward and backward, beside PyTorch's flash kernel",
         SHAPES,
-        ("threads", "ms:.1f", "GFLOP/s:.1f", "% of peak:.0f", "x PyTorch:.2f"),
+        ("threads", "ms:.2f", "GFLOP/s:.1f", "% of peak:.0f", "x PyTorch:.2f"),
         measure,
         usual=tuple(name for name in SHAPES if name != "small"),
         options=(THREADS,),

@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.measuring import MIB, fresh, run
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
+from bench.steps import USUAL_KINDS, peers
 from engine.runtime.config import switch
 from engine.tools.workloads import USUAL, WORKLOADS
 
@@ -33,12 +34,11 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         ours += [options.budget] if options.budget else []
         run(ours)  # fills the kernel cache: compiling needs memory too, once
         row: list[float | None] = [run(ours).peak / MIB]
-        for who in ("ort", "torch"):
-            if python := switch("BENCH_PEERS"):
-                peer = [python, SCRIPTS / "peer.py", who, name, folder, 2]
-                row.append(run(peer, f"{STEPS}\n").peak / MIB)
-            else:
-                row.append(None)
+        python = switch("BENCH_PEERS")
+        there = {kind for kind, _ in peers([python])} if python else set()
+        for who in USUAL_KINDS:
+            peer = [python, SCRIPTS / "peer.py", who, name, folder, 2]
+            row.append(run(peer, f"{STEPS}\n").peak / MIB if who in there else None)
         yield row
 
 
@@ -47,7 +47,7 @@ BENCHES = (
         "memory",
         "peak memory of whole processes that train five steps, in MiB",
         {name: name for name in WORKLOADS},
-        ("edgegrad:.0f", "ort:.0f", "torch:.0f"),
+        ("edgegrad:.0f", *(f"{kind}:.0f" for kind in USUAL_KINDS)),
         measure,
         usual=tuple(USUAL),
         options=(Option("budget", "", "of our plans, as 150MB"),),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of bench.twins
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # of bench.twins
 
 
 def ort(folder: Path, threads: int) -> Callable[[], object]:
