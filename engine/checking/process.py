@@ -38,7 +38,7 @@ _PATIENCE = 60.0  # seconds
 
 # Bytes of this process for a step of a plan, an argument of a step, a buffer: the tables of the
 # program, and what is left of the objects that the plan was while it was bound.  A straight line
-# through the workloads of `python -m bench.predictions`.
+# through the workloads of `python -m bench predictions`.
 _STEP, _ARGUMENT, _BUFFER = 2000, 300, 700
 _KERNEL = 12 << 10  # of a kernel: its object, on the mean of those that the workloads use
 _THREAD = 128 << 10  # of a thread: its stack, as far as it is touched
