@@ -63,6 +63,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest -q -n 0 tests/test_english.py
 	$(BIN)/python tests/sizes.py
 
 docs: $(VENV)/.docs

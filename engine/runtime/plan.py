@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Literal
 
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
-SHOWN = 5  # values that are told of those that take most memory
+SHOWN = 5  # values to report, the ones that take most memory
 
 # Inputs of a plan that the runtime fills, in region io.
 FAULT = "#fault"  # i64, the words STATUS of context.py
