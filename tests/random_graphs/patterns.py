@@ -13,6 +13,7 @@ import numpy as np
 from onnx import parser
 
 from engine.graphs.io import onnx_io
+from engine.kernels.vocabulary.op import MS
 from tests.random_graphs.shapes import fit, reduce
 from tests.random_graphs.sketch import Sketch, UnfitError
 
@@ -262,6 +263,8 @@ def add_convolution(sketch: Sketch, x: str) -> None:
     rng = sketch.rng
     x = image(sketch, x)
     _, channels, *space = sketch.shape(x)
+    if not channels:
+        raise UnfitError("convolution: no channels")
     group = channels if rng.random() < 0.25 else 1
     out = channels if group > 1 else rng.choice((1, 2, 4, 8))
     kernel = [rng.choice([k for k in (1, 1, 2, 3) if k <= max(1, s)]) for s in space]
@@ -531,6 +534,28 @@ def add_broadcast(sketch: Sketch, x: str) -> None:
     sketch.add(op, *parts)
 
 
+def add_foreign(sketch: Sketch, x: str) -> None:
+    """Nodes as onnxruntime-training writes them: passes replace them by those declared here."""
+    rng = sketch.rng
+    x = _of_rank(sketch, x, 1)
+    known = sketch.shape(x)
+    match rng.randrange(3):
+        case 0:  # its gradient reads what Relu reads
+            y = sketch.add("Relu", x)
+            sketch.add("ReluGrad", fit(sketch, y, known), x, domain=MS)
+        case 1:
+            small = tuple(1 if rng.random() < 0.4 else size for size in known)
+            other = fit(sketch, rng.choice(sketch.floats()), small[rng.randint(0, len(small)) :])
+            other = sketch.add("Add", sketch.add("Abs", other), sketch.real(0.5))
+            sketch.add("DivGrad", activation(sketch, x), x, other, outs=2, domain=MS)
+        case _:
+            axis = rng.randrange(len(known))
+            shape = (*known[:axis], rng.choice((1, 2, 5)), *known[axis + 1 :])
+            other = fit(sketch, rng.choice(sketch.floats()), shape)
+            outs = rng.choice((1, 2))
+            sketch.add("ConcatTraining", x, other, outs=outs, domain=MS, axis=axis)
+
+
 def add_control_flow(sketch: Sketch, x: str) -> None:
     """If by a condition that is fed or known, Loop or Scan, whose bodies read values outside."""
     rng = sketch.rng
@@ -611,4 +636,5 @@ PATTERNS: tuple[Callable[[Sketch, str], None], ...] = (
     add_sizes,
     add_broadcast,
     add_control_flow,
+    add_foreign,
 )

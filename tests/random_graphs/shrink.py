@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.random_graphs.compare import numbers, plain_plan, trimmed
 from tests.random_graphs.sketch import Model
 
 TRIES = 400  # smaller models that are compared, at most
+SECONDS = 60.0  # of the processor after which no more are tried
 
 
 def shrink(model: Model, fails: Callable[[Model], bool]) -> Model:
@@ -19,11 +21,11 @@ def shrink(model: Model, fails: Callable[[Model], bool]) -> Model:
 
     fails: whether a model fails in the way that is looked for.
     """
-    tries = 0
+    tries, begin = 0, time.process_time()
     while True:
         for smaller in _smaller(model):
             tries += 1
-            if tries > TRIES:
+            if tries > TRIES or time.process_time() - begin > SECONDS:
                 return model
             if fails(smaller):
                 model = smaller
