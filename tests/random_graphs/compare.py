@@ -444,7 +444,8 @@ def has_edges(model: Model) -> bool:
     """Whether a model has what onnxruntime ends at, or takes otherwise.
 
     MaxPool of no images ends its process; a sequence of no steps ends with zeros, not with the
-    state that it began with; a mean of no labels is NaN, not 0.
+    state that it began with; a mean of no labels is NaN, not 0; indices of MaxUnpool count in the
+    shape that is given, not in the one that ONNX infers.
     """
     values = {**model.fed, **model.graph.initializers, **model.alone}
     for node in model.graph.nodes:
@@ -454,7 +455,7 @@ def has_edges(model: Model) -> bool:
         lengths = values.get(node.inputs[4]) if len(node.inputs) > 4 else None
         if node.op in ("RNN", "GRU", "LSTM") and lengths is not None and not np.all(lengths):
             return True
-        if "ignore_index" in node.attrs:
+        if "ignore_index" in node.attrs or (node.op == "MaxUnpool" and len(node.inputs) > 2):
             return True
     return False
 
