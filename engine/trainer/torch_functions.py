@@ -4,9 +4,9 @@
     After    F.embedding(bags, weight).sum(1)
 
 torch writes a bag of embeddings as a loop over bags with branches inside, a projection of an LSTM
-not at all, and dropouts of channels and those of SELU as draws that evaluation does not turn off.
-While a module is traced, calls of these functions become others that compute the
-same, with the same gradients.
+not at all, dropouts of channels and those of SELU as draws that evaluation does not turn off, and
+the row of an embedding that is padding with a gradient.  While a module is traced, calls of these
+functions become others that compute the same, with the same gradients.
 """
 
 from __future__ import annotations
@@ -30,6 +30,20 @@ def written_out(torch: Any) -> Any:
             return function(*args, **given) if made is None else made
 
     return WrittenOut()
+
+
+def _embedding(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return rows of a table, of which that of `padding_idx` has no gradient; None without one."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+    given: dict[str, Any] = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False}
+    given |= {**dict(zip(names, args, strict=False)), **kwargs}
+    index, weight, padding = given["input"], given["weight"], given["padding_idx"]
+    if padding is None or given["max_norm"] is not None or given["scale_grad_by_freq"]:
+        return None
+    if index.is_floating_point():  # torch.embedding takes the table first, and -1 for no padding
+        return None
+    rows = torch.nn.functional.embedding(index, weight)
+    return torch.where((index == padding % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)
 
 
 _BAGS = (
@@ -224,7 +238,7 @@ def _alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
 
 
 _RULES: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = {
-    "embedding_bag": _embedding_bag, "lstm": _lstm,
+    "embedding": _embedding, "embedding_bag": _embedding_bag, "lstm": _lstm,
     "dropout1d": _feature_dropout(2), "dropout2d": _feature_dropout(),
     "dropout3d": _feature_dropout(4), "feature_dropout": _feature_dropout(),
     "feature_dropout_": _feature_dropout(in_place=True),

@@ -43,6 +43,14 @@ def trained_as_in_torch(net: nn.Module, example: tuple[Any, ...], folder: Path) 
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("padding", [3, -2])
+def test_the_row_of_an_embedding_that_is_padding_stays(padding: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(11, 4, padding_idx=padding)
+    net = nn.Sequential(table, nn.Flatten(), nn.Linear(20, 3))
+    trained_as_in_torch(net, (INDICES,), tmp_path)
+
+
 class Made(nn.Module):
     def __init__(self, mode: str, padding: int | None, last: bool = False) -> None:
         super().__init__()
