@@ -420,7 +420,8 @@ def detector() -> Made:
         return {"scores": torch.cat(scores, 2), "boxes": torch.cat([-low, high], 1)}
 
     return Calls(run, a=conv(3, 8, 3, 2), b=conv(8, 8, 3, 2), side=nn.Conv2d(8, 8, 1),
-                 scores=nn.Conv2d(8, 3, 1), boxes=nn.Conv2d(8, 4, 1)), torch.randn(IMAGES)  # fmt: skip
+                 scores=nn.Conv2d(8, 3, 1), boxes=nn.Conv2d(8, 4, 1)), torch.randn(
+        IMAGES)  # fmt: skip
 
 
 @shape
@@ -478,7 +479,7 @@ def graph_net() -> Made:
     """Messages along edges, summed where they arrive, by matrices and by scatters."""
 
     def run(s: Any, x: Any, links: Any) -> Any:
-        n, nodes, width = x.shape
+        n, _, width = x.shape
         weights = (s.score(x) @ x.transpose(1, 2)).masked_fill(links < 0.5, -1e9).softmax(-1)
         x = (x + s.message(weights @ x)).relu()
         sent = s.edge(x[:, s.source])
