@@ -21,7 +21,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.reach.check import undeclared
+from engine.kernels.bounds import undeclared
 from engine.kernels.registry import ops
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import OURS, Op, op_keys

@@ -53,7 +53,7 @@ def scaling(name: str, factor: int) -> Template:
 
         return body
 
-    return Template(name, scale.signature, scale.build, scale.ranges)
+    return Template(name, scale.parameters, scale.build, scale.ranges)
 
 
 @kernel("y:i64* n:i64", T=("i64",))
@@ -82,7 +82,7 @@ def by_name(name: str) -> Template:
 
         return body
 
-    return Template(name, named.signature, named.build, named.ranges)
+    return Template(name, named.parameters, named.build, named.ranges)
 
 
 @pytest.fixture

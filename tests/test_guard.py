@@ -22,10 +22,10 @@ from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import CacheWarning, PlanError
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.bounds import check
 from engine.kernels.compiler.load import linker as linker
-from engine.kernels.reach.call import Machine
-from engine.kernels.reach.check import check
 from engine.kernels.target import host
+from engine.kernels.vocabulary.call import Machine
 from engine.runtime import plan_file
 from engine.runtime.plan import Arg, KernelSpec, Plan
 from engine.runtime.plan_file import PlanReader, Tables
@@ -89,7 +89,7 @@ def test_a_refusal_names_step_operand_reach_and_size() -> None:
 
 
 FORGED: dict[str, tuple[Callable[[], Plan], str]] = {
-    "a divisor": (lambda: numbered(softmax_columns(), 0, 3, 0), "block is 0; expected 1 at least"),
+    "a divisor": (lambda: numbered(softmax_columns(), 0, 3, 0), "block is 0; expected block >= 1"),
     "a count below 0": (lambda: numbered(softmax(), 0, 0, -1), "rows is -1"),
     "a count above all": (lambda: numbered(softmax(), 0, 1, 1 << 50), "n is 1125899906842624"),
     "a stride": (lambda: numbered(transpose(), 0, 5, -1), "elements before an operand"),

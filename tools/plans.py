@@ -12,8 +12,7 @@ from engine.checking.subject import Opened
 from engine.errors import BudgetError, InputError, NameNotFoundError, PlanError, nearest
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.reach.call import Machine
-from engine.kernels.reach.check import check
+from engine.kernels.bounds import check, machine_named
 from engine.kernels.target import Target
 from engine.paths import Paths
 from engine.runtime import files
@@ -229,7 +228,7 @@ def _checked(tables: Tables) -> list[str]:
         PlanError: one does.
     """
     plans = PlanReader(tables).plans()
-    return [check(verify(p), Machine.named(p.target)).summary() for p in plans]
+    return [check(verify(p), machine_named(p.target)).summary() for p in plans]
 
 
 def _check_prepared(path: Path) -> list[str]:

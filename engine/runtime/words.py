@@ -45,6 +45,7 @@ class Field:
     address: the word is an address, filled in by the runtime; kernels read it as a pointer.
     shared: kernels read its address, because threads contend for it.
     line: as `shared`, and it begins a cache line.
+    range: what a call may say: "" numbers from 0 on, "signed" others too, "any" every integer.
     """
 
     meaning: str
@@ -54,6 +55,7 @@ class Field:
     address: bool = False
     line: bool = False
     shared: bool = False
+    range: Literal["", "signed", "any"] = ""
 
     @property
     def size(self) -> int:
@@ -186,7 +188,7 @@ class Words:
         Records and arrays of them come as the integers they are made of.
         """
         out: dict[str, Any] = {}
-        rest = [int(v) for v in values]
+        rest = [v if isinstance(v, int) else int(v) for v in values]
         for name, field in self.fields.items():
             if not field.address:
                 size = len(rest) if field.count == OPEN else field.size

@@ -305,8 +305,8 @@ class Model(ModelFile):
         passed = kept.key("stays inside", raw, target)
         if records.cached(passed) is not None:
             return True
-        from engine.kernels.reach.call import Machine
-        from engine.kernels.reach.check import check
+        from engine.kernels.bounds import check
+        from engine.kernels.vocabulary.call import Machine
 
         try:
             check(plan, Machine.of(target))

@@ -6,6 +6,7 @@ value has a place in memory yet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
 from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
 from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import DONE, FAULT, NOISE, KernelSpec, Mode, Phase
@@ -236,10 +238,14 @@ class _NodeLowering:
     def call(
         self,
         kernel: tuple[str, tuple[str | int, ...]],
-        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]],
+        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]] | None = None,
         consts: Sequence[int | float] = (),
         inplace: Sequence[tuple[int, int]] = (),
         words: Packed | None = None,
+        *,
+        operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
+        may_alias: Sequence[tuple[int, int]] | None = None,
+        **named: Operand | int | float | Packed | None,
     ) -> None:
         spec = KernelSpec(kernel[0], tuple(number(p) for p in kernel[1]))
         if self.calls is not None and spec.template not in self.calls:
@@ -248,6 +254,9 @@ class _NodeLowering:
                 f"`calls` leaves out"
             )
         takes = self.job.takes_of(spec)
+        is_named = args is None
+        if args is None:
+            args, consts, inplace, words = self._in_order(spec, operands, may_alias, named)
         consts = [*consts, *_values(spec, takes.words, words)]
         if spec.template != "map" and any("f16" in str(p) for p in spec.params):
             self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
@@ -272,6 +281,8 @@ class _NodeLowering:
             resolved.append((mode, root))
         if not all(-(1 << 63) <= c < 1 << 63 for c in consts if type(c) is int):
             self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
+        if is_named:
+            self._check_reach(spec, [operand for _, operand in args], consts)
         self.piece.calls.append(
             Call(
                 spec,
@@ -282,6 +293,73 @@ class _NodeLowering:
                 tuple(inplace),
             )
         )
+
+    def _in_order(
+        self,
+        spec: KernelSpec,
+        operands: Sequence[tuple[Mode, Operand | None]],
+        may_alias: Sequence[tuple[int, int]] | None,
+        named: dict[str, Any],
+    ) -> tuple[list[tuple[Any, Operand | None]], list[Any], list[tuple[int, int]], Packed | None]:
+        """Return pointers with their modes, numbers, aliasing and words, in the kernel's order."""
+        template = templates()[spec.template]
+        declared = [p for p in template.parameters if p.kind != "i64[]" or p.name in template.words]
+        optional = {p.name for p in declared if p.is_pointer or p.kind == "i64[]"}
+        unknown = named.keys() - {p.name for p in declared}
+        missing = {p.name for p in declared} - named.keys() - optional
+        if unknown or missing:
+            raise PlanError(
+                f"{self.site.where()}: kernel {spec.template} takes "
+                f"{', '.join(p.name for p in declared)}; missing {sorted(missing)}, unknown "
+                f"{sorted(unknown)}"
+            )
+        consts = [named[p.name] for p in declared if p.is_number]
+        words = named.get(template.parameters[-1].name)
+        packed = words if isinstance(words, Packed) else None
+        pointers = [p for p in declared if p.is_pointer]
+        names: dict[str, Any] = {}
+        if any(p.updates for p in pointers):
+            values = packed.values if packed else ()
+            names = template.bound(spec.params) | template.named(spec.params, [*consts, *values])
+        args: list[tuple[Any, Operand | None]] = []
+        for p in pointers:
+            is_updated = p.updates and template.holds(p.updates, names)
+            args.append(("u" if is_updated else p.access, named.get(p.name)))
+        if may_alias is None:
+            place = {p.name: i for i, p in enumerate(pointers)}
+            may_alias = [(place[p.name], place[other]) for p in pointers for other in p.aliases]
+        return [*args, *operands], consts, list(may_alias), packed
+
+    def _check_reach(
+        self, spec: KernelSpec, operands: Sequence[Operand | None], consts: Sequence[Any]
+    ) -> None:
+        """Refuse a call that reaches outside of an operand; sizes are those taken last."""
+        template, value = templates()[spec.template], self.job.sizes.value
+        elements: dict[str, int] = {}
+        itemsizes: dict[str, int] = {}
+        contents: dict[str, bytes] = {}
+        for name, operand in zip(template.operand_names(len(operands)), operands, strict=True):
+            elements[name], itemsizes[name] = 0, 1
+            if operand is not None:
+                made = self.piece.values.get(operand.name)
+                elements[name] = math.prod(map(value, operand.type.dims))
+                itemsizes[name] = ITEMSIZE[operand.type.dtype]
+                if made is not None and made.data is not None:
+                    contents[name] = np.ascontiguousarray(value(made.data)).tobytes()
+        call = KernelCall(
+            template, spec.params, [value(c) for c in consts], self.threads, self.job.machine,
+            elements, itemsizes, contents,
+        )  # fmt: skip
+        try:
+            outside = call.overreach()
+        except PlanError as error:
+            raise PlanError(f"{self.site.where()}: kernel {spec.template}: {error}") from error
+        if outside is not None:
+            name, size = outside
+            raise PlanError(
+                f"{self.site.where()}: kernel {spec.template} reaches {size} elements into "
+                f"{name}, which has {elements[name]}"
+            )
 
 
 class _Takes(NamedTuple):
@@ -341,6 +419,7 @@ class Recipe:
                 )
         self.graph, self.types, self.constants = graph, types, constants
         self.places, self.target, self.threads, self.sizes = places, target, threads, sizes
+        self.machine = Machine.of(target)
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
         self.forward = forward_part(graph)

@@ -322,7 +322,7 @@ def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
     T, (n, classes, inner) = x.type.dtype, _dims(lowering.site, 0)
     reduction, lse = _reduction(lowering.site), None
     if scores and lowering.site.n_outs > 1 and lowering.wants(1):
-        softmax(lowering, [x], lowering.y(1), (n, classes, inner), "log")
+        softmax(lowering, x, lowering.y(1), (n, classes, inner), 1)
         x = lowering.y(1)
     elif scores:
         lse = lowering.temp(T, (n, inner))

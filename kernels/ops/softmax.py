@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import Body, Call, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import (
     MS,
     Grad,
@@ -33,9 +33,9 @@ from engine.kernels.vocabulary.row_program import loop
 BLOCK = 256  # columns whose running values stay in the first-level cache
 
 
-@kernel("x:T* y:T* rows:i64 n:i64")
+@kernel("x: T[rows, n]  y: out T[rows, n] may alias x  rows, n: i64")
 def softmax_rows(target: Target, T: str, log: int) -> Body:
-    """y[r] = softmax(x[r]), or its logarithm.  x, y: T[rows, n]; y may be x.  Overwrites."""
+    """y[r] = softmax(x[r]), or its logarithm."""
     largest = loop(T, "x[] -> max(x)")
     exps = loop(T, "x[] m -> e = exp(x - m); y[] = e; sum(e)")
     divide = loop(T, "e[] k -> y[] = e * k")
@@ -63,11 +63,17 @@ def softmax_rows(target: Target, T: str, log: int) -> Body:
     return body
 
 
-@kernel("x:T* y:T* work:T* outer:i64 n:i64 inner:i64 block:i64")
+@kernel(
+    """
+    x: T[outer, n, inner]   y: out T[outer, n, inner] may alias x
+    work: scratch T[threads, 2, block]
+    outer: i64   n: i64 where n >= 1   inner: i64   block: i64 where block >= 1
+    """
+)
 def softmax_cols(target: Target, T: str, log: int) -> Body:
-    """y[a, :, j] = softmax(x[a, :, j]), or its logarithm.  x, y: T[outer, n, inner]; y may be x.
+    """y[a, :, j] = softmax(x[a, :, j]), or its logarithm.
 
-    work: T[threads, 2, block], maximum and sum of `block` columns at a time.  Overwrites.
+    work: maximum and sum of `block` columns at a time.
     """
     first_max, more_max = loop(T, "x[] -> m[] = x"), loop(T, "x[] m[] -> m[] = max(x, m)")
     zero, invert = loop(T, "-> s[] = 0"), loop(T, f"s[] -> s[] = {'log(s)' if log else '1 / s'}")
@@ -121,12 +127,9 @@ def softmax_cols(target: Target, T: str, log: int) -> Body:
 _GRAD = {0: ("dy * y", "y * (dy - total)"), 1: ("dy", "dy - exp(y) * total")}
 
 
-@kernel("dy:T* y:T* dx:T* rows:i64 n:i64")
+@kernel("dy, y: T[rows, n]   dx: out T[rows, n] may alias dy, y   rows, n: i64")
 def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
-    """dx[r] from dy[r] and y[r], of softmax or its logarithm.  T[rows, n]; dx may be dy or y.
-
-    Overwrites dx.
-    """
+    """dx[r] from dy[r] and y[r], of softmax or its logarithm."""
     sums, formula = _GRAD[log]
     total = loop(T, f"dy[] y[] -> sum({sums})")
     write = loop(T, f"dy[] y[] total -> dx[] = {formula}")
@@ -140,11 +143,17 @@ def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
     return body
 
 
-@kernel("dy:T* y:T* dx:T* work:T* outer:i64 n:i64 inner:i64 block:i64")
+@kernel(
+    """
+    dy, y: T[outer, n, inner]   dx: out T[outer, n, inner] may alias dy, y
+    work: scratch T[threads, 2, block]
+    outer: i64   n: i64 where n >= 1   inner: i64   block: i64 where block >= 1
+    """
+)
 def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
-    """dx[a, :, j] of softmax or its logarithm.  dy, y, dx: T[outer, n, inner]; dx may be dy or y.
+    """dx[a, :, j] from dy and y, of softmax or its logarithm.
 
-    work: T[threads, 2, block], sums of `block` columns at a time.  Overwrites dx.
+    work: sums of `block` columns at a time.
     """
     sums, formula = _GRAD[log]
     zero = loop(T, "-> total[] = 0")
@@ -173,31 +182,32 @@ def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
 # --- lowering, gradients
 
 
-def softmax(
-    lowering: Lowering, ins: list[Operand], y: Operand, walk: tuple[int, int, int], kind: str
+Walk = tuple[int, int, int]  # a tensor as [outer, n, inner]; n is the axis
+
+
+def softmax(lowering: Lowering, x: Operand, y: Operand, walk: Walk, log: int) -> None:
+    """Compute the softmax of x along n, or its logarithm."""
+    T = y.type.dtype
+    _call(lowering, softmax_rows(T, log), softmax_cols(T, log), walk, y, x=x, y=y)
+
+
+def _call(
+    lowering: Lowering, rows: Call, cols: Call, walk: Walk, out: Operand, **operands: Any
 ) -> None:
-    """Call a kernel over [outer, n, inner]; `kind`: "", "log", "grad" or "log grad"."""
+    """Call a kernel for rows, or one for columns where the axis is not the last."""
     outer, n, inner = walk
-    T, log = y.type.dtype, int(kind.startswith("log"))
-    if y.type.size == 0:
+    if out.type.size == 0:
         return
-    rows, cols = (
-        (softmax_grad_rows, softmax_grad_cols)
-        if kind.endswith("grad")
-        else (softmax_rows, softmax_cols)
-    )
-    args: list[Any] = [("r", x) for x in ins] + [("w", y)]
-    alias = [(len(ins), i) for i in range(len(ins))]
     if inner == 1:
-        lowering.call(rows(T, log), args, [outer, n], alias)
+        lowering.call(rows, **operands, rows=outer, n=n)
         return
     share_of = -(-outer * inner // lowering.threads)
     block = min(max(-(-share_of // 16) * 16, 16), BLOCK)
-    work = lowering.temp(T, (lowering.threads, 2, block))
-    lowering.call(cols(T, log), [*args, ("s", work)], [outer, n, inner, block], alias)
+    work = lowering.temp(out.type.dtype, (lowering.threads, 2, block))
+    lowering.call(cols, **operands, work=work, outer=outer, n=n, inner=inner, block=block)
 
 
-def _walk(site: Site, since: bool) -> tuple[int, int, int]:
+def _walk(site: Site, since: bool) -> Walk:
     """The shape as [outer, n, inner]: n is the axis, or before opset 13 all axes from it on."""
     dims = site.type(0).dims
     axis = normal_axis(site, site.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
@@ -206,28 +216,19 @@ def _walk(site: Site, since: bool) -> tuple[int, int, int]:
     return (outer, n, rest) if since else (outer, n * rest, 1)
 
 
-def _forward(kind: str) -> Callable[[Lowering], None]:
+def _forward(log: int) -> Callable[[Lowering], None]:
     def lower(lowering: Lowering) -> None:
-        softmax(
-            lowering,
-            [lowering.x(0)],
-            lowering.y(0),
-            _walk(lowering.site, lowering.site.opset >= 13),
-            kind,
-        )
+        walk = _walk(lowering.site, lowering.site.opset >= 13)
+        softmax(lowering, lowering.x(0), lowering.y(0), walk, log)
 
     return lower
 
 
-def _backward(kind: str, since: bool) -> Callable[[Lowering], None]:
+def _backward(log: int, since: bool) -> Callable[[Lowering], None]:
     def lower(lowering: Lowering) -> None:
-        softmax(
-            lowering,
-            [lowering.x(0), lowering.x(1)],
-            lowering.y(0),
-            _walk(lowering.site, since),
-            f"{kind} grad".strip(),
-        )
+        dy, y, dx = lowering.x(0), lowering.x(1), lowering.y(0)
+        rows, cols = softmax_grad_rows(dx.type.dtype, log), softmax_grad_cols(dx.type.dtype, log)
+        _call(lowering, rows, cols, _walk(lowering.site, since), dx, dy=dy, y=y, dx=dx)
 
     return lower
 
@@ -242,13 +243,13 @@ def _grad(name: str) -> Callable[..., tuple[str | None, ...]]:
     return rule
 
 
-def _pair(name: str, kind: str) -> tuple[Op, ...]:
+def _pair(name: str, log: int) -> tuple[Op, ...]:
     """Declare the op and its two gradient ops."""
     return (
         Op(
             name=name,
             infer=lambda site: (site.real(0).but(),),
-            lower=_forward(kind),
+            lower=_forward(log),
             calls=SOFTMAX_KERNELS,
             grad=_grad(name),
             samples=Samples.SOFTMAX,
@@ -261,7 +262,7 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
             gradient_of=name,
             takes={"axis": "int"},
             infer=_infer_grad,
-            lower=_backward(kind, False),
+            lower=_backward(log, False),
             calls=(softmax_grad_rows,),
         ),
         Op(
@@ -272,7 +273,7 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
             gradient_of=name,
             takes={"axis": "int"},
             infer=_infer_grad,
-            lower=_backward(kind, True),
+            lower=_backward(log, True),
             calls=(softmax_grad_rows, softmax_grad_cols),
         ),
     )
@@ -285,5 +286,5 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 
 SOFTMAX_KERNELS = (softmax_rows, softmax_cols)  # what `softmax` calls forward
-OPS = (*_pair("Softmax", ""), *_pair("LogSoftmax", "log"))
+OPS = (*_pair("Softmax", 0), *_pair("LogSoftmax", 1))
 KERNELS = (softmax_rows, softmax_cols, softmax_grad_rows, softmax_grad_cols)

@@ -308,7 +308,7 @@ def _winograd(c: Call) -> Reach:
     if not count * n:
         return {}
     block, span, own = tiles["block"], tiles["span"], columns_of(c)
-    most = min(up(block, c.machine.rows), count)
+    most = min(up(block, c.tile_rows), count)
     v_step, m_step = block * channels + APART, block * own + APART
     lines = c.line + APART + own
     reading = (IN + 1) * (OUT * span + 2) * channels

@@ -42,7 +42,7 @@ def _walk(c: Call, steps: int) -> list[list[Pair]]:
     if len(c.walk) < rank * (1 + steps):
         c.refuse(f"{rank} outer dimensions, with {steps} strides each, in {len(c.walk)} words")
     dims = c.walk[:rank]
-    c.rows_of(dims, c.rows)
+    c.limit_rows(dims, c.rows)
     at = range(rank, rank * (1 + steps), rank) if rank else [0] * steps
     return [list(zip(dims, c.walk[i : i + rank], strict=True)) for i in at]
 
@@ -169,7 +169,7 @@ def _triangle(c: Call) -> Reach:
 
 @reach(TABLE, "strided_copy", writes="y", signed="x_at y_at line step walk")
 def _strided_copy(c: Call) -> Reach:
-    c.check({"walk": c.walk[: c.rank]}, {})
+    c.check_range("walk", c.walk[: c.rank])
     outer = _walk(c, 2)
     if not c.n or not c.m or not c.rows or not c.limit:
         return {}
@@ -187,7 +187,7 @@ def _strided_copy(c: Call) -> Reach:
 
 @reach(TABLE, "transposed_copy", writes="y", signed="x_at y_at xs ys walk")
 def _transposed_copy(c: Call) -> Reach:
-    c.check({"walk": c.walk[: c.rank]}, {})
+    c.check_range("walk", c.walk[: c.rank])
     x, y = _walk(c, 2)
     if not c.rows:
         return {}

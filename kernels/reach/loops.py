@@ -50,7 +50,7 @@ def walked(
 def _map(c: Call) -> Reach:
     program = _program(c)
     kinds = [i.kind for i in program.ins] + ["v"] * len(program.outs)
-    c.rows_of(c.dims, c.rows)
+    c.limit_rows(c.dims, c.rows)
     return {OPERANDS: walked(c, kinds, c.dims, c.steps, c.n if c.rows else 0)}
 
 
@@ -73,7 +73,7 @@ def _instructions(c: Call) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], 
         c.refuse(f"a formula of {len(values)} words")
     words = FORMULA_WORDS.unpack(values.tolist())
     rest, code, size = words["rest"], words["code"], INSTRUCTION.size
-    c.check({n: v for n, v in words.items() if n != "rest"}, {})
+    c.check_words({n: v for n, v in words.items() if n != "rest"}, FORMULA_WORDS)
     if code + words["count"] * size > len(rest):
         c.refuse(f"{words['count']} instructions behind word {code} of {len(rest)}")
     found: list[Mapping[str, Any]] = [
@@ -94,7 +94,7 @@ def _formula(c: Call) -> Reach:
     if rank * (count + 1) > len(rest):
         c.refuse(f"{rank} dimensions of {count} operands in {len(rest)} words")
     dims, table = rest[:rank], {number: what for what, number in codes(domain).items()}
-    c.rows_of(dims, rows)
+    c.limit_rows(dims, rows)
     found, registers = [0] * count, 0
     for record in instructions:
         what = table.get(record["code"])
@@ -113,7 +113,7 @@ def _formula(c: Call) -> Reach:
             found[at] = max(found[at], if_(rows, own * ITEMSIZE[move[1]]))
         elif isinstance(what, Primitive):
             used += [record[name] for name in ("first", "second", "third")[: len(what.kinds)]]
-        c.check({"registers": tuple(used)}, {})
+        c.check_range("registers", tuple(used))
         registers = max(registers, *used)
     sizes = [-(-size // c.itemsize(i)) for i, size in enumerate(found)]
     return {

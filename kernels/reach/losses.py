@@ -12,34 +12,6 @@ from engine.kernels.vocabulary.row_program import Program
 TABLE: Table = {}
 
 
-@reach(TABLE, "softmax_rows", writes="y")
-def _softmax_rows(c: Call) -> Reach:
-    return {"x": c.rows * c.n, "y": c.rows * c.n}
-
-
-@reach(TABLE, "softmax_grad_rows", writes="dx")
-def _softmax_grad_rows(c: Call) -> Reach:
-    return {"dy": c.rows * c.n, "y": c.rows * c.n, "dx": c.rows * c.n}
-
-
-def _columns(c: Call, *names: str) -> Reach:
-    """All of some operands; two blocks of work a thread.  A sum of nothing still has a maximum."""
-    c.positive("block", "n")
-    size = c.outer * c.n * c.inner
-    used = c.scratch(2 * c.block, c.block + min(c.block, c.inner))
-    return {**dict.fromkeys(names, size), "work": if_(size, used)}
-
-
-@reach(TABLE, "softmax_cols", writes="y work")
-def _softmax_cols(c: Call) -> Reach:
-    return _columns(c, "x", "y")
-
-
-@reach(TABLE, "softmax_grad_cols", writes="dx work")
-def _softmax_grad_cols(c: Call) -> Reach:
-    return _columns(c, "dy", "y", "dx")
-
-
 # --- losses
 
 

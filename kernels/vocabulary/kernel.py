@@ -2,12 +2,12 @@
 
 A kernel *template* is a function `f(target, *params)` that returns the body of a kernel: a Python
 function over typed pointers, which numba's front end lowers (`lower.py`).  Its declaration gives
-the types of the body's parameters:
+the body's parameters, their shapes and how they are used (`signature.py`):
 
-    @kernel("x:T* y:T* n:i64")
+    @kernel("x: T[n]  y: out T[n] may alias x  n: i64")
     def double(target: Target, T: str) -> Body:
         def body(x, y, n, tid, nthreads):
-            '''y[i] = 2 x[i].  x, y: T[n], may be the same.  Overwrites y.'''
+            '''y[i] = 2 x[i].'''
             begin, end = share(n, tid, nthreads)
             for i in range(begin, end):
                 y[i] = x[i] + x[i]
@@ -20,7 +20,7 @@ by parameter how these are laid out, and the body reads them by name:
 
     SIZES = Words("sizes", rows="rows of x", columns="elements of a row")
 
-    @kernel("x:T* g:i64[]", words={"g": SIZES})
+    @kernel("x: out T[rows, columns]  g: i64[]", words={"g": SIZES})
     def clear(target: Target, T: str) -> Body:
         def body(x, g, tid, nthreads):
             begin, end = share(g.rows * g.columns, tid, nthreads)
@@ -34,16 +34,21 @@ A parameter typed `i64*` may point to such words too.  `off(g.jobs, i)` is the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.vocabulary.call import OPERANDS, Declared, KernelCall, Writes
+from engine.kernels.vocabulary.signature import Parameter, compiled, evaluate, parse
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Words
 
 Body = Callable[..., None]
 Parameters: TypeAlias = tuple[str | int, ...]
+Call: TypeAlias = tuple[str, Parameters]  # a template by name, with its parameters
 Numbers: TypeAlias = tuple[int | float, ...]
 Tile: TypeAlias = Callable[[Parameters, Numbers], Tiling | None]
 
@@ -68,6 +73,8 @@ class Native:
 class Template:
     """A kernel template: `build(target, *params)` returns the body for these parameters.
 
+    `parameters`: those of the body, as the signature declares them (`signature.py`).
+
     `ranges` says what parameters may be, for libraries that are made before their plans: values,
     or for `T` a kind of element types: REAL (the default), NUMBER, MOVED or ANY.  Integers are
     flags, 0 or 1, and texts OPEN, without end, where nothing is said: such a template is left out.
@@ -77,8 +84,15 @@ class Template:
     returns it for the compile-time parameters.
 
     `operands(*params)` gives the types of the pointers among the words of `i64[]`, as
-    `engine.runtime.plan.Kernel.takes` writes them.  `stands_for(*params)` gives the element types
-    besides `T` that may lie behind a `T*`: those of its size for what only moves data.
+    `engine.runtime.plan.Kernel.takes` writes them; `writes(call)` gives the places of those that
+    the kernel writes.  `stands_for(*params)` gives the element types besides `T` that may lie
+    behind a `T*`: those of its size for what only moves data.
+
+    `reach(call)` gives the reach into operands whose shape the signature leaves open, and refuses
+    calls that it cannot answer for.
+
+    `multiply_adds`: of a call, an expression of its numbers or a function: those of the operation,
+    whatever algorithm computes it.  "" for kernels that only move or map elements.
 
     `tiling(params, numbers)` says how a call with these numbers is cut into tiles of rows, None if
     it is not.  `joins`: of a kernel that joins partial results, which of its numbers says how many
@@ -86,23 +100,41 @@ class Template:
     """
 
     name: str
-    signature: tuple[
-        tuple[str, str], ...
-    ]  # (parameter, type), type one of T*, f32*, i64, i64[], ...
+    parameters: tuple[Parameter, ...]
     build: Callable[..., Body]
     ranges: Mapping[str, tuple[Any, ...] | str] = field(default_factory=dict)
     words: Mapping[str, Words | Callable[..., Words]] = field(default_factory=dict)
     operands: Callable[..., tuple[str, ...]] | None = None
     stands_for: Callable[..., tuple[str, ...]] | None = None
+    reach: Declared | None = None
+    writes: Writes | None = None
+    multiply_adds: str | Callable[[KernelCall], int] = ""
     tiling: Tile | None = None
     joins: int | None = None
+    _compiled: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def layouts(self, params: tuple[str | int, ...]) -> dict[str, Words]:
-        """The words of each parameter that is declared to point to some."""
+    @property
+    def signature(self) -> tuple[tuple[str, str], ...]:
+        """The names and the kinds of the parameters of the body: T*, f32*, i64, i64[], ..."""
+        return tuple([(p.name, p.kind) for p in self.parameters])
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the signature and `reach` say how far calls reach into their operands."""
+        return self.reach is not None or all(p.size for p in self.parameters if p.is_pointer)
+
+    def layouts(self, params: Parameters) -> dict[str, Words]:
+        """Return the words of each parameter that is declared to point to some."""
         return {n: w if isinstance(w, Words) else w(*params) for n, w in self.words.items()}
 
+    def trailing(self, params: Parameters) -> Words | None:
+        """Return the layout of the numbers at the end of a call; None if they have none."""
+        last = self.parameters[-1]
+        words = None if last.is_pointer or last.is_number else self.words.get(last.name)
+        return words if words is None or isinstance(words, Words) else words(*params)
+
     def takes(self, *params: str | int) -> tuple[str, ...]:
-        """What a call passes for these parameters, as `engine.runtime.plan.Kernel` says it."""
+        """Return the types that a call passes for these parameters, as `plan.Kernel` has them."""
         first = str(params[0])
         others = self.stands_for(*params) if self.stands_for else ()
         layouts = self.layouts(params)
@@ -116,9 +148,85 @@ class Template:
             out.append(pointer(first, *others) if kind == "T*" else kind.replace("T", first))
         return tuple(out)
 
-    def __call__(self, *params: str | int) -> tuple[str, tuple[str | int, ...]]:
+    def operand_names(self, count: int) -> list[str]:
+        """Return the names of the operands of a call that passes so many pointers."""
+        fixed = [p.name for p in self.parameters if p.is_pointer]
+        return [*fixed, *(f"{OPERANDS}{i}" for i in range(count - len(fixed)))]
+
+    def named(self, params: Parameters, consts: Sequence[int | float]) -> dict[str, Any]:
+        """Return the numbers of a call by the names that the kernel has for them.
+
+        An array of words is a tuple.  Words without a layout are one under their parameter's name.
+        """
+        rest = [p for p in self.parameters if not p.is_pointer]
+        found: dict[str, Any] = dict(
+            zip([p.name for p in rest if p.is_number], consts, strict=False)
+        )
+        if rest and not rest[-1].is_number:
+            words, layout = consts[len(rest) - 1 :], self.trailing(params)
+            found |= {rest[-1].name: tuple(words)} if layout is None else layout.unpack(words)
+        return found
+
+    def bound(self, params: Parameters) -> dict[str, str | int]:
+        """Return the compile-time parameters by the names that `build` has for them."""
+        names = self._compiled.get("params")
+        if names is None:
+            names = [*inspect.signature(self.build).parameters][1:]
+            self._compiled["params"] = names
+        return dict(zip(names, params, strict=False))
+
+    def reach_of(self, call: KernelCall) -> dict[str, int | Sequence[int]]:
+        """Return the reach of a call into its operands, by the signature and by `reach`.
+
+        Raises:
+            PlanError: the numbers of the call are refused.
+        """
+        names = self._names(call)
+        for p in self.parameters:
+            if p.where and not self._value(p.where, names):
+                values = [
+                    f"{n} is {call.numbers[n]}" for n in _WORD.findall(p.where) if n in call.numbers
+                ]
+                call.refuse(f"{', '.join(values)}; expected {p.where}")
+        code = self._compiled.get("reach")
+        if code is None:
+            sized = [p for p in self.parameters if p.size]
+            text = ", ".join(f"{p.name!r}: {p.reach}" for p in sized)
+            code = self._compiled["reach"] = compiled(f"{{{text}}}")
+        found: dict[str, int | Sequence[int]] = evaluate(code, names)
+        return found if self.reach is None else {**found, **self.reach(call)}
+
+    def multiply_adds_of(self, call: KernelCall) -> int:
+        """Return the multiply-adds of a call."""
+        if not self.multiply_adds:
+            return 0
+        if callable(self.multiply_adds):
+            return self.multiply_adds(call)
+        return int(self._value(self.multiply_adds, call.names()))
+
+    def holds(self, expression: str, names: Mapping[str, Any]) -> bool:
+        """Return whether a condition of the signature holds."""
+        return bool(self._value(expression, names))
+
+    def _names(self, call: KernelCall) -> dict[str, Any]:
+        names = call.names()
+        if any("record_words" in p.size for p in self.parameters):
+            layouts = self.layouts(call.params)
+            names["record_words"] = {name: words.size for name, words in layouts.items()}
+        return names
+
+    def _value(self, expression: str, names: Mapping[str, Any]) -> Any:
+        code = self._compiled.get(expression)
+        if code is None:
+            code = self._compiled[expression] = compiled(expression)
+        return evaluate(code, names)
+
+    def __call__(self, *params: str | int) -> Call:
         """Name this template with parameters, as `KernelSpec` wants them."""
         return self.name, params
+
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def pointer(dtype: str, *others: str) -> str:
@@ -142,24 +250,28 @@ def kernel(
     words: Mapping[str, Words | Callable[..., Words]] | None = None,
     operands: Callable[..., tuple[str, ...]] | None = None,
     stands_for: Callable[..., tuple[str, ...]] | None = None,
+    reach: Declared | None = None,
+    writes: Writes | None = None,
+    multiply_adds: str | Callable[[KernelCall], int] = "",
     tiling: Tile | None = None,
     joins: int | None = None,
     **ranges: tuple[Any, ...] | str,
 ) -> Callable[[Callable[..., Body]], Template]:
-    """Declare a kernel template; `signature` is `"name:type ..."` in argument order.
+    """Declare a kernel template; `signature` is a text of `signature.py`, in argument order.
 
-    words, operands, stands_for, tiling, joins, ranges: as `Template` has them.  A kernel whose `T`
-    is MOVED takes all types of the size, if `stands_for` says nothing else.
+    All else: as `Template` has it.  A kernel whose `T` is MOVED takes all types of the size, if
+    `stands_for` says nothing else.
     """
     if stands_for is None and ranges.get("T") == MOVED:
         stands_for = same_size
-    fields = tuple((a, b) for a, b in (p.split(":") for p in signature.split()))
+    parameters = parse(signature)
 
     def declare(build: Callable[..., Body]) -> Template:
-        name = build.__name__.rstrip("_")
         return Template(
-            name, fields, build, ranges, words or {}, operands, stands_for, tiling, joins
-        )
+            build.__name__.rstrip("_"), parameters, build, ranges, words or {},
+            operands=operands, stands_for=stands_for, reach=reach, writes=writes,
+            multiply_adds=multiply_adds, tiling=tiling, joins=joins,
+        )  # fmt: skip
 
     return declare
 

@@ -293,16 +293,27 @@ class Lowering(Protocol):
     def call(
         self,
         kernel: tuple[str, tuple[str | int, ...]],
-        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]],
+        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]] | None = None,
         consts: Sequence[int | float] = (),
         inplace: Sequence[tuple[int, int]] = (),
         words: Packed | None = None,
+        *,
+        operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
+        may_alias: Sequence[tuple[int, int]] | None = None,
+        **named: Operand | int | float | Packed | None,
     ) -> None:
-        """Append a kernel call.
+        """Append a kernel call, with an argument for each name of the kernel's signature.
 
-        `args` are pointers in the order of the kernel's signature, each read, written, updated or
-        scratch; `consts` its numbers; `inplace` are pairs of positions (written, read) that may
-        share bytes; `words` what its parameter of type `i64[]` points to, if that has a layout.
+        named: an operand of each pointer, None or left out for the null pointer; a number; or
+            packed words.  Modes, and which operands may share bytes, follow from the signature.
+        operands: the operands among the words, whose number the compile-time parameters decide,
+            each read, written, updated or scratch.
+        may_alias: pairs of positions (written, read) that may share bytes, where a call allows
+            other ones than the signature.
+
+        Raises:
+            DTypeError: an operand has an element type that the kernel does not take.
+            PlanError: a name is missing or unknown, or the call reaches outside of an operand.
         """
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import PlanError
-from engine.kernels.reach.call import Machine
-from engine.kernels.reach.check import check
+from engine.kernels.bounds import check
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import Machine
 from engine.runtime.plan import Arg, Plan, Step
 from engine.runtime.verify import verify
 from engine.tools.dev import optimizer_plans

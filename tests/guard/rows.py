@@ -16,10 +16,10 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.bounds import check
 from engine.kernels.levels import LEVELS
-from engine.kernels.reach.call import Machine
-from engine.kernels.reach.check import check
 from engine.kernels.target import Target, host
+from engine.kernels.vocabulary.call import Machine
 from engine.runtime.plan import Plan
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case, Given, Tensor

@@ -9,8 +9,8 @@ import click
 
 from engine.checking.picture import write as write_picture
 from engine.checking.subject import Opened
-from engine.kernels.reach.call import Machine
-from engine.kernels.reach.check import check
+from engine.kernels.bounds import check
+from engine.kernels.vocabulary.call import Machine
 from engine.runtime import config
 from engine.runtime.plan import Plan
 from engine.runtime.verify import verify

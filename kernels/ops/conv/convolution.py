@@ -69,8 +69,8 @@ PANEL = Words(
     b_group="elements from the panels of one group to those of the next",
     channels="channels that one group reads",
     taps=Field("taps along an axis", names=AXES),
-    first="offset of the first tap in a filter plane",
-    step=Field("steps from tap to tap along an axis", names=AXES),
+    first=Field("offset of the first tap in a filter plane", range="signed"),
+    step=Field("steps from tap to tap along an axis", names=AXES, range="signed"),
 )
 PACK_WORDS = Words(
     "pack",

@@ -34,7 +34,9 @@ JOB = Words(
     size=Field("pixels of the input along an axis", names=AXES),
     stride=Field("from window to window", names=AXES),
     pad=Field(
-        "padding before the first pixel, negative where the first window starts inside", names=AXES
+        "padding before the first pixel, negative where the first window starts inside",
+        names=AXES,
+        range="signed",
     ),
     dilation=Field("from tap to tap", names=AXES),
     taps=Field("taps along an axis", names=AXES),

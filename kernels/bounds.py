@@ -7,15 +7,18 @@ their pointers.  SECURITY.md, "Prepared plans", says which plans are checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from engine.element_types import ITEMSIZE
 from engine.errors import PlanError
+from engine.kernels.levels import LEVELS
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.reach import conv, index, loops, losses, nets, optimizer, sampling
-from engine.kernels.reach.call import OPERANDS, Call, Declared, Machine
+from engine.kernels.reach.call import Declared, check_numbers
 from engine.kernels.registry import templates
+from engine.kernels.target import TILES
+from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Machine, Reach, reach_into
 from engine.kernels.vocabulary.kernel import Template
 from engine.runtime.plan import Arg, Kernel, Plan, Step
 
@@ -45,10 +48,7 @@ class _Takes(NamedTuple):
     """What a kernel of a plan takes, by name."""
 
     template: Template
-    declared: Declared
-    pointers: tuple[str, ...]
-    scalars: tuple[str, ...]
-    words: str  # the parameter that is a run of words, or ""
+    declared: Declared | None
 
 
 class _Check:
@@ -88,7 +88,8 @@ class _Check:
         """The declaration of a kernel, which the plan must call as it is declared."""
         spec = kernel.spec
         template, declared = templates().get(spec.template), DECLARED.get(spec.template)
-        if template is None or declared is None or spec.template in UNPLANNED:
+        known = template is not None and (declared is not None or template.is_declared)
+        if template is None or not known or spec.template in UNPLANNED:
             self.refuse(f"kernel {kernel.symbol}: no kernel that plans may call")
         text = "_".join(map(str, spec.params))
         if kernel.symbol == f"{spec.template}_{text}" and any(
@@ -101,10 +102,7 @@ class _Check:
             self.refuse(f"kernel {kernel.symbol}: parameters {spec.params} ({error})")
         if kernel.takes != expected:
             self.refuse(f"kernel {kernel.symbol} takes {kernel.takes}; it is made for {expected}")
-        pointers = tuple(name for name, kind in template.signature if kind.endswith("*"))
-        scalars = tuple(n for n, kind in template.signature if kind in ("i64", "f64"))
-        words = next((n for n, kind in template.signature if kind.endswith("[]")), "")
-        return _Takes(template, declared, pointers, scalars, words)
+        return _Takes(template, declared)
 
     def room(self, step: Step, a: Arg) -> int:
         """Bytes behind the pointer of an argument, of a step in a group of any of its tiles."""
@@ -118,66 +116,48 @@ class _Check:
     def step(self, step: Step, takes: _Takes) -> None:
         """Check one call."""
         params = self.kernels[step.kernel].spec.params
-        numbers: dict[str, Any] = dict(zip(takes.scalars, step.consts, strict=False))
-        fields: Mapping[str, Any] = {}
-        layout = takes.template.layouts(params).get(takes.words)
-        if layout is not None:
-            fields = layout.fields
-            numbers |= layout.unpack(step.consts[len(takes.scalars) :])
-        names = self.names(takes, len(step.args))
-        if len(names) != len(step.args):
+        names = takes.template.operand_names(len(step.args))
+        if takes.template.operands is None and len(names) != len(step.args):
             raise PlanError(f"{len(step.args)} operands; it has {len(names)}")
-        owned = frozenset(
-            name for name, a in zip(names, step.args, strict=True) if step.numbered and a.thread
-        )
-        contents = {
-            name: self.constants[a.buffer]
-            for name, a in zip(names, step.args, strict=True)
-            if a.buffer in self.constants
-        }
+        arguments = dict(zip(names, step.args, strict=True))
         threads = self.plan.threads
         if step.tiles:
             threads = step.tiles if step.numbered else 1
-        elements = {name: self.count(step, a) for name, a in zip(names, step.args, strict=True)}
-        call = Call(
-            params, numbers, threads, self.machine, elements, contents, owned, takes.declared
+        call = KernelCall(
+            takes.template,
+            params,
+            step.consts,
+            threads,
+            self.machine,
+            {name: self.count(step, a) for name, a in arguments.items()},
+            {
+                name: ITEMSIZE[self.plan.buffers[a.buffer].dtype] if a.buffer >= 0 else 1
+                for name, a in arguments.items()
+            },
+            {
+                name: self.constants[a.buffer]
+                for name, a in arguments.items()
+                if a.buffer in self.constants
+            },
+            frozenset(name for name, a in arguments.items() if step.numbered and a.thread),
         )
-        call.itemsizes = {
-            name: ITEMSIZE[self.plan.buffers[a.buffer].dtype] if a.buffer >= 0 else 1
-            for name, a in zip(names, step.args, strict=True)
-        }
-        call.check({n: v for n, v in numbers.items() if not isinstance(v, float)}, fields)
-        reached = takes.declared.reach(call)
-        written = self.written(takes, call)
-        for at, (name, a) in enumerate(zip(names, step.args, strict=True)):
-            self.operand(step, call, at, name, a, self.reach_of(reached, name))
+        reached, written = self.declaration(call, takes.declared)
+        for at, (name, a) in enumerate(arguments.items()):
+            self.operand(call, at, name, a, reach_into(reached, name))
             if a.mode == "r" and name in written:
                 raise PlanError(f"it writes argument {at} ({name}), which the plan only reads")
-        if owned:
-            self.owned(step, takes, call, names)
+        if call.owned:
+            self.owned(step, call, reached, arguments)
 
-    def names(self, takes: _Takes, count: int) -> list[str]:
-        """The names of the operands of a call: those behind the declared ones by numbers."""
-        fixed = list(takes.pointers)
-        if takes.template.operands is not None:
-            fixed += [f"{OPERANDS}{i}" for i in range(count - len(fixed))]
-        return fixed
-
-    def reach_of(self, reached: Mapping[str, int | Sequence[int]], name: str) -> int:
-        if name.startswith(OPERANDS):
-            found, at = reached.get(OPERANDS, ()), int(name[len(OPERANDS) :])
-            assert not isinstance(found, int)
-            return found[at] if at < len(found) else 0
-        size = reached.get(name, 0)
-        assert isinstance(size, int)
-        return size
-
-    def written(self, takes: _Takes, call: Call) -> set[str]:
-        """The operands that a call writes."""
-        found = set(takes.declared.writes)
-        if takes.declared.written is not None:
-            found |= {f"{OPERANDS}{i}" for i in takes.declared.written(call)}
-        return found
+    def declaration(self, call: KernelCall, declared: Declared | None) -> tuple[Reach, set[str]]:
+        """Return the reach of a call, and the operands that it writes."""
+        if declared is None:
+            return call.reach(), call.written()
+        check_numbers(call, declared)
+        written = set(declared.writes)
+        if declared.written is not None:
+            written |= {f"{OPERANDS}{i}" for i in declared.written(call)}
+        return declared.reach(call), written
 
     def count(self, step: Step, a: Arg) -> int:
         """The elements behind the pointer of an argument."""
@@ -185,7 +165,7 @@ class _Check:
             return 0
         return self.room(step, a) // ITEMSIZE[self.plan.buffers[a.buffer].dtype]
 
-    def operand(self, step: Step, call: Call, at: int, name: str, a: Arg, reach: int) -> None:
+    def operand(self, call: KernelCall, at: int, name: str, a: Arg, reach: int) -> None:
         """Check that a call stays inside of one of its operands."""
         if name in call.owned:
             return
@@ -196,9 +176,11 @@ class _Check:
                 f"{call.elements[name]}"
             )
 
-    def owned(self, step: Step, takes: _Takes, call: Call, names: Sequence[str]) -> None:
+    def owned(
+        self, step: Step, call: KernelCall, reached: Reach, arguments: Mapping[str, Arg]
+    ) -> None:
         """Check operands of which a thread has one tile at a time, that the kernel finds."""
-        tiling = takes.template.tiling
+        tiling = call.template.tiling
         cut = tiling(call.params, step.consts) if tiling is not None else None
         if not isinstance(cut, Blocks):
             raise PlanError("it has no tiles that threads could have each for itself")
@@ -206,13 +188,12 @@ class _Check:
         units = length // cut.per
         if not units or length % cut.per or step.tiles != -(-cut.rows // units):
             raise PlanError(f"{step.tiles} tiles of {length}, {cut.rows} units in all")
-        reached = takes.declared.reach(call)
-        for at, (name, a) in enumerate(zip(names, step.args, strict=True)):
+        for at, (name, a) in enumerate(arguments.items()):
             if name not in call.owned:
                 continue
             size = cut.steps[at] * units
             whole = cut.steps[at] * cut.rows
-            reach = self.reach_of(reached, name) * call.itemsizes[name]
+            reach = reach_into(reached, name) * call.itemsizes[name]
             if size != a.tile or reach > whole:
                 raise PlanError(
                     f"tiles of {a.tile} bytes of argument {at} ({name}), which the kernel cuts "
@@ -220,6 +201,27 @@ class _Check:
                 )
 
 
+def machine_named(name: str) -> Machine:
+    """Return the machine of a target, by its name or by that of a kernel set for a level.
+
+    Raises:
+        PlanError: Python runs no plans for such a target.
+    """
+    for level in LEVELS:
+        if level.name in name.split():
+            return Machine.of(level.target())
+    arch, vector = name.split()[-1].split("/")[0], name.rpartition("/v")[2]
+    known = {"x86_64": ("avx512", "avx2", "sse"), "aarch64": ("neon",)}.get(arch, ())
+    for row in (TILES[tile] for tile in known):
+        if str(row[0]) == vector:
+            return Machine(*row[:3])
+    raise PlanError(f"plans for {name!r}, which no process runs")
+
+
 def undeclared() -> list[str]:
     """The kernels of this package without a declared reach, but for those that no plan has."""
-    return sorted(templates().keys() - DECLARED.keys() - UNPLANNED)
+    return sorted(
+        name
+        for name, template in templates().items()
+        if name not in DECLARED and name not in UNPLANNED and not template.is_declared
+    )
