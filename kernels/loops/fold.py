@@ -93,8 +93,14 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
     return {"": plain, "m": about, "u": update}[form]
 
 
+_FORM = "where form.strip('-') in ('', 'm', 'u')"
+
+
 @kernel(
-    "x:T* m:T* y:T* flag:b1* g:i64[]",
+    f"""
+    x: T[rows, n] if parts   m: T[rows] if form == 'm'
+    y: out T[rows, parts] updates if form == 'u'   flag: b1[1] if form == 'u'   g: i64[] {_FORM}
+    """,
     words={"g": ROW_WORDS},
     T=NUMBER,
     stands_for=bools_as_bytes,
@@ -103,9 +109,8 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
 def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p] = after(fold of before(x[a, r]) over r in part p of `parts`).
 
-    x: T[rows, n]; y: T[rows, parts].  Words: rows, n, parts, count.  `before` is a formula of x
-    and, where `form` is "m", of m, which is m[a]; `after` one of total (the fold), count, and m
-    ("m") or y (the old value) and flag ("u").  y is no x.  Overwrites y, or what `after` says.
+    `before` is a formula of x and, where `form` is "m", of m, which is m[a]; `after` one of total
+    (the fold), count, and m ("m") or y (the old value) and flag ("u").
     """
     join, none = _join(T, op), loop(T, f"-> {op}(0)")
     finish = _finish(T, after, form, "k")
@@ -144,7 +149,11 @@ def _join(T: str, op: str) -> Native:
 
 
 @kernel(
-    "x:T* m:T* y:T* flag:b1* work:T* g:i64[]",
+    f"""
+    x: T[outer, n, cols]   m: T[outer, cols] if form == 'm'
+    y: out T[outer, parts, cols] updates if form == 'u'   flag: b1[1] if form == 'u'
+    work: scratch T[threads, block]   g: i64[] {_FORM} and block >= 1
+    """,
     words={"g": COLUMN_WORDS},
     T=NUMBER,
     stands_for=bools_as_bytes,
@@ -153,9 +162,7 @@ def _join(T: str, op: str) -> Native:
 def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p, j] = after(fold of before(x[a, r, j]) over r in part p of `parts`).
 
-    x: T[outer, n, cols]; y: T[outer, parts, cols]; work: T[threads, block], the accumulator.
-    Words: outer, n, cols, parts, block, count.  `before`, `after`, `form`: as reduce_rows, with
-    m[a, j].  y is no x.  Overwrites y, or what `after` says.
+    work: the accumulator.  `before`, `after`, `form`: as reduce_rows, with m[a, j].
     """
     gang = _gang(T, op, before, form, GROUP if form != "m" else GROUP // 2)
     single = _gang(T, op, before, form, 1)
@@ -370,19 +377,17 @@ def _call(
 ) -> None:
     """Append one kernel call of a chain."""
     x, m, y, reset = operands
-    update_y = params[-1] == "u"
-    args: list[Any] = [("r", x), ("r", m), ("u" if update_y else "w", y)]
-    args.append(("r", reset if update_y else None))
+    flag = reset if params[-1] == "u" else None
     outer, n, cols, parts = stage.outer, stage.n, stage.cols, stage.parts
     if cols == 1:
         words = ROW_WORDS.pack(rows=outer, n=n, parts=parts, count=count)
-        lowering.call(reduce_rows(*params), args, words=words)
+        lowering.call(reduce_rows(*params), x=x, m=m, y=y, flag=flag, g=words)
         return
     share_of = -(-cols * outer * parts // lowering.threads)
     block = min(max(-(-share_of // 16) * 16, 64), 1024)
     work = lowering.temp(params[0], (lowering.threads, block))
     words = COLUMN_WORDS.pack(outer=outer, n=n, cols=cols, parts=parts, block=block, count=count)
-    lowering.call(reduce_cols(*params), [*args, ("s", work)], words=words)
+    lowering.call(reduce_cols(*params), x=x, m=m, y=y, flag=flag, work=work, g=words)
 
 
 def lower_logsumexp(lowering: Lowering, x: Operand, axes: Sequence[int], y: Operand) -> None:

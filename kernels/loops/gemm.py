@@ -13,6 +13,7 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import block, pack_cols, pack_rows
 from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -26,6 +27,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
+from engine.kernels.vocabulary.signature import up
 from engine.runtime.words import Field, Words
 
 # Tiles below and beside each other above which packing B pays: each packed element is then used by
@@ -53,9 +55,35 @@ GEMM_WORDS = Words(
 )
 
 
+def _reach(c: KernelCall) -> Reach:
+    m, n, k = c.m, c.n, c.k
+    trans_a, trans_b = c.flag(1), c.flag(2)
+    count = math.prod(c.batch)
+    direct = not trans_b and c.direct
+    if direct and (n % c.lanes or c.nc % c.lanes):
+        c.refuse(f"B of {n} columns, {c.nc} at a time, is read where it is, by {c.lanes}")
+    if not m * n * k * count:
+        return {}
+    a = ((k, c.lda), (m, 1)) if trans_a else ((m, c.lda), (k, 1))
+    b = ((n, c.ldb), (k, 1)) if trans_b else ((k, c.ldb), (n, 1))
+    panels = min(c.kc, k) * up(min(c.nc, n), c.tile_columns)
+    return {
+        "a": c.span(0, *zip(c.batch, c.a_step, strict=True), *a),
+        "b": c.span(0, *zip(c.batch, c.b_step, strict=True), *b),
+        "c": (count - 1) * m * n + c.span(0, (m, c.ldc), (n, 1)),
+        "work": 0 if direct else c.scratch(c.per_thread, panels, math.prod(c.grid)),
+    }
+
+
 @kernel(
-    "a:T* b:T* c:T* bias:T* reset:b1* work:T* resets:i64 per_thread:i64 g:i64[]",
+    """
+    a, b: T[...]   c: out T[...] updates if resets   bias: T[n] if mode & BIAS
+    reset: b1[1] if resets   work: scratch T[...]   resets, per_thread: i64
+    g: i64[] where min(kc, nc, min(grid)) >= 1 and mode <= ACCUMULATE | BIAS | RELU
+    """,
     words={"g": GEMM_WORDS},
+    reach=_reach,
+    multiply_adds="prod(batch) * m * n * k",
 )
 def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
     """C = act(op(A) op(B) (+ C) (+ bias)), for each matrix of a batch.
@@ -207,17 +235,9 @@ def lower_gemm(
     work = lowering.temp(kind, (per_thread * lowering.threads,))
     lowering.call(
         gemm(kind, int(trans[0]), int(trans[1])),
-        [
-            ("r", a),
-            ("r", b),
-            ("w" if reset is None else "u", y),
-            ("r", bias),
-            ("r", reset),
-            ("s", work),
-        ],
-        [int(reset is not None), per_thread],
-        words=words,
-    )
+        a=a, b=b, c=y, bias=bias, reset=reset, work=work,
+        resets=int(reset is not None), per_thread=per_thread, g=words,
+    )  # fmt: skip
 
 
 GEMM_KERNELS = (gemm, *MAP_KERNELS)  # what `lower_gemm` calls

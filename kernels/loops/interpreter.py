@@ -10,13 +10,23 @@ cache, so that the cost of its choice is shared by `BLOCK` elements.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import OPERANDS as CALL_OPERANDS
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.instructions import (
     BLOCK,
+    DOMAINS,
     FORMULA_WORDS,
     INSTRUCTION,
     MOVES,
     OPERANDS,
+    SLOT,
+    Primitive,
+    codes,
 )
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -32,10 +42,82 @@ from engine.kernels.vocabulary.kernel import (
 MEMORY = len(MOVES)  # instructions below read or write an operand
 
 
+def _moved(record: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What an instruction moves, and as which type; None if it computes."""
+    return MOVES[record["code"]] if record["code"] < len(MOVES) else None
+
+
+def _writes(c: KernelCall) -> Iterator[int]:
+    for record in _instructions(c)[1]:
+        move = _moved(record)
+        if move is not None and move[0] == "store":
+            yield record["first"]
+
+
+def _instructions(
+    c: KernelCall,
+) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], tuple[int, ...]]:
+    """The words of a formula, its instructions, and the words behind those with a name."""
+    values = c.content("program")
+    if len(values) < FORMULA_WORDS.size:
+        c.refuse(f"a formula of {len(values)} words")
+    words = FORMULA_WORDS.unpack(values.tolist())
+    rest, code, size = words["rest"], words["code"], INSTRUCTION.size
+    c.check_words({n: v for n, v in words.items() if n != "rest"}, FORMULA_WORDS)
+    if code + words["count"] * size > len(rest):
+        c.refuse(f"{words['count']} instructions behind word {code} of {len(rest)}")
+    found: list[Mapping[str, Any]] = [
+        INSTRUCTION.unpack(rest[code + i * size : code + (i + 1) * size])
+        for i in range(words["count"])
+    ]
+    return words, found, rest
+
+
+def _reach(c: KernelCall) -> Reach:
+    domain = str(c.params[0])
+    if domain not in DOMAINS:
+        c.refuse(f"the domain {domain!r}")
+    words, instructions, rest = _instructions(c)
+    rows, n, rank = words["rows"], words["n"], words["rank"]
+    count = len(c.elements) - 2  # operands besides the program and work
+    if rank * (count + 1) > len(rest):
+        c.refuse(f"{rank} dimensions of {count} operands in {len(rest)} words")
+    dims, table = rest[:rank], {number: what for what, number in codes(domain).items()}
+    c.limit_rows(dims, rows)
+    found, registers = [0] * count, 0
+    for record in instructions:
+        what = table.get(record["code"])
+        if what is None:
+            continue  # the kernel passes over it
+        used = [record["register"]]
+        move = _moved(record)
+        if move is not None:
+            at = record["first"]
+            steps = rest[(at + 1) * rank : (at + 2) * rank]
+            if not 0 <= at < count or record["second"] not in (0, 1):
+                c.refuse(f"an instruction moves operand {at} by {record['second']}")
+            own = c.span(0, *zip(dims, steps, strict=True), (n, record["second"]))
+            if move[0] != "splat" and not record["second"]:
+                own = own and own + min(n, BLOCK) - 1
+            found[at] = max(found[at], own * ITEMSIZE[move[1]] if rows else 0)
+        elif isinstance(what, Primitive):
+            used += [record[name] for name in ("first", "second", "third")[: len(what.kinds)]]
+        c.check_range("registers", tuple(used))
+        registers = max(registers, *used)
+    sizes = [-(-size // c.itemsize(i)) for i, size in enumerate(found)]
+    return {
+        "program": len(rest) + FORMULA_WORDS.size,
+        "work": c.scratch(words["room"], (registers + 1) * SLOT if instructions else 0),
+        CALL_OPERANDS: sizes,
+    }
+
+
 @kernel(
-    "program:i64* work:u8* g:i64[]",
+    "program: i64[...]   work: scratch u8[...]   g: i64[]",
     words={"program": FORMULA_WORDS, "g": OPERANDS},
     operands=lambda domain: ("...*",),
+    reach=_reach,
+    writes=_writes,
 )
 def formula(target: Target, domain: str) -> Body:
     """outs[r, j] = formulas(ins[r, j]) over rows r of outer dimensions and j < n.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Reach
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -70,7 +71,36 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     return None
 
 
-@kernel("g:i64[]", words={"g": map_words}, operands=_operands, tiling=_tiling)
+def walked(
+    c: KernelCall, kinds: Sequence[str], dims: Sequence[int], steps: Sequence[int], n: int
+) -> list[int]:
+    """Return the reach into operands that lie along outer dimensions.
+
+    kinds: of `Input`, "v" or "s".  steps: of each operand along each dimension.
+    """
+    rank = len(dims)
+    return [
+        c.span(0, *zip(dims, steps[i * rank : (i + 1) * rank], strict=True), (n, int(kind != "s")))
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def _reach(c: KernelCall) -> Reach:
+    program = Program.of(str(c.params[0]))
+    kinds = [i.kind for i in program.ins] + ["v"] * len(program.outs)
+    c.limit_rows(c.dims, c.rows)
+    return {OPERANDS: walked(c, kinds, c.dims, c.steps, c.n if c.rows else 0)}
+
+
+def _writes(c: KernelCall) -> Iterator[int]:
+    program = Program.of(str(c.params[0]))
+    return iter(range(len(program.ins), len(program.ins) + len(program.outs)))
+
+
+@kernel(
+    "g: i64[]", words={"g": map_words}, operands=_operands, reach=_reach, writes=_writes,
+    tiling=_tiling,
+)  # fmt: skip
 def map(target: Target, program: str, rank: int) -> Body:
     """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
 
@@ -152,8 +182,8 @@ def lower_formulas(
     if isinstance(found, int):
         operand = ins[found]
         lowering.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
-    args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
-    lowering.call(map(*found.params), args, inplace=found.alias, words=found.words)
+    operands: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
+    lowering.call(map(*found.params), operands=operands, may_alias=found.may_alias, g=found.words)
 
 
 class _Call(NamedTuple):
@@ -161,7 +191,7 @@ class _Call(NamedTuple):
 
     params: tuple[str, int]
     words: Packed
-    alias: tuple[tuple[int, int], ...]
+    may_alias: tuple[tuple[int, int], ...]
 
 
 def _call_of(
@@ -209,9 +239,9 @@ def update(lowering: Lowering, formula: Expr, ins: Sequence[Operand], target: Op
     flat = target.type.size
     inputs = tuple(Input(o.type.dtype, "v" if o.type.rank else "s") for o in ins)
     program = Program.computing(inputs, [(target.type.dtype, formula)]).text()
-    args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
+    used: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
     words = map_words(program, 0).pack(dims=(), steps=(), rows=1, n=flat, by_columns=1)
-    lowering.call(map(program, 0), args, words=words, inplace=[(len(ins), 0)])
+    lowering.call(map(program, 0), operands=used, may_alias=[(len(ins), 0)], g=words)
 
 
 def constant_inputs(site: Site) -> tuple[Formulas, list[int]]:

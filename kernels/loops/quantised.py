@@ -10,6 +10,7 @@ Error     none in W against (q - zero) scale in floats; the sum as in gemm.py
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import block
 from engine.kernels.loops.gemm import balanced, thread_grid
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
@@ -31,6 +33,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import up
 from engine.runtime.context import INDEX, STATUS
 from engine.runtime.words import Field, Words
 
@@ -41,14 +44,16 @@ FLOATS = -1  # `zero_bits` of zero points that are floats
 MATRIX: dict[str, str | Field] = {
     "bits": "bits of an integer: 2, 4 or 8; the first of a byte are its lowest",
     "row": "integers from row to row of Q",
-    "flip": "what is flipped in an integer, so that it is unsigned",
-    "offset": "what that adds to it, and the zero point where there is none",
+    "flip": Field("what is flipped in an integer, so that it is unsigned", range="any"),
+    "offset": Field("what that adds to it, and the zero point where there is none", range="any"),
     "block": Field("rows and columns of a block", names=AXES),
     "scale": Field("scales from block to block, 0 where all are one", names=AXES),
-    "zero_bits": "bits of a zero point, 0 without zero points, -1 if they are floats",
+    "zero_bits": Field(
+        "bits of a zero point, 0 without zero points, -1 if they are floats", range="signed"
+    ),
     "zero": Field("zero points from block to block", names=AXES),
-    "zero_flip": "as flip, of zero points",
-    "zero_offset": "what that adds to them",
+    "zero_flip": Field("as flip, of zero points", range="any"),
+    "zero_offset": Field("what that adds to them", range="any"),
 }
 
 
@@ -129,9 +134,46 @@ QUANTISED_GEMM_WORDS = Words(
 )
 
 
+def _matrix_reach(c: KernelCall, rows: int, columns: int) -> dict[str, int]:
+    """Return the reach into a matrix of small integers with scales and zero points of blocks."""
+    c.positive("block")
+    if c.bits not in (2, 4, 8) or c.zero_bits not in (-1, 0, 1, 2, 4, 8):
+        c.refuse(f"integers of {c.bits} bits, zero points of {c.zero_bits}")
+    if not rows * columns:
+        return {}
+    down, beside = (rows - 1) // c.block[0], (columns - 1) // c.block[1]
+    by_column = c.block[1] == 1
+    last_scale = down * c.scale[0] + (columns - 1 if by_column else beside * c.scale[1])
+    last_zero = down * c.zero[0] + (columns - 1 if by_column else beside * c.zero[1])
+    zero_bits = c.bits if by_column else c.zero_bits
+    return {
+        "q": (((rows - 1) * c.row + columns) * c.bits + 7) // 8,
+        "s": last_scale + 1,
+        "z": ((last_zero + 1) * zero_bits + 7) // 8 if c.zero_bits > 0 else 0,
+        "f": last_zero + 1 if c.zero_bits < 0 else 0,
+    }
+
+
+def _gemm_reach(c: KernelCall) -> Reach:
+    trans = c.flag(1)
+    spare = max(DEPTH, c.tile_columns) + (c.lanes * DEPTH if trans else 0)
+    panels = min(c.kc, c.k) * up(min(c.nc, c.n), c.tile_columns)
+    used = max(panels, c.kc * c.nc + spare) if c.m * c.n * c.k else 0
+    return {
+        "work": c.scratch(c.per_thread, used, math.prod(c.grid)),
+        **_matrix_reach(c, c.n if trans else c.k, c.k if trans else c.n),
+    }
+
+
 @kernel(
-    "a:T* q:u8|i8* s:T* z:u8|i8* f:T* c:T* bias:T* work:T* per_thread:i64 g:i64[]",
+    """
+    a: T[m, k]   q: u8|i8[...]   s: T[...]   z: u8|i8[...]   f: T[...]   c: out T[m, n]
+    bias: T[n] if mode & BIAS   work: scratch T[...]   per_thread: i64
+    g: i64[] where min(kc, nc, min(grid)) >= 1 and mode <= ACCUMULATE | BIAS | RELU
+    """,
     words={"g": QUANTISED_GEMM_WORDS},
+    reach=_gemm_reach,
+    multiply_adds="m * n * k",
 )
 def quantised_gemm(target: Target, T: str, trans_b: int) -> Body:
     """C = A op(W) (+ bias).
@@ -216,8 +258,13 @@ QUANTISED_ROWS_WORDS = Words(
 
 
 @kernel(
-    "q:u8|i8* s:T* z:u8|i8* f:T* index:i64* y:T* fault:i64* work:T* g:i64[]",
+    """
+    q: u8|i8[...]   s: T[...]   z: u8|i8[...]   f: T[...]   index: i64[count] within q.rows
+    y: out T[count, columns]   fault: update i64[1 record]   work: scratch T[threads, columns]
+    g: i64[]
+    """,
     words={"fault": STATUS, "g": QUANTISED_ROWS_WORDS},
+    reach=lambda c: _matrix_reach(c, c.rows, c.columns),
 )
 def quantised_rows(target: Target, T: str) -> Body:
     """y[i, c] = W[index[i], c].  index: [count]; y: [count, columns].  Overwrites y.
@@ -297,11 +344,11 @@ class Matrix:
         return "" if self.zeros is None else self.zeros.type.dtype
 
     @property
-    def arguments(self) -> list[tuple[Any, Operand | None]]:
-        """The tensors as kernels take them: q, s, z, f."""
+    def arguments(self) -> dict[str, Any]:
+        """The tensors by the names that kernels have for them: q, s, z, f."""
         packed = self.zeros_dtype in ("i8", "u8")
         z, f = (self.zeros, None) if packed else (None, self.zeros)
-        return [("r", self.q), ("r", self.scales), ("r", z), ("r", f)]
+        return {"q": self.q, "s": self.scales, "z": z, "f": f}
 
 
 def lower_quantised_gemm(
@@ -333,9 +380,13 @@ def lower_quantised_gemm(
     work = lowering.temp(kind, (per_thread * threads,))
     lowering.call(
         quantised_gemm(kind, int(trans)),
-        [("r", a), *matrix.arguments, ("w", y), ("r", bias), ("s", work)],
-        [per_thread],
-        words=QUANTISED_GEMM_WORDS.pack(
+        a=a,
+        **matrix.arguments,
+        c=y,
+        bias=bias,
+        work=work,
+        per_thread=per_thread,
+        g=QUANTISED_GEMM_WORDS.pack(
             m=m,
             n=n,
             k=k,
@@ -356,8 +407,12 @@ def lower_quantised_rows(lowering: Lowering, matrix: Matrix, index: Operand, y: 
     work = lowering.temp(y.type.dtype, (matrix.columns * lowering.threads,))
     lowering.call(
         quantised_rows(y.type.dtype),
-        [*matrix.arguments, ("r", index), ("w", y), ("u", lowering.fault()), ("s", work)],
-        words=QUANTISED_ROWS_WORDS.pack(
+        **matrix.arguments,
+        index=index,
+        y=y,
+        fault=lowering.fault(),
+        work=work,
+        g=QUANTISED_ROWS_WORDS.pack(
             rows=matrix.rows, columns=matrix.columns, count=count, **matrix.words()
         ),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.kernels.loops.map import walked
 from engine.kernels.reach.call import OPERANDS, Call, Reach, Table, if_, reach
 from engine.kernels.reach.index import STATUS
-from engine.kernels.reach.loops import walked
 from engine.kernels.vocabulary.row_program import Program
 
 TABLE: Table = {}

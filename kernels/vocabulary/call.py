@@ -258,6 +258,17 @@ class KernelCall:
         return found | self.numbers
 
 
+def outer_walks(c: KernelCall, steps: int) -> list[list[Walk]]:
+    """Return the outer dimensions of `walk` with each of the `steps` strides along them."""
+    rank = c.rank
+    if len(c.walk) < rank * (1 + steps):
+        c.refuse(f"{rank} outer dimensions, with {steps} strides each, in {len(c.walk)} words")
+    dims = c.walk[:rank]
+    c.limit_rows(dims, c.rows)
+    at = range(rank, rank * (1 + steps), rank) if rank else [0] * steps
+    return [list(zip(dims, c.walk[i : i + rank], strict=True)) for i in at]
+
+
 def reach_into(reach: Reach, name: str) -> int:
     """Return the reach into one operand, by its name in `Template.operand_names`."""
     if not name.startswith(OPERANDS):

@@ -42,7 +42,21 @@ from typing import Any, TypeAlias
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.vocabulary.call import OPERANDS, Declared, KernelCall, Writes
-from engine.kernels.vocabulary.signature import Parameter, compiled, evaluate, parse
+from engine.kernels.vocabulary.signature import (
+    ACCUMULATE as ACCUMULATE,
+)
+from engine.kernels.vocabulary.signature import (
+    BIAS as BIAS,
+)
+from engine.kernels.vocabulary.signature import (
+    RELU as RELU,
+)
+from engine.kernels.vocabulary.signature import (
+    Parameter,
+    compiled,
+    evaluate,
+    parse,
+)
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Words
 
@@ -55,7 +69,6 @@ Tile: TypeAlias = Callable[[Parameters, Numbers], Tiling | None]
 # Kinds of element types: floats; these and integers; those that stand for all of their size; any of
 # them.  And no kind at all: not to be listed.
 REAL, NUMBER, MOVED, ANY, OPEN = "real", "number", "moved", "any", "open"
-ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the `mode` of a register tile
 
 
 @dataclass(frozen=True, slots=True)

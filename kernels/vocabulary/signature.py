@@ -20,7 +20,8 @@ A parameter is one or more names, a colon, a type, and clauses:
     ... where 1 <= k <= n       a call for which this does not hold is refused
 
 Sizes and conditions are Python expressions of the numbers of the call, of the compile-time
-parameters of the kernel, and of `threads`, `lanes` (elements of a vector) and `tile_columns`.
+parameters of the kernel, and of `threads`, `lanes` (elements of a vector), `tile_columns` and the
+bits of a mode.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _CLAUSE = re.compile(r"\b(updates if|if|may alias|within|where)\b")
 _RECORDS = re.compile(r"^(.*?)\s*\brecords?$", re.DOTALL)
 
 
+ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the `mode` of a register tile
+
+
 def up(n: int, unit: int) -> int:
     """Return n rounded up to a multiple of unit."""
     return -(-n // unit) * unit
@@ -50,6 +54,7 @@ def up(n: int, unit: int) -> int:
 
 FUNCTIONS = {
     "__builtins__": {}, "up": up, "min": min, "max": max, "prod": math.prod, "len": len,
+    "ACCUMULATE": ACCUMULATE, "BIAS": BIAS, "RELU": RELU,
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, outer_walks
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
@@ -52,7 +53,7 @@ from engine.kernels.vocabulary.op import (
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.context import INDEX, STATUS
-from engine.runtime.words import OPEN, Field, Packed, Words
+from engine.runtime.words import OPEN, Field, Words
 
 BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
 FAR = 16 << 20  # bytes of an embedding table's gradient that no cache keeps until the optimizer
@@ -72,15 +73,15 @@ def wrap(index, i, n):
 
 
 @kernel(
-    "x:T* index:i64* y:T* fault:i64* outer:i64 n:i64 count:i64 inner:i64",
+    """
+    x: T[outer, n, inner]   index: i64[count] within x.n   y: out T[outer, count, inner]
+    fault: update i64[1 record]   outer, n, count, inner: i64
+    """,
     words={"fault": STATUS},
     T=MOVED,
 )
 def gather(target: Target, T: str) -> Body:
-    """y[a, i, b] = x[a, index[i], b].  x: T[outer, n, inner]; y: T[outer, count, inner].
-
-    Overwrites.
-    """
+    """y[a, i, b] = x[a, index[i], b]."""
     copy = loop(T, "x[] -> y[] = x")
     zero = loop(T, "-> y[] = 0")
 
@@ -108,15 +109,18 @@ def gather(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "index:i64* dy:T* dx:T* reset:b1* fault:i64* "
-    "outer:i64 n:i64 count:i64 inner:i64 by:i64 far:i64 keeps:i64",
+    """
+    index: i64[count] within dx.n   dy: T[outer, count, inner]
+    dx: out T[outer, n, inner] updates if keeps   reset: b1[1] if keeps
+    fault: update i64[1 record]   outer, n, count, inner, by, far, keeps: i64
+    """,
     words={"fault": STATUS},
 )
 def gather_grad(target: Target, T: str) -> Body:
-    """dx[a, index[i], b] += dy[a, i, b].  dy: T[outer, count, inner]; dx: T[outer, n, inner].
+    """dx[a, index[i], b] += dy[a, i, b].
 
     Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, past the caches if
-    `far`, but adds to what it holds where `keeps` and not reset[0].
+    `far`, but adds to it where `keeps` and not reset[0].
     """
     near, away = loop(T, "-> y[] = 0"), Native("zero_far", (T,))
     run = loop(T, "dx[] dy[] -> dx[] = dx + dy")
@@ -184,16 +188,25 @@ ELEMENTS_WORDS = Words(
 )
 
 
+def elements_reach(c: KernelCall) -> int:
+    """Return the reach of `gather_elements` and its kin into the tensor that is indexed."""
+    (outer,) = outer_walks(c, 1)
+    if not c.rows * c.length:
+        return 0
+    return c.span(0, *outer, (c.length, c.step), (c.n, c.along))
+
+
 @kernel(
-    "x:T* index:i64* y:T* fault:i64* n:i64 along:i64 g:i64[]",
+    """
+    x: T[...]   index: i64[rows, length] within x.n   y: out T[rows, length]
+    fault: update i64[1 record]   n, along: i64   g: i64[]
+    """,
     words={"g": ELEMENTS_WORDS, "fault": STATUS},
+    reach=lambda c: {"x": elements_reach(c)},
     T=MOVED,
 )
 def gather_elements(target: Target, T: str) -> Body:
-    """y[j] = x[j with index[j] at the axis].  y, index: of one shape; x: n long along the axis.
-
-    `along`: stride of x along the axis.  Overwrites.
-    """
+    """y[j] = x[j with index[j] at the axis]; `along` is the stride of x along the axis."""
 
     def body(x, index, y, fault, n, along, g, tid, nthreads):
         length, rank, step, bad = g.length, g.rank, g.step, NO_POSITION
@@ -213,7 +226,13 @@ def gather_elements(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64", T=MOVED)
+@kernel(
+    """
+    index: i64[rows, inner]   values: T[2] if rows   y: out T[rows, depth, inner]
+    rows, depth, inner: i64
+    """,
+    T=MOVED,
+)
 def one_hot(target: Target, T: str) -> Body:
     """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
     fill = loop(T, "x* -> y[] = x")
@@ -260,8 +279,10 @@ def take(
 ) -> None:
     """Call gather: y = x[outer, index, inner]."""
     outer, n, inner = walk
-    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", lowering.fault())]
-    lowering.call(gather(bits(x.type.dtype)), args, [outer, n, index.type.size, inner])
+    lowering.call(
+        gather(bits(x.type.dtype)), x=x, index=index, y=y, fault=lowering.fault(),
+        outer=outer, n=n, count=index.type.size, inner=inner,
+    )  # fmt: skip
 
 
 def _gather_lower(lowering: Lowering) -> None:
@@ -313,17 +334,19 @@ def _gather_grad_lower(lowering: Lowering) -> None:
     index = wide_index(lowering, 1)
     axis = lowering.site.attrs["axis"] % dx.type.rank
     lowering.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
-    args: list[Any] = [("r", index), ("r", dy), ("u" if reset else "w", dx), ("r", reset)]
     by = BY_GROUPS if outer >= lowering.threads else BY_PLACES
     if inner >= 32 * lowering.threads and outer < 8 * lowering.threads:
         by = BY_COLUMNS
     far = int(dx.type.size * ITEMSIZE[dx.type.dtype] >= FAR)
-    consts = [outer, n, index.type.size, inner, by, far, int(reset is not None)]
-    lowering.call(gather_grad(dy.type.dtype), [*args, ("u", lowering.fault())], consts)
+    lowering.call(
+        gather_grad(dy.type.dtype), index=index, dy=dy, dx=dx, reset=reset, fault=lowering.fault(),
+        outer=outer, n=n, count=index.type.size, inner=inner, by=by, far=far,
+        keeps=int(reset is not None),
+    )  # fmt: skip
 
 
-def elements(site: Site, data: TensorType, index: TensorType) -> tuple[list[int], Packed]:
-    """The numbers n and along, and the words of `gather_elements`."""
+def elements(site: Site, data: TensorType, index: TensorType) -> dict[str, Any]:
+    """Return the numbers of `gather_elements` by name."""
     rank = data.rank
     if index.rank != rank or rank == 0:
         site.wrong("data and indices differ in rank")
@@ -340,14 +363,20 @@ def elements(site: Site, data: TensorType, index: TensorType) -> tuple[list[int]
         step=strides[-1],
         walk=[*outer, *strides[:-1]],
     )
-    return [data.dims[axis], data.strides[axis]], words
+    return {"n": data.dims[axis], "along": data.strides[axis], "g": words}
 
 
 def _elements_lower(lowering: Lowering) -> None:
     x, y, index = lowering.x(0), lowering.y(0), wide_index(lowering, 1)
-    head, words = elements(lowering.site, x.type, index.type)
-    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", lowering.fault())]
-    lowering.call(gather_elements(bits(x.type.dtype)), args, head, words=words)
+    numbers = elements(lowering.site, x.type, index.type)
+    lowering.call(
+        gather_elements(bits(x.type.dtype)),
+        x=x,
+        index=index,
+        y=y,
+        fault=lowering.fault(),
+        **numbers,
+    )
 
 
 def _elements_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -367,8 +396,10 @@ def _one_hot_infer(site: Site) -> tuple[TensorType, ...]:
 def _one_hot_lower(lowering: Lowering) -> None:
     y = lowering.y(0)
     outer, depth, inner = walk_axis(lowering.site, y.type)
-    args: list[Any] = [("r", wide_index(lowering, 0)), ("r", lowering.x(2)), ("w", y)]
-    lowering.call(one_hot(bits(y.type.dtype)), args, [outer, depth, inner])
+    lowering.call(
+        one_hot(bits(y.type.dtype)), index=wide_index(lowering, 0), values=lowering.x(2), y=y,
+        rows=outer, depth=depth, inner=inner,
+    )  # fmt: skip
 
 
 def _one_hot_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:

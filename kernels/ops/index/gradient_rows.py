@@ -32,12 +32,19 @@ from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.context import INDEX, STATUS
 
 
-@kernel("index:T* first:T* next:T* fault:i64* n:i64 count:i64", words={"fault": STATUS}, T=("i64",))
+@kernel(
+    """
+    index: T[count] within first.n   first: out T[n]   next: out T[count]
+    fault: update i64[1 record]   n, count: i64
+    """,
+    words={"fault": STATUS},
+    T=("i64",),
+)
 def index_chains(target: Target, T: str) -> Body:
     """Chain the positions of each row: first[r] = min i with index[i] = r, next[i] the one after i.
 
-    -1 ends a chain.  index, next: i64[count]; first: i64[n].  Overwrites; next where an index is
-    out of range is left as it is.  Threads share the rows, and each reads all indices.
+    -1 ends a chain.  next where an index is out of range is left as it is.  Threads share the rows,
+    and each reads all indices.
     """
     clear = loop(T, "-> y[] = -1")
 
@@ -64,11 +71,17 @@ def _tiling(params: Parameters, numbers: Numbers) -> Blocks:
     return Blocks(rows, steps, numbered=True, unit=inner, at=2)
 
 
-@kernel("first:i64* next:i64* dy:T* dx:T* rows:i64 inner:i64 block:i64 count:i64", tiling=_tiling)
+@kernel(
+    """
+    first: i64[rows]   next: i64[count]   dy: T[count, inner]   dx: out T[rows, inner]
+    rows, inner: i64   block: i64 where block >= 1   count: i64
+    """,
+    tiling=_tiling,
+)
 def gather_grad_rows(target: Target, T: str) -> Body:
-    """dx[r] = sum of dy[i] over the chain of row r.  dy: T[count, inner]; dx: T[rows, inner].
+    """dx[r] = sum of dy[i] over the chain of row r.
 
-    Threads share the rows in blocks of `block`.  Overwrites.  A chain ends before a position that
+    Threads share the rows in blocks of `block`.  A chain ends before a position that
     is not behind the one before, or not below `count`: no chain of `index_chains` has one.
     """
     zero = loop(T, "-> y[] = 0")

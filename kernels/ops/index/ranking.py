@@ -70,13 +70,18 @@ def _beats(sign: int) -> Any:
 
 
 @kernel(
-    "x:T* y:T* index:i64* heap:T* places:i64* outer:i64 n:i64 inner:i64 k:i64", T=ANY, sign=(-1, 1)
+    """
+    x: T[outer, n, inner]   y: out T[outer, k, inner]   index: out i64[outer, k, inner]
+    heap: scratch T[threads, k]   places: scratch i64[threads, k]
+    outer, n, inner: i64   k: i64 where 1 <= k <= n
+    """,
+    T=ANY,
+    sign=(-1, 1),
 )
 def top_k(target: Target, T: str, sign: int) -> Body:
     """y[a, :, b], index[a, :, b] = the k <= n first of x[a, :, b] by `sign`, and where they were.
 
-    x: T[outer, n, inner]; y, index: [outer, k, inner]; heap, places: [threads, k], k > 0; sign 1
-    for the largest, -1 for the smallest.  Overwrites.
+    sign: 1 for the largest, -1 for the smallest.
     """
     before, beats = _before(sign), _beats(sign)
 
@@ -126,10 +131,16 @@ def top_k(target: Target, T: str, sign: int) -> Body:
 
 
 @kernel(
-    "x:T* y:T* index:i64* work:T* places:i64* outer:i64 n:i64 inner:i64 k:i64", T=ANY, sign=(-1, 1)
+    """
+    x: T[outer, n, inner]   y: out T[outer, k, inner]   index: out i64[outer, k, inner]
+    work: scratch T[threads, 2, n]   places: scratch i64[threads, 2, n]
+    outer, n, inner: i64   k: i64 where k <= n
+    """,
+    T=ANY,
+    sign=(-1, 1),
 )
 def sort(target: Target, T: str, sign: int) -> Body:
-    """As top_k, by merging runs of 1, 2, 4, ... elements.  work, places: [threads, 2, n]."""
+    """As top_k, by merging runs of 1, 2, 4, ... elements."""
     beats = _beats(sign)
 
     @inline
@@ -180,12 +191,16 @@ def sort(target: Target, T: str, sign: int) -> Body:
     return body
 
 
-@kernel("x:T* y:i64* outer:i64 n:i64 inner:i64 latest:i64", T=NUMBER, sign=(-1, 1))
-def arg_extreme(target: Target, T: str, sign: int) -> Body:
-    """y[a, b] = index of the largest sign x[a, :, b]; NaN is best; first or latest of equals.
-
-    x: T[outer, n, inner]; sign 1 or -1.  Overwrites.
+@kernel(
     """
+    x: T[outer, n, inner]   y: out i64[outer, inner]
+    outer: i64   n: i64 where n >= 1   inner, latest: i64
+    """,
+    T=NUMBER,
+    sign=(-1, 1),
+)
+def arg_extreme(target: Target, T: str, sign: int) -> Body:
+    """y[a, b] = index of the largest sign x[a, :, b]; NaN is best; first or latest of equals."""
 
     @inline
     def beats(v, best, latest):
@@ -251,9 +266,12 @@ def _top_lower(lowering: Lowering) -> None:
     index = lowering.y(1) if lowering.wants(1) else lowering.temp("i64", shape)
     few = k * FEW <= n
     work = [lowering.temp(kind, (lowering.threads, k if few else 2 * n)) for kind in (T, "i64")]
-    args: list[Any] = [("r", x), ("w", y), ("w", index), *(("s", w) for w in work)]
     sign = 1 if lowering.site.attrs["largest"] else -1
-    lowering.call((top_k if few else sort)(T, sign), args, [outer, n, inner, k])
+    first: dict[str, Any] = {"heap" if few else "work": work[0]}
+    lowering.call(
+        (top_k if few else sort)(T, sign), x=x, y=y, index=index, **first, places=work[1],
+        outer=outer, n=n, inner=inner, k=k,
+    )  # fmt: skip
 
 
 def _top_grad(grad: Grad, dy: str | None, *_: str | None) -> tuple[str | None, ...]:
@@ -275,8 +293,11 @@ def _arg_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _arg_lower(lowering: Lowering) -> None:
     x, sign = lowering.x(0), 1 if lowering.site.op == "ArgMax" else -1
-    consts = [*walk_axis(lowering.site, x.type), lowering.site.attrs["select_last_index"]]
-    lowering.call(arg_extreme(x.type.dtype, sign), [("r", x), ("w", lowering.y(0))], consts)
+    outer, n, inner = walk_axis(lowering.site, x.type)
+    lowering.call(
+        arg_extreme(x.type.dtype, sign), x=x, y=lowering.y(0), outer=outer, n=n, inner=inner,
+        latest=lowering.site.attrs["select_last_index"],
+    )  # fmt: skip
 
 
 def _arg(name: str) -> Op:

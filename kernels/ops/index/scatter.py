@@ -30,6 +30,7 @@ from engine.kernels.ops.index.gather import (
     BY_PLACES,
     ELEMENTS_WORDS,
     elements,
+    elements_reach,
     place,
     shaped,
     wide_index,
@@ -39,6 +40,7 @@ from engine.kernels.ops.index.scatter_gradients import scatter_rule
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import unsqueeze
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.kernel import (
     ANY,
@@ -105,8 +107,12 @@ def _stands_for(T: str, op: str) -> tuple[str, ...]:
 
 
 @kernel(
-    "index:i64* u:T* y:T* fault:i64* n:i64 along:i64 by:i64 group:i64 g:i64[]",
+    """
+    index: i64[rows, length] within y.n   u: T[rows, length]   y: update T[...]
+    fault: update i64[1 record]   n, along, by: i64   group: i64 where group >= 1   g: i64[]
+    """,
     words={"g": ELEMENTS_WORDS, "fault": STATUS},
+    reach=lambda c: {"y": elements_reach(c)},
     T=ANY,
     op=tuple(REDUCTIONS),
     stands_for=_stands_for,
@@ -176,17 +182,40 @@ def report_nd(index, g, bad, fault):
         report_at(fault, INDEX, index, bad, g.sizes[bad - udiv(bad, g.k) * g.k])
 
 
+def _named_slices(c: KernelCall) -> tuple[int, int]:
+    """Return the batches of rows of indices, and how many slices a row of indices may name."""
+    if len(c.sizes) < c.k:
+        c.refuse(f"{c.k} indices a row, and limits {list(c.sizes)}")
+    return -(-c.rows // c.batch_rows), math.prod(c.sizes[: c.k])
+
+
+def _scatter_reach(c: KernelCall) -> Reach:
+    batches, slices = _named_slices(c)
+    by_threads = c.rows // c.batch_rows * c.slices
+    most = (batches - 1) * c.slices + slices if batches else 0
+    return {"y": min(most, by_threads) * c.inner}
+
+
+def _gather_reach(c: KernelCall) -> Reach:
+    batches, slices = _named_slices(c)
+    return {"x": ((batches - 1) * c.slices + slices) * c.inner if batches and slices else 0}
+
+
 @kernel(
-    "index:i64* u:T* y:T* fault:i64* by_columns:i64 g:i64[]",
+    """
+    index: i64[rows, k] within y.slices   u: T[rows, inner]   y: update T[...]
+    fault: update i64[1 record]   by_columns: i64   g: i64[] where batch_rows >= 1
+    """,
     words={"g": ND_WORDS, "fault": STATUS},
+    reach=_scatter_reach,
     T=ANY,
     op=tuple(REDUCTIONS),
     stands_for=_stands_for,
 )
 def scatter_nd(target: Target, T: str, op: str) -> Body:
-    """y[index[row]] = join(itself, u[row]), slice by slice.  u: T[rows, inner].
+    """y[index[row]] = join(itself, u[row]), slice by slice.
 
-    A thread owns slices of y, or columns when `by_columns`.  Updates y.
+    A thread owns slices of y, or columns when `by_columns`.
     """
     run = loop(T, f"y[] u[] -> y[] = {REDUCTIONS[op]}")
 
@@ -209,12 +238,16 @@ def scatter_nd(target: Target, T: str, op: str) -> Body:
 
 
 @kernel(
-    "x:T* index:i64* y:T* fault:i64* g:i64[]",
+    """
+    x: T[...]   index: i64[rows, k] within x.slices   y: out T[rows, inner]
+    fault: update i64[1 record]   g: i64[] where batch_rows >= 1
+    """,
     words={"g": ND_WORDS, "fault": STATUS},
+    reach=_gather_reach,
     T=MOVED,
 )
 def gather_nd(target: Target, T: str) -> Body:
-    """y[row] = x[index[row]], slice by slice.  y: T[rows, inner].  Overwrites."""
+    """y[row] = x[index[row]], slice by slice."""
     copy = loop(T, "x[] -> y[] = x")
     zero = loop(T, "-> y[] = 0")
 
@@ -267,7 +300,7 @@ def _elements(
     _start(lowering, data, y)
     if u.type.size == 0:
         return
-    head, words = elements(lowering.site, y.type, index.type)
+    numbers = elements(lowering.site, y.type, index.type)
     dims = index.type.dims
     axis = normal_axis(lowering.site, lowering.site.attrs["axis"], len(dims))
     groups, by = math.prod(dims[:axis]), BY_GROUPS
@@ -275,9 +308,10 @@ def _elements(
         by = BY_COLUMNS
     elif groups < lowering.threads:
         by = BY_PLACES
-    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", lowering.fault())]
-    consts = [*head, by, math.prod(dims[axis:-1])]
-    lowering.call(scatter_elements(*_kind(y.type.dtype, op)), args, consts, words=words)
+    lowering.call(
+        scatter_elements(*_kind(y.type.dtype, op)), index=index, u=u, y=y, fault=lowering.fault(),
+        by=by, group=math.prod(dims[axis:-1]), **numbers,
+    )  # fmt: skip
 
 
 def _scatter_elements_lower(lowering: Lowering) -> None:
@@ -322,10 +356,12 @@ def _scatter_nd(
     if u.type.size == 0:
         return
     words = _words(lowering.site, y.type, index.type)
-    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", lowering.fault())]
     inner = ND_WORDS.unpack(words.values)["inner"]
     by_columns = int(inner >= 32 * lowering.threads)
-    lowering.call(scatter_nd(*_kind(y.type.dtype, op)), args, [by_columns], words=words)
+    lowering.call(
+        scatter_nd(*_kind(y.type.dtype, op)), index=index, u=u, y=y, fault=lowering.fault(),
+        by_columns=by_columns, g=words,
+    )  # fmt: skip
 
 
 def _scatter_nd_lower(lowering: Lowering) -> None:
@@ -349,9 +385,9 @@ def _gather_nd_lower(lowering: Lowering) -> None:
     x, y, index = lowering.x(0), lowering.y(0), wide_index(lowering, 1)
     if y.type.size == 0:
         return
-    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", lowering.fault())]
+    words = _words(lowering.site, x.type, index.type)
     lowering.call(
-        gather_nd(bits(x.type.dtype)), args, words=_words(lowering.site, x.type, index.type)
+        gather_nd(bits(x.type.dtype)), x=x, index=index, y=y, fault=lowering.fault(), g=words
     )
 
 
