@@ -7,7 +7,7 @@ value has a place in memory yet.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -245,6 +245,7 @@ class _NodeLowering:
         *,
         operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
         may_alias: Sequence[tuple[int, int]] | None = None,
+        updates: Container[str] = (),
         **named: Operand | int | float | Packed | None,
     ) -> None:
         spec = KernelSpec(kernel[0], tuple(number(p) for p in kernel[1]))
@@ -256,7 +257,7 @@ class _NodeLowering:
         takes = self.job.takes_of(spec)
         is_named = args is None
         if args is None:
-            args, consts, inplace, words = self._in_order(spec, operands, may_alias, named)
+            args, consts, inplace, words = self._in_order(spec, operands, may_alias, updates, named)
         consts = [*consts, *_values(spec, takes.words, words)]
         if spec.template != "map" and any("f16" in str(p) for p in spec.params):
             self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
@@ -299,6 +300,7 @@ class _NodeLowering:
         spec: KernelSpec,
         operands: Sequence[tuple[Mode, Operand | None]],
         may_alias: Sequence[tuple[int, int]] | None,
+        updates: Container[str],
         named: dict[str, Any],
     ) -> tuple[list[tuple[Any, Operand | None]], list[Any], list[tuple[int, int]], Packed | None]:
         """Return pointers with their modes, numbers, aliasing and words, in the kernel's order."""
@@ -323,7 +325,7 @@ class _NodeLowering:
             names = template.bound(spec.params) | template.named(spec.params, [*consts, *values])
         args: list[tuple[Any, Operand | None]] = []
         for p in pointers:
-            is_updated = p.updates and template.holds(p.updates, names)
+            is_updated = p.name in updates or (p.updates and template.holds(p.updates, names))
             args.append(("u" if is_updated else p.access, named.get(p.name)))
         if may_alias is None:
             place = {p.name: i for i, p in enumerate(pointers)}

@@ -187,12 +187,14 @@ def _biased_slope(name: str, of: str, text: str) -> Op:
 # --- Hardmax
 
 
-@kernel("x:T* y:T* outer:i64 n:i64 inner:i64")
-def hardmax(target: Target, T: str) -> Body:
-    """y[a, c, j] = 1 for the first c of the largest x[a, c, j], else 0.  x, y: T[outer, n, inner].
-
-    y may be x.  Overwrites.
+@kernel(
     """
+    x: T[outer, n, inner]   y: out T[outer, n, inner] may alias x
+    outer: i64   n: i64 where n >= 1   inner: i64
+    """
+)
+def hardmax(target: Target, T: str) -> Body:
+    """y[a, c, j] = 1 for the first c of the largest x[a, c, j], 0 for all others."""
 
     def body(x, y, outer, n, inner, tid, nthreads):
         first, last = share(outer * inner, tid, nthreads)
@@ -230,8 +232,8 @@ def _hardmax_lower(lowering: Lowering) -> None:
     n = dims[axis] if lowering.site.opset >= 13 else math.prod(dims[axis:])
     if not x.type.size:
         return
-    consts = [math.prod(dims[:axis]), n, behind]
-    lowering.call(hardmax(x.type.dtype), [("r", x), ("w", y)], consts, [(1, 0)])
+    outer = math.prod(dims[:axis])
+    lowering.call(hardmax(x.type.dtype), x=x, y=y, outer=outer, n=n, inner=behind)
 
 
 OPS = (

@@ -46,12 +46,14 @@ RANKS = TensorType("i64", (ORDINAL.size,))
 
 
 @kernel(
-    "x:T* y:T* ranks:i64* n:i64 ordinal:i64",
+    """
+    x: T[n]   y: out T[n] may alias x   ranks: update i64[1 record]   n: i64   ordinal: any i64
+    """,
     params=tuple((T, kind) for T in sorted(FLOATS) for kind in REDUCTIONS),
     words={"ranks": ORDINAL},
 )
 def all_reduce(target: Target, T: str, kind: str) -> Body:
-    """y = x, and the collective step `ordinal` has come.  x, y: T[n].  Overwrites.
+    """y = x, and the collective step `ordinal` has come.
 
     kind: what the runtime does then, or before, with the group; see engine/runtime/collective.py.
     """
@@ -68,11 +70,14 @@ def all_reduce(target: Target, T: str, kind: str) -> Body:
 
 
 @kernel(
-    "x:T* y:T* share:T* ranks:i64* fault:i64* n:i64 ordinal:i64",
+    """
+    x: T[n]   y: out T[n]   share: T[1] if n   ranks: update i64[1 record]
+    fault: update i64[1 record]   n: i64   ordinal: any i64
+    """,
     words={"ranks": ORDINAL, "fault": STATUS},
 )
 def agree(target: Target, T: str) -> Body:
-    """y = share[0] x, and the collective step `ordinal` has come.  x, y: T[n].  Overwrites."""
+    """y = share[0] x, and the collective step `ordinal` has come."""
 
     def body(x, y, share, ranks, fault, n, ordinal, tid, nthreads):
         if tid == 0:
@@ -83,11 +88,17 @@ def agree(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("mean:T* y:f64* var:T* samples:f64* ranks:i64* n:i64 ordinal:i64", words={"ranks": ORDINAL})
+@kernel(
+    """
+    mean: T[n]   y: out f64[2, n]   var: T[n]   samples: f64[1]   ranks: update i64[1 record]
+    n: i64   ordinal: any i64
+    """,
+    words={"ranks": ORDINAL},
+)
 def reduce_moments(target: Target, T: str) -> Body:
     """y[0] = samples[0] mean, y[1] = samples[0] (var + mean^2), and `ordinal` has come.
 
-    y: f64[2, n], which is then summed.  Overwrites.
+    y is then summed.
     """
 
     def body(mean, y, var, samples, ranks, n, ordinal, tid, nthreads):
@@ -103,9 +114,9 @@ def reduce_moments(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:f64* mean:T* var:T* n:i64")
+@kernel("x: f64[2, n]  mean, var: out T[n]  n: i64")
 def join_moments(target: Target, T: str) -> Body:
-    """mean = x[0], var = max(x[1] - x[0]^2, 0); a NaN stays one.  x: f64[2, n].  Overwrites."""
+    """mean = x[0], var = max(x[1] - x[0]^2, 0); a NaN stays one."""
 
     def body(x, mean, var, n, tid, nthreads):
         first, last = share_blocks(n, LINE, tid, nthreads)
@@ -123,9 +134,10 @@ def join_moments(target: Target, T: str) -> Body:
 
 def _reduce(lowering: Lowering, kind: str, x: Operand, y: Operand) -> None:
     """Call the collective step of a kind for x, as y."""
-    args: list[Any] = [("r", x), ("w", y), ("u", lowering.x(0))]
-    consts = [x.type.size, lowering.site.attrs["ordinal"]]
-    lowering.call(all_reduce(x.type.dtype, kind), args, consts, inplace=[(1, 0)])
+    lowering.call(
+        all_reduce(x.type.dtype, kind), x=x, y=y, ranks=lowering.x(0), n=x.type.size,
+        ordinal=lowering.site.attrs["ordinal"],
+    )  # fmt: skip
 
 
 def _copy_part(lowering: Lowering, x: Operand, y: Operand, start: tuple[int, int]) -> None:
@@ -178,22 +190,21 @@ def _lower_part(lowering: Lowering) -> None:
 
 def _lower_loss(lowering: Lowering) -> None:
     loss, y = lowering.x(1), lowering.y(0)
-    args: list[Any] = [
-        ("r", loss), ("w", y), ("r", lowering.x(2)), ("u", lowering.x(0)), ("u", lowering.fault())
-    ]  # fmt: skip
-    lowering.call(agree(loss.type.dtype), args, [loss.type.size, lowering.site.attrs["ordinal"]])
+    lowering.call(
+        agree(loss.type.dtype), x=loss, y=y, share=lowering.x(2), ranks=lowering.x(0),
+        fault=lowering.fault(), n=loss.type.size, ordinal=lowering.site.attrs["ordinal"],
+    )  # fmt: skip
 
 
 def _lower_moments(lowering: Lowering) -> None:
     mean, var, samples = (lowering.x(i) for i in (1, 2, 3))
     T, n = mean.type.dtype, mean.type.size
     joined = lowering.temp("f64", (2, n))
-    args: list[Any] = [
-        ("r", mean), ("w", joined), ("r", var), ("r", samples), ("u", lowering.x(0))
-    ]  # fmt: skip
-    lowering.call(reduce_moments(T), args, [n, lowering.site.attrs["ordinal"]])
-    args = [("r", joined), ("w", lowering.y(0)), ("w", lowering.y(1))]
-    lowering.call(join_moments(T), args, [n])
+    lowering.call(
+        reduce_moments(T), mean=mean, y=joined, var=var, samples=samples, ranks=lowering.x(0), n=n,
+        ordinal=lowering.site.attrs["ordinal"],
+    )  # fmt: skip
+    lowering.call(join_moments(T), x=joined, mean=lowering.y(0), var=lowering.y(1), n=n)
 
 
 # --- shapes

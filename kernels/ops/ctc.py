@@ -116,16 +116,26 @@ def _alphas(T: str) -> Any:
     return mark, emit, begin, advance, total
 
 
+_SEQUENCES = """
+    logp: T[steps, n, classes]   label: i64[n, width]   inputs, lengths: i64[n]
+"""
+_NUMBERS = """
+    fault: update i64[1 record]   n, steps, classes, width: i64
+    blank: i64 where blank < classes or not n * steps
+"""
+
+
 @kernel(
-    "logp:T* label:i64* inputs:i64* lengths:i64* loss:T* work:T* fault:i64* "
-    "n:i64 steps:i64 classes:i64 width:i64 blank:i64 zero:i64",
+    f"""
+    {_SEQUENCES}   loss: out T[n]   work: scratch T[threads, 4, 2 * width + {1 + PAD}]
+    {_NUMBERS}   zero: i64
+    """,
     words={"fault": STATUS},
 )
 def ctc(target: Target, T: str) -> Body:
     """loss[b] = -log of the probability of label[b, :lengths[b]] in logp[:inputs[b], b].
 
-    logp: T[steps, n, classes]; label: i64[n, width].  work: T[threads, 4 (2 width + 1 + PAD)].
-    Without a path: 0 if `zero`, else infinite.  Overwrites loss.
+    Without a path: 0 if `zero`, and infinite otherwise.
     """
     mark, emit, begin, advance, total = _alphas(T)
 
@@ -174,15 +184,14 @@ def ctc(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "dy:T* logp:T* label:i64* inputs:i64* lengths:i64* dx:T* work:T* fault:i64* "
-    "n:i64 steps:i64 classes:i64 width:i64 blank:i64",
+    f"""
+    dy: T[n]   {_SEQUENCES}   dx: out T[steps, n, classes]
+    work: scratch T[threads, steps + 3, 2 * width + {1 + PAD}]   {_NUMBERS}
+    """,
     words={"fault": STATUS},
 )
 def ctc_grad(target: Target, T: str) -> Body:
-    """dx[t, b, c] = -dy[b] times the probability that a path is in a state of class c at step t.
-
-    As ctc; work: T[threads, (steps + 3) (2 width + 1 + PAD)].  Overwrites dx.
-    """
+    """dx[t, b, c] = -dy[b] times the probability that a path is in a state of class c at step t."""
     mark, emit, begin, advance, total = _alphas(T)
     cast = Native("cast", (T, "i64"))
     clear, fill = loop(T, "-> y[] = 0"), loop(T, f"-> y[] = {NEVER}")
@@ -293,17 +302,12 @@ def _lower(lowering: Lowering) -> None:
     width = lowering.x(1).type.dims[1]
     work = lowering.temp(T, (lowering.threads, 4 * (2 * width + 1 + PAD)))
     blank, zero = lowering.site.attrs["blank"], int(bool(lowering.site.attrs["zero_infinity"]))
+    label, inputs, lengths = (_integers(lowering, i) for i in (1, 2, 3))
     lowering.call(
-        ctc(T),
-        [
-            ("r", logp),
-            *(("r", _integers(lowering, i)) for i in (1, 2, 3)),
-            ("w", y),
-            ("s", work),
-            ("u", lowering.fault()),
-        ],
-        [n, steps, classes, width, blank, zero],
-    )
+        ctc(T), logp=logp, label=label, inputs=inputs, lengths=lengths, loss=y, work=work,
+        fault=lowering.fault(), n=n, steps=steps, classes=classes, width=width, blank=blank,
+        zero=zero,
+    )  # fmt: skip
 
 
 def _lower_grad(lowering: Lowering) -> None:
@@ -311,18 +315,12 @@ def _lower_grad(lowering: Lowering) -> None:
     T, (steps, n, classes) = logp.type.dtype, logp.type.dims
     width = lowering.x(2).type.dims[1]
     work = lowering.temp(T, (lowering.threads, (steps + 3) * (2 * width + 1 + PAD)))
+    label, inputs, lengths = (_integers(lowering, i) for i in (2, 3, 4))
     lowering.call(
-        ctc_grad(T),
-        [
-            ("r", dy),
-            ("r", logp),
-            *(("r", _integers(lowering, i)) for i in (2, 3, 4)),
-            ("w", dx),
-            ("s", work),
-            ("u", lowering.fault()),
-        ],
-        [n, steps, classes, width, lowering.site.attrs["blank"]],
-    )
+        ctc_grad(T), dy=dy, logp=logp, label=label, inputs=inputs, lengths=lengths, dx=dx,
+        work=work, fault=lowering.fault(), n=n, steps=steps, classes=classes, width=width,
+        blank=lowering.site.attrs["blank"],
+    )  # fmt: skip
 
 
 def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:

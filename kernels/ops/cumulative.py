@@ -42,14 +42,17 @@ BLOCK = 256  # columns that one thread takes at a time
 
 
 @kernel(
-    "x:T* y:T* outer:i64 n:i64 inner:i64 reverse:i64 exclusive:i64",
+    """
+    x: T[outer, n, inner]   y: out T[outer, n, inner]   outer: i64   n: i64 where n >= 1
+    inner, reverse: i64   exclusive: i64 where exclusive <= 1
+    """,
     T=NUMBER,
     op=("sum", "prod"),
 )
 def accumulate(target: Target, T: str, op: str) -> Body:
-    """y[a, k, b] = sum or product of x[a, j, b] over j <= k; `exclusive` j < k, `reverse` >= or >.
+    """y[a, k, b] = sum or product of x[a, j, b] over j <= k; `exclusive`: j < k.
 
-    T[outer, n, inner]; y is no x.  Overwrites.
+    `reverse`: over j >= k, or j > k.
     """
     first_value, cast = start_value(op, T), Native("cast", (T, "i64"))
     start = loop(T, f"-> y[] = {first_value}")
@@ -96,12 +99,14 @@ def accumulate(target: Target, T: str, op: str) -> Body:
     return body
 
 
-@kernel("dy:T* x:T* dx:T* outer:i64 n:i64 inner:i64 reverse:i64 exclusive:i64")
-def cumprod_grad(target: Target, T: str) -> Body:
-    """dx[a, :, b] from dy[a, :, b] and x[a, :, b] of a running product.
-
-    T[outer, n, inner]; dx is no dy and no x.  Overwrites dx.
+@kernel(
     """
+    dy, x: T[outer, n, inner]   dx: out T[outer, n, inner]
+    outer, n, inner, reverse, exclusive: i64
+    """
+)
+def cumprod_grad(target: Target, T: str) -> Body:
+    """dx[a, :, b] from dy[a, :, b] and x[a, :, b] of a running product."""
     cast = Native("cast", (T, "i64"))
 
     def body(dy, x, dx, outer, n, inner, reverse, exclusive, tid, nthreads):
@@ -130,28 +135,29 @@ def cumprod_grad(target: Target, T: str) -> Body:
     return body
 
 
-def _walk(site: Site, t: TensorType) -> list[int]:
-    """[outer, n, inner] around the axis, then whether reversed and exclusive."""
+def _walk(site: Site, t: TensorType) -> dict[str, Any]:
+    """Return [outer, n, inner] around the axis, and whether reversed and exclusive, by name."""
     axis = normal_axis(site, site.integer(len(site.ins) - 1, "the axis"), t.rank)
     dims = t.dims
-    walk = [math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])]
-    return [*walk, int(bool(site.attrs["reverse"])), int(bool(site.attrs["exclusive"]))]
+    return {
+        "outer": math.prod(dims[:axis]), "n": dims[axis], "inner": math.prod(dims[axis + 1 :]),
+        "reverse": int(bool(site.attrs["reverse"])),
+        "exclusive": int(bool(site.attrs["exclusive"])),
+    }  # fmt: skip
 
 
 def _lower(lowering: Lowering) -> None:
     x, y = lowering.x(0), lowering.y(0)
     if y.type.size:
         op = "sum" if lowering.site.op == "CumSum" else "prod"
-        lowering.call(
-            accumulate(y.type.dtype, op), [("r", x), ("w", y)], _walk(lowering.site, x.type)
-        )
+        lowering.call(accumulate(y.type.dtype, op), x=x, y=y, **_walk(lowering.site, x.type))
 
 
 def _grad_lower(lowering: Lowering) -> None:
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if dx.type.size:
-        args: list[Any] = [("r", dy), ("r", x), ("w", dx)]
-        lowering.call(cumprod_grad(dx.type.dtype), args, _walk(lowering.site, x.type))
+        walk = _walk(lowering.site, x.type)
+        lowering.call(cumprod_grad(dx.type.dtype), dy=dy, x=x, dx=dx, **walk)
 
 
 def _grad_infer(site: Site) -> tuple[TensorType, ...]:

@@ -36,9 +36,9 @@ from engine.kernels.vocabulary.row_program import loop
 # --- kernels
 
 
-@kernel("start:T* delta:T* y:T* n:i64", T=NUMBER)
+@kernel("start, delta: T[1] if n   y: out T[n]   n: i64", T=NUMBER)
 def count_up(target: Target, T: str) -> Body:
-    """y[i] = start[0] + i delta[0], i < n.  Overwrites."""
+    """y[i] = start[0] + i delta[0], i < n."""
 
     def body(start, delta, y, n, tid, nthreads):
         begin, end = share(n, tid, nthreads)
@@ -48,12 +48,15 @@ def count_up(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* k:i64* y:T* rows:i64 m:i64 n:i64", T=MOVED)
-def triangle(target: Target, T: str, upper: int) -> Body:
-    """y[r, j] = x[r, j] where j - i >= k[0] (upper) or <= k[0] (lower), else 0, for i = r mod m.
-
-    x, y: T[rows, n]; y may be x.  Overwrites.
+@kernel(
     """
+    x: T[rows, n]   k: i64[1]   y: out T[rows, n] may alias x
+    rows: i64   m: i64 where m >= 1   n: i64
+    """,
+    T=MOVED,
+)
+def triangle(target: Target, T: str, upper: int) -> Body:
+    """y[r, j] = x[r, j] where j - i >= k[0] (upper) or <= k[0] (lower), else 0, for i = r mod m."""
     copy_run = loop(T, "x[] -> y[] = x")
     zero = loop(T, "-> y[] = 0")
 
@@ -127,8 +130,8 @@ def _range_fold(site: Site) -> tuple[Array, ...]:
 
 def _range_lower(lowering: Lowering) -> None:
     y = lowering.y(0)
-    args = [("r", lowering.x(0)), ("r", lowering.x(2)), ("w", y)]
-    lowering.call(count_up(y.type.dtype), args, [y.type.size])  # type: ignore[arg-type]  # literal modes
+    start, delta = lowering.x(0), lowering.x(2)
+    lowering.call(count_up(y.type.dtype), start=start, delta=delta, y=y, n=y.type.size)
 
 
 # --- EyeLike
@@ -163,7 +166,7 @@ def _trilu_lower(lowering: Lowering) -> None:
     k = lowering.x(1) if lowering.site.has(1) else lowering.const(np.array(0))
     *_, m, n = y.type.dims
     kernel_ = triangle(bits(y.type.dtype), int(bool(lowering.site.attrs["upper"])))
-    lowering.call(kernel_, [("r", x), ("r", k), ("w", y)], [y.type.size // n, m, n], [(2, 0)])
+    lowering.call(kernel_, x=x, k=k, y=y, rows=y.type.size // n, m=m, n=n)
 
 
 def _trilu_infer(site: Site) -> tuple[TensorType, ...]:

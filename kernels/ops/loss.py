@@ -64,16 +64,21 @@ def read_label(label, i, weight, weighted, ignore, ignored, classes, bad):
     return at, w, bad
 
 
+_OPTIONS = "weight: T[classes] if weighted   ignore: i64[1] if ignored"
+
+
 @kernel(
-    "x:T* lse:T* label:i64* weight:T* ignore:i64* loss:T* sums:f64* fault:i64* "
-    "n:i64 classes:i64 inner:i64 shifted:i64 weighted:i64 ignored:i64 each:i64",
+    f"""
+    x: T[n, classes, inner]   lse: T[n, inner] if shifted   label: i64[n, inner]   {_OPTIONS}
+    loss: out T[n, inner] if each   sums: out f64[threads, 2] if not each
+    fault: update i64[1 record]   n, classes, inner, shifted, weighted, ignored, each: i64
+    """,
     words={"fault": STATUS},
 )
 def likelihood(target: Target, T: str) -> Body:
     """loss[i, d] = -w[l] (x[i, l, d] - lse[i, d]), l = label[i, d]; without lse when not `shifted`.
 
-    x: T[n, classes, inner].  Unless `each` is set, writes sums[tid] = (sum of losses, sum of
-    weights) instead.  Overwrites.
+    Unless `each` is set, writes sums[tid] = (sum of losses, sum of weights) instead.
     """
 
     def body(
@@ -118,11 +123,11 @@ def likelihood(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("sums:f64* loss:T* parts:i64 mean:i64")
+@kernel("sums: f64[parts, 2]  loss: out T[1]  parts, mean: i64")
 def total_loss(target: Target, T: str) -> Body:
     """loss[0] = sum of the `parts` loss sums, for `mean` over the sum of weights unless that is 0.
 
-    One thread.  Overwrites.
+    One thread.
     """
 
     def body(sums, loss, parts, mean, tid, nthreads):
@@ -139,12 +144,14 @@ def total_loss(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "label:i64* weight:T* ignore:i64* sums:f64* fault:i64* "
-    "n:i64 classes:i64 weighted:i64 ignored:i64",
+    f"""
+    label: i64[n]   {_OPTIONS}   sums: out f64[threads]   fault: update i64[1 record]
+    n, classes, weighted, ignored: i64
+    """,
     words={"fault": STATUS},
 )
 def label_weights(target: Target, T: str) -> Body:
-    """sums[tid] = sum of w[label[i]] over this thread's part of n labels.  Overwrites."""
+    """sums[tid] = sum of w[label[i]] over this thread's part of n labels."""
 
     def body(label, weight, ignore, sums, fault, n, classes, weighted, ignored, tid, nthreads):
         count, bad = 0.0, NO_POSITION
@@ -168,14 +175,17 @@ def over(sums, parts):
 
 
 @kernel(
-    "dy:T* logp:T* label:i64* weight:T* ignore:i64* sums:f64* dx:T* fault:i64* "
-    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64",
+    f"""
+    dy: T[(n - 1) * each + 1] if n   logp: T[n, classes]   label: i64[n]   {_OPTIONS}
+    sums: f64[parts]   dx: out T[n, classes] may alias logp   fault: update i64[1 record]
+    n, classes, weighted, ignored, each, parts: i64
+    """,
     words={"fault": STATUS},
 )
 def cross_entropy_grad_rows(target: Target, T: str) -> Body:
     """dx[i] = f_i (exp(logp[i]) - [c = label[i]]), f_i = dy w[label[i]] / sum of sums.
 
-    logp, dx: T[n, classes]; dx may be logp.  dy: T[n] if `each`, else T[1].  Overwrites dx.
+    dy: T[n] if `each`, and T[1] otherwise.
     """
     write = loop(T, f"logp[] f -> dx[] = {_SPREAD}")
 
@@ -215,14 +225,19 @@ _SPREAD = "where(f == 0, 0, f * exp(logp))"  # exactly 0 where f is
 
 
 @kernel(
-    "dy:T* logp:T* label:i64* weight:T* ignore:i64* sums:f64* dx:T* fault:i64* work:T* "
-    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64 inner:i64 block:i64",
+    f"""
+    dy: T[(n * inner - 1) * each + 1] if n * inner   logp: T[n, classes, inner]
+    label: i64[n, inner]   {_OPTIONS}   sums: f64[parts]
+    dx: out T[n, classes, inner] may alias logp   fault: update i64[1 record]
+    work: scratch T[threads, block]
+    n, classes, weighted, ignored, each, parts, inner: i64   block: i64 where block >= 1
+    """,
     words={"fault": STATUS},
 )
 def cross_entropy_grad_cols(target: Target, T: str) -> Body:
     """As cross_entropy_grad_rows of [n, classes, inner], inner > 1: dx[i, :, d] of label[i, d].
 
-    work: T[threads, block], the factors f of `block` columns at a time.  Overwrites dx.
+    work: the factors f of `block` columns at a time.
     """
     write = loop(T, f"logp[] f[] -> dx[] = {_SPREAD}")
 
@@ -297,11 +312,6 @@ def _optional(lowering: Lowering, i: int) -> Operand | None:
     return lowering.x(i) if lowering.site.has(i) else None
 
 
-def given(*operands: Operand | None) -> list[int]:
-    """A flag for each operand: 1 if it is present, 0 for a null pointer."""
-    return [int(o is not None) for o in operands]
-
-
 def _ignore(lowering: Lowering, at: int | None) -> Operand | None:
     """ignore_index as an operand: input `at` of the node, or its attribute."""
     if at is not None:
@@ -330,23 +340,14 @@ def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
     weight, ignore = _optional(lowering, 2), _ignore(lowering, at)
     sums = None if reduction == NONE else lowering.temp("f64", (lowering.threads, 2))
     lowering.call(
-        likelihood(T),
-        [
-            ("r", x),
-            ("r", lse),
-            ("r", _labels(lowering, 1)),
-            ("r", weight),
-            ("r", ignore),
-            ("w", y if sums is None else None),
-            ("w", sums),
-            ("u", lowering.fault()),
-        ],
-        [n, classes, inner, *given(lse, weight, ignore), int(sums is None)],
-    )
+        likelihood(T), x=x, lse=lse, label=_labels(lowering, 1), weight=weight, ignore=ignore,
+        loss=y if sums is None else None, sums=sums, fault=lowering.fault(),
+        n=n, classes=classes, inner=inner, shifted=int(lse is not None),
+        weighted=int(weight is not None), ignored=int(ignore is not None), each=int(sums is None),
+    )  # fmt: skip
     if sums is not None:
-        lowering.call(
-            total_loss(T), [("r", sums), ("w", y)], [lowering.threads, int(reduction == MEAN)]
-        )
+        mean = int(reduction == MEAN)
+        lowering.call(total_loss(T), sums=sums, loss=y, parts=lowering.threads, mean=mean)
 
 
 def _lower_grad(lowering: Lowering, at: int | None) -> None:
@@ -359,26 +360,30 @@ def _lower_grad(lowering: Lowering, at: int | None) -> None:
         _reduction(lowering.site),
     )
     weight, ignore = _optional(lowering, 3), _ignore(lowering, at)
-    flags = given(weight, ignore)
+    labels: dict[str, Any] = {
+        "label": label, "weight": weight, "ignore": ignore, "classes": classes,
+        "weighted": int(weight is not None), "ignored": int(ignore is not None),
+    }  # fmt: skip
     sums = None
     if reduction == MEAN:
         sums = lowering.temp("f64", (lowering.threads,))
-        lowering.call(
-            label_weights(T),
-            [("r", label), ("r", weight), ("r", ignore), ("w", sums), ("u", lowering.fault())],
-            [n * inner, classes, *flags],
-        )
-    args: list[Any] = [("r", o) for o in (dy, logp, label, weight, ignore, sums)]
-    args += [("w", dx), ("u", lowering.fault())]
-    consts = [n, classes, *flags, int(reduction == NONE), lowering.threads if sums else 0]
+        lowering.call(label_weights(T), **labels, sums=sums, fault=lowering.fault(), n=n * inner)
+    labels |= {
+        "fault": lowering.fault(),
+        "each": int(reduction == NONE),
+        "parts": lowering.threads if sums else 0,
+    }
     if inner == 1:
-        lowering.call(cross_entropy_grad_rows(T), args, consts, [(6, 1)])
+        lowering.call(
+            cross_entropy_grad_rows(T), dy=dy, logp=logp, sums=sums, dx=dx, **labels, n=n
+        )  # fmt: skip
         return
     block = min(-(-inner // 16) * 16, BLOCK)
     work = lowering.temp(T, (lowering.threads, block))
     lowering.call(
-        cross_entropy_grad_cols(T), [*args, ("s", work)], [*consts, inner, block], [(6, 1)]
-    )
+        cross_entropy_grad_cols(T), dy=dy, logp=logp, sums=sums, dx=dx, work=work, **labels,
+        n=n, inner=inner, block=block,
+    )  # fmt: skip
 
 
 # --- shapes, gradients

@@ -23,6 +23,7 @@ from engine.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.map import collapse
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach, outer_walks
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
@@ -98,10 +99,12 @@ def line(T: str) -> Any:
     return run
 
 
-_WALK = Field("the outer dimensions, the strides of x along them, then those of y", count=OPEN)
+_WALK = Field(
+    "the outer dimensions, the strides of x along them, then those of y", count=OPEN, range="signed"
+)
 _START: dict[str, str | Field] = {
-    "x_at": "the first element in x",
-    "y_at": "the first element in y",
+    "x_at": Field("the first element in x", range="signed"),
+    "y_at": Field("the first element in y", range="signed"),
 }
 COPY_WORDS = Words(
     "strided_copy",
@@ -109,8 +112,8 @@ COPY_WORDS = Words(
     m="lines of an outer row",
     n="elements of a line",
     limit="elements of all lines of an outer row",
-    line=Field("strides from line to line", names=("x", "y")),
-    step=Field("strides along a line", names=("x", "y")),
+    line=Field("strides from line to line", names=("x", "y"), range="signed"),
+    step=Field("strides along a line", names=("x", "y"), range="signed"),
     rows="product of the outer dimensions",
     rank="number of outer dimensions",
     walk=_WALK,
@@ -120,19 +123,36 @@ TRANSPOSE_WORDS = Words(
     **_START,
     p="rows of a matrix in x, columns in y",
     q="columns of a matrix in x, rows in y",
-    xs="elements from row to row of a matrix in x",
-    ys="elements from row to row of a matrix in y",
+    xs=Field("elements from row to row of a matrix in x", range="signed"),
+    ys=Field("elements from row to row of a matrix in y", range="signed"),
     rows="product of the outer dimensions",
     rank="number of outer dimensions",
     walk=_WALK,
 )
 
 
-@kernel("x:T* y:T* g:i64[]", words={"g": COPY_WORDS}, T=MOVED)
+def _copy_reach(c: KernelCall) -> Reach:
+    c.check_range("walk", c.walk[: c.rank])
+    outer = outer_walks(c, 2)
+    if not c.n or not c.m or not c.rows or not c.limit:
+        return {}
+    c.at_most("m", c.limit)
+    full = min(c.m, c.limit // c.n)
+    part = c.limit - full * c.n if full < c.m else 0
+    reach = {}
+    for i, name in enumerate("xy"):
+        start, line, step = c.numbers[f"{name}_at"], c.line[i], c.step[i]
+        whole = c.span(start, *outer[i], (full, line), (c.n, step))
+        last = c.span(start + full * line, *outer[i], (min(part, c.n), step))
+        reach[name] = max(whole, last)
+    return reach
+
+
+@kernel("x: T[...]  y: out T[...]  g: i64[]", words={"g": COPY_WORDS}, reach=_copy_reach, T=MOVED)
 def strided_copy(target: Target, T: str) -> Body:
     """y[row, k, i] = x[row, k, i] over outer dimensions, m lines of n elements, `limit` in all.
 
-    Strides may be 0 or negative in x.  y is no x.  Overwrites.
+    Strides may be 0 or negative in x.
     """
     run = line(T)
 
@@ -157,12 +177,26 @@ def strided_copy(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:T* g:i64[]", words={"g": TRANSPOSE_WORDS}, T=("f32", "f64"), stands_for=same_size)
-def transposed_copy(target: Target, T: str) -> Body:
-    """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over outer dimensions.
+def _transpose_reach(c: KernelCall) -> Reach:
+    c.check_range("walk", c.walk[: c.rank])
+    x, y = outer_walks(c, 2)
+    if not c.rows:
+        return {}
+    return {
+        "x": c.span(c.x_at, *x, (c.p, c.xs), (c.q, 1)),
+        "y": c.span(c.y_at, *y, (c.q, c.ys), (c.p, 1)),
+    }
 
-    y is no x.  Overwrites.
-    """
+
+@kernel(
+    "x: T[...]  y: out T[...]  g: i64[]",
+    words={"g": TRANSPOSE_WORDS},
+    reach=_transpose_reach,
+    T=("f32", "f64"),
+    stands_for=same_size,
+)
+def transposed_copy(target: Target, T: str) -> Body:
+    """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over outer dimensions."""
     lanes = target.lanes(ITEMSIZE[T])
     block = Native("transpose", (T,))
 
@@ -213,7 +247,7 @@ def copy(
         (_walk, T), [dims, xs, ys], functools.partial(_walk, T, dims, xs, ys, lowering.threads)
     )
     words = found.words.pack(x_at=start[0], y_at=start[1], **found.sizes)
-    lowering.call(found.template(T), [("r", x), (mode, y)], words=words)
+    lowering.call(found.template(T), x=x, y=y, g=words, updates="y" if mode == "u" else "")
 
 
 class _Walk(NamedTuple):

@@ -72,11 +72,15 @@ def _program(T: str, *formulas: str) -> Native:
 PLAIN = tuple((T, *pair) for table in (UNIFORM, NORMAL) for T, pair in table.items())
 
 
-@kernel("y:T* noise:i64* n:i64 node:i64 fixed:i64 seed:i64", words={"noise": RANDOM}, params=PLAIN)
+@kernel(
+    "y: out T[n]  noise: i64[1 record]  n: i64  node: any i64  fixed: i64  seed: any i64",
+    words={"noise": RANDOM},
+    params=PLAIN,
+)
 def draw(target: Target, T: str, first: str, second: str) -> Body:
     """y[i], y[half + i] = first(w0, w1), second(w0, w1) of element i, half = ceil(n / 2).
 
-    y: T[n]; noise: seed and step; `fixed`: `seed` is the seed.  Overwrites.
+    noise: seed and step; `fixed`: `seed` is the seed.
     """
     pair, single = _program(T, first, second), _program(T, first)
     mix = loop("u32", "low high key -> philox0(low, high, key)")
@@ -108,9 +112,10 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
         node, fixed, own = zlib.crc32(name.encode()), 0, 0
         if seed is not None:
             node, fixed, own = 0, 1, zlib.crc32(repr(float(seed)).encode())
-        consts = [y.type.size, node, fixed, own]
-        kernel = draw(y.type.dtype, *formula(lowering.site, y.type.dtype))
-        lowering.call(kernel, [("w", y), ("r", lowering.noise())], consts)
+        lowering.call(
+            draw(y.type.dtype, *formula(lowering.site, y.type.dtype)),
+            y=y, noise=lowering.noise(), n=y.type.size, node=node, fixed=fixed, seed=own,
+        )  # fmt: skip
 
     return lower
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
@@ -300,6 +300,7 @@ class Lowering(Protocol):
         *,
         operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
         may_alias: Sequence[tuple[int, int]] | None = None,
+        updates: Container[str] = (),
         **named: Operand | int | float | Packed | None,
     ) -> None:
         """Append a kernel call, with an argument for each name of the kernel's signature.
@@ -310,6 +311,7 @@ class Lowering(Protocol):
             each read, written, updated or scratch.
         may_alias: pairs of positions (written, read) that may share bytes, where a call allows
             other ones than the signature.
+        updates: operands, of those that the kernel writes, with parts that other calls write.
 
         Raises:
             DTypeError: an operand has an element type that the kernel does not take.

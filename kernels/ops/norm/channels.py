@@ -18,12 +18,12 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.fold import RUN
-from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map, walked
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, OPERANDS, Reach
 from engine.kernels.vocabulary.facts import Layout
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -160,18 +160,46 @@ def _cut_moments(params: Parameters, numbers: Numbers) -> Tiling:
     return _cut(T, [T], numbers, 2, 2)
 
 
+def _walk_columns(c: KernelCall, kinds: Sequence[str]) -> list[int]:
+    """Return the reach into operands whose rows are `steps` apart; kinds: of `Input`."""
+    return [
+        c.span(0, (c.rows, step), (c.n, int(kind != "s")))
+        for kind, step in zip(kinds, c.steps, strict=True)
+    ]
+
+
+def _sums_cols_reach(c: KernelCall) -> Reach:
+    program = Program.of(str(c.params[1]), c.T)
+    return {
+        "part": c.parts * len(program.reductions) * c.n,
+        OPERANDS: _walk_columns(c, [i.kind for i in program.ins]),
+    }
+
+
+def _sums_rows_reach(c: KernelCall) -> Reach:
+    program = Program.of(str(c.params[1]), c.T)
+    kinds = [i.kind for i in program.ins]
+    return {
+        "part": math.prod(c.dims) * len(program.reductions),
+        OPERANDS: walked(c, kinds, c.dims, c.steps, c.n),
+    }
+
+
+_BLOCKS = "where min(chunk, block, parts) >= 1"
+
+
 @kernel(
-    "part:T* g:i64[]",
+    f"part: out T[...]  g: i64[] {_BLOCKS}",
     sums=(f"a[] b[] c[column] -> {_GRADIENT_SUMS}",),
     operands=_operands,
     words={"g": _sums_cols_words},
+    reach=_sums_cols_reach,
     tiling=_cut_sums,
 )
 def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
     """part[p, k, c] = fold k of a row program over the rows of part p.
 
     sums: the program's text; its types are T where it names none.  part: T[parts, folds, n].
-    Overwrites.
     """
     kinds = len(Program.of(sums, T).reductions)
     add, zero = _column_sums(T, sums), Native("zero", (T,))
@@ -197,15 +225,16 @@ def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
 
 
 @kernel(
-    "part:T* g:i64[]",
+    "part: out T[...]  g: i64[]",
     sums=(f"a[] b[] c* -> {_GRADIENT_SUMS}",),
     operands=_operands,
     words={"g": _sums_rows_words},
+    reach=_sums_rows_reach,
 )
 def channel_sums_rows(target: Target, T: str, sums: str) -> Body:
     """part[a, k, c] = fold k of a row program over row [a, c].
 
-    sums: as channel_sums_cols.  part: T[images, folds, channels].  Overwrites.
+    sums: as channel_sums_cols.  part: T[images, folds, channels].
     """
     program = Program.of(sums, T)
     kinds = len(program.reductions)
@@ -225,12 +254,19 @@ def channel_sums_rows(target: Target, T: str, sums: str) -> Body:
     return body
 
 
-@kernel("part:T* y:T* parts:i64 stride:i64 begin:i64 folds:i64 channels:i64", joins=0)
-def channel_sums_join(target: Target, T: str) -> Body:
-    """y[c] = sum of part[p stride + begin + f channels + c] over p < parts and f < folds.
+def _join_reach(c: KernelCall) -> Reach:
+    walks = (c.parts, c.stride), (c.folds, c.channels), (c.channels, 1)
+    first = c.begin + c.channels
+    return {"part": max(c.span(c.begin, *walks), first) if c.channels else 0}
 
-    Overwrites.
-    """
+
+@kernel(
+    "part: T[...]  y: out T[channels]  parts, stride, begin, folds, channels: i64",
+    reach=_join_reach,
+    joins=0,
+)
+def channel_sums_join(target: Target, T: str) -> Body:
+    """y[c] = sum of part[p stride + begin + f channels + c] over p < parts and f < folds."""
     add, copy = loop(T, "y[] part[] -> y[] = y + part"), Native("copy", (T,))
 
     def body(part, y, parts, stride, begin, folds, channels, tid, nthreads):
@@ -247,15 +283,16 @@ def channel_sums_join(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "part:T* work:T* g:i64[]",
+    f"part: out T[parts, 2, n]  work: scratch T[threads, 2, chunk]  g: i64[] {_BLOCKS}",
     operands=lambda T: (pointer(T),),
     words={"g": cols_words(1)},
+    reach=lambda c: {OPERANDS: _walk_columns(c, ["v"])},
     tiling=_cut_moments,
 )
 def channel_moments_cols(target: Target, T: str) -> Body:
     """part[p, 0, c], part[p, 1, c] = mean and sum of (x - mean)^2 of column c in part p.
 
-    x, the operand: T[rows, n]; part: T[parts, 2, n]; work: T[threads, 2, chunk].  Overwrites.
+    x, the operand: T[rows, n].
     """
     sums = _column_sums(T, "x[] -> sum(x)")
     squares = _column_sums(T, "x[] -> sum((x - beside) * (x - beside))")
@@ -293,12 +330,11 @@ def channel_moments_cols(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* part:T* images:i64 channels:i64 n:i64")
+@kernel(
+    "x: T[images, channels, n]  part: out T[images, 2, channels] if n  images, channels, n: i64"
+)
 def channel_moments_rows(target: Target, T: str) -> Body:
-    """part[a, 0, c], part[a, 1, c] = mean and sum of (x - mean)^2 of row [a, c].
-
-    x: T[images, channels, n]; part: T[images, 2, channels].  Overwrites.
-    """
+    """part[a, 0, c], part[a, 1, c] = mean and sum of (x - mean)^2 of row [a, c]."""
     total = loop(T, "x[] -> sum(x)")
     square = loop(T, "x[] mean -> sum((x - mean) * (x - mean))")
 
@@ -325,11 +361,17 @@ def channel_moments_rows(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("part:T* mean:T* var:T* rows:i64 parts:i64 folds:i64 channels:i64", joins=1)
+@kernel(
+    """
+    part: T[parts, 2, folds, channels]   mean, var: out T[channels]
+    rows: i64   parts: i64 where parts >= 1   folds: i64 where folds >= 1   channels: i64
+    """,
+    joins=1,
+)
 def channel_moments_join(target: Target, T: str) -> Body:
     """mean[c], var[c]: of all elements of the channel, from the moments of parts and folds.
 
-    part: T[parts, 2, folds, channels], part p of `rows` cut evenly.  Overwrites.
+    part: part p of `rows` cut evenly.
     """
     copy, scale = Native("copy", (T,)), loop(T, "x[] k -> y[] = x * k")
     merge = _merge(T)
@@ -404,15 +446,19 @@ def _lower_moments(lowering: Lowering) -> None:
     T = x.type.dtype
     part = lowering.temp(T, (w.parts, 2, w.folds * w.channels))
     if w.images:
-        args: list[Any] = [("r", x), ("w", part)]
-        lowering.call(channel_moments_rows(T), args, [w.images, w.channels, w.n])
+        lowering.call(
+            channel_moments_rows(T), x=x, part=part, images=w.images, channels=w.channels, n=w.n
+        )
     else:
         work = lowering.temp(T, (lowering.threads, 2, min(w.n, CHUNK)))
-        args = [("w", part), ("s", work), ("r", x)]
-        lowering.call(channel_moments_cols(T), args, words=w.words([w.n]))
-    rows = w.images * w.n if w.images else w.rows
-    args = [("r", part), ("w", lowering.y(0)), ("w", lowering.y(1))]
-    lowering.call(channel_moments_join(T), args, [rows, w.parts, w.folds, w.channels])
+        lowering.call(
+            channel_moments_cols(T), part=part, work=work, operands=[("r", x)], g=w.words([w.n])
+        )
+    lowering.call(
+        channel_moments_join(T), part=part, mean=lowering.y(0), var=lowering.y(1),
+        rows=w.images * w.n if w.images else w.rows, parts=w.parts, folds=w.folds,
+        channels=w.channels,
+    )  # fmt: skip
 
 
 def _full(lowering: Lowering) -> TensorType:
@@ -451,13 +497,14 @@ def _lower_sums(lowering: Lowering) -> None:
     ins = tuple(Input(o.type.dtype, k) for o, k in zip(operands, access, strict=True))
     program = Program(ins, sums, reductions=((T, "sum"),) * count)
     spec = template(T, program.text(T))
-    lowering.call(spec, [("w", part), *(("r", o) for o in operands)], words=words)
+    lowering.call(spec, part=part, operands=[("r", o) for o in operands], g=words)
     columns = w.folds * w.channels
     for k in range(count):
         if lowering.wants(k):
-            args: list[Any] = [("r", part), ("w", lowering.y(k))]
-            consts = [w.parts, count * columns, k * columns, w.folds, w.channels]
-            lowering.call(channel_sums_join(T), args, consts)
+            lowering.call(
+                channel_sums_join(T), part=part, y=lowering.y(k), parts=w.parts,
+                stride=count * columns, begin=k * columns, folds=w.folds, channels=w.channels,
+            )  # fmt: skip
 
 
 def _tiled(lowering: Lowering, x: Operand, w: Walk) -> Operand:

@@ -67,12 +67,17 @@ def _writer(T: str, form: str) -> Any:
     return {"": plain, "s": scaled, "sb": shifted}[form]
 
 
-@kernel("x:T* scale:T* b:T* y:T* mean:T* inv:T* rows:i64 n:i64 epsilon:f64", form=("", "s", "sb"))
+@kernel(
+    """
+    x: T[rows, n]   scale: T[n] if 's' in form   b: T[n] if 'b' in form
+    y: out T[rows, n] may alias x   mean, inv: out T[rows]   rows, n: i64   epsilon: f64
+    """,
+    form=("", "s", "sb"),
+)
 def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
     """y[r] = (x[r] - mean[r]) inv[r] scale + b, with the moments of the row; `rms`: mean[r] = 0.
 
-    x, y: T[rows, n]; scale, b: T[n], as far as `form` names them; mean, inv: T[rows].  y may be x.
-    Overwrites y, mean and inv.
+    form: the letters of scale and b, as far as they are there.
     """
     total = loop(T, "x[] -> sum(x)")
     apart = loop(T, "x[] m -> sum(x - m); sum((x - m) * (x - m))")
@@ -109,12 +114,18 @@ _GRADS = {
 }
 
 
-@kernel("dy:T* x:T* scale:T* mean:T* inv:T* dx:T* part:T* rows:i64 n:i64 parts:i64", form=("", "s"))
+@kernel(
+    """
+    dy, x: T[rows, n] if parts   scale: T[n] if form and parts   mean: T[rows] if not rms and parts
+    inv: T[rows] if parts   dx: out T[rows, n] if parts may alias dy, x
+    part: out T[parts, 2, n] if wants   rows, n, parts: i64
+    """,
+    form=("", "s"),
+)
 def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> Body:
     """dx[r] of layer_norm, and part[p] = sums of dy h and of dy over the rows of part p.
 
-    dy, x, dx: T[rows, n]; scale: T[n] as `form` says; mean, inv: T[rows], no mean if `rms`; part:
-    T[parts, 2, n] where `wants`.  dx may be dy or x.  Overwrites.
+    form: "s" where there is a scale.  wants: whether the sums are made.
     """
     sums = loop(T, _GRADS[form].format("") + "sum(g); sum(g * d * inv)")
     run = loop(T, _GRADS[form].format("level slope") + "dx[] = inv * (g - level - d * inv * slope)")
@@ -194,9 +205,10 @@ def _lower(lowering: Lowering) -> None:
     scale = lowering.x(1) if lowering.site.has(1) else None
     b = lowering.x(2) if lowering.site.has(2) else None
     form = ("s" if scale else "") + ("b" if b else "")
-    args: list[Any] = [("r", x), ("r", scale), ("r", b), ("w", y), ("w", mean), ("w", inv)]
-    consts = [rows, n, float(lowering.site.attrs["epsilon"])]
-    lowering.call(layer_norm(T, rms, form), args, consts, [(3, 0)])
+    lowering.call(
+        layer_norm(T, rms, form), x=x, scale=scale, b=b, y=y, mean=mean, inv=inv, rows=rows, n=n,
+        epsilon=float(lowering.site.attrs["epsilon"]),
+    )  # fmt: skip
 
 
 def _lower_grad(lowering: Lowering) -> None:
@@ -213,13 +225,16 @@ def _lower_grad(lowering: Lowering) -> None:
     mean = None if rms else lowering.x(count - 2)
     parts = max(min(rows * n // PART, 64, rows), 1) if wants else rows
     part = lowering.temp(T, (parts, 2, n)) if wants else None
-    args: list[Any] = [("r", dy), ("r", x), ("r", scale), ("r", mean), ("r", inv), ("w", dx)]
-    spec = layer_norm_grad(T, rms, "s" if scale else "", wants)
-    lowering.call(spec, [*args, ("w", part)], [rows, n, parts], [(5, 0), (5, 1)])
+    lowering.call(
+        layer_norm_grad(T, rms, "s" if scale else "", wants), dy=dy, x=x, scale=scale, mean=mean,
+        inv=inv, dx=dx, part=part, rows=rows, n=n, parts=parts,
+    )  # fmt: skip
     for k in (0, 1):
         if lowering.wants(k + 1):
-            join: list[Any] = [("r", part), ("w", lowering.y(k + 1))]
-            lowering.call(channel_sums_join(T), join, [parts, 2 * n, k * n, 1, n])
+            lowering.call(
+                channel_sums_join(T), part=part, y=lowering.y(k + 1), parts=parts, stride=2 * n,
+                begin=k * n, folds=1, channels=n,
+            )  # fmt: skip
 
 
 # --- shapes
