@@ -23,7 +23,7 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, walked
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.call import KernelCall, OPERANDS, Reach
+from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Reach
 from engine.kernels.vocabulary.facts import Layout
 from engine.kernels.vocabulary.kernel import (
     Body,
