@@ -318,10 +318,10 @@ class _NodeLowering:
         consts = [named[p.name] for p in declared if p.is_number]
         words = named.get(template.parameters[-1].name)
         packed = words if isinstance(words, Packed) else None
+        values = _values(spec, template.trailing(spec.params), packed)
         pointers = [p for p in declared if p.is_pointer]
         names: dict[str, Any] = {}
         if any(p.updates for p in pointers):
-            values = packed.values if packed else ()
             names = template.bound(spec.params) | template.named(spec.params, [*consts, *values])
         args: list[tuple[Any, Operand | None]] = []
         for p in pointers:
