@@ -302,35 +302,31 @@ class _NodeLowering:
         may_alias: Sequence[tuple[int, int]] | None,
         updates: Container[str],
         named: dict[str, Any],
-    ) -> tuple[list[tuple[Any, Operand | None]], list[Any], list[tuple[int, int]], Packed | None]:
+    ) -> tuple[
+        list[tuple[Any, Operand | None]], list[Any], Sequence[tuple[int, int]], Packed | None
+    ]:
         """Return pointers with their modes, numbers, aliasing and words, in the kernel's order."""
         template = templates()[spec.template]
-        declared = [p for p in template.parameters if p.kind != "i64[]" or p.name in template.words]
-        optional = {p.name for p in declared if p.is_pointer or p.kind == "i64[]"}
-        unknown = named.keys() - {p.name for p in declared}
-        missing = {p.name for p in declared} - named.keys() - optional
-        if unknown or missing:
+        order = template.order
+        if not order.needed <= named.keys() <= order.names:
             raise PlanError(
                 f"{self.site.where()}: kernel {spec.template} takes "
-                f"{', '.join(p.name for p in declared)}; missing {sorted(missing)}, unknown "
-                f"{sorted(unknown)}"
+                f"{', '.join(p.name for p in template.parameters)}; missing "
+                f"{sorted(order.needed - named.keys())}, unknown "
+                f"{sorted(named.keys() - order.names)}"
             )
-        consts = [named[p.name] for p in declared if p.is_number]
-        words = named.get(template.parameters[-1].name)
-        packed = words if isinstance(words, Packed) else None
+        consts = [named[name] for name in order.numbers]
+        packed = named.get(order.words)
         values = _values(spec, template.trailing(spec.params), packed)
-        pointers = [p for p in declared if p.is_pointer]
         names: dict[str, Any] = {}
-        if any(p.updates for p in pointers):
+        if order.updates:
             names = template.bound(spec.params) | template.named(spec.params, [*consts, *values])
         args: list[tuple[Any, Operand | None]] = []
-        for p in pointers:
+        for p in order.pointers:
             is_updated = p.name in updates or (p.updates and template.holds(p.updates, names))
             args.append(("u" if is_updated else p.access, named.get(p.name)))
-        if may_alias is None:
-            place = {p.name: i for i, p in enumerate(pointers)}
-            may_alias = [(place[p.name], place[other]) for p in pointers for other in p.aliases]
-        return [*args, *operands], consts, list(may_alias), packed
+        alias = order.may_alias if may_alias is None else may_alias
+        return [*args, *operands], consts, alias, packed
 
     def _check_reach(
         self, spec: KernelSpec, operands: Sequence[Operand | None], consts: Sequence[Any]
@@ -348,15 +344,22 @@ class _NodeLowering:
                 itemsizes[name] = ITEMSIZE[operand.type.dtype]
                 if made is not None and made.data is not None:
                     contents[name] = np.ascontiguousarray(value(made.data)).tobytes()
+        numbers = tuple(map(value, consts))
+        key = (spec, numbers, *elements.values())
+        if key in self.job.inside:
+            return
         call = KernelCall(
-            template, spec.params, [value(c) for c in consts], self.threads, self.job.machine,
-            elements, itemsizes, contents,
+            template, spec.params, numbers, self.threads, self.job.machine, elements, itemsizes,
+            contents,
         )  # fmt: skip
         try:
             outside = call.overreach()
         except PlanError as error:
             raise PlanError(f"{self.site.where()}: kernel {spec.template}: {error}") from error
-        if outside is not None:
+        if outside is None:
+            if not contents:
+                self.job.inside.add(key)
+        else:
             name, size = outside
             raise PlanError(
                 f"{self.site.where()}: kernel {spec.template} reaches {size} elements into "
@@ -422,6 +425,7 @@ class Recipe:
         self.graph, self.types, self.constants = graph, types, constants
         self.places, self.target, self.threads, self.sizes = places, target, threads, sizes
         self.machine = Machine.of(target)
+        self.inside: set[tuple[Any, ...]] = set()  # calls that stay inside of their operands
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
         self.forward = forward_part(graph)

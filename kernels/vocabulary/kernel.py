@@ -83,6 +83,41 @@ class Native:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """The parameters of a kernel by kind.
+
+    words: the name of the last parameter, the words that follow; "" if there are none.
+    names, needed: of all arguments, and of those that every call has.
+    may_alias: pairs of places of pointers (written, read).
+    """
+
+    pointers: tuple[Parameter, ...]
+    numbers: tuple[str, ...]
+    words: str
+    names: frozenset[str]
+    needed: frozenset[str]
+    may_alias: tuple[tuple[int, int], ...]
+    updates: bool
+
+    @classmethod
+    def of(cls, parameters: Sequence[Parameter], words: Mapping[str, Any]) -> Order:
+        """Return the parameters of a signature by kind."""
+        pointers = tuple(p for p in parameters if p.is_pointer)
+        numbers = tuple(p.name for p in parameters if p.is_number)
+        last = "".join(p.name for p in parameters if p.kind == "i64[]" and p.name in words)
+        place = {p.name: i for i, p in enumerate(pointers)}
+        return cls(
+            pointers,
+            numbers,
+            last,
+            frozenset((*place, *numbers, *filter(None, (last,)))),
+            frozenset(numbers),
+            tuple((place[p.name], place[other]) for p in pointers for other in p.aliases),
+            any(p.updates for p in pointers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """A kernel template: `build(target, *params)` returns the body for these parameters.
 
@@ -135,6 +170,14 @@ class Template:
     def is_declared(self) -> bool:
         """Whether the signature and `reach` say how far calls reach into their operands."""
         return self.reach is not None or all(p.size for p in self.parameters if p.is_pointer)
+
+    @property
+    def order(self) -> Order:
+        """How arguments by name become the pointers, the numbers and the words of a call."""
+        found = self._compiled.get("order")
+        if found is None:
+            found = self._compiled["order"] = Order.of(self.parameters, self.words)
+        return found
 
     def layouts(self, params: Parameters) -> dict[str, Words]:
         """Return the words of each parameter that is declared to point to some."""
