@@ -145,7 +145,9 @@ class Wheels:
         if cpu.arch == machine():
             (site,) = self.python.parents[1].glob("lib/python*/site-packages")
             emulator = [f"qemu-{cpu.arch}-static", "-cpu", cpu.name]
-            return [*emulator, self.python.resolve(), "-S"], {"PYTHONPATH": str(site)}
+            # NumPy's OpenBLAS may take the emulated CPU for a newer one: by the host's.
+            env = {"PYTHONPATH": str(site), "OPENBLAS_CORETYPE": "Nehalem"}
+            return [*emulator, self.python.resolve(), "-S"], env
         return self._emulated(cpu, self.sites[cpu.arch], self.arm64 / "numpy")
 
     def _emulated(self, cpu: Cpu, *places: Path) -> tuple[list[object], dict[str, str]]:
