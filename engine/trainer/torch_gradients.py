@@ -198,6 +198,7 @@ def _gradient_graph(
     from engine.graphs.offline.differentiate import differentiate
     from engine.graphs.offline.normalize import parameters_to_inputs, pass_on
     from engine.graphs.passes.batchnorm import choose_trained, training_form
+    from engine.graphs.passes.foreign import pool_grads_know_input
     from engine.graphs.passes.infer import infer
     from engine.graphs.passes.patterns import fuse_patterns
     from engine.graphs.passes.simplify import prune
@@ -225,7 +226,7 @@ def _gradient_graph(
     fuse_patterns(graph, infer(graph))
     found = differentiate(graph, LOSS, train, infer(graph).types)
     graph.outputs = [found[name] for name in train]
-    return prune(pass_on(graph)), values, unknown
+    return pool_grads_know_input(prune(pass_on(graph))), values, unknown
 
 
 def _feeds(torch: Any, graph: Graph, given: Any) -> dict[str, Array]:

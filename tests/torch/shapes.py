@@ -109,7 +109,7 @@ def resnet() -> Made:
         parts = (conv(a, b, 3, stride), nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.BatchNorm2d(b))
         return nn.Sequential(Residual(*parts, short=short), nn.ReLU(inplace=True))
 
-    body = nn.Sequential(conv(3, 8, 7, 2), nn.MaxPool2d(2), block(8, 8, 1), block(8, 12, 2))
+    body = nn.Sequential(conv(3, 8, 7, 2), nn.MaxPool2d(3, 2, 1), block(8, 8, 1), block(8, 12, 2))
     return classifier(body, 12), torch.randn(IMAGES)
 
 
