@@ -21,8 +21,8 @@ _WINDOWS: dict[str, str | Field] = {
     "out": Field("windows along an axis", names=AXES),
     "size": Field("pixels along an axis", names=AXES),
     "stride": Field("from window to window", names=AXES),
-    "pad": Field("padding before the first pixel", names=AXES),
-    "pad_end": Field("padding behind the last pixel", names=AXES),
+    "pad": Field("padding before the first pixel", names=AXES, range="signed"),
+    "pad_end": Field("padding after the last pixel", names=AXES, range="signed"),
     "dilation": Field("from tap to tap", names=AXES),
     "taps": Field("taps along an axis", names=AXES),
 }
@@ -52,17 +52,26 @@ def _windows(axes: Axes, images: int, channels: int, chunk: int) -> dict[str, An
 
 # --- kernels
 
+_X, _Y = "T[images, prod(size), channels]", "T[images, prod(out), channels]"
+_NUMBERS = "g: i64[] where min(chunk, *stride, *dilation) >= 1"
 
-@kernel("x:T* y:T* index:i64* g:i64[]", words={"g": MAX_WORDS})
+
+@kernel(
+    f"x: {_X}  y: out {_Y}  index: out i64[images, prod(out), channels] if indices  {_NUMBERS}",
+    words={"g": MAX_WORDS},
+)
 def pool_max(target: Target, T: str, indices: int) -> Body:
     """y[n, o, c] = max_k x[n, o s - p + k d, c];  index: the flat NCHW place of the first maximum.
 
-    x, y: T, index: i64 (null unless `indices`), channels-last.  No aliasing.  Overwrites.
+    All channels-last.
     """
     return _max(Native("window_max", (T, "i64" if indices else "")))
 
 
-@kernel("x:T* y:T* index:u8* g:i64[]", words={"g": MAX_WORDS})
+@kernel(
+    f"x: {_X}  y: out {_Y}  index: out u8[images, prod(out), channels]  {_NUMBERS}",
+    words={"g": MAX_WORDS},
+)
 def pool_max_taps(target: Target, T: str) -> Body:
     """As `pool_max`, but index: the number of the first maximum among the taps of its window.
 
@@ -116,16 +125,22 @@ def _max(window: Native) -> Body:
     return body
 
 
-@kernel("dy:T* index:i64* dx:T* g:i64[]", words={"g": MAX_GRAD_WORDS})
+@kernel(
+    f"dy: {_Y}  index: i64[images, prod(out), channels]  dx: out {_X}  {_NUMBERS}",
+    words={"g": MAX_GRAD_WORDS},
+)
 def pool_max_grad(target: Target, T: str) -> Body:
     """dx = sum over windows of dy at the place index says (`pool_max`), 0 elsewhere.
 
-    dy, dx: T, index: i64, channels-last.  No aliasing.  Overwrites.
+    All channels-last.
     """
     return _max_grad(Native("spread_max", (T, "i64")), Native("zero", (T,)))
 
 
-@kernel("dy:T* index:u8* dx:T* g:i64[]", words={"g": MAX_GRAD_WORDS})
+@kernel(
+    f"dy: {_Y}  index: u8[images, prod(out), channels]  dx: out {_X}  {_NUMBERS}",
+    words={"g": MAX_GRAD_WORDS},
+)
 def pool_max_taps_grad(target: Target, T: str) -> Body:
     """As `pool_max_grad`, of an index that `pool_max_taps` has made.  index: u8."""
     return _max_grad(Native("spread_max", (T, "u8")), Native("zero", (T,)))
@@ -197,11 +212,11 @@ def _divisor(g, od, oh, ow, taken):
     return count
 
 
-@kernel("x:T* y:T* g:i64[]", words={"g": MEAN_WORDS})
+@kernel(f"x: {_X}  y: out {_Y}  {_NUMBERS}", words={"g": MEAN_WORDS})
 def pool_mean(target: Target, T: str) -> Body:
     """y[n, o, c] = sum_k x[n, o s - p + k d, c] / count.
 
-    x, y: T, channels-last.  No aliasing.  Overwrites.
+    Both channels-last.
     """
     window, cast = Native("window_mean", (T,)), Native("cast", (T, "i64"))
 
@@ -236,11 +251,11 @@ def pool_mean(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("dy:T* dx:T* g:i64[]", words={"g": MEAN_WORDS})
+@kernel(f"dy: {_Y}  dx: out {_X}  {_NUMBERS}", words={"g": MEAN_WORDS})
 def pool_mean_grad(target: Target, T: str) -> Body:
     """dx[n, i, c] = sum of dy[n, o, c] / count(o) over the windows o that see i.
 
-    dy, dx: T, channels-last.  No aliasing.  Overwrites.
+    Both channels-last.
     """
     spread, zero = Native("spread_mean", (T,)), Native("zero", (T,))
     cast = Native("cast", (T, "i64"))
@@ -308,11 +323,10 @@ def max_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, index: Oper
     words = MAX_WORDS.pack(
         **_windows(axes, images, channels, chunk), **_places(lowering.site, axes, index)
     )
-    args: list[Any] = [("r", x), ("w", y), ("w", index)]
     kernel = pool_max(x.type.dtype, int(index is not None))
     if index is not None and index.type.dtype == "u8":
         kernel = pool_max_taps(x.type.dtype)
-    lowering.call(kernel, args, words=words)
+    lowering.call(kernel, x=x, y=y, index=index, g=words)
 
 
 def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
@@ -329,9 +343,8 @@ def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, d
         shared=int(not apart),
         clear=int(not (apart and covered)),
     )
-    args: list[Any] = [("r", dy), ("r", index), ("w", dx)]
     kernel = pool_max_taps_grad if index.type.dtype == "u8" else pool_max_grad
-    lowering.call(kernel(dx.type.dtype), args, words=words)
+    lowering.call(kernel(dx.type.dtype), dy=dy, index=index, dx=dx, g=words)
 
 
 def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
@@ -339,7 +352,7 @@ def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int
     images, channels = x.type.dims[:2]
     chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    lowering.call(pool_mean(x.type.dtype), [("r", x), ("w", y)], words=words)
+    lowering.call(pool_mean(x.type.dtype), x=x, y=y, g=words)
 
 
 def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
@@ -347,7 +360,7 @@ def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, cou
     images, channels = dx.type.dims[:2]
     chunk = _chunk(lowering, dx.type, images)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    lowering.call(pool_mean_grad(dx.type.dtype), [("r", dy), ("w", dx)], words=words)
+    lowering.call(pool_mean_grad(dx.type.dtype), dy=dy, dx=dx, g=words)
 
 
 KERNELS = (pool_max, pool_max_taps, pool_max_grad, pool_max_taps_grad, pool_mean, pool_mean_grad)

@@ -87,16 +87,17 @@ def _words(lowering: Lowering, x: TensorType, grid: TensorType) -> Packed:
     )
 
 
-def _scratch(lowering: Lowering, dtype: str) -> list[Any]:
+def _scratch(lowering: Lowering, dtype: str) -> dict[str, Any]:
     size = (lowering.threads * SCRATCH,)
-    return [("s", lowering.temp(dtype, size)), ("s", lowering.temp("i64", size))]
+    return {"work": lowering.temp(dtype, size), "places": lowering.temp("i64", size)}
 
 
 def _lower(lowering: Lowering) -> None:
     x, grid, y = lowering.x(0), lowering.x(1), lowering.y(0)
     if y.type.size:
-        args: list[Any] = [("r", x), ("r", grid), ("w", y), *_scratch(lowering, x.type.dtype)]
-        lowering.call(sample(x.type.dtype), args, words=_words(lowering, x.type, grid.type))
+        rest = _scratch(lowering, x.type.dtype)
+        words = _words(lowering, x.type, grid.type)
+        lowering.call(sample(x.type.dtype), x=x, grid=grid, y=y, **rest, g=words)
 
 
 def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -115,18 +116,13 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 def _lower_grad(lowering: Lowering) -> None:
     dy, x, grid = lowering.x(0), lowering.x(1), lowering.x(2)
-    T, words, rest = (
-        x.type.dtype,
-        _words(lowering, x.type, grid.type),
-        _scratch(lowering, x.type.dtype),
-    )
-    points: Any = ("r", grid)
+    T, words = x.type.dtype, _words(lowering, x.type, grid.type)
+    rest = _scratch(lowering, T)
     if lowering.wants(0) and x.type.size:
-        lowering.call(sample_dx(T), [("r", dy), points, ("w", lowering.y(0)), *rest], words=words)
+        lowering.call(sample_dx(T), dy=dy, grid=grid, dx=lowering.y(0), **rest, g=words)
     if lowering.wants(1) and grid.type.size:
-        lowering.call(
-            sample_dgrid(T), [("r", dy), ("r", x), points, ("w", lowering.y(1)), *rest], words=words
-        )
+        dgrid = lowering.y(1)
+        lowering.call(sample_dgrid(T), dy=dy, x=x, grid=grid, dgrid=dgrid, **rest, g=words)
 
 
 # --- AffineGrid

@@ -18,6 +18,7 @@ import numpy as np
 
 from engine.element_types import ITEMSIZE, NUMPY
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, pick, share, udiv
 from engine.kernels.vocabulary.op import Array, Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
@@ -99,12 +100,60 @@ def lines_sum(target: Target, T: str) -> Inline:
     return run
 
 
-@kernel("x:T* y:T* table:i64* weight:T* work:T* fill:f64 g:i64[]", words={"g": RESAMPLE_WORDS})
+def _reach(c: KernelCall) -> Reach:
+    table = c.content("table")
+    a_size, a_out, _, a_plain = c.a
+    b_size, b_out, _, b_plain = c.b
+    begin = a_out + b_out + 2
+    if not c.outer * a_out * c.inner:
+        return {}
+    if begin > len(table):
+        c.refuse(f"rows of {a_out} and {b_out} outputs in a table of {len(table)}")
+    ends = [
+        _entries(c, table[:first][-out - 1 :], table[begin:], at, size, bool(plain))
+        for first, (size, out, at, plain) in ((a_out + 1, c.a), (begin, c.b))
+    ]
+    line = b_size * c.inner
+    y = (c.outer * a_out - 1) * b_out * c.inner + max(b_out, b_size if b_plain else 0) * c.inner
+    return {
+        "x": ((c.outer - 1) * a_size + max(a_size, a_out if a_plain else 0)) * line,
+        "y": y if b_out or b_plain else 0,
+        "table": begin + max(ends),
+        "weight": max(ends),
+        "work": 0 if a_plain or b_plain else c.scratch(line, line),
+    }
+
+
+def _entries(
+    c: KernelCall, rows: np.ndarray, index: np.ndarray, at: int, size: int, is_plain: bool
+) -> int:
+    """Return the end of the entries of a table of one axis, whose rows and indices are checked."""
+    if is_plain:
+        return 0
+    if len(rows) and (rows[0] < 0 or (np.diff(rows) < 0).any()):
+        c.refuse("rows of a table that do not follow each other")
+    first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
+    if at + last > len(index):
+        c.refuse(f"{last} entries after entry {at} of {len(index)}")
+    named = index[at + first : at + last]
+    if named.size and not 0 <= named.min() <= named.max() < size:
+        c.refuse(f"a table that names places {named.min()} to {named.max()} of {size}")
+    return at + last
+
+
+@kernel(
+    """
+    x: T[...]   y: out T[...]   table: i64[...]   weight: T[...]   work: scratch T[...]   fill: f64
+    g: i64[]
+    """,
+    words={"g": RESAMPLE_WORDS},
+    reach=_reach,
+)
 def resample(target: Target, T: str) -> Body:
     """y[r, p, q, j] = sum_{s, t} a[p, s] b[q, t] x[r, index[s], index[t], j]; fill for empty rows.
 
     x: T[outer, na, nb, inner]; y: T[outer, oa, ob, inner].  table: the rows of a, of b, then the
-    indices, which share `weight`; work: nb inner elements a thread.  No aliasing.  Overwrites.
+    indices, which share `weight`; work: nb inner elements a thread.
     """
     lines, cast = lines_sum(target, T), Native("cast", (T, "f64"))
     spread = loop(T, "value -> y[] = value")
@@ -209,9 +258,10 @@ def _call(
         inner=inner,
     )
     work = lowering.temp(T, (lowering.threads * b.size * inner,))
-    consts = [lowering.const(table), lowering.const(weight)]
-    args: list[Any] = [("r", x), ("w", y), *(("r", c) for c in consts), ("s", work)]
-    lowering.call(resample(T), args, [float(fill)], words=words)
+    lowering.call(
+        resample(T), x=x, y=y, table=lowering.const(table), weight=lowering.const(weight),
+        work=work, fill=float(fill), g=words,
+    )  # fmt: skip
 
 
 KERNELS = (resample,)

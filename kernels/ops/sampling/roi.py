@@ -87,20 +87,23 @@ def _coordinates(site: Site) -> str:
     return str(site.attrs.get("coordinate_transformation_mode", default))
 
 
-def _align(lowering: Lowering, i: int, y: TensorType) -> tuple[int, list[Operand], float, Packed]:
-    """Whether the kernel takes the maximum, its operands behind x, the scale and the words."""
+def _align(lowering: Lowering, i: int, y: TensorType) -> tuple[int, dict[str, Any]]:
+    """Return whether the kernel takes the maximum, and its regions, scale and words by name."""
     attrs, half = lowering.site.attrs, COORDINATES[_coordinates(lowering.site)]
     words = _words(lowering, lowering.x(i).type, y, int(attrs["sampling_ratio"]), half)
-    ins = [lowering.x(i + 1), wide_index(lowering, i + 2)]
-    return MODES[attrs["mode"]], ins, float(attrs["spatial_scale"]), words
+    rest = {
+        "rois": lowering.x(i + 1), "batch": wide_index(lowering, i + 2),
+        "scale": float(attrs["spatial_scale"]), "g": words,
+    }  # fmt: skip
+    return MODES[attrs["mode"]], rest
 
 
 def _align_lower(lowering: Lowering) -> None:
     x, y = lowering.x(0), lowering.y(0)
     if y.type.size:
-        largest, ins, scale, words = _align(lowering, 0, y.type)
-        args: list[Any] = [("r", x), *(("r", o) for o in ins), ("w", y), ("u", lowering.fault())]
-        lowering.call(roi_align(x.type.dtype, largest), args, [scale], words=words)
+        largest, rest = _align(lowering, 0, y.type)
+        fault = lowering.fault()
+        lowering.call(roi_align(x.type.dtype, largest), x=x, y=y, fault=fault, **rest)
 
 
 def _align_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -121,10 +124,9 @@ def _align_grad_infer(site: Site) -> tuple[TensorType, ...]:
 def _align_grad_lower(lowering: Lowering) -> None:
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if dx.type.size:
-        largest, ins, scale, words = _align(lowering, 1, dy.type)
-        args: list[Any] = [("r", dy), ("r", x), *(("r", o) for o in ins), ("w", dx)]
-        args.append(("u", lowering.fault()))
-        lowering.call(roi_align_grad(dx.type.dtype, largest), args, [scale], words=words)
+        largest, rest = _align(lowering, 1, dy.type)
+        kernel, fault = roi_align_grad(dx.type.dtype, largest), lowering.fault()
+        lowering.call(kernel, dy=dy, x=x, dx=dx, fault=fault, **rest)
 
 
 # --- MaxRoiPool
@@ -148,9 +150,10 @@ def _pool_lower(lowering: Lowering) -> None:
 def _largest(lowering: Lowering, x: Operand, rois: Operand, y: Operand) -> Operand:
     """Call for y; returns where in x its elements are."""
     index = lowering.temp("i64", (y.type.size,))
-    args: list[Any] = [("r", x), ("r", rois), ("w", y), ("w", index), ("u", lowering.fault())]
-    scale = float(lowering.site.attrs["spatial_scale"])
-    lowering.call(roi_max(x.type.dtype), args, [scale], words=_words(lowering, x.type, y.type))
+    lowering.call(
+        roi_max(x.type.dtype), x=x, rois=rois, y=y, index=index, fault=lowering.fault(),
+        scale=float(lowering.site.attrs["spatial_scale"]), g=_words(lowering, x.type, y.type),
+    )  # fmt: skip
     return index
 
 
@@ -172,8 +175,8 @@ def _pool_grad_lower(lowering: Lowering) -> None:
     if dx.type.size:
         y = Operand(lowering.temp(x.type.dtype, dy.type.dims).name, dy.type)
         index = _largest(lowering, x, lowering.x(2), y)
-        args: list[Any] = [("r", dy), ("r", index), ("w", dx)]
-        lowering.call(roi_max_grad(x.type.dtype), args, words=_words(lowering, x.type, dy.type))
+        words = _words(lowering, x.type, dy.type)
+        lowering.call(roi_max_grad(x.type.dtype), dy=dy, index=index, dx=dx, g=words)
 
 
 ALIGN = {

@@ -100,16 +100,23 @@ def _place(unit, g):
     return r, row, unit - (r * g.rows + row) * g.columns
 
 
+_X, _Y = "T[images, height, width, channels]", "T[regions, rows, columns, channels]"
+_NUMBERS = "g: i64[] where min(height, width) >= 1 or not regions * rows * columns"
+_FAULT = "fault: update i64[1 record]"
+
+
 @kernel(
-    "x:T* rois:T* batch:i64* y:T* fault:i64* scale:f64 g:i64[]",
+    f"""
+    x: {_X}   rois: T[regions, 4]   batch: i64[regions]   y: out {_Y}
+    {_FAULT}   scale: f64   {_NUMBERS}
+    """,
     words={"g": ROI_WORDS, "fault": STATUS},
 )
 def roi_align(target: Target, T: str, largest: int) -> Body:
     """y[r, bin, c] = mean over the samples of a bin of x between its pixels; or, if `largest`, the
     largest product of a pixel of a sample and its weight.
 
-    x, y: T, channels-last; rois: T[regions, (x1, y1, x2, y2)]; batch: images.  No aliasing.
-    Overwrites.
+    x, y: channels-last; rois: x1, y1, x2, y2; batch: images.
     """
     products = "max(max(x0 * w0, x1 * w1), max(x2 * w2, x3 * w3))"
     total = "y + (x0 * w0 + x1 * w1) + (x2 * w2 + x3 * w3)"
@@ -150,7 +157,10 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
 
 
 @kernel(
-    "dy:T* x:T* rois:T* batch:i64* dx:T* fault:i64* scale:f64 g:i64[]",
+    f"""
+    dy: {_Y}   x: {_X} if largest   rois: T[regions, 4]   batch: i64[regions]   dx: out {_X}
+    {_FAULT}   scale: f64   {_NUMBERS}
+    """,
     words={"g": ROI_WORDS, "fault": STATUS},
 )
 def roi_align_grad(target: Target, T: str, largest: int) -> Body:
@@ -216,14 +226,17 @@ def _rounded(x):
 
 
 @kernel(
-    "x:T* rois:T* y:T* index:i64* fault:i64* scale:f64 g:i64[]",
+    f"""
+    x: {_X}   rois: T[regions, 5]   y: out {_Y}   index: out i64[regions, rows, columns, channels]
+    {_FAULT}   scale: f64   {_NUMBERS}
+    """,
     words={"g": ROI_WORDS, "fault": STATUS},
 )
 def roi_max(target: Target, T: str) -> Body:
     """y[r, bin, c] = the largest x[n, pixel, c] of the bin, 0 if it has no pixel; index: the first
     such element of x, or -1.
 
-    x, y, index: channels-last; rois: T[regions, (n, x1, y1, x2, y2)].  No aliasing.  Overwrites.
+    x, y, index: channels-last; rois: n, x1, y1, x2, y2.
     """
 
     def body(x, rois, y, index, fault, scale, g, tid, nthreads):
@@ -254,7 +267,7 @@ def roi_max(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "dy:T* index:i64* dx:T* g:i64[]",
+    f"dy: {_Y}  index: i64[regions, rows, columns, channels]  dx: out {_X}  {_NUMBERS}",
     words={"g": ROI_WORDS},
 )
 def roi_max_grad(target: Target, T: str) -> Body:

@@ -166,11 +166,19 @@ def _products(point, g, index, weight):
 # --- kernels
 
 
-@kernel("x:T* grid:T* y:T* work:T* places:i64* g:i64[]", words={"g": SAMPLE_WORDS})
+_X = "T[images, prod(size), channels]"
+_POINTS, _GRID = "T[images, points, channels]", "T[images, points, rank]"
+_SCRATCH = f"work: scratch T[threads, {SCRATCH}]   places: scratch i64[threads, {SCRATCH}]"
+_NUMBERS = "g: i64[] where min(chunk, *size) >= 1 and rank in (2, 3) and taps in (1, 2, 4)"
+
+
+@kernel(
+    f"x: {_X}  grid: {_GRID}  y: out {_POINTS}  {_SCRATCH}  {_NUMBERS}", words={"g": SAMPLE_WORDS}
+)
 def sample(target: Target, T: str) -> Body:
     """y[n, p, c] = sum over the taps of point grid[n, p] of weight x[n, tap, c].
 
-    x, y: T, channels-last; work, places: SCRATCH elements a thread.  No aliasing.  Overwrites.
+    x, y: channels-last.
     """
     lines, zero = lines_sum(target, T), Native("zero", (T,))
 
@@ -190,11 +198,14 @@ def sample(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("dy:T* grid:T* dx:T* work:T* places:i64* g:i64[]", words={"g": SAMPLE_WORDS})
+@kernel(
+    f"dy: {_POINTS}  grid: {_GRID}  dx: out {_X}  {_SCRATCH}  {_NUMBERS}",
+    words={"g": SAMPLE_WORDS},
+)
 def sample_dx(target: Target, T: str) -> Body:
     """dx[n, tap, c] = sum over the points and their taps of weight dy[n, p, c], as for `sample`.
 
-    Each thread owns channels of images and adds in the order of the points.  Overwrites.
+    Each thread owns channels of images and adds in the order of the points.
     """
     run, zero = loop(T, "dy[] weight dx[] -> dx[] = dx + dy * weight"), Native("zero", (T,))
 
@@ -219,11 +230,14 @@ def sample_dx(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("dy:T* x:T* grid:T* dgrid:T* work:T* places:i64* g:i64[]", words={"g": SAMPLE_WORDS})
+@kernel(
+    f"dy: {_POINTS}  x: {_X}  grid: {_GRID}  dgrid: out {_GRID}  {_SCRATCH}  {_NUMBERS}",
+    words={"g": SAMPLE_WORDS},
+)
 def sample_dgrid(target: Target, T: str) -> Body:
     """dgrid[n, p, a] = sum over taps of d weight / d grid[n, p, a] (dy[n, p] . x[n, tap]).
 
-    As for `sample`.  Overwrites.
+    As for `sample`.
     """
     dot = loop(T, "dy[] x[] -> sum(dy * x)")
 
