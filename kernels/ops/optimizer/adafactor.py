@@ -38,6 +38,7 @@ from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0
 from engine.kernels.ops.optimizer.ranges import RUN
 from engine.kernels.ops.optimizer.step import Part, Step, factor_of, optimizer
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import Declared, KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
     Numbers,
@@ -138,11 +139,11 @@ PART = Words(
 )
 TABLE = Words("adafactor", parts=Field("the parameters", count=OPEN, of=PART))
 
-COMMON = "step:i64* signal:b1* table:i64* "
-COUNTS = " count:i64 signalled:i64 "
+_TABLE = f"signal: b1[1] if signalled   table: i64[count, {PART.size}]"
+_COUNTS = "count, signalled: i64"
 # Threads share the units of a parameter in blocks of `block`.  The others describe the only
 # parameter, if that is a matrix; else they are 0.
-UNITS = "units:i64 tall:i64 width:i64 block:i64 "
+_UNITS = "units, tall, width: i64   block: i64 where block >= 1   clips: i64"
 
 
 def _in_units(*pointers: str) -> Tile:
@@ -185,15 +186,53 @@ def row_scale(rows, part, b, eps):
     return 1.0 / (eps if mean < eps else mean)
 
 
+def _parts(c: KernelCall) -> dict[str, int]:
+    """Return the reach into each kind of operand, by the records of the parameters."""
+    reach = dict.fromkeys(("elements", "rows", "columns", "kept", "partial", "joined", "sums"), 0)
+    for q in c.records("table", PART, c.count):
+        if min(q["tall"], q["blocks"], q["group"]) < 1:
+            c.refuse(f"a parameter cut into {q['blocks']} blocks of {q['tall']} rows")
+        if c.owned and q["begin"]:
+            c.refuse("a parameter that does not begin where its tensor does")
+        whole = q["batch"] * q["columns"]
+        blocks = -(-q["rows"] // q["tall"])
+        beside = min(whole, q["size"]) if q["rows"] == 1 else whole
+        ends = {
+            "elements": q["begin"] + min(q["size"], whole * q["rows"]),
+            "rows": q["row_begin"] + q["batch"] * q["rows"] if q["is_factored"] else 0,
+            "columns": q["column_begin"] + beside,
+            "kept": q["column_begin"] + q["kept"],
+            "partial": q["partial"] + ((blocks - 1) * whole + beside if blocks else 0),
+            "joined": q["partial"] + (q["blocks"] - 1) * whole + q["kept"],
+            "sums": 2 * (q["first_unit"] + q["units"]),
+        }
+        reach = {name: max(reach[name], end) for name, end in ends.items()}
+    return reach
+
+
+def _of(**kinds: str) -> Declared:
+    """Return a reach by the kinds of operands that `_parts` knows."""
+
+    def reach(c: KernelCall) -> Reach:
+        ends = _parts(c)
+        return {name: ends[kind] for name, kind in kinds.items()}
+
+    return reach
+
+
 @kernel(
-    COMMON + "g:T* clip:f64* rows:T* partial:T*" + COUNTS + UNITS + "clips:i64 decay:f64",
+    f"""
+    step: i64[1]   {_TABLE}   g: T[...]   clip: f64[1] if clips   rows: update T[...]
+    partial: out T[...]   {_COUNTS}   {_UNITS}   decay: f64
+    """,
     words={"table": TABLE},
+    reach=_of(g="elements", rows="rows", partial="partial"),
     tiling=_in_units("", "", "", "elements", "", "rows", "columns"),
 )
 def adafactor_rows(target: Target, T: str) -> Body:
     """Update the second moments of rows; partial = sums of g^2 over the rows of each block.
 
-    g: T[n]; rows, partial: T, where `PART` says.  Overwrites partial.
+    rows, partial: where `PART` says.
     """
     start = loop(T, "g[] k -> g = g * k; s[] = g * g; sum(g * g)")
     add = loop(T, "g[] s[] k -> g = g * k; s[] = s + g * g; sum(g * g)")
@@ -247,11 +286,15 @@ def adafactor_rows(target: Target, T: str) -> Body:
     return body
 
 
-@kernel(COMMON + "partial:T* columns:T*" + COUNTS + "decay:f64", words={"table": TABLE})
+@kernel(
+    f"step: i64[1]   {_TABLE}   partial, columns: update T[...]   {_COUNTS}   decay: f64",
+    words={"table": TABLE},
+    reach=_of(partial="joined", columns="kept"),
+)
 def adafactor_columns(target: Target, T: str) -> Body:
     """Update the second moments of columns from the sums of all blocks, which it overwrites.
 
-    columns, partial: T, where `PART` says.
+    columns, partial: where `PART` says.
     """
     add = loop(T, "s[] more[] -> s[] = s + more")
     blend = loop(T, "v[] s[] fresh mean -> v[] = v + fresh * (s * mean - v)")
@@ -274,17 +317,18 @@ def adafactor_columns(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "signal:b1* table:i64* p:T* g:T* clip:f64* rows:T* columns:T* sums:f64*"
-    + COUNTS
-    + UNITS
-    + "clips:i64 eps:f64",
+    f"""
+    {_TABLE}   p, g: T[...]   clip: f64[1] if clips   rows, columns: T[...]   sums: out f64[...]
+    {_COUNTS}   {_UNITS}   eps: f64
+    """,
     words={"table": TABLE},
+    reach=_of(p="elements", g="elements", rows="rows", columns="columns", sums="sums"),
     tiling=_in_units("", "", "elements", "elements", "", "", "", "sums"),
 )
 def adafactor_norms(target: Target, T: str) -> Body:
     """sums[unit] = (sum of p^2, sum of u^2) over the elements of a unit.
 
-    p, g: T[n]; rows, columns: T, where `PART` says; sums: f64[units, 2], overwritten.
+    rows, columns: where `PART` says; sums: [units, 2].
     """
     run = loop(
         T, "p[] g[] c[] f k floor -> g = g * f; sum(p * p); sum((g * g) / max(k * c, floor))"
@@ -342,11 +386,15 @@ def adafactor_norms(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "lr:f32* step:i64* p:T* g:T* clip:f64* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64*"
-    + COUNTS
-    + UNITS
-    + "clips:i64 scale:f64 eps:f64 least:f64 clipping:f64 decay:f64 beta1:f64",
+    f"""
+    lr: f32[1]   step: i64[1]   p: update T[...]   g: T[...]   clip: f64[1] if clips   {_TABLE}
+    rows, columns: T[...]   m: update T[...]   sums: f64[...]   {_COUNTS}   {_UNITS}
+    scale, eps, least, clipping, decay, beta1: f64
+    """,
     words={"table": TABLE},
+    reach=_of(
+        p="elements", g="elements", rows="rows", columns="columns", m="elements", sums="sums"
+    ),
     tiling=_in_units("", "", "elements", "elements", "", "", "", "", "", "elements", ""),
 )
 def adafactor_apply(
@@ -354,7 +402,7 @@ def adafactor_apply(
 ) -> Body:
     """The step of the family's formulas in place of p, and of m where it is moving, else m is p.
 
-    p, g, m: T[n]; rows, columns: T, where `PART` says; sums: f64[units, 2]; lr: T[1].
+    rows, columns: where `PART` says; sums: [units, 2].
     """
     if is_moving:
         outs = "m = beta1 * m + rest * u; m[]; p[] = p * keep - m"
@@ -503,73 +551,38 @@ def _lower_adafactor(lowering: Lowering) -> None:
     table = lowering.const(np.array(TABLE.pack(parts=found).values, np.int64))
     partial, norms = lowering.temp(step.T, (sums,)), lowering.temp("f64", (all_units, 2))
     clips, signalled = step.flags
-    counts = [len(found), signalled]
     words = dict(zip(PART.fields, found[0].values, strict=True)) if len(found) == 1 else {}
     is_matrix = words.get("batch") == words.get("is_factored") == 1
-    units = [words[name] if is_matrix else 0 for name in ("units", "tall", "columns")]
-    shared: list[Any] = [("r", step.signal), ("r", table)]
+    units, tall, width = (words[name] if is_matrix else 0 for name in ("units", "tall", "columns"))
+    shared: dict[str, Any] = {
+        "signal": step.signal, "table": table, "count": len(found), "signalled": signalled
+    }  # fmt: skip
+    gradients: dict[str, Any] = {
+        "g": step.g, "clip": step.clip, "rows": rows, "units": units, "tall": tall,
+        "width": width, "block": 1, "clips": clips,
+    }  # fmt: skip
     lowering.call(
-        adafactor_rows(step.T),
-        [
-            ("r", step.step),
-            *shared,
-            ("r", step.g),
-            ("r", step.clip),
-            ("u", rows),
-            ("w", partial),
-        ],
-        [*counts, *units, 1, clips, decay],
+        adafactor_rows(step.T), step=step.step, partial=partial, decay=decay, **shared, **gradients
     )
     lowering.call(
-        adafactor_columns(step.T),
-        [("r", step.step), *shared, ("u", partial), ("u", columns)],
-        [*counts, decay],
-    )
+        adafactor_columns(step.T), step=step.step, partial=partial, columns=columns, decay=decay,
+        **shared,
+    )  # fmt: skip
     lowering.call(
-        adafactor_norms(step.T),
-        [
-            *shared,
-            ("r", step.p),
-            ("r", step.g),
-            ("r", step.clip),
-            ("r", rows),
-            ("r", columns),
-            ("w", norms),
-        ],
-        [*counts, *units, 1, clips, eps],
-    )
+        adafactor_norms(step.T), p=step.p, columns=columns, sums=norms, eps=eps, **shared,
+        **gradients,
+    )  # fmt: skip
     flags = (
         int(beta1 != 0),
         int(bool(attrs["relative_step"])),
         int(bool(attrs["scale_parameter"])),
     )
     lowering.call(
-        adafactor_apply(step.T, *flags),
-        [
-            ("r", step.lr),
-            ("r", step.step),
-            ("u", step.p),
-            ("r", step.g),
-            ("r", step.clip),
-            *shared,
-            ("r", rows),
-            ("r", columns),
-            ("u", first[0] if first else step.p),
-            ("r", norms),
-        ],
-        [
-            *counts,
-            *units,
-            1,
-            clips,
-            step.scale,
-            eps,
-            step.real("epsilon2"),
-            step.real("clipping"),
-            step.real("weight_decay"),
-            beta1,
-        ],
-    )
+        adafactor_apply(step.T, *flags), lr=step.lr, step=step.step, p=step.p, columns=columns,
+        m=first[0] if first else step.p, sums=norms, scale=step.scale, eps=eps,
+        least=step.real("epsilon2"), clipping=step.real("clipping"),
+        decay=step.real("weight_decay"), beta1=beta1, **shared, **gradients,
+    )  # fmt: skip
     step.finish()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine import arguments
 from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
-from engine.kernels.ops.optimizer.ranges import TABLES, part
+from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
@@ -66,12 +66,15 @@ class Adagrad(Method):
 
 
 @kernel(
-    COMMON + "v:T*" + COUNTS + "eps:f64 decay:f64 lr_decay:f64", words=TABLES, tiling=in_blocks(1)
+    f"{COMMON}   v: update T[...]   {COUNTS}   eps, decay, lr_decay: f64",
+    words=TABLES,
+    reach=ranges_reach,
+    tiling=in_blocks(1),
 )
 def adagrad(target: Target, T: str) -> Body:
     """One step of Adagrad in place of p, v from g; nothing where the signal is false.
 
-    p, g, v: T[n], v the initial value before the first step; lr: T[1]; step: i64[1].
+    v: the initial value before the first step.
     """
     run = loop(
         T,
@@ -119,8 +122,9 @@ def adagrad(target: Target, T: str) -> Body:
 
 def _lower_adagrad(lowering: Lowering) -> None:
     step = Step(lowering, Adagrad.states(lowering.site.attrs))
-    names = ("epsilon", "weight_decay", "lr_decay")
-    step.call(adagrad(step.T), step.states, [step.real(n) for n in names])
+    (v,) = step.states
+    eps, decay, lr_decay = (step.real(n) for n in ("epsilon", "weight_decay", "lr_decay"))
+    step.call(adagrad(step.T), v=v, eps=eps, decay=decay, lr_decay=lr_decay)
     step.finish()
 
 

@@ -32,7 +32,7 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
-from engine.kernels.ops.optimizer.ranges import TABLES, part
+from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
@@ -144,8 +144,9 @@ class Adam(_Moments):
 
 
 @kernel(
-    COMMON + "m:T* v:T*" + COUNTS + "a:f64 b:f64 eps:f64 decay:f64 unbias:i64",
+    f"{COMMON}   m, v: update T[...]   {COUNTS}   a, b, eps, decay: f64   unbias: i64",
     words=TABLES,
+    reach=ranges_reach,
     tiling=in_blocks(2),
     mode=(DECOUPLED, HUGGING_FACE, COUPLED, LAZY + DECOUPLED, LAZY + HUGGING_FACE),
 )
@@ -255,9 +256,13 @@ def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
     if mode is None:
         mode = lowering.site.attrs["adam_mode"]
     a, b = step.real("alpha"), step.real("beta")
-    consts = [a, b, step.real("epsilon"), step.real("weight_decay"), unbias]
+    eps, decay = step.real("epsilon"), step.real("weight_decay")
+    m, v = step.states
     lazy = bool(lowering.site.attrs.get("lazy", 0))
-    step.call(adam(step.T, mode + lazy * LAZY), step.states, consts, by_rows=lazy)
+    step.call(
+        adam(step.T, mode + lazy * LAZY), m=m, v=v, a=a, b=b, eps=eps, decay=decay, unbias=unbias,
+        by_rows=lazy,
+    )  # fmt: skip
     step.finish()
 
 

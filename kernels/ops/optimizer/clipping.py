@@ -22,8 +22,17 @@ from typing import Any
 from engine.element_types import FLOATS, ITEMSIZE
 from engine.errors import nearest
 from engine.kernels.loops.blocks import Blocks
-from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, within
+from engine.kernels.ops.optimizer.ranges import (
+    RUN,
+    TABLE,
+    TABLES,
+    ends_of,
+    packed,
+    runs_of,
+    within,
+)
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
     Numbers,
@@ -72,11 +81,22 @@ def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
     return in_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
 
 
+def _reach(c: KernelCall) -> Reach:
+    end, runs = ends_of(c)
+    used = min(runs, c.runs)
+    return {"x": end, "sums": c.at + used if used else 0}
+
+
 @kernel(
-    "x:T* sums:f64* ranges:i64* count:i64 runs:i64 at:i64 block:i64", words=TABLES, tiling=_tiling
+    f"""
+    x: T[...]   sums: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
+    """,
+    words=TABLES,
+    reach=_reach,
+    tiling=_tiling,
 )
 def square_sums(target: Target, T: str) -> Body:
-    """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.  x: T[n].  Overwrites.
+    """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.
 
     Threads share the runs in blocks of `block`.
     """
@@ -105,9 +125,9 @@ def norm_of(sums, runs):
     return square_root(total, 1)
 
 
-@kernel("sums:f64* x:T* n:i64 runs:i64 max_norm:f64")
+@kernel("sums: f64[runs]  x: update T[n]  n, runs: i64  max_norm: f64")
 def clip(target: Target, T: str) -> Body:
-    """x = x min(max_norm / (norm + 1e-6), 1), in place, norm^2 the sum of all runs.  x: T[n]."""
+    """x = x min(max_norm / (norm + 1e-6), 1), in place, norm^2 the sum of all runs."""
     run = loop(T, "g[] k -> g[] = g * k")
 
     def body(sums, x, n, runs, max_norm, tid, nthreads):
@@ -120,9 +140,9 @@ def clip(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("sums:f64* y:f64* runs:i64 max_norm:f64")
+@kernel("sums: f64[runs]  y: out f64[1]  runs: i64  max_norm: f64")
 def clip_factor(target: Target, T: str) -> Body:
-    """y[0] = min(max_norm / (norm + 1e-6), 1), norm^2 the sum of all runs.  Overwrites."""
+    """y[0] = min(max_norm / (norm + 1e-6), 1), norm^2 the sum of all runs."""
 
     def body(sums, y, runs, max_norm, tid, nthreads):
         if tid == 0:
@@ -132,9 +152,9 @@ def clip_factor(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("sums:f64* y:T* runs:i64")
+@kernel("sums: f64[runs]  y: out T[1]  runs: i64")
 def norm(target: Target, T: str) -> Body:
-    """y[0] = square root of the sum of all runs.  One thread.  Overwrites."""
+    """y[0] = square root of the sum of all runs.  One thread."""
 
     def body(sums, y, runs, tid, nthreads):
         if tid == 0:
@@ -151,8 +171,10 @@ def _add_squares(
 ) -> int:
     """Call square_sums for ranges of x, whose first run is run `at`; return the run behind them."""
     runs = sum(runs_of(size) for _, size in ranges)
-    args: list[Any] = [("r", x), ("u" if at else "w", sums), ("r", lowering.const(packed(ranges)))]
-    lowering.call(square_sums(x.type.dtype), args, [len(ranges), runs, at, 1])
+    lowering.call(
+        square_sums(x.type.dtype), x=x, sums=sums, ranges=lowering.const(packed(ranges)),
+        count=len(ranges), runs=runs, at=at, block=1, updates=("sums",) if at else (),
+    )  # fmt: skip
     return at + runs
 
 
@@ -182,21 +204,21 @@ def _sums(lowering: Lowering) -> tuple[Operand, int]:
 def _lower_clip(lowering: Lowering) -> None:
     g, max_norm = lowering.x(0), _max_norm(lowering.site)
     sums, runs = _sums(lowering)
-    lowering.call(clip(g.type.dtype), [("r", sums), ("u", g)], [g.type.size, runs, max_norm])
+    lowering.call(clip(g.type.dtype), sums=sums, x=g, n=g.type.size, runs=runs, max_norm=max_norm)
 
 
 def _lower_factor(lowering: Lowering) -> None:
     max_norm, T = _max_norm(lowering.site), _widest(lowering.site)
     sums, runs = _sums(lowering)
-    lowering.call(clip_factor(T), [("r", sums), ("w", lowering.y(0))], [runs, max_norm])
+    lowering.call(clip_factor(T), sums=sums, y=lowering.y(0), runs=runs, max_norm=max_norm)
     if lowering.wants(1):
-        lowering.call(norm(T), [("r", sums), ("w", lowering.y(1))], [runs])
+        lowering.call(norm(T), sums=sums, y=lowering.y(1), runs=runs)
 
 
 def _lower_norm(lowering: Lowering) -> None:
     y = lowering.y(0)
     sums, runs = _sums(lowering)
-    lowering.call(norm(y.type.dtype), [("r", sums), ("w", y)], [runs])
+    lowering.call(norm(y.type.dtype), sums=sums, y=y, runs=runs)
 
 
 # --- shapes

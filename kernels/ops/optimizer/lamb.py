@@ -28,9 +28,18 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
-from engine.kernels.ops.optimizer.ranges import RUN, TABLES, runs_of, within
+from engine.kernels.ops.optimizer.ranges import (
+    RUN,
+    TABLE,
+    TABLES,
+    ends_of,
+    ranges_reach,
+    runs_of,
+    within,
+)
 from engine.kernels.ops.optimizer.step import Step, factor_of, optimizer, power
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
     Numbers,
@@ -83,10 +92,24 @@ def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
     return in_runs((0, step, step, 0, step, step, 0, 0, 2 * ITEMSIZE["f64"]), numbers, 2)
 
 
+def _moments_reach(c: KernelCall) -> Reach:
+    _, runs = ends_of(c)
+    return {**ranges_reach(c), "sums": 2 * min(runs, c.runs)}
+
+
+def _apply_reach(c: KernelCall) -> Reach:
+    _, runs = ends_of(c)
+    return {**ranges_reach(c), "sums": 2 * runs}
+
+
 @kernel(
-    "step:i64* p:T* g:T* clip:f64* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
-    "count:i64 runs:i64 block:i64 clips:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64",
+    f"""
+    step: i64[1]   p, g: T[...]   clip: f64[1] if clips   m, v: update T[...]
+    signal: b1[1] if signalled   {TABLE}   sums: out f64[...]   count, runs: i64
+    block: i64 where block >= 1   clips, signalled: i64   a, b, eps, decay: f64
+    """,
     words=TABLES,
+    reach=_moments_reach,
     tiling=_tiling,
 )
 def lamb_moments(target: Target, T: str) -> Body:
@@ -162,12 +185,15 @@ def lamb_moments(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "lr:f32* step:i64* p:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
-    "count:i64 runs:i64 signalled:i64 scale:f64 a:f64 b:f64 eps:f64 decay:f64",
+    f"""
+    lr: f32[1]   step: i64[1]   p: update T[...]   m, v: T[...]   signal: b1[1] if signalled
+    {TABLE}   sums: f64[...]   count, runs, signalled: i64   scale, a, b, eps, decay: f64
+    """,
     words=TABLES,
+    reach=_apply_reach,
 )
 def lamb_apply(target: Target, T: str) -> Body:
-    """p = p - lr ||p|| / ||u|| u for each tensor, norms^2 the sums of its runs.  p, m, v: T[n]."""
+    """p = p - lr ||p|| / ||u|| u for each tensor, norms^2 the sums of its runs."""
     run = loop(T, f"p[] m[] v[] rate whole eps decay trust -> p[] = p - trust * ({UPDATE})")
 
     def body(
@@ -227,27 +253,14 @@ def _lower_lamb(lowering: Lowering) -> None:
     runs = sum(runs_of(q.size) for q in parts)
     sums = lowering.temp("f64", (runs, 2))
     m, v = step.states
-    counts, flags = [len(parts), runs], step.flags
-    shared: list[Any] = [("r", step.signal), ("r", table)]
-    lowering.call(
-        lamb_moments(step.T),
-        [
-            ("r", step.step),
-            ("r", step.p),
-            ("r", step.g),
-            ("r", step.clip),
-            ("u", m),
-            ("u", v),
-            *shared,
-            ("w", sums),
-        ],
-        [*counts, 1, *flags, a, b, eps, decay],
-    )
-    lowering.call(
-        lamb_apply(step.T),
-        [("r", step.lr), ("r", step.step), ("u", step.p), ("r", m), ("r", v), *shared, ("r", sums)],
-        [*counts, flags[1], step.scale, a, b, eps, decay],
-    )
+    clips, signalled = step.flags
+    shared: dict[str, Any] = {
+        "step": step.step, "p": step.p, "m": m, "v": v, "signal": step.signal, "ranges": table,
+        "sums": sums, "count": len(parts), "runs": runs, "signalled": signalled,
+        "a": a, "b": b, "eps": eps, "decay": decay,
+    }  # fmt: skip
+    lowering.call(lamb_moments(step.T), **shared, g=step.g, clip=step.clip, block=1, clips=clips)
+    lowering.call(lamb_apply(step.T), **shared, lr=step.lr, scale=step.scale)
     step.finish()
 
 

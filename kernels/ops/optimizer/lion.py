@@ -15,7 +15,7 @@ from typing import Any
 
 from engine import arguments
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
-from engine.kernels.ops.optimizer.ranges import TABLES, part
+from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
@@ -56,12 +56,14 @@ class Lion(Method):
 # --- kernels
 
 
-@kernel(COMMON + "m:T*" + COUNTS + "a:f64 b:f64 decay:f64", words=TABLES, tiling=in_blocks(1))
+@kernel(
+    f"{COMMON}   m: update T[...]   {COUNTS}   a, b, decay: f64",
+    words=TABLES,
+    reach=ranges_reach,
+    tiling=in_blocks(1),
+)
 def lion(target: Target, T: str) -> Body:
-    """One step of Lion in place of p, m from g; nothing where the signal is false.
-
-    p, g, m: T[n]; lr: T[1].
-    """
+    """One step of Lion in place of p, m from g; nothing where the signal is false."""
     run = loop(
         T,
         """p[] g[] m[] k keep rate a a1 b b1 -> g = g * k;
@@ -109,7 +111,9 @@ def lion(target: Target, T: str) -> Body:
 
 def _lower_lion(lowering: Lowering) -> None:
     step = Step(lowering, Lion.states(lowering.site.attrs))
-    step.call(lion(step.T), step.states, [step.real(n) for n in ("alpha", "beta", "weight_decay")])
+    (m,) = step.states
+    a, b, decay = (step.real(n) for n in ("alpha", "beta", "weight_decay"))
+    step.call(lion(step.T), m=m, a=a, b=b, decay=decay)
     step.finish()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import imax, imin, inline, off, udiv
 from engine.runtime.words import OPEN, Field, Words
 
@@ -24,6 +25,22 @@ RANGE = Words(
 )
 RANGES = Words("ranges", ranges=Field("of the parameters of a node", count=OPEN, of=RANGE))
 TABLES = {"ranges": RANGES}
+TABLE = f"ranges: i64[count, {RANGE.size}]"  # of signatures
+
+
+def ends_of(c: KernelCall) -> tuple[int, int]:
+    """Return the end of the ranges of a call, and how many runs they have."""
+    ranges = c.records("ranges", RANGE, c.count)
+    if c.owned and any(record["begin"] for record in ranges):
+        c.refuse("a range that does not begin where its tensor does, of which threads have a tile")
+    ends = [record["begin"] + record["size"] for record in ranges]
+    return max(ends, default=0), sum(-(-record["size"] // RUN) for record in ranges)
+
+
+def ranges_reach(c: KernelCall) -> Reach:
+    """Return the reach into all operands without a shape: the end of the ranges."""
+    end, _ = ends_of(c)
+    return {p.name: end for p in c.template.parameters if p.is_pointer and not p.size}
 
 
 @inline

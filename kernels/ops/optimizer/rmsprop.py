@@ -17,7 +17,7 @@ from typing import Any
 
 from engine import arguments
 from engine.kernels.ops.optimizer.method import SECOND, Group, Method, at_least_0, below_1
-from engine.kernels.ops.optimizer.ranges import TABLES, part
+from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
@@ -72,8 +72,9 @@ class RMSprop(Method):
 
 
 @kernel(
-    COMMON + "v:T* u:T* m:T*" + COUNTS + "a:f64 eps:f64 decay:f64 mu:f64",
+    f"{COMMON}   v, u, m: update T[...]   {COUNTS}   a, eps, decay, mu: f64",
     words=TABLES,
+    reach=ranges_reach,
     tiling=in_blocks(3),
 )
 def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
@@ -163,8 +164,8 @@ def _lower_rmsprop(lowering: Lowering) -> None:
     u = rest.pop(0) if centered else v
     m = rest.pop(0) if is_moving else step.p
     a = step.real("alpha")
-    consts = [a, step.real("epsilon"), step.real("weight_decay"), step.real("momentum")]
-    step.call(rmsprop(step.T, centered, is_moving), [v, u, m], consts)
+    eps, decay, mu = (step.real(n) for n in ("epsilon", "weight_decay", "momentum"))
+    step.call(rmsprop(step.T, centered, is_moving), v=v, u=u, m=m, a=a, eps=eps, decay=decay, mu=mu)
     step.finish()
 
 

@@ -18,7 +18,7 @@ from engine import arguments
 from engine.errors import InputError
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule, at_least_0
-from engine.kernels.ops.optimizer.ranges import TABLES, part
+from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
@@ -84,9 +84,14 @@ class SGD(Method):
 # --- kernels
 
 
-@kernel(COMMON + COUNTS + "decay:f64", words=TABLES, tiling=in_blocks(0, BLOCK))
+@kernel(
+    f"{COMMON.replace('step: i64[1]', 'step: i64[0]')}   {COUNTS}   decay: f64",
+    words=TABLES,
+    reach=ranges_reach,
+    tiling=in_blocks(0, BLOCK),
+)
 def sgd(target: Target, T: str) -> Body:
-    """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n].
+    """p = p - lr (g + decay p), in place; nothing where the signal is false.
 
     Rows of the ranges without a gradient are passed over, which decay 0 and a factor that is a
     number make exact.
@@ -130,11 +135,16 @@ def sgd(target: Target, T: str) -> Body:
     return body
 
 
-@kernel(COMMON + "m:T*" + COUNTS + "mu:f64 damp:f64 decay:f64", words=TABLES, tiling=in_blocks(1))
+@kernel(
+    f"{COMMON}   m: update T[...]   {COUNTS}   mu, damp, decay: f64",
+    words=TABLES,
+    reach=ranges_reach,
+    tiling=in_blocks(1),
+)
 def momentum(target: Target, T: str, nesterov: int) -> Body:
     """SGD with the momentum m, in place of p and m; nothing where the signal is false.
 
-    p, g, m: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.
+    The formula is the family's.
     """
     run = loop(
         T,
@@ -182,7 +192,7 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
 
 def _lower_plain_sgd(lowering: Lowering) -> None:
     step = Step(lowering, (), has_step=False)
-    step.call(sgd(step.T), [], [0.0], block=BLOCK)
+    step.call(sgd(step.T), decay=0.0, skipped=BLOCK)
     step.finish()
 
 
@@ -191,10 +201,11 @@ def _lower_sgd(lowering: Lowering) -> None:
     decay = step.real("weight_decay")
     if step.states:
         nesterov = int(bool(lowering.site.attrs["nesterov"]))
-        consts = [step.real("momentum"), step.real("dampening"), decay]
-        step.call(momentum(step.T, nesterov), step.states, consts)
+        (m,) = step.states
+        mu, damp = step.real("momentum"), step.real("dampening")
+        step.call(momentum(step.T, nesterov), m=m, mu=mu, damp=damp, decay=decay)
     else:
-        step.call(sgd(step.T), [], [decay], block=0 if decay else BLOCK)
+        step.call(sgd(step.T), decay=decay, skipped=0 if decay else BLOCK)
     step.finish()
 
 

@@ -15,13 +15,20 @@ plans it reads flat tensors, or the norm that clipping has taken of the same gra
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.ops.optimizer.clipping import check_floats, in_runs
-from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, within
+from engine.kernels.ops.optimizer.ranges import (
+    RUN,
+    TABLE,
+    TABLES,
+    ends_of,
+    packed,
+    runs_of,
+    within,
+)
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -40,9 +47,12 @@ load_acquire = Native("load_acquire")
 FLAG = TensorType("b1", (1,))
 
 
-@kernel("loss:T* check:b1* y:b1* fault:i64* n:i64", words={"fault": STATUS})
+@kernel(
+    "loss: T[n]  check: b1[1]  y: out b1[1]  fault: update i64[1 record]  n: i64",
+    words={"fault": STATUS},
+)
 def update_signal(target: Target, T: str) -> Body:
-    """y[0] = the kind of the fault is 0, and the loss is finite where check[0].  loss: T[n]."""
+    """y[0] = the kind of the fault is 0, and the loss is finite where check[0]."""
 
     def body(loss, check, y, fault, n, tid, nthreads):
         if tid == 0:
@@ -60,11 +70,22 @@ def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
     return in_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
 
 
+def _reach(c: KernelCall) -> Reach:
+    end, runs = ends_of(c)
+    used = min(runs, c.runs)
+    return {"x": end, "counts": c.at + used if used else 0}
+
+
 @kernel(
-    "x:T* counts:f64* ranges:i64* count:i64 runs:i64 at:i64 block:i64", words=TABLES, tiling=_tiling
+    f"""
+    x: T[...]   counts: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
+    """,
+    words=TABLES,
+    reach=_reach,
+    tiling=_tiling,
 )
 def nonfinite_counts(target: Target, T: str) -> Body:
-    """counts[at + r] = elements of run r of the range that are not finite.  x: T[n].  Overwrites.
+    """counts[at + r] = elements of run r of the range that are not finite.
 
     Threads share the runs in blocks of `block`.
     """
@@ -84,9 +105,9 @@ def nonfinite_counts(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("before:b1* counts:f64* y:b1* runs:i64 given:i64")
+@kernel("before: b1[1] if given  counts: f64[runs]  y: out b1[1]  runs, given: i64")
 def gradient_signal(target: Target, T: str) -> Body:
-    """y[0] = before[0] where `given`, and all counts are 0.  One thread.  Overwrites."""
+    """y[0] = before[0] where `given`, and all counts are 0.  One thread."""
 
     def body(before, counts, y, runs, given, tid, nthreads):
         if tid == 0:
@@ -107,8 +128,10 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 def _lower(lowering: Lowering) -> None:
     loss, check, y = lowering.x(0), lowering.x(1), lowering.y(0)
-    args: list[Any] = [("r", loss), ("r", check), ("w", y), ("u", lowering.fault())]
-    lowering.call(update_signal(loss.type.dtype), args, [loss.type.size])
+    lowering.call(
+        update_signal(loss.type.dtype), loss=loss, check=check, y=y, fault=lowering.fault(),
+        n=loss.type.size,
+    )  # fmt: skip
 
 
 def _gradient_infer(site: Site) -> tuple[TensorType, ...]:
@@ -127,13 +150,17 @@ def _lower_gradient(lowering: Lowering) -> None:
     for x in xs:
         n, runs = x.type.size, runs_of(x.type.size)
         table = lowering.const(packed([(0, n)]))
-        args: list[Any] = [("r", x), ("u" if at else "w", counts), ("r", table)]
-        lowering.call(nonfinite_counts(x.type.dtype), args, [1, runs, at, 1])
+        lowering.call(
+            nonfinite_counts(x.type.dtype), x=x, counts=counts, ranges=table, count=1, runs=runs,
+            at=at, block=1, updates=("counts",) if at else (),
+        )  # fmt: skip
         at += runs
     given = lowering.site.has(0)
     before = lowering.x(0) if given else None
-    args = [("r", before), ("r", counts), ("w", lowering.y(0))]
-    lowering.call(gradient_signal(xs[0].type.dtype), args, [at, int(given)])
+    lowering.call(
+        gradient_signal(xs[0].type.dtype), before=before, counts=counts, y=lowering.y(0), runs=at,
+        given=int(given),
+    )  # fmt: skip
 
 
 OPS = (

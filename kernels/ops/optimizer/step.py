@@ -22,8 +22,9 @@ from engine.kernels.loops.blocks import Blocks
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
 from engine.kernels.ops.optimizer.method import Method
-from engine.kernels.ops.optimizer.ranges import packed
+from engine.kernels.ops.optimizer.ranges import TABLE, packed
 from engine.kernels.vocabulary.kernel import (
+    Call,
     Numbers,
     Parameters,
     Template,
@@ -54,8 +55,11 @@ DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops 
 # --- kernels
 
 # Threads share `total` elements in blocks of `block`.
-COMMON = "lr:f32* step:i64* p:T* g:T* clip:f64* signal:b1* ranges:i64* "
-COUNTS = " count:i64 total:i64 block:i64 clips:i64 signalled:i64 scale:f64 "
+COMMON = f"""
+    lr: f32[1]   step: i64[1]   p: update T[...]   g: T[...]   clip: f64[1] if clips
+    signal: b1[1] if signalled   {TABLE}
+"""
+COUNTS = "count, total: i64   block: i64 where block >= 1   clips, signalled: i64   scale: f64"
 
 
 def in_blocks(states: int, unit: int = LINE) -> Tile:
@@ -197,17 +201,16 @@ class Step:
 
     def call(
         self,
-        kernel: Any,
-        states: Sequence[Operand],
-        consts: Sequence[float | int],
+        kernel: Call,
         *,
-        block: int = 0,
+        skipped: int = 0,
         by_rows: bool = False,
+        **own: Any,
     ) -> None:
-        """Call a kernel of the common signature: `states`, the scale, then `consts`.
+        """Call a kernel of the common signature with its own states and numbers by name.
 
         The states are shaped and typed as the parameters, so that one table of ranges is for all.
-        block: elements that are passed over where all their gradients are 0; 0: none are.
+        skipped: elements that are passed over where all their gradients are 0; 0: none are.
         by_rows: rows of parameters of two dimensions and more are, whatever their size.
         """
         lowering = self.lowering
@@ -217,13 +220,14 @@ class Step:
             rows = [part.size // part.shape[0] if len(part.shape) > 1 else 0 for part in parts]
         else:
             ranges = self.merged()
-            rows = [block] * len(ranges)
-        args: list[Any] = [
-            ("r", self.lr), ("r", self.step), ("u", self.p), ("r", self.g), ("r", self.clip),
-            ("r", self.signal), ("r", self.table(ranges, rows)),
-        ]  # fmt: skip
-        counts = [len(ranges), sum(n for _, n in ranges), LINE, *self.flags]
-        lowering.call(kernel, [*args, *(("u", m) for m in states)], [*counts, self.scale, *consts])
+            rows = [skipped] * len(ranges)
+        clips, signalled = self.flags
+        lowering.call(
+            kernel, lr=self.lr, step=self.step, p=self.p, g=self.g, clip=self.clip,
+            signal=self.signal, ranges=self.table(ranges, rows), count=len(ranges),
+            total=sum(n for _, n in ranges), block=LINE, clips=clips, signalled=signalled,
+            scale=self.scale, **own,
+        )  # fmt: skip
 
     @property
     def flags(self) -> tuple[int, int]:
