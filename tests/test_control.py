@@ -156,6 +156,37 @@ def test_what_is_unrolled() -> None:
     assert not [op for op in ops(SEQUENCE) if op.startswith("Sequence")]
 
 
+PARTS = """m (double[batch, 8] x) => (double[batch, 2, 4] y) {
+    batch = Shape <start = 0, end = 1> (x)
+    rest = Constant <value = int64[2] {4, 2}> ()
+    shape = Concat <axis = 0> (batch, rest)
+    half = Constant <value = int64 {2}> ()
+    one = Constant <value = int64 {1}> ()
+    a = Reshape(x, shape)
+    b = Transpose <perm = [0, 2, 1]> (a)
+    c = SplitToSequence <axis = -1> (b, half)
+    d = SequenceAt(c, one)
+    f = Reshape(x, shape)
+    g = Transpose <perm = [0, 2, 1]> (f)
+    h = SplitToSequence <axis = -1> (g, half)
+    i = SequenceAt(h, one)
+    y = Concat <axis = -1> (d, i)
+}"""
+
+
+def test_shapes_of_the_batch_are_asked_about_again() -> None:
+    """A second question keeps the value of a shape that the first one has met.
+
+    The batch is open, so that the shape is no constant, and its type alone says nothing of what is
+    reshaped with it.
+    """
+    proto = model(PARTS)
+    graph = control.unroll(onnx_io.load(proto))
+    x = np.arange(24.0).reshape(3, 8)
+    (expected,) = stock(proto).run(None, {"x": x})
+    np.testing.assert_array_equal(run(graph, {"x": x})["y"], expected)
+
+
 def test_a_loop_ends_with_its_condition() -> None:
     text = """m (float[1] x) => (float[1] y, float[k, 2] none) {
         go = Constant <value = bool {1}> ()

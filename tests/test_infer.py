@@ -222,6 +222,25 @@ def test_sizes_that_follow_are_named_by_polynomials() -> None:
     assert types["p"].shape == ("n", "t", 1)
 
 
+def test_a_size_that_data_decide_for_some_sizes_only_gets_a_name() -> None:
+    """Beside an axis of one element the size is what data say, and n for all other n."""
+    nodes = [
+        Node("ConstantOfShape", ("s",), ("z",)),
+        Node("Add", ("z", "x"), ("v",)),
+        Node("Concat", ("v", "v"), ("y",), {"axis": 0}),
+    ]
+    g = graph({"x": ("n", 5)}, nodes)
+    g.inputs["s"] = TensorType("i64", (2,))
+    first = infer(g).types["v"].shape[0]
+    assert isinstance(first, str)
+    assert first != "n"
+
+
+def test_values_that_sizes_decide_are_named() -> None:
+    """They are no constants of the graph, and no values that data decide either."""
+    assert infer(computed_shape()).varying == {"s", "t", "u"}
+
+
 def test_an_input_may_have_the_size_of_a_polynomial() -> None:
     """Labels of all positions: n and 6*n are no two symbols."""
     nodes = [

@@ -72,10 +72,14 @@ Polynomial = dict[tuple[str, ...], int]  # for each product of symbols the facto
 
 
 class Inferred(NamedTuple):
-    """The types of all values, and the arrays of those that are constant, initializers included."""
+    """The types of all values, and the arrays of those that are constant, initializers included.
+
+    varying: the values that are constant for given sizes, and that these sizes decide.
+    """
 
     types: dict[str, TensorType]
     constants: dict[str, Array]
+    varying: frozenset[str] = frozenset()
 
 
 # --- symbols of a graph
@@ -171,6 +175,12 @@ def _write(terms: Polynomial) -> str:
         sign = "-" if factor < 0 else "+"
         text += f" {sign} {'*'.join(parts)}" if text else f"{sign}{'*'.join(parts)}".lstrip("+")
     return text
+
+
+def _numbers(sizes: Sequence[Dim]) -> list[int] | None:
+    """Sizes as numbers; None if one of them is a name, as that of a size that data decide."""
+    numbers = [n for n in sizes if isinstance(n, int)]
+    return numbers if len(numbers) == len(sizes) else None
 
 
 def _fit(values: Sequence[int], choices: Sequence[Choice], symbols: Sequence[str]) -> str | None:
@@ -469,8 +479,9 @@ class _Trials:
         """The number or the polynomial that a size was for all choices; None if it is none."""
         if len(set(sizes)) == 1:
             return sizes[0]
-        numbers = [n for n in sizes if isinstance(n, int)]
-        symbols = symbols_of(self.graph)
+        symbols, numbers = symbols_of(self.graph), _numbers(sizes)
+        if numbers is None:
+            return None
         for symbol in symbols:
             if numbers == [choice[symbol] for choice in self.choices]:
                 return symbol
@@ -497,9 +508,10 @@ class _Trials:
             if len(set(sizes)) == 1:
                 return sizes[0]
             if sizes not in names:
-                numbers = [n for n in sizes if isinstance(n, int)]
+                numbers = _numbers(sizes)
+                fitted = None if numbers is None else _fit(numbers, self.choices, free)
                 unused = (n for k in itertools.count() if (n := f"dim_{k}") not in taken)
-                names[sizes] = _fit(numbers, self.choices, free) or next(unused)
+                names[sizes] = fitted or next(unused)
                 taken.add(names[sizes])
             return names[sizes]
 
@@ -515,7 +527,8 @@ class _Trials:
             for name, value in first.constants.items()
             if all(name in o.constants and _same(value, o.constants[name]) for o in others)
         }
-        return Inferred(types, constants)
+        known = frozenset[str]().union(*(found.constants for found in self.found))
+        return Inferred(types, constants, known - constants.keys())
 
 
 def _moves(node: Node) -> bool:

@@ -67,7 +67,8 @@ class _Unroll:
 
     nodes: the new list.  makers: for each value, the position in `nodes` of the node that makes it.
     same: for the output of each Identity, the value that it is.
-    settled: the values of tensors that were found so far; kinds: the types without symbols.
+    settled: the values of tensors that were found so far; kinds: the types without symbols, where
+        sizes do not decide the value.
     lists: for each value that is a sequence, the names of its tensors.
     copied: how many names are in copies of sequences.
     limit: the most nodes that there may be.
@@ -233,13 +234,15 @@ class _Unroll:
     def inferred(self, name: str) -> Inferred:
         """What inference finds for the nodes that compute a value, beyond what it has found before.
 
-        Values and types without symbols are kept.  Each trip of a loop asks about nodes that follow
+        Values and types without symbols are kept, but for the type of a value that follows from
+        sizes: a shape may be made of it.  Each trip of a loop asks about nodes that follow
         those of the trip before, so that a walk over all of them takes the square of the trips.
         """
         found = infer(self.part(name, is_short=True))
         self.settled.update(found.constants)
-        known = (pair for pair in found.types.items() if pair[0] in self.makers)
-        self.kinds.update((n, t) for n, t in known if all(isinstance(d, int) for d in t.shape))
+        known = (self.makers.keys() & found.types.keys()) - found.varying
+        kinds = ((n, found.types[n]) for n in known)
+        self.kinds.update((n, t) for n, t in kinds if all(isinstance(d, int) for d in t.shape))
         return found
 
     def part(self, name: str, is_short: bool = False) -> Graph:

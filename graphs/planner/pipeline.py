@@ -104,7 +104,7 @@ class Work:
 
 
 def _infer(work: Work) -> None:
-    work.types, work.constants = infer(work.graph, settled=True, answers=work.answers)
+    work.types, work.constants, _ = infer(work.graph, settled=True, answers=work.answers)
 
 
 def _fuse_patterns(work: Work) -> None:
@@ -120,7 +120,7 @@ def _read_quantised(work: Work) -> None:
 def _expand(work: Work) -> None:
     prune(work.graph)
     found = Inferred(work.types, work.constants)
-    work.types, work.constants = expand(work.graph, found, answers=work.answers)
+    work.types, work.constants, _ = expand(work.graph, found, answers=work.answers)
 
 
 def _fuse_attention(work: Work) -> None:

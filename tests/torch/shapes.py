@@ -293,6 +293,33 @@ def gpt() -> Made:
 
 
 @shape
+def llama() -> Made:
+    """Places as turns of halves, RMSNorm, and a gated middle."""
+
+    def turn(s: Any, x: Any) -> Any:
+        a, b = x.chunk(2, -1)
+        return x * s.cos + torch.cat([-b, a], -1) * s.sin
+
+    def run(s: Any, tokens: Any) -> Any:
+        x = s.words(tokens)
+        n, length, width = x.shape
+        h = s.norm(x)
+        q, k, v = (f(h).reshape(n, length, 2, 4).transpose(1, 2) for f in (s.q, s.k, s.v))
+        y = functional.scaled_dot_product_attention(turn(s, q), turn(s, k), v, is_causal=True)
+        x = x + s.out(y.transpose(1, 2).reshape(n, length, width))
+        return s.head(x + s.down(functional.silu(s.gate(x)) * s.up(x)))
+
+    parts = {name: nn.Linear(8, 8, bias=False) for name in ("q", "k", "v", "out")}
+    net = Calls(run, words=nn.Embedding(20, 8), norm=nn.RMSNorm(8), gate=nn.Linear(8, 16),
+                up=nn.Linear(8, 16), down=nn.Linear(16, 8), head=nn.Linear(8, 20),
+                **parts)  # fmt: skip
+    angles = torch.arange(6)[:, None] * torch.tensor([1.0, 0.1]).repeat(2)
+    net.register_buffer("cos", angles.cos())
+    net.register_buffer("sin", angles.sin())
+    return net, torch.randint(0, 20, (4, 6))
+
+
+@shape
 def encoder_decoder() -> Made:
     layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
@@ -361,6 +388,30 @@ def lstm() -> Made:
     cells = nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True, dropout=0.2)
     return Calls(run, words=nn.Embedding(20, 6, padding_idx=0), cells=cells,
                  head=nn.Linear(15, 3)), torch.randint(0, 20, (4, 7))  # fmt: skip
+
+
+@shape
+def lstm_cells() -> Made:
+    """A loop over steps, with a state that begins as zeros."""
+
+    def run(s: Any, x: Any) -> Any:
+        h = c = x.new_zeros(x.shape[0], 5)
+        for step in range(x.shape[1]):
+            h, c = s.cell(x[:, step], (h, c))
+        return s.head(h)
+
+    return Calls(run, cell=nn.LSTMCell(6, 5), head=nn.Linear(5, 3)), torch.randn(4, 3, 6)
+
+
+@shape
+def gru_cells() -> Made:
+    def run(s: Any, x: Any) -> Any:
+        h = x.new_zeros(x.shape[0], 5)
+        for step in range(x.shape[1]):
+            h = s.cell(x[:, step], h)
+        return s.head(h)
+
+    return Calls(run, cell=nn.GRUCell(6, 5), head=nn.Linear(5, 3)), torch.randn(4, 3, 6)
 
 
 @shape
