@@ -18,7 +18,9 @@ from typing import Any
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import ACCUMULATE, Native, imin, inline, off, udiv
+from engine.kernels.vocabulary.signature import up
 
 Inline = Callable[..., Any]
 
@@ -132,6 +134,20 @@ def block(
             k0 += kc
 
     return run
+
+
+def panels_reach(c: KernelCall, n: int, depth: int, panel: int, unit: int = 0) -> int:
+    """Return the reach into panels of B [depth, n], whose rows are `panel` elements apart.
+
+    unit: columns that are touched together, those of a vector if it is 0: so tiles read.
+    """
+    if not n * depth:
+        return 0
+    last = (n - 1) // c.tile_columns * c.tile_columns
+    ends = [last * depth + (depth - 1) * panel + up(n - last, unit or c.lanes)]
+    if last:
+        ends.append((last - c.tile_columns) * depth + (depth - 1) * panel + c.tile_columns)
+    return max(ends)
 
 
 def pack_rows(target: Target, T: str) -> Inline:

@@ -13,10 +13,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from engine import limits
 from engine.element_types import ITEMSIZE
+from engine.kernels.loops.contract import panels_reach
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.depthwise import (
@@ -34,6 +34,7 @@ from engine.kernels.ops.conv.winograd_calls import (
     pays,
 )
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
@@ -99,12 +100,46 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     return Tiling(rows, (size * ldx, 0, size * ldy, 0, 0), (at["rows"],), one)
 
 
-@kernel("x:T* b:T* y:T* bias:T* work:T* g:i64[]", words={"g": CONV_WORDS}, tiling=_tiling)
+def _reach(c: KernelCall) -> Reach:
+    x = b = y = work = bias = 0
+    for q in c.records("jobs", P.JOB, c.count):
+        P.check_job(c, q)
+        rows, n, depth, mc = q["rows"], q["columns"], q["depth"], q["mc"]
+        if not rows * n * c.groups:
+            continue
+        last = c.groups * n
+        if depth:
+            panels = panels_reach(c, n, depth, q["panel"])
+            b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
+        if depth and q["direct"]:
+            x = max(x, c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (depth, 1)))
+        elif depth:
+            x = max(x, P.images_reach(c, q, c.groups))
+            work = max(work, min(mc, rows) * min(q["kc"], depth))
+        if q["scatter"]:
+            walks = zip((P.count_images(q), *q["out"]), q["y_step"], strict=True)
+            y = max(y, c.span(q["y_at"], *walks) + last - 1)
+            work = max(work, mc * q["kc"] + min(mc, rows) * n)
+        elif depth:
+            y = max(y, (rows - 1) * q["ldy"] + last)
+        if c.mode & BIAS:
+            bias = max(bias, last)
+    return {"x": x, "b": b, "y": y, "bias": bias, "work": c.scratch(c.room, work)}
+
+
+@kernel(
+    """
+    x, b: T[...]   y: out T[...]   bias: T[...]   work: scratch T[...]
+    g: i64[] where mode <= BIAS | RELU
+    """,
+    words={"g": CONV_WORDS},
+    reach=_reach,
+    tiling=_tiling,
+)
 def conv(target: Target, T: str) -> Body:
     """Y = act(P B (+ bias)) for every job and group of channels.
 
-    x, y: T, channels-last; b: panels of `conv_pack`; work: `room` elements a thread.  No aliasing.
-    Overwrites.
+    x, y: channels-last; b: panels of `conv_pack`.
     """
     run = P.sweep(target, T)
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
@@ -128,11 +163,32 @@ def conv(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("w:T* b:T* work:T* g:i64[]", words={"g": PACK_WORDS})
-def conv_pack(target: Target, T: str) -> Body:
-    """b[panel][tap, c][j] = w[...], the panels of every job and group.  Overwrites.
+def _pack_reach(c: KernelCall) -> Reach:
+    n = c.columns
+    w = b = 0
+    for q in c.records("panels", PANEL, c.count):
+        depth = math.prod(q["taps"]) * q["channels"]
+        if not depth * n * c.groups:
+            continue
+        walks = ((c.groups, c.group), (n, c.j_step))
+        steps = zip(q["taps"], q["step"], strict=True)
+        w = max(w, c.span(q["first"], *walks, (q["channels"], c.c_step), *steps))
+        if c.j_step == depth and q["first"] == 0 and q["step"][2] == 1:
+            w = max(w, c.span(0, *walks, (depth, 1)))
+        panels = panels_reach(c, n, depth, c.panel, unit=1)
+        b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
+    return {"w": w, "b": b}
 
-    w: T[Co, Ci/groups, taps...]; work: a square of vectors a thread.
+
+@kernel(
+    "w: T[...]   b: out T[...]   work: scratch T[threads, lanes, lanes]   g: i64[]",
+    words={"g": PACK_WORDS},
+    reach=_pack_reach,
+)
+def conv_pack(target: Target, T: str) -> Body:
+    """b[panel][tap, c][j] = w[...], the panels of every job and group.
+
+    w: T[Co, Ci/groups, taps...].
     """
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
@@ -261,7 +317,7 @@ def _pack(
         panels=panels,
     )
     work = lowering.temp(T, (lowering.threads * lowering.target.lanes(ITEMSIZE[T]) ** 2,))
-    lowering.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], words=words)
+    lowering.call(conv_pack(T), w=w, b=b, work=work, g=words)
     return placed, b
 
 
@@ -279,8 +335,7 @@ def _run(
         count=len(jobs), groups=groups, mode=mode, room=room, jobs=[j.words() for j in jobs]
     )
     work = lowering.temp(x.type.dtype, (room * lowering.threads,))
-    args: list[Any] = [("r", x), ("r", b), ("w", y), ("r", bias), ("s", work)]
-    lowering.call(conv(x.type.dtype), args, words=words)
+    lowering.call(conv(x.type.dtype), x=x, b=b, y=y, bias=bias, work=work, g=words)
 
 
 def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:

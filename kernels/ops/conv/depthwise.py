@@ -15,7 +15,7 @@ Every sum is formed in the same order however the lines are shared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
@@ -39,6 +40,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.signature import up
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Field, Words
 
@@ -245,18 +247,34 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling:
     return Tiling(rows // width, (0, 0, ITEMSIZE[str(params[0])] * width * ldx, 0), numbered=True)
 
 
+def by_channels(c: KernelCall, q: Mapping[str, Any], lines: int, taps: int) -> dict[str, int]:
+    """Return the reaches into images x and y of as many channels, and into filters of them."""
+    return {
+        "x": P.images_reach(c, q, 1, by_lines=True),
+        "y": lines * q["out"][2] * q["ldx"],
+        "w": up(q["ldx"], c.lanes) * taps,
+    }
+
+
+def _reach(c: KernelCall) -> Reach:
+    (job,) = c.records("job", P.JOB, 1)
+    q, lines, taps = P.check_window(c, job, c.flag(1), c.flag(2))
+    return {**by_channels(c, q, lines, taps), "bias": q["ldx"] if c.mode & BIAS else 0}
+
+
 @kernel(
-    "x:T* w:T* y:T* bias:T* g:i64[]",
+    "x, w: T[...]   y: out T[...]   bias: T[...]   g: i64[] where mode <= BIAS | RELU",
     words={"g": DEPTHWISE_WORDS},
+    reach=_reach,
     params=KINDS,
     tiling=_tiling,
 )
 def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[c, k] (+ bias[c])), or back of that.
 
-    x, y: T, channels-last; w: of `depthwise_pack`.  Unless kw is 0 it is the width of the window,
-    which has no dilation there, sw its stride, and mirrored whether it is back.  No aliasing.
-    Overwrites.  Shared by lines of y in order; by channels too where lines are less than threads.
+    x, y: channels-last; w: of `depthwise_pack`.  Unless kw is 0 it is the width of the window,
+    which has no dilation there, sw its stride, and mirrored whether it is back.  Shared by lines of
+    y in order; by channels too where lines are less than threads.
     """
     walk = _walk(target, T, "window_dots", kw, sw, mirrored)
     lanes = target.lanes(ITEMSIZE[T])
@@ -281,12 +299,23 @@ def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
     return body
 
 
-@kernel("x:T* dy:T* part:T* g:i64[]", words={"g": P.JOB}, params=FORWARD)
+def _dw_reach(c: KernelCall) -> Reach:
+    q, lines, taps = P.check_window(c, c.numbers, c.flag(1), c.flag(2))
+    sizes = by_channels(c, q, lines, taps)
+    return {"x": sizes["x"], "dy": sizes["y"], "part": q["mt"] * sizes["w"]}
+
+
+@kernel(
+    "x, dy: T[...]   part: out T[...]   g: i64[]",
+    words={"g": P.JOB},
+    reach=_dw_reach,
+    params=FORWARD,
+)
 def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     """part[p][c, k] = sum over the lines of part p of dy[n, o, c] x[n, o s - p + k d, c].
 
-    x, dy: T, channels-last; part: [p][c / lanes][k][lanes], `mt` parts of the lines in order; `nt`
-    threads share the channels of each.  kw, sw: as for `depthwise`.  Overwrites.
+    x, dy: channels-last; part: [p][c / lanes][k][lanes], `mt` parts of the lines in order; `nt`
+    threads share the channels of each.  kw, sw: as for `depthwise`.
     """
     walk, zero = _walk(target, T, "tap_dots", kw, sw, 0), Native("zero", (T,))
     lanes = target.lanes(ITEMSIZE[T])
@@ -306,11 +335,17 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     return body
 
 
-@kernel("w:T* b:T* g:i64[]", words={"g": PACK_WORDS})
+@kernel(
+    """
+    w: T[(filters - 1) * f_step + (c - 1) * c_step + taps] if filters * c * taps
+    b: out T[filters, up(c, lanes), taps]   g: i64[]
+    """,
+    words={"g": PACK_WORDS},
+)
 def depthwise_pack(target: Target, T: str) -> Body:
-    """b[f][c / lanes][k][c % lanes] = w[f, c, k], k in reverse when `back`; 0 behind the channels.
+    """b[f][c / lanes][k][c % lanes] = w[f, c, k], k in reverse when `back`.
 
-    w: T, taps side by side.  Overwrites.
+    Lanes after the last channel are 0.
     """
     lanes = target.lanes(ITEMSIZE[T])
 
@@ -334,14 +369,17 @@ def depthwise_pack(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "part:T* dw:T* keep:b1* g:i64[]",
+    """
+    part: T[max(parts, 1), filters, up(c, lanes), taps]
+    dw: out T[filters, c, taps] updates if adds   keep: b1[1] if adds   g: i64[]
+    """,
     words={"g": FOLD_WORDS},
     joins=FOLD_WORDS.place("parts"),
 )
 def depthwise_fold(target: Target, T: str) -> Body:
     """dw[f, c, k] = sum_p part[p][f][c, k], parts in order; part: vectors as `depthwise_pack` has.
 
-    Overwrites unless told to add.
+    Adds to dw when `adds` and not keep[0].
     """
     lanes = target.lanes(ITEMSIZE[T])
 
@@ -369,9 +407,9 @@ def depthwise_fold(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:T* g:i64[]", words={"g": COPIES_WORDS})
+@kernel("x: T[n]   y: out T[n, times]   g: i64[]", words={"g": COPIES_WORDS})
 def channels_repeat(target: Target, T: str) -> Body:
-    """y[i m + j] = x[i] for i < n, j < m = `times`.  x: T[n], y: T[n m].  Overwrites."""
+    """y[i m + j] = x[i] for i < n, j < m = `times`."""
 
     def body(x, y, g, tid, nthreads):
         m = g.times
@@ -383,9 +421,9 @@ def channels_repeat(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:T* g:i64[]", words={"g": COPIES_WORDS})
+@kernel("x: T[n, times]   y: out T[n]   g: i64[] where times >= 1", words={"g": COPIES_WORDS})
 def channels_sum(target: Target, T: str) -> Body:
-    """y[i] = sum_j x[i m + j] for i < n, j < m = `times`.  x: T[n m], y: T[n].  Overwrites."""
+    """y[i] = sum_j x[i m + j] for i < n, j < m = `times`."""
 
     def body(x, y, g, tid, nthreads):
         m = g.times
@@ -409,7 +447,7 @@ def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
     images, channels, *spatial = x.type.dims
     y = lowering.temp(x.type.dtype, (x.type.size * times,))
     words = COPIES_WORDS.pack(n=x.type.size, times=times)
-    lowering.call(channels_repeat(x.type.dtype), [("r", x), ("w", y)], words=words)
+    lowering.call(channels_repeat(x.type.dtype), x=x, y=y, g=words)
     shape = (images, channels * times, *spatial)
     return Operand(y.name, x.type.but(shape).as_last())
 
@@ -463,7 +501,7 @@ def packed(
         c_step=steps[1],
         back=int(reverse),
     )
-    lowering.call(depthwise_pack(T), [("r", w), ("w", b)], words=words)
+    lowering.call(depthwise_pack(T), w=w, b=b, g=words)
     return b
 
 
@@ -488,25 +526,25 @@ def lower_depthwise(
     into = y if times == 1 else lowering.temp(T, (y.type.size * times,))
     j = window_job(axes, x.type.dims[0], co, back)
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
-    args: list[Any] = [("r", x), ("r", b), ("w", into), ("r", bias)]
     words = DEPTHWISE_WORDS.pack(mode=mode, back=int(back), job=j.words())
     kw, sw = row_of(axes[2], back)
-    lowering.call(depthwise(T, kw, sw, int(back and kw > 0)), args, words=words)
+    kind = depthwise(T, kw, sw, int(back and kw > 0))
+    lowering.call(kind, x=x, w=b, y=into, bias=bias, g=words)
     if times > 1:
         words = COPIES_WORDS.pack(n=y.type.size, times=times)
-        lowering.call(channels_sum(T), [("r", into), ("w", y)], words=words)
+        lowering.call(channels_sum(T), x=into, y=y, g=words)
 
 
 def lower_depthwise_weights(
     lowering: Lowering,
     operands: tuple[Operand, Operand],
     axes: Axes,
-    out: tuple[Any, Operand | None],
-    reset: tuple[Any, Operand | None],
+    out: Operand,
+    reset: Operand | None,
 ) -> None:
     """Append the calls for dw of a depthwise convolution; operands are x and dy.
 
-    out: dw; reset: the flag that says whether to overwrite it, without an operand to do so always.
+    out: dw; reset: the flag that says whether to overwrite it, None to do so always.
     """
     x, dy = operands
     T, co, taps = dy.type.dtype, dy.type.dims[1], math.prod(a.taps for a in axes)
@@ -518,7 +556,7 @@ def lower_depthwise_weights(
     j = replace(j, mt=mt, nt=nt)
     part = lowering.temp(T, (mt * round_up(co, lanes) * taps,))
     kind = depthwise_dw(T, *row_of(axes[2], back=False))
-    lowering.call(kind, [("r", x), ("r", dy), ("w", part)], words=j.words())
+    lowering.call(kind, x=x, dy=dy, part=part, g=j.words())
     fold(lowering, part, (mt, 1, co, taps), out, reset)
 
 
@@ -526,13 +564,14 @@ def fold(
     lowering: Lowering,
     part: Operand,
     shape: tuple[int, int, int, int],
-    out: tuple[Any, Operand | None],
-    reset: tuple[Any, Operand | None],
+    out: Operand,
+    reset: Operand | None,
 ) -> None:
     """Append the call that adds up partial sums to dw; shape: parts, filters, channels, taps."""
     names = ("parts", "filters", "c", "taps")
-    words = FOLD_WORDS.pack(**dict(zip(names, shape, strict=True)), adds=int(reset[1] is not None))
-    lowering.call(depthwise_fold(part.type.dtype), [("r", part), out, reset], words=words)
+    words = FOLD_WORDS.pack(**dict(zip(names, shape, strict=True)), adds=int(reset is not None))
+    kind = depthwise_fold(part.type.dtype)
+    lowering.call(kind, part=part, dw=out, keep=reset, g=words)
 
 
 WINDOW_KERNELS = (

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, round_up
@@ -25,6 +24,7 @@ from engine.kernels.ops.conv import depthwise as D
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.depthwise import AHEAD, PIXELS, seen
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
@@ -136,12 +136,27 @@ def _walk(target: Target, T: str, native: str) -> D.Inline:
     return walk
 
 
-@kernel("x:T* w:T* y:T* bias:T* g:i64[]", words={"g": FEW_WORDS})
+def _reach(c: KernelCall) -> Reach:
+    (job,) = c.records("job", P.JOB, 1)
+    q, lines, taps = P.check_window(c, job)
+    sizes = D.by_channels(c, q, lines, taps)
+    pixels = lines * q["out"][2]
+    return {"x": sizes["x"], "w": c.filters * sizes["w"], "y": pixels * c.filters}
+
+
+@kernel(
+    """
+    x, w: T[...]   y: out T[...]   bias: T[filters] if mode & BIAS
+    g: i64[] where mode <= BIAS | RELU
+    """,
+    words={"g": FEW_WORDS},
+    reach=_reach,
+)
 def conv_few(target: Target, T: str) -> Body:
     """y[n, o, j] = act(sum_{k, c} x[n, o s - p + k d, c] w[j, c, k] (+ bias[j])), or back of that.
 
-    x, y: T, channels-last; w: of `depthwise_pack`.  No aliasing.  Overwrites.  Shared by lines of y
-    in order; by tiles too where lines are few.
+    x, y: channels-last; w: of `depthwise_pack`.  Shared by lines of y in order; by tiles too where
+    lines are few.
     """
     walk = _walk(target, T, "filter_dots")
 
@@ -158,12 +173,20 @@ def conv_few(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* dy:T* part:T* g:i64[]", words={"g": FEW_DW_WORDS})
+def _dw_reach(c: KernelCall) -> Reach:
+    (job,) = c.records("job", P.JOB, 1)
+    q, lines, taps = P.check_window(c, job)
+    sizes = D.by_channels(c, q, lines, taps)
+    pixels = lines * q["out"][2]
+    part = q["mt"] * c.filters * sizes["w"]
+    return {"x": sizes["x"], "dy": pixels * c.filters, "part": part}
+
+
+@kernel("x, dy: T[...]   part: out T[...]   g: i64[]", words={"g": FEW_DW_WORDS}, reach=_dw_reach)
 def conv_few_dw(target: Target, T: str) -> Body:
     """part[p][j][c, k] = sum over the lines of part p of dy[n, o, j] x[n, o s - p + k d, c].
 
-    x, dy: T, channels-last; part: [p][j][c / lanes][k][lanes], `mt` parts of the lines in order.
-    Overwrites.
+    x, dy: channels-last; part: [p][j][c / lanes][k][lanes], `mt` parts of the lines in order.
     """
     walk, zero = _walk(target, T, "filter_tap_dots"), Native("zero", (T,))
     lanes = target.lanes(ITEMSIZE[T])
@@ -205,16 +228,15 @@ def lower_few(
     j = D.window_job(axes, x.type.dims[0], channels, back)
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     words = FEW_WORDS.pack(mode=mode, back=int(back), filters=filters, job=j.words())
-    args: list[Any] = [("r", x), ("r", b), ("w", y), ("r", bias)]
-    lowering.call(conv_few(T), args, words=words)
+    lowering.call(conv_few(T), x=x, w=b, y=y, bias=bias, g=words)
 
 
 def lower_few_weights(
     lowering: Lowering,
     operands: tuple[Operand, Operand],
     axes: Axes,
-    out: tuple[Any, Operand | None],
-    reset: tuple[Any, Operand | None],
+    out: Operand,
+    reset: Operand | None,
 ) -> None:
     """Append the calls for dw; operands are x and dy, `out` and `reset` as of depthwise weights."""
     x, dy = operands
@@ -224,7 +246,7 @@ def lower_few_weights(
     mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
     part = lowering.temp(T, (mt * filters * round_up(channels, lanes) * taps,))
     words = FEW_DW_WORDS.pack(filters=filters, job=replace(j, mt=mt).words())
-    lowering.call(conv_few_dw(T), [("r", x), ("r", dy), ("w", part)], words=words)
+    lowering.call(conv_few_dw(T), x=x, dy=dy, part=part, g=words)
     D.fold(lowering, part, (mt, filters, channels, taps), out, reset)
 
 

@@ -14,7 +14,8 @@ architectures", arXiv 1808.05567.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,6 +23,7 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, Native, imax, imin, inline, off, udiv
 from engine.runtime.words import AXES, Field, Packed, Words
 
@@ -114,6 +116,57 @@ def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: 
         direct=int(d.plain and h.plain and w.plain),
         **rest,
     )
+
+
+# --- reach
+
+
+def check_job(c: KernelCall, q: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job after refusing divisors that are 0; without taps it reads nothing."""
+    divisors = "out", "stride", "dilation", "mt", "nt", "mc"
+    for name in (*divisors, *(("taps", "unit", "channels", "kc") if q["depth"] else ())):
+        value = q[name]
+        if (min(value) if isinstance(value, tuple) else value) < 1:
+            c.refuse(f"{name} of a job is {value}; expected 1 at least")
+    if q["depth"] and q["unit"] > q["taps"][2]:
+        c.refuse(f"runs of {q['unit']} taps in a line of {q['taps'][2]}")
+    return q
+
+
+def check_window(
+    c: KernelCall, q: Mapping[str, Any], kw: int = 0, sw: int = 0
+) -> tuple[Mapping[str, Any], int, int]:
+    """Return a job that is walked by lines, with the numbers of its lines and of its taps.
+
+    kw, sw: the taps of a line and their stride that the kernel is compiled for; 0 for any.
+    """
+    check_job(c, q)
+    lines = q["rows"] // q["out"][2]
+    if lines < 1 or not q["ldx"]:
+        c.refuse(f"{q['rows']} pixels of {q['ldx']} channels, lines of {q['out'][2]}")
+    taps = q["taps"][2], q["stride"][2], q["dilation"][2]
+    if kw and taps != (kw, sw, 1):
+        c.refuse(f"taps, stride and dilation {taps} of a line; compiled for {(kw, sw, 1)}")
+    return q, lines, math.prod(q["taps"])
+
+
+def count_images(q: Mapping[str, Any], by_lines: bool = False) -> int:
+    """Return the number of images that the rows of a job belong to, or its lines."""
+    rows = q["rows"] // q["out"][2] if by_lines else q["rows"]
+    return -int(-rows // (math.prod(q["out"][:2]) * (1 if by_lines else q["out"][2])))
+
+
+def images_reach(c: KernelCall, q: Mapping[str, Any], groups: int, by_lines: bool = False) -> int:
+    """Return the reach into the images that a window slides over; taps outside are not read."""
+    channels = q["ldx"] if by_lines else q["channels"]
+    apart = q["channels"] > q["ldx"] or (q["unit"] > 1 and q["channels"] != q["ldx"])
+    if apart and not by_lines:
+        c.refuse(f"{q['channels']} channels of pixels {q['ldx']} apart")
+    pixels = count_images(q, by_lines) * math.prod(q["size"])
+    return (pixels - 1) * q["ldx"] + channels * groups if pixels else 0
+
+
+# --- parts of kernels
 
 
 @inline

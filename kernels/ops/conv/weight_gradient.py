@@ -27,6 +27,7 @@ from engine.kernels.ops.conv.winograd_calls import (
     pays,
 )
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
@@ -42,6 +43,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import up
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Field, Words
 
@@ -116,16 +118,46 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     )
 
 
+def _reach(c: KernelCall) -> Reach:
+    (q,) = c.records("job", P.JOB, 1)
+    P.check_job(c, q)
+    rows, n, mt, per = q["rows"], q["columns"], q["mt"], c.per_group
+    x = dy = dw = work = 0
+    if c.has_w and n * per * c.groups:
+        if c.block < 1 or c.block % c.lanes:
+            c.refuse(f"blocks of {c.block} columns; expected a multiple of {c.lanes}")
+        if q["direct"]:
+            x = c.span(0, (rows, q["ldx"]), (c.groups, q["channels"]), (n, 1))
+            x += up(n, c.lanes) - n if x and not c.crossed else 0
+        else:
+            x = P.images_reach(c, q, c.groups)
+            work = min(q["mc"], rows) * up(min(c.block, n), c.lanes)
+        dy = c.span(0, (rows, c.co), (c.groups, per), (up(per, c.lanes) if c.crossed else per, 1))
+        dw = mt * c.groups * per * n
+        if not rows:
+            dw = max(dw, c.co * n)
+    if c.has_b:
+        dy, work = max(dy, rows * c.co), max(work, c.co if rows else 0)
+    db = mt * c.co if c.has_b else 0
+    return {"x": x, "dy": dy, "dw": dw, "db": db, "work": c.scratch(c.room, work)}
+
+
 @kernel(
-    "x:T* dy:T* dw:T* db:T* keep_w:b1* keep_b:b1* work:T* g:i64[]",
+    f"""
+    x, dy: T[...]   dw: out T[...] updates if adds_w   db: out T[...] updates if adds_b
+    keep_w: b1[1] if adds_w not in (0, {ALWAYS})   keep_b: b1[1] if has_b and adds_b
+    work: scratch T[...]   g: i64[] where max(has_w, has_b) <= 1
+    """,
     words={"g": DW_WORDS},
+    reach=_reach,
     tiling=_tiling,
 )
 def conv_dw(target: Target, T: str) -> Body:
     """dw[part][co][k] = sum_m dy[m, co] P[m, k];  db[part][co] = sum_m dy[m, co].
 
-    x, dy: T, channels-last; m over the pixels of one of MT parts; dw or db may be null.
-    work: `room` elements a thread.  No aliasing.  Overwrites unless told to add.
+    x, dy: channels-last; m over the pixels of one of MT parts; dw or db may be null.  Adds to dw
+    when `adds_w` and not keep_w[0], or when `adds_w` is ALWAYS; to db when `adds_b` and not
+    keep_b[0].
     """
     fill, rows = P.gather(T), strip(target, T, 1)
     lanes = target.lanes(ITEMSIZE[T])
@@ -181,14 +213,20 @@ def conv_dw(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "part:T* dbs:T* dw:T* db:T* keep_w:b1* keep_b:b1* g:i64[]",
+    """
+    part: update T[max(parts, 1), co, channels, taps] if has_w   dbs: T[max(parts, 1), co] if has_b
+    dw: out T[co, channels, taps] if has_w updates if adds_w
+    db: out T[co] if has_b updates if adds_b
+    keep_w: b1[1] if adds_w   keep_b: b1[1] if has_b and adds_b
+    g: i64[] where max(has_w, has_b) <= 1 and co % max(per_group, 1) == 0
+    """,
     words={"g": FOLD_WORDS},
     joins=FOLD_WORDS.place("parts"),
 )
 def conv_fold(target: Target, T: str) -> Body:
     """dw[co, c, tap] = sum_p part[p][co][tap, c];  db[co] = sum_p dbs[p][co], parts in order.
 
-    Uses up part.  dw or db may be null.
+    Uses up part.  dw or db may be null.  Adds to dw when `adds_w` and not keep_w[0], to db alike.
     """
     add = loop(T, "x[] y[] -> x[] = x + y")
 
@@ -242,15 +280,14 @@ def lower_weights(
     images, ci = x.type.dims[:2]
     volume, co = math.prod(a.taps for a in axes), w.type.dims[0]
     weights, bias = _Sum.of(lowering, dw), _Sum.of(lowering, db)
-    if weights.have and is_depthwise(w, groups):
+    if weights.out and is_depthwise(w, groups):
         D.lower_depthwise_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
-    if weights.have and volume > 1 and is_few(ci, co, groups):
+    if weights.out and volume > 1 and is_few(ci, co, groups):
         lower_few_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
-    if weights.have and pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
-        (_, out), (_, reset) = weights.out, weights.reset
-        lower_winograd_weights(lowering, (x, dy, out), axes, reset)
+    if weights.out and pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
+        lower_winograd_weights(lowering, (x, dy, weights.out), axes, weights.reset)
         weights = _Sum()
     if weights.have:
         j = P.job(axes, images, ci // groups, ci, volume * (ci // groups))
@@ -300,22 +337,20 @@ def _weights(
     j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)
     stride = round_up(max(j.mc * block, co), 16)
     work = lowering.temp(T, (stride * lowering.threads,))
-    outs = [dw.out, db.out, dw.reset, db.reset]
+    outs: dict[str, Any] = {"dw": dw.out, "db": db.out, "keep_w": dw.reset, "keep_b": db.reset}
     have = {"has_w": dw.have, "has_b": db.have}
     adds = {"adds_w": dw.keep, "adds_b": db.keep}
     head = {"groups": groups, "co": co, "per_group": per, "room": stride, "block": block, **have}
-    sources: list[Any] = [("r", x), ("r", dy)]
     # In tiles (graphs/planner/tile.py) every thread has sums of its own, to be added in the end.
     in_tiles = direct and not db.have and j.rows > max(n, co)
     if mt == taps == 1 and not crossed and not in_tiles:
         words = DW_WORDS.pack(**head, **adds, crossed=0, job=j.words())
-        lowering.call(conv_dw(T), [*sources, *outs, ("s", work)], words=words)
+        lowering.call(conv_dw(T), x=x, dy=dy, **outs, work=work, g=words)
         return
     part = lowering.temp(T, (mt * co * n,)) if dw.have else None
     dbs = lowering.temp(T, (mt * co,)) if db.have else None
-    args = [*sources, ("w", part), ("w", dbs), ("r", None), ("r", None), ("s", work)]
     words = DW_WORDS.pack(**head, adds_w=0, adds_b=0, crossed=int(crossed), job=j.words())
-    lowering.call(conv_dw(T), args, words=words)
+    lowering.call(conv_dw(T), x=x, dy=dy, dw=part, db=dbs, work=work, g=words)
     words = FOLD_WORDS.pack(
         parts=mt,
         co=co,
@@ -325,31 +360,30 @@ def _weights(
         **adds,
         per_group=per if crossed else 0,
     )
-    lowering.call(conv_fold(T), [("u", part), ("r", dbs), *outs], words=words)
+    lowering.call(conv_fold(T), part=part, dbs=dbs, **outs, g=words)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
     """A gradient output as kernels take it: its operand and its flag to overwrite."""
 
-    out: tuple[Any, Any] = ("w", None)
-    reset: tuple[Any, Operand | None] = ("r", None)
+    out: Operand | None = None
+    reset: Operand | None = None
 
     @classmethod
     def of(cls, lowering: Lowering, i: int | None) -> _Sum:
         """Output i of the node; without an operand when nobody reads it."""
         if i is None or not lowering.wants(i):
             return cls()
-        reset = lowering.reset(i)
-        return cls(("u" if reset else "w", lowering.y(i)), ("r", reset))
+        return cls(lowering.y(i), lowering.reset(i))
 
     @property
     def have(self) -> int:
-        return int(self.out[1] is not None)
+        return int(self.out is not None)
 
     @property
     def keep(self) -> int:
-        return int(self.reset[1] is not None)
+        return int(self.reset is not None)
 
 
 # What `lower_weights` calls, and `lower_bias`.
