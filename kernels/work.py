@@ -6,7 +6,7 @@ Operations are those of multiply-adds, two each, in matrix products, convolution
 recurrent networks: those of the operation, whatever algorithm computes it.  A convolution by
 Winograd's transforms counts as the direct one, and what attention computes again in its backward
 pass counts once.  All else, as maps, normalisations and updates, is told by the bytes it moves.
-`OPERATIONS` has a row for each kernel that multiplies; the words are read by their declared names.
+Kernels that multiply declare it (`Template.multiply_adds`); `OPERATIONS` has those that do not yet.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.ops.conv.patches import JOB
 from engine.kernels.ops.conv.winograd import IMAGE, TAPS, TILES
 from engine.kernels.registry import templates
+from engine.kernels.vocabulary.call import KernelCall
 from engine.runtime.plan import KernelSpec, Mode, Plan
 
 
@@ -77,41 +78,22 @@ class Task(NamedTuple):
     numbered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a kernel: its parameters and numbers by name, and the elements of its pointers."""
-
-    params: tuple[str | int, ...]
-    numbers: Mapping[str, Any]
-    elements: Mapping[str, int]
-
-
 def _jobs(words: Sequence[int]) -> Iterator[dict[str, Any]]:
     for at in range(0, len(words), JOB.size):
         yield JOB.unpack(words[at : at + JOB.size])
 
 
-def _gemm(call: Call) -> int:
-    g = call.numbers
-    return int(math.prod(g["batch"]) * g["m"] * g["n"] * g["k"])
-
-
-def _quantised_gemm(call: Call) -> int:
-    g = call.numbers
-    return int(g["m"] * g["n"] * g["k"])
-
-
-def _conv(call: Call) -> int:
+def _conv(call: KernelCall) -> int:
     jobs = _jobs(call.numbers["jobs"])
     return sum(int(call.numbers["groups"] * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
 
 
-def _conv_dw(call: Call) -> int:
+def _conv_dw(call: KernelCall) -> int:
     (q,) = _jobs(call.numbers["job"])
     return int(call.numbers["has_w"] * call.numbers["co"] * q["rows"] * q["columns"])
 
 
-def _depthwise(call: Call) -> int:
+def _depthwise(call: KernelCall) -> int:
     """Back, the windows are those of what is read."""
     (q,) = _jobs(call.numbers["job"])
     pixels = q["rows"]
@@ -120,32 +102,32 @@ def _depthwise(call: Call) -> int:
     return int(pixels * q["ldx"] * math.prod(q["taps"]))
 
 
-def _depthwise_dw(call: Call) -> int:
+def _depthwise_dw(call: KernelCall) -> int:
     q = call.numbers
     return int(q["rows"] * q["ldx"] * math.prod(q["taps"]))
 
 
-def _few(call: Call) -> int:
+def _few(call: KernelCall) -> int:
     """As of a depthwise one, for each filter."""
     return _depthwise(call) * int(call.numbers["filters"])
 
 
-def _few_dw(call: Call) -> int:
+def _few_dw(call: KernelCall) -> int:
     (q,) = _jobs(call.numbers["job"])
     return int(q["rows"] * q["ldx"] * math.prod(q["taps"]) * call.numbers["filters"])
 
 
-def _winograd(call: Call) -> int:
+def _winograd(call: KernelCall) -> int:
     """As the direct convolution: 9 taps for each pixel, and not the products of the transforms."""
     g = call.numbers
     images, y = TILES.unpack(g["tiles"])["images"], IMAGE.unpack(g["y"])
     return int(images * y["height"] * y["width"] * g["channels"] * g["columns"] * TAPS * TAPS)
 
 
-def _attention(each: Callable[[int, int], int]) -> Callable[[Call], int]:
+def _attention(each: Callable[[int, int], int]) -> Callable[[KernelCall], int]:
     """The multiply-adds of each score that the band lets be, by the columns of Q and of V."""
 
-    def count(call: Call) -> int:
+    def count(call: KernelCall) -> int:
         g = call.numbers
         seen = 0
         for query in range(g["queries"]):
@@ -156,15 +138,13 @@ def _attention(each: Callable[[int, int], int]) -> Callable[[Call], int]:
     return count
 
 
-def _walk(gates: str) -> Callable[[Call], int]:
+def _walk(gates: str) -> Callable[[KernelCall], int]:
     """All gates of all rows, each a sum over the hidden units."""
     return lambda call: int(call.elements[gates] * call.numbers["hidden"])
 
 
-# Multiply-adds of the kernels that have many, by template.
-OPERATIONS: dict[str, Callable[[Call], int]] = {
-    "gemm": _gemm,
-    "quantised_gemm": _quantised_gemm,
+# Multiply-adds of kernels whose declarations do not say them yet, by template.
+OPERATIONS: dict[str, Callable[[KernelCall], int]] = {
     "conv": _conv,
     "conv_dw": _conv_dw,
     "conv_few": _few,
@@ -240,7 +220,10 @@ def grouped(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]
 def operations(task: Task) -> int:
     """The multiply-adds of a call, of all its tiles."""
     count = OPERATIONS.get(task.spec.template)
-    found = 0 if count is None else count(_call(task))
+    if count is None and not templates()[task.spec.template].multiply_adds:
+        return 0
+    call = _call(task)
+    found = call.multiply_adds() if count is None else count(call)
     if task.tiles and not task.numbered:  # its numbers are those of a tile
         found *= task.tiles
     return found
@@ -283,21 +266,9 @@ def touched(template: str, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
     return sizes
 
 
-def _call(task: Task) -> Call:
-    """The numbers of a call by the names that its kernel has for them."""
+def _call(task: Task) -> KernelCall:
+    """Return the call of a task, with the elements of its operands."""
     template = templates()[task.spec.template]
-    layouts = template.layouts(task.spec.params)
-    pointers = [name for name, kind in template.signature if kind.endswith("*")]
-    scalars = [n for n, kind in template.signature if not kind.endswith(("*", "[]"))]
-    numbers = dict(zip(scalars, task.consts, strict=False))
-    open_words = [name for name, kind in template.signature if kind.endswith("[]")]
-    for name in open_words:
-        if name in layouts:
-            rest = [int(v) for v in task.consts[len(scalars) :]]
-            numbers |= layouts[name].unpack(rest)
-    elements = {
-        name: use.elements
-        for name, use in zip(pointers, task.uses, strict=False)
-        if use.name is not None
-    }
-    return Call(task.spec.params, numbers, elements)
+    names = template.operand_names(len(task.uses))
+    elements = {n: u.elements for n, u in zip(names, task.uses, strict=True) if u.name is not None}
+    return KernelCall(template, task.spec.params, task.consts, elements=elements)

@@ -53,18 +53,10 @@ def kept(plan: Plan) -> str:
 def named_words(plan: Plan) -> list[dict[str, Any]]:
     """The numbers that each step passes to its kernel, by the names the kernel has for them."""
     specs = {spec.symbol: spec for spec in plan.specs}
-    rows = []
-    for step in plan.steps:
-        spec, rest = specs[step.kernel], list(step.consts)
-        template, named = templates()[spec.template], dict[str, Any]()
-        layouts = template.layouts(spec.params)
-        for name, kind in template.signature:
-            if kind == "i64[]":
-                named |= layouts[name].unpack(rest) if name in layouts else {name: tuple(rest)}
-            elif not kind.endswith("*"):
-                named[name] = rest.pop(0)
-        rows.append(named)
-    return rows
+    return [
+        templates()[specs[step.kernel].template].named(specs[step.kernel].params, step.consts)
+        for step in plan.steps
+    ]
 
 
 def words(plan: Plan) -> str:

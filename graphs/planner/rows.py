@@ -17,7 +17,7 @@ What others read, too, as the gradient of a table that is a product's weight as 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -167,7 +167,7 @@ def _table(draft: Draft, call: Call) -> _Table | None:
     """What is known of a call, if it makes the gradient of a table along its first axis."""
     if call.spec.template != gather_grad.name:
         return None
-    numbers = _by_name(gather_grad.signature, call.consts)
+    numbers = gather_grad.named(call.spec.params, call.consts)
     (_, index), (_, dy), (mode, dx), _, (_, fault) = call.args
     value = draft.values[dx]
     n, inner = numbers["n"], numbers["inner"]
@@ -175,14 +175,6 @@ def _table(draft: Draft, call: Call) -> _Table | None:
     if not is_whole or numbers["outer"] != 1:
         return None
     return _Table(call, value, index, dy, fault, n, numbers["count"], inner)
-
-
-def _by_name(
-    signature: Sequence[tuple[str, str]], consts: Sequence[int | float]
-) -> Mapping[str, int]:
-    """The numbers of a call by the names that its kernel has for them."""
-    names = [name for name, kind in signature if not kind.endswith("*")]
-    return dict(zip(names, map(int, consts), strict=True))
 
 
 def _blocks(call: Call) -> Blocks | None:
