@@ -342,6 +342,16 @@ def test_all_missing_ops_are_named() -> None:
     assert "between" not in text
 
 
+@pytest.mark.parametrize("shapes", [((2, 4, 3), (3, 5)), ((4, 3), (3, 5))])
+def test_a_batch_after_axis_0_is_of_both_operands(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """As onnxruntime has it, which reads the batch axes of operands of one rank."""
+    attrs = {"transBatchA": 1}
+    nodes = [Node("FusedMatMul", ("x", "w"), ("y",), attrs, "com.microsoft", "fused")]
+    ranks = f"ranks {len(shapes[0])} and {len(shapes[1])}; supported: operands of one rank of 3"
+    with pytest.raises(UnsupportedOpError, match=f"transBatchB is set for operands of {ranks}"):
+        infer(graph(dict(zip("xw", shapes, strict=True)), nodes))
+
+
 def test_operands_that_do_not_fit_name_the_node() -> None:
     g = graph({"x": ("n", 3), "y": ("n", 4)}, [Node("Add", ("x", "y"), ("z",), name="plus")])
     with pytest.raises(ShapeError, match=r"Add 'plus' .*f32\[67,3\], f32\[67,4\].*\(with n=67\)"):

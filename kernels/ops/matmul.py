@@ -151,7 +151,7 @@ def _gemm_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _matmul_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
     """Shapes of op(A) and op(B) as matrices, and for each whether it was a vector."""
-    a, b = site.type(0).shape, site.type(1).shape
+    a, b = (_with_batch_first(site, i) for i in (0, 1))
     if not a or not b:
         site.wrong("a scalar has no matrix product")
     va, vb = len(a) == 1, len(b) == 1
@@ -161,11 +161,52 @@ def _matmul_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, 
         a = (*a[:-2], a[-1], a[-2])
     if site.attrs.get("transB") and not vb:
         b = (*b[:-2], b[-1], b[-2])
-    if site.attrs.get("transBatchA") or site.attrs.get("transBatchB"):
-        site.fail("transBatchA or transBatchB is set", "transA, transB, alpha")
     if isinstance(a[-1], int) and isinstance(b[-2], int) and a[-1] != b[-2]:
         site.wrong(f"inner dimensions {a[-1]} and {b[-2]} differ")
     return a, b, va, vb
+
+
+_TRANS_BATCH = ("transBatchA", "transBatchB")
+
+
+def _batch_order(site: Site, i: int) -> list[int]:
+    """The axes of operand i in the order of a product, the batch first.
+
+    transBatchA and transBatchB say that the operand is stored as [d0, batch..., d1].
+    """
+    ranks = [site.type(k).rank for k in (0, 1)]
+    if not any(site.attrs.get(name) for name in _TRANS_BATCH):
+        return list(range(ranks[i]))
+    if ranks[0] != ranks[1] or ranks[0] < 3:
+        site.fail(
+            f"transBatchA or transBatchB is set for operands of ranks {ranks[0]} and {ranks[1]}",
+            "operands of one rank of 3 or more",
+        )
+    if not site.attrs.get(_TRANS_BATCH[i]):
+        return list(range(ranks[i]))
+    return [*range(1, ranks[i] - 1), 0, ranks[i] - 1]
+
+
+def _with_batch_first(site: Site, i: int) -> tuple[Dim, ...]:
+    """The shape of operand i in the order of a product."""
+    return tuple(site.type(i).shape[axis] for axis in _batch_order(site, i))
+
+
+def _operand(nodes: Nodes, i: int) -> str:
+    """Operand i in the order of a product."""
+    perm = _batch_order(nodes.site, i)
+    x = nodes.x(i)
+    return x if perm == sorted(perm) else str(nodes.op("Transpose", x, perm=perm))
+
+
+def _fused_matmul_expand(nodes: Nodes) -> tuple[str, ...] | None:
+    """A product of transposed operands, if the batch axes of one are not the first."""
+    site = nodes.site
+    a, b = _operand(nodes, 0), _operand(nodes, 1)
+    if (a, b) == (nodes.x(0), nodes.x(1)):
+        return None
+    flags = {name: site.attrs.get(name, _FUSED[name]) for name in ("alpha", "transA", "transB")}
+    return (str(nodes.op("FusedMatMul", a, b, domain=MS, **flags)),)
 
 
 def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
@@ -235,7 +276,7 @@ def _matmul_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     a, b = site.type(0), site.type(1)
     ta, tb = int(site.attrs.get("transA", 0)), int(site.attrs.get("transB", 0))
     alpha = float(site.attrs.get("alpha", 1.0))
-    xa, xb, va, vb = grad.x(0), grad.x(1), a.rank == 1, b.rank == 1
+    xa, xb, va, vb = _operand(grad, 0), _operand(grad, 1), a.rank == 1, b.rank == 1
     if va:
         xa, ta = grad.op("Unsqueeze", xa, grad.const([0], "i64")), 0
         dy = grad.op("Unsqueeze", dy, grad.const([-1 if vb else -2], "i64"))
@@ -271,7 +312,10 @@ def _flat_weight_grad(grad: Grad, xa: str, dy: str, tb: int) -> str:
 
 
 def _fit(grad: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> str:
-    """Drop the axis a vector got, and sum over batch axes input i was broadcast along."""
+    """Drop the axis a vector got, and sum over batch axes input i was broadcast along.
+
+    The axes are left in the order in which the operand is stored.
+    """
     t = grad.site.type(i)
     if squeeze is not None:
         other = grad.site.type(1 - i)
@@ -279,11 +323,17 @@ def _fit(grad: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> s
             axes = grad.const(list(range(other.rank - 2)), "i64")
             d = grad.op("ReduceSum", d, axes, keepdims=0)
         return str(grad.op("Squeeze", d, grad.const([squeeze], "i64")))
-    if not batched:
-        return d
-    a, b, _, _ = _matmul_shapes(grad.site)
-    lead = broadcast(grad.site, TensorType(t.dtype, a[:-2]), TensorType(t.dtype, b[:-2]))
-    return grad.reduce_to(d, i, (*lead, *t.shape[-2:]))
+    shape = _with_batch_first(grad.site, i)
+    if batched:
+        a, b, _, _ = _matmul_shapes(grad.site)
+        lead = broadcast(grad.site, TensorType(t.dtype, a[:-2]), TensorType(t.dtype, b[:-2]))
+        shape = (*lead, *shape[-2:])
+    order = _batch_order(grad.site, i)
+    if order != sorted(order):
+        back = [order.index(axis) for axis in range(t.rank)]
+        d = grad.op("Transpose", d, perm=back)
+        shape = tuple(shape[axis] for axis in back)
+    return grad.reduce_to(d, i, shape) if batched else d
 
 
 _GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
@@ -331,6 +381,8 @@ OPS = (
         outputs=1,
         attrs=_FUSED,
         infer=_matmul_infer,
+        expand=_fused_matmul_expand,
+        becomes=f"Transpose {MS}::FusedMatMul",
         lower=_matmul_lower,
         calls=GEMM_KERNELS,
         grad=_matmul_grad,

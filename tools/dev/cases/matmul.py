@@ -10,7 +10,10 @@ from engine.tools.dev.cases.activation import activated
 from engine.tools.dev.cases.case import Case, f32
 
 
-def _fused_matmul(a: Any, b: Any, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Any:
+def _fused_matmul(a: Any, b: Any, alpha: float = 1.0, transA: int = 0, transB: int = 0,
+                  transBatchA: int = 0, transBatchB: int = 0) -> Any:  # fmt: skip
+    a = np.moveaxis(a, 0, -2) if transBatchA else a
+    b = np.moveaxis(b, 0, -2) if transBatchB else b
     a = np.swapaxes(a, -1, -2) if transA else a
     b = np.swapaxes(b, -1, -2) if transB else b
     return [alpha * (a @ b)]
@@ -62,6 +65,14 @@ CASES = (
          reference=_fused_matmul),
     Case("FusedMatMul", (f32(4, 3), f32(6, 4)), {"transA": 1, "transB": 1}, grad=(0, 1), domain=MS,
          reference=_fused_matmul),
+    # Batch axes behind axis 0: of both operands, of one of them, and broadcast.
+    Case("FusedMatMul", (f32(4, 2, 3, 5), f32(6, 2, 3, 5)),
+         {"transBatchA": 1, "transBatchB": 1, "transB": 1, "alpha": 0.5}, grad=(0, 1), domain=MS,
+         reference=_fused_matmul),
+    Case("FusedMatMul", (f32(5, 2, 4), f32(2, 5, 3)), {"transBatchA": 1, "transA": 1}, grad=(0, 1),
+         domain=MS, reference=_fused_matmul),
+    Case("FusedMatMul", (f32(4, 2, 1, 5), f32(5, 1, 3, 6)), {"transBatchA": 1, "transBatchB": 1},
+         grad=(0, 1), domain=MS, reference=_fused_matmul),
     Case("MatMul", (f32(3, 0), f32(0, 4)), name="matmul-of-nothing"),
     Case("FusedGemm", (f32(9, 0), f32(21, 0), f32(21)), {"transB": 1, "activation": "Relu"},
          domain=MS, reference=_fused_gemm, name="fused-gemm-of-nothing"),
