@@ -9,14 +9,21 @@ from __future__ import annotations
 from engine.element_types import ITEMSIZE
 from engine.kernels.ops.attention.blocks import (
     ATTENTION_WORDS,
+    SIZES,
     adjust,
+    check_blocks,
     dropped,
     masked,
+    matrices_reach,
     product,
+    rows_reach,
+    scores_reach,
+    seen_scores,
     turn,
     visible,
 )
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
@@ -28,6 +35,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import up
 from engine.runtime.context import RANDOM
 
 
@@ -36,16 +44,54 @@ def backward_work(bq: int, bk: int, width: int, value_width: int) -> int:
     return bq * (2 * width + value_width + 5 * bk + 3)
 
 
+def _reach(c: KernelCall) -> Reach:
+    check_blocks(c)
+    width, columns = c.width, c.value_width
+    wants_q, wants_k, wants_v, wants_bias = c.wants
+    # Rows of Q and dY that are the right factor of a product are read by whole vectors.
+    wide = up(width, c.lanes) if wants_k else width
+    high = up(columns, c.lanes) if wants_v else columns
+    return {
+        "q": matrices_reach(c, "q", c.heads, c.queries, wide),
+        "k": matrices_reach(c, "k", c.groups, c.keys, width),
+        "v": matrices_reach(c, "v", c.groups, c.keys, columns),
+        "bias": scores_reach(c, "bias") if c.is_biased else 0,
+        "mask": scores_reach(c, "mask") if c.is_masked or c.is_filled else 0,
+        "y": matrices_reach(c, "y", c.heads, c.queries, columns),
+        "dy": matrices_reach(c, "dy", c.heads, c.queries, high),
+        "dq": matrices_reach(c, "dq", c.heads, c.queries, width) if wants_q else 0,
+        "dk": _parts_reach(c, "dk", c.part_k, width) if wants_k else 0,
+        "dv": _parts_reach(c, "dv", c.part_v, columns) if wants_v else 0,
+        "dbias": rows_reach(c, "dbias") if wants_bias else 0,
+        "work": c.scratch(
+            c.per_thread, backward_work(c.block_queries, c.block_keys, width, columns)
+        ),
+    }
+
+
+def _parts_reach(c: KernelCall, name: str, part: int, width: int) -> int:
+    """Return the reach into the gradient of K or V, which has parts that lie `part` apart."""
+    by_batch, by_head, by_row = c.numbers[name]
+    walks = (c.batch, by_batch), (c.groups, by_head), (c.keys, by_row), (width, 1)
+    return c.span(0, (c.parts, part), *walks)
+
+
 @kernel(
-    "q:T* k:T* v:T* bias:T* mask:b1* noise:i64* y:T* lse:T* dy:T* dq:T* dk:T* dv:T* dbias:T* "
-    "work:T* scale:f64 cap:f64 fill:f64 ratio:f64 g:i64[]",
+    f"""
+    q, k, v, bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
+    y: T[...]   lse: T[2, batch, heads, queries]   dy: T[...]
+    dq, dk, dv, dbias: out T[...]   work: scratch T[...]
+    scale, cap, fill, ratio: f64   g: i64[] where {SIZES} and min(parts, batch) >= 1
+    """,
     words={"noise": RANDOM, "g": ATTENTION_WORDS},
+    reach=_reach,
+    multiply_adds=lambda c: seen_scores(c) * int(2 * c.width + 2 * c.value_width),
 )
 def attention_grad(target: Target, T: str) -> Body:
     """dQ, dK, dV and the bias's gradient of `attention` from dY, Y and lse, as `g.wants` says.
 
     Matrices strided as `g` says, columns next to each other; dk, dv: one such for each of
-    `g.parts`.  Overwrites dQ, dK, dV, dbias.
+    `g.parts`.
     """
     lanes = target.lanes(ITEMSIZE[T])
     copy_scaled = loop(T, "x[] c -> y[] = x * c")

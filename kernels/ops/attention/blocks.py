@@ -14,8 +14,10 @@ from typing import Any
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import Native, imax, imin, inline, off, outline, udiv
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import up
 from engine.runtime.words import Field, Words
 
 Inline = Callable[..., Any]
@@ -46,18 +48,21 @@ ATTENTION_WORDS = Words(
     bias=Field("strides of the bias, 0 where it is broadcast", names=SCORES),
     mask=Field("strides of the mask, 0 where it is broadcast", names=SCORES),
     dbias=Field("strides of the bias's gradient", names=SCORES),
-    low="the first key that query 0 sees; each further query sees from one further on",
-    high="the last key that query 0 sees, counted so too",
-    keep="the value of the mask where a key is seen",
+    low=Field(
+        "the first key that query 0 sees; each further query sees from one further on",
+        range="signed",
+    ),
+    high=Field("the last key that query 0 sees, counted so too", range="signed"),
+    keep=Field("the value of the mask where a key is seen", range="any"),
     is_biased="whether there is a bias",
     is_masked="whether there is a mask",
     is_filled="whether a masked score may have a probability, or NaN",
     is_capped="whether scores are capped",
     drops="whether probabilities are dropped",
     guard="what gives zeros: 0 nothing, 1 queries without keys, 2 those whose scores hold NaN too",
-    node="the node's own number, of which the dropout mask is drawn",
+    node=Field("the node's own number, of which the dropout mask is drawn", range="any"),
     fixed="whether `seed` is the seed of the dropout mask",
-    seed="it",
+    seed=Field("the seed", range="any"),
     wants=Field("which gradients are wanted", names=("q", "k", "v", "bias")),
     block_queries="columns of a block",
     block_keys="rows of a block",
@@ -69,6 +74,44 @@ ATTENTION_WORDS = Words(
     ),
     per_thread="elements of `work` that a thread has",
 )
+
+# Sizes that both directions divide by.
+SIZES = "min(heads, groups, block_queries, block_keys) >= 1 and groups <= heads"
+
+
+def check_blocks(c: KernelCall) -> None:
+    """Refuse blocks whose rows are not whole vectors."""
+    if up(min(c.block_queries, c.queries), c.lanes) > c.block_queries:
+        c.refuse(f"blocks of {c.block_queries} queries; a vector has {c.lanes}")
+
+
+def matrices_reach(c: KernelCall, name: str, heads: int, rows: int, columns: int) -> int:
+    """Return the reach into the matrices of all heads."""
+    by_batch, by_head, by_row = c.numbers[name]
+    return c.span(0, (c.batch, by_batch), (heads, by_head), (rows, by_row), (columns, 1))
+
+
+def scores_reach(c: KernelCall, name: str) -> int:
+    """Return the reach into a bias or a mask, which is read a row at a time if its keys adjoin."""
+    steps = c.numbers[name]
+    reach = c.span(0, *zip((c.batch, c.heads, c.queries, c.keys), steps, strict=True))
+    return max(reach, rows_reach(c, name)) if steps[3] == 1 else reach
+
+
+def rows_reach(c: KernelCall, name: str) -> int:
+    """Return the reach into rows of scores whose keys adjoin."""
+    by_batch, by_head, by_query, _ = c.numbers[name]
+    walks = (c.batch, by_batch), (c.heads, by_head), (c.queries, by_query), (c.keys, 1)
+    return c.span(0, *walks)
+
+
+def seen_scores(c: KernelCall) -> int:
+    """Return the number of scores that the band leaves."""
+    seen = 0
+    for query in range(c.queries):
+        first, last = max(query + c.low, 0), min(query + c.high + 1, c.keys)
+        seen += max(last - first, 0)
+    return int(c.batch * c.heads * seen)
 
 
 def turn(target: Target, T: str) -> Inline:

@@ -9,13 +9,19 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.ops.attention.blocks import (
     ATTENTION_WORDS,
     NAN_IS_EMPTY,
+    SIZES,
     adjust,
+    check_blocks,
     dropped,
+    matrices_reach,
     product,
+    scores_reach,
+    seen_scores,
     turn,
     visible,
 )
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
@@ -37,17 +43,35 @@ def forward_work(bq: int, bk: int, width: int, value_width: int) -> int:
     return bq * (width + value_width + 2 * bk + VECTORS) + bq * bk
 
 
+def _reach(c: KernelCall) -> Reach:
+    check_blocks(c)
+    used = forward_work(c.block_queries, c.block_keys, c.width, c.value_width)
+    return {
+        "q": matrices_reach(c, "q", c.heads, c.queries, c.width),
+        "k": matrices_reach(c, "k", c.groups, c.keys, c.width),
+        "v": matrices_reach(c, "v", c.groups, c.keys, c.value_width),
+        "bias": scores_reach(c, "bias") if c.is_biased else 0,
+        "mask": scores_reach(c, "mask") if c.is_masked else 0,
+        "y": matrices_reach(c, "y", c.heads, c.queries, c.value_width),
+        "work": c.scratch(c.per_thread, used),
+    }
+
+
 @kernel(
-    "q:T* k:T* v:T* bias:T* mask:b1* noise:i64* y:T* lse:T* work:T* "
-    "scale:f64 cap:f64 fill:f64 ratio:f64 g:i64[]",
+    f"""
+    q, k, v, bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
+    y: out T[...]   lse: out T[2, batch, heads, queries]   work: scratch T[...]
+    scale, cap, fill, ratio: f64   g: i64[] where {SIZES}
+    """,
     words={"noise": RANDOM, "g": ATTENTION_WORDS},
+    reach=_reach,
+    multiply_adds=lambda c: seen_scores(c) * int(c.width + c.value_width),
 )
 def attention(target: Target, T: str) -> Body:
     """Y = softmax(scale Q K^T, adjusted) V for each head; lse = log sum exp of the scores.
 
     q, k, v, y: matrices strided as `g` says, columns next to each other; bias, mask: strided; lse:
-    T[2, batch, heads, queries], the maximum m and log sum exp(S - m), which is +inf for a query
-    that `g.guard` makes zeros.  Overwrites Y, lse.
+    the maximum m and log sum exp(S - m), which is +inf for a query that `g.guard` makes zeros.
     """
     lanes = target.lanes(ITEMSIZE[T])
     copy_scaled = loop(T, "x[] c -> y[] = x * c")

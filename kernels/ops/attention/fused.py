@@ -26,7 +26,7 @@ from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
 from engine.kernels.ops.attention.forward import attention, forward_work
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, TensorType
 
 # Rows and columns of a block of scores: with its operands it stays in the second cache.
 BLOCK_KEYS, BLOCK_QUERIES = 128, 64
@@ -179,18 +179,15 @@ def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
     )
 
 
-def _numbers(site: Site) -> list[float]:
-    attrs = site.attrs
-    return [float(attrs[name]) for name in ("scale", "cap", "fill", "ratio")]
+def _numbers(site: Site) -> dict[str, Any]:
+    return {name: float(site.attrs[name]) for name in ("scale", "cap", "fill", "ratio")}
 
 
-def _optional(lowering: Lowering, name: str) -> Operand | None:
-    i = _FORWARD[name]
-    return lowering.x(i) if lowering.site.has(i) else None
-
-
-def _noise(lowering: Lowering) -> Operand | None:
-    return lowering.noise() if lowering.site.attrs["ratio"] > 0 else None
+def _inputs(lowering: Lowering) -> dict[str, Any]:
+    """Return the operands that both directions read."""
+    site = lowering.site
+    given = {name: lowering.x(i) if site.has(i) else None for name, i in _FORWARD.items()}
+    return {**given, "noise": lowering.noise() if site.attrs["ratio"] > 0 else None}
 
 
 def _lower(lowering: Lowering) -> None:
@@ -206,19 +203,12 @@ def _lower(lowering: Lowering) -> None:
     work = lowering.temp(T, (lowering.threads, per_thread))
     lowering.call(
         attention(T),
-        [
-            ("r", q),
-            ("r", lowering.x(1)),
-            ("r", lowering.x(2)),
-            ("r", _optional(lowering, "bias")),
-            ("r", _optional(lowering, "mask")),
-            ("r", _noise(lowering)),
-            ("w", lowering.y(0)),
-            ("w", lse),
-            ("s", work),
-        ],
-        _numbers(site),
-        words=_words(
+        **_inputs(lowering),
+        y=lowering.y(0),
+        lse=lse,
+        work=work,
+        **_numbers(site),
+        g=_words(
             site,
             form,
             blocks,
@@ -263,7 +253,7 @@ def _lower_grad(lowering: Lowering) -> None:
     parts = parts_of(apart, -(-form.queries // blocks[0]), lowering.threads)
     outs = [lowering.y(i) if wants[i] else None for i in range(4)]
     steps = {"dk": form.strides("dk"), "dv": form.strides("dv")}
-    into = dict(zip(_GRADS, outs, strict=True))
+    into: dict[str, Any] = dict(zip(_GRADS, outs, strict=True))
     if parts > 1:
         for name, i in (("dk", 1), ("dv", 2)):
             if wants[i]:
@@ -280,19 +270,12 @@ def _lower_grad(lowering: Lowering) -> None:
     lowering.call(
         attention_grad(T),
         [
-            ("r", q),
-            ("r", lowering.x(1)),
-            ("r", lowering.x(2)),
-            ("r", _optional(lowering, "bias")),
-            ("r", _optional(lowering, "mask")),
-            ("r", _noise(lowering)),
-            ("r", lowering.x(_BACKWARD["y"])),
-            ("r", lowering.x(_BACKWARD["lse"])),
-            ("r", lowering.x(_BACKWARD["dy"])),
+            *(("r", x) for x in _inputs(lowering).values()),
+            *(("r", lowering.x(_BACKWARD[name])) for name in ("y", "lse", "dy")),
             *(("w", into[name]) for name in _GRADS),
             ("s", work),
         ],
-        _numbers(site),
+        [*_numbers(site).values()],
         words=_words(
             site,
             form,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from engine.kernels.ops.recurrent import cells
 from engine.kernels.ops.recurrent.recurrence import (
+    LENS,
     SIGMOID,
     SIGMOID_SLOPE,
     TANH,
     TANH_SLOPE,
+    WALK,
     WALK_WORDS,
     Inline,
+    WalkReach,
+    count_products,
     dy_at,
     fill,
     is_first,
@@ -24,6 +28,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     y_at,
 )
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     BIAS,
@@ -81,20 +86,33 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
     return middle, end
 
 
+def _gru_reach(c: KernelCall) -> Reach:
+    w, keeps = WalkReach(c), c.keeps and c.flag(3)
+    return {
+        "gates": 3 * w.rows, "h0": w.states, "y": w.y if c.has_y else 0, "h": w.states,
+        "inner": w.rows if keeps else 0, "work": 0 if keeps else w.states,
+    }  # fmt: skip
+
+
 @kernel(
-    "gates:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* y:T* h:T* inner:T* work:T* "
-    "has_bias:i64 has_y:i64 has_gates:i64 keeps:i64 g:i64[]",
+    f"""
+    gates: update T[...]   panels: T[last, hidden, up(2 * hidden, tile_columns)] if first < last
+    panels_n: T[last, hidden, up(hidden, tile_columns)] if first < last
+    bias: T[last, 6, hidden] if has_bias and after and first < last   {LENS}   h0: T[...]
+    y, h, inner: out T[...]   work: scratch T[...]   has_bias, has_y, has_gates, keeps: i64   {WALK}
+    """,
     words={"g": WALK_WORDS},
+    reach=_gru_reach,
+    multiply_adds=count_products("gates"),
     f=(SIGMOID,),
     g=(TANH,),
 )
 def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
     """All steps of a GRU; `after`: the reset gate scales R_n h + b, else h.
 
-    gates: T[rows, 3 H], on entry the products of X, then z, r, n, and 0 behind a row's length;
-    panels, panels_n: R_z and R_r, R_n, transposed; bias: T[D, 6 H], if `has_bias`; h: the state,
-    from h0 to the last; y: all h, or none; inner: T[rows, H], R_n h + b before all steps, if it
-    `keeps` them; work: T[states, H].  Overwrites all but gates.
+    gates: by rows, on entry the products of X, then z, r, n, and 0 after a row's length; panels,
+    panels_n: R_z and R_r, R_n, transposed; h: the state, from h0 to the last; y: all h, or none;
+    inner: by rows, R_n h + b before all steps, if it `keeps` them; work: as the states.
     """
     times, wide = product(target, T), padded(target, T)
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
@@ -150,20 +168,36 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
     return body
 
 
+def _gru_grad_after_reach(c: KernelCall) -> Reach:
+    w = WalkReach(c)
+    return {
+        "gates": 3 * w.rows, "y": w.y, "inner": w.rows if c.kept else 0, "h0": w.states,
+        "dy": w.dy, "dhn": w.states, "dgates": 3 * w.rows, "dinner": 3 * w.rows, "past": w.rows,
+        "dh": w.states, "work": 0 if c.kept else w.states,
+    }  # fmt: skip
+
+
 @kernel(
-    "gates:T* y:T* inner:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* dy:T* dhn:T* "
-    "dgates:T* dinner:T* past:T* dh:T* work:T* kept:i64 has_bias:i64 g:i64[]",
+    f"""
+    gates, y, inner: T[...]
+    panels: T[last, 3 * hidden, up(hidden, tile_columns)] if first < last
+    panels_n: T[last, hidden, up(hidden, tile_columns)] if not kept and first < last
+    bias: T[last, 6, hidden] if not kept and has_bias and first < last   {LENS}
+    h0, dy, dhn: T[...]   dgates, dinner, past, dh: out T[...]   work: scratch T[...]
+    kept, has_bias: i64   {WALK}
+    """,
     words={"g": WALK_WORDS},
+    reach=_gru_grad_after_reach,
+    multiply_adds=count_products("dgates"),
     slope_f=(SIGMOID_SLOPE,),
     slope_g=(TANH_SLOPE,),
 )
 def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     """The adjoint of `gru` with `after`, from dy and dhn.
 
-    gates, y: as it left them, and inner if it is `kept`; else panels_n: R_n^T, of which it is made
-    again; panels: R; dgates, dinner: T[rows, 3 H], the gradients of the products of X and of h;
-    past: T[rows, H], the h before every row; dh: gradient of h0; work: T[states, H].  Overwrites
-    dgates, dinner, past, dh.
+    gates, y: as it left them, and inner if it is `kept`; otherwise it is computed again, from
+    panels_n: R_n^T; panels: R; dgates, dinner: the gradients of the products of X and of h; past:
+    the h before every row; dh: gradient of h0; work: as the states.
     """
     times, wide = product(target, T), padded(target, T)
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
@@ -249,19 +283,31 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     return body
 
 
+def _gru_grad_before_reach(c: KernelCall) -> Reach:
+    w = WalkReach(c)
+    return {
+        "gates": 3 * w.rows, "y": w.y, "h0": w.states, "dy": w.dy, "dhn": w.states,
+        "dgates": 3 * w.rows, "past": 3 * w.rows, "dh": w.states, "work": w.states,
+    }  # fmt: skip
+
+
 @kernel(
-    "gates:T* y:T* panels:T* panels_n:T* lens:i64* h0:T* dy:T* dhn:T* "
-    "dgates:T* past:T* dh:T* work:T* g:i64[]",
+    f"""
+    gates, y: T[...]   panels: T[last, 2 * hidden, up(hidden, tile_columns)] if first < last
+    panels_n: T[last, hidden, up(hidden, tile_columns)] if first < last   {LENS}
+    h0, dy, dhn: T[...]   dgates, past, dh: out T[...]   work: scratch T[...]   {WALK}
+    """,
     words={"g": WALK_WORDS},
+    reach=_gru_grad_before_reach,
+    multiply_adds=count_products("dgates"),
     slope_f=(SIGMOID_SLOPE,),
     slope_g=(TANH_SLOPE,),
 )
 def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     """The adjoint of `gru` without `after`, from dy and dhn.
 
-    gates, y: as it left them; panels, panels_n: R_z and R_r, R_n; dgates: T[rows, 3 H]; past:
-    T[rows, 3 H], what each gate's R was multiplied with: h, h, r h; dh: gradient of h0; work:
-    T[states, H].  Overwrites dgates, past, dh.
+    gates, y: as it left them; panels, panels_n: R_z and R_r, R_n; past: by rows, what each gate's R
+    was multiplied with: h, h, r h; dh: gradient of h0; work: as the states.
     """
     times, wide = product(target, T), padded(target, T)
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)

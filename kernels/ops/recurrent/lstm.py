@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from engine.kernels.ops.recurrent import cells as cells_
 from engine.kernels.ops.recurrent.recurrence import (
+    LENS,
     RELU,
     RELU_SLOPE,
     SIGMOID,
     SIGMOID_SLOPE,
     TANH,
     TANH_SLOPE,
+    WALK,
     WALK_WORDS,
     Inline,
+    WalkReach,
+    count_products,
     dy_at,
     fill,
     is_first,
@@ -26,13 +30,30 @@ from engine.kernels.ops.recurrent.recurrence import (
     y_at,
 )
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import ACCUMULATE, Body, Native, inline, kernel, off, pick
+
+# P of an LSTM, which only a kernel with peepholes reads.
+_PEEPHOLES = "p: T[last, 3, hidden] if peephole and first < last"
+
+
+def _lstm_reach(call: KernelCall) -> Reach:
+    w = WalkReach(call)
+    return {
+        "gates": 4 * w.rows, "h0": w.states, "c0": w.states, "y": w.y if call.has_y else 0,
+        "h": w.states, "c": w.states, "cells": w.rows if call.has_cells else 0,
+    }  # fmt: skip
 
 
 @kernel(
-    "gates:T* panels:T* lens:i64* h0:T* c0:T* p:T* y:T* h:T* c:T* cells:T* "
-    "has_y:i64 has_cells:i64 g:i64[]",
+    f"""
+    gates: update T[...]   panels: T[last, hidden, up(4 * hidden, tile_columns)] if first < last
+    {LENS}   h0, c0: T[...]   {_PEEPHOLES}
+    y, h, c, cells: out T[...]   has_y, has_cells: i64   {WALK}
+    """,
     words={"g": WALK_WORDS},
+    reach=_lstm_reach,
+    multiply_adds=count_products("gates"),
     f=(SIGMOID,),
     g=(TANH,),
     h=(TANH,),
@@ -40,9 +61,8 @@ from engine.kernels.vocabulary.kernel import ACCUMULATE, Body, Native, inline, k
 def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Body:
     """Run all time steps of an LSTM.
 
-    gates: T[rows, 4 H], on entry the products of X, then i, o, f, c, and 0 behind a row's length;
-    panels: R^T; h, c: the states, from h0, c0 to the last; y, cells: all h and c, or none.
-    Overwrites all but gates.
+    gates: by rows, on entry the products of X, then i, o, f, c, and 0 after a row's length; panels:
+    R^T; h, c: the states, from h0, c0 to the last; y, cells: all h and c, or none.
     """
     run = cells_.lstm(T, f, g, h, peephole, couple)
     times, wide = product(target, T), padded(target, T)
@@ -118,10 +138,24 @@ def _adjoint(
     return peeping if peephole else plain
 
 
+def _lstm_grad_reach(c: KernelCall) -> Reach:
+    w, has_peepholes = WalkReach(c), c.flag(5)
+    return {
+        "gates": 4 * w.rows, "cells": w.rows, "y": w.y, "h0": w.states, "c0": w.states,
+        "dy": w.dy, "dhn": w.states, "dcn": w.states, "dgates": 4 * w.rows, "past": w.rows,
+        "dh": w.states, "dc": w.states, "dp": 3 * w.states if has_peepholes else 0,
+    }  # fmt: skip
+
+
 @kernel(
-    "gates:T* cells:T* y:T* panels:T* lens:i64* h0:T* c0:T* p:T* dy:T* dhn:T* dcn:T* "
-    "dgates:T* past:T* dh:T* dc:T* dp:T* g:i64[]",
+    f"""
+    gates, cells, y: T[...]   panels: T[last, 4 * hidden, up(hidden, tile_columns)] if first < last
+    {LENS}   h0, c0: T[...]   {_PEEPHOLES}   dy, dhn, dcn: T[...]
+    dgates: out T[...] may alias gates   past, dh, dc, dp: out T[...]   {WALK}
+    """,
     words={"g": WALK_WORDS},
+    reach=_lstm_grad_reach,
+    multiply_adds=count_products("dgates"),
     h=(TANH,),
     slope_f=(SIGMOID_SLOPE,),
     slope_g=(TANH_SLOPE,),
@@ -139,9 +173,8 @@ def lstm_grad(
 ) -> Body:
     """The adjoint of `lstm`, from dy, dhn and dcn.
 
-    gates, cells, y: as it left them; panels: R; dgates: T[rows, 4 H], may be gates; past:
-    T[rows, H], the h before every row; dh, dc: gradients of h0, c0; dp: T[states, 3 H], the
-    gradient of p by rows.  Overwrites dgates, past, dh, dc, dp.
+    gates, cells, y: as it left them; panels: R; past: the h before every row; dh, dc: gradients of
+    h0, c0; dp: the gradient of p for each state.
     """
     cell = _adjoint(T, h, slope_f, slope_g, slope_h, peephole, couple)
     times, wide = product(target, T), padded(target, T)
@@ -212,16 +245,26 @@ def lstm_grad(
     return body
 
 
+def _rnn_reach(c: KernelCall) -> Reach:
+    w = WalkReach(c)
+    return {"gates": w.rows, "h0": w.states, "y": w.y if c.has_y else 0, "h": w.states}
+
+
 @kernel(
-    "gates:T* panels:T* lens:i64* h0:T* y:T* h:T* has_y:i64 g:i64[]",
+    f"""
+    gates: update T[...]   panels: T[last, hidden, up(hidden, tile_columns)] if first < last
+    {LENS}   h0: T[...]   y, h: out T[...]   has_y: i64   {WALK}
+    """,
     words={"g": WALK_WORDS},
+    reach=_rnn_reach,
+    multiply_adds=count_products("gates"),
     f=(TANH, RELU),
 )
 def rnn(target: Target, T: str, f: str) -> Body:
     """Run all time steps of an RNN.
 
-    gates: T[rows, H], on entry the products of X; panels: R^T; h: the state, from h0 to the last;
-    y: all h, or none, 0 behind a row's length.  Overwrites all but gates, which is used up.
+    gates: by rows, on entry the products of X, and used up; panels: R^T; h: the state, from h0 to
+    the last; y: all h, or none, 0 after a row's length.
     """
     cell, times, wide = cells_.rnn(T, f), product(target, T), padded(target, T)
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
@@ -250,16 +293,28 @@ def rnn(target: Target, T: str, f: str) -> Body:
     return body
 
 
+def _rnn_grad_reach(c: KernelCall) -> Reach:
+    w = WalkReach(c)
+    return {
+        "y": w.y, "h0": w.states, "dy": w.dy, "dhn": w.states, "dgates": w.rows, "past": w.rows,
+        "dh": w.states,
+    }  # fmt: skip
+
+
 @kernel(
-    "y:T* panels:T* lens:i64* h0:T* dy:T* dhn:T* dgates:T* past:T* dh:T* g:i64[]",
+    f"""
+    y: T[...]   panels: T[last, hidden, up(hidden, tile_columns)] if first < last
+    {LENS}   h0, dy, dhn: T[...]   dgates, past, dh: out T[...]   {WALK}
+    """,
     words={"g": WALK_WORDS},
+    reach=_rnn_grad_reach,
+    multiply_adds=count_products("dgates"),
     slope_f=(TANH_SLOPE, RELU_SLOPE),
 )
 def rnn_grad(target: Target, T: str, slope_f: str) -> Body:
     """The adjoint of `rnn`, from dy and dhn.
 
-    y: as it left it; panels: R; dgates, past: T[rows, H], the h before every row; dh: gradient of
-    h0.  Overwrites dgates, past, dh.
+    y: as it left it; panels: R; past: the h before every row; dh: gradient of h0.
     """
     cell, times, wide = cells_.rnn_grad(T, slope_f), product(target, T), padded(target, T)
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)

@@ -19,6 +19,7 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import pack_cols, pack_rows, strip
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
@@ -55,6 +56,37 @@ WALK_WORDS = Words(
     state=Field("strides of states along batch and directions", names=("b", "d")),
     dy=Field("strides of dY, all 0 where there is none", names=("t", "b", "d")),
 )
+
+# Parts of the signatures of all walks.
+WALK = "g: i64[] where kc >= 1 and first <= last"
+LENS = "lens: i64[batch] if first < last"
+
+
+class WalkReach:
+    """The reaches of a walk over time into what its strides lay out.
+
+    rows: into what is stored by rows, with one number for each hidden unit.
+    """
+
+    def __init__(self, c: KernelCall) -> None:
+        self._call = c
+        by_time, by_row = c.row
+        self.rows = self._reach(c.steps, by_time, by_row, 1)
+        self.y = self._reach(c.steps, *c.y)
+        self.dy = self._reach(c.steps, *c.dy)
+        self.states = self._reach(1, 0, *c.state)
+
+    def _reach(self, steps: int, by_time: int, by_row: int, by_direction: int) -> int:
+        c = self._call
+        if c.first == c.last:
+            return 0
+        start = (c.last - 1) * by_direction
+        return c.span(start, (steps, by_time), (c.batch, by_row)) * int(c.hidden)
+
+
+def count_products(gates: str) -> Callable[[KernelCall], int]:
+    """Return the multiply-adds of a walk: all gates of all rows, each a sum over hidden units."""
+    return lambda c: int(c.elements[gates] * c.hidden)
 
 
 def padded(target: Target, T: str) -> Inline:
@@ -170,9 +202,14 @@ def fill(T: str) -> Inline:
     return run
 
 
-@kernel("r:T* b:T* directions:i64 stride:i64 at:i64 n:i64 k:i64")
+@kernel(
+    """
+    r: T[at + (directions - 1) * stride + n * k] if directions * n * k
+    b: out T[directions, k, up(n, tile_columns)]   directions, stride, at, n, k: i64
+    """
+)
 def recurrent_pack(target: Target, T: str, trans: int) -> Body:
-    """b[d, panel][k][j] = panels of the matrix [k, n] at r + d stride + at; overwrites.
+    """b[d, panel][k][j] = panels of the matrix [k, n] at r + d stride + at.
 
     `trans`: it is stored as [n, k].  The columns of a last panel behind n are not written.
     """
@@ -201,13 +238,13 @@ def recurrent_pack(target: Target, T: str, trans: int) -> Body:
 
 
 @kernel(
-    "lens:i32* out:i64* fault:i64* n:i64 steps:i64",
+    "lens: i32[n]  out: out i64[n]  fault: update i64[1 record]  n, steps: i64",
     words={"fault": STATUS},
     T=("i32",),
 )
 def recurrent_lengths(target: Target, T: str) -> Body:
     """out[b] = lens[b], or 0 and the fault word 3, position, length, steps + 1 where it is not in
-    [0, steps].  Overwrites."""
+    [0, steps]."""
 
     def body(lens, out, fault, n, steps, tid, nthreads):
         begin, end = share(n, tid, nthreads)
@@ -221,12 +258,11 @@ def recurrent_lengths(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("b:T* y:T* directions:i64 n:i64 both:i64")
+@kernel(
+    "b: T[directions, 2, n]  y: out T[directions, n]  directions, n: i64  both: i64 where both <= n"
+)
 def recurrent_bias(target: Target, T: str) -> Body:
-    """y[d, j] = b[d, 0, j] (+ b[d, 1, j] for j < both): what the rows of X start with.  Overwrites.
-
-    b: T[directions, 2, n]; y: T[directions, n].
-    """
+    """y[d, j] = b[d, 0, j] (+ b[d, 1, j] for j < both): what the rows of X start with."""
     copy = Native("copy", (T,))
 
     def body(b, y, directions, n, both, tid, nthreads):

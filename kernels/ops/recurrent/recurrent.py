@@ -47,7 +47,6 @@ from engine.kernels.vocabulary.op import (
     Lowering,
     Nodes,
     Op,
-    Operand,
     Site,
     TensorType,
 )
@@ -71,12 +70,9 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 # --- lowering
 
 
-Arg = tuple[Any, Operand | None]
-
-
-def _written(first: bool, *operands: Operand | None) -> list[Arg]:
-    """Outputs of a walk: written by the first walk, updated by those of the other directions."""
-    return [("w" if first else "u", x) for x in operands]
+def _shared(walk: int, outputs: str) -> list[str]:
+    """Return the outputs that a walk updates: all, once an earlier one has written its part."""
+    return outputs.split() if walk else []
 
 
 def _rnn(lowering: Lowering) -> None:
@@ -86,9 +82,18 @@ def _rnn(lowering: Lowering) -> None:
     panels, lens, h0 = w.panels(0, 1, True), w.lengths(), w.need("h0")
     y, h = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h")
     for i, ((f,), words) in enumerate(w.groups()):
-        args: list[Arg] = [("u", gates), ("r", panels), ("r", lens), ("r", h0)]
-        args += _written(i == 0, y, h)
-        lowering.call(rnn(w.T, f.formula), args, [int(y is not None)], words=words)
+        lowering.call(
+            rnn(w.T, f.formula),
+            gates=gates,
+            panels=panels,
+            lens=lens,
+            h0=h0,
+            y=y,
+            h=h,
+            has_y=int(y is not None),
+            g=words,
+            updates=_shared(i, "y h"),
+        )
 
 
 def _rnn_grad(lowering: Lowering) -> None:
@@ -100,11 +105,20 @@ def _rnn_grad(lowering: Lowering) -> None:
         w.out(4, "h"),
     )
     for i, ((f,), words) in enumerate(w.groups()):
-        args: list[Arg] = [
-            ("r", x) for x in (w.need("y"), panels, lens, h0, w.need("dy"), w.need("dh"))
-        ]
-        args += _written(i == 0, dgates, past, dh)
-        lowering.call(rnn_grad(w.T, f.slope), args, words=words)
+        lowering.call(
+            rnn_grad(w.T, f.slope),
+            y=w.need("y"),
+            panels=panels,
+            lens=lens,
+            h0=h0,
+            dy=w.need("dy"),
+            dhn=w.need("dh"),
+            dgates=dgates,
+            past=past,
+            dh=dh,
+            g=words,
+            updates=_shared(i, "dgates past dh"),
+        )
     w.weights(dgates, dgates, past, 1)
 
 
@@ -119,10 +133,23 @@ def _lstm(lowering: Lowering) -> None:
     cells = w.out(3, "cells") if training else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
     for i, ((f, g, out), words) in enumerate(w.groups()):
-        args: list[Arg] = [("u", gates)] + [("r", x) for x in (panels, lens, h0, c0, p)]
-        args += _written(i == 0, y, h, c, cells)
-        kernel = lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple)
-        lowering.call(kernel, args, [int(y is not None), int(training)], words=words)
+        lowering.call(
+            lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple),
+            gates=gates,
+            panels=panels,
+            lens=lens,
+            h0=h0,
+            c0=c0,
+            p=p,
+            y=y,
+            h=h,
+            c=c,
+            cells=cells,
+            has_y=int(y is not None),
+            has_cells=int(training),
+            g=words,
+            updates=_shared(i, "y h c cells"),
+        )
 
 
 def _lstm_grad(lowering: Lowering) -> None:
@@ -133,16 +160,30 @@ def _lstm_grad(lowering: Lowering) -> None:
     dh, dc = w.out(4, "h"), w.out(5, "c")
     dp = lowering.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
-    read = [w.need("gates"), w.need("cells"), w.need("y"), panels, lens, h0, c0, p]
-    read += [w.need("dy"), w.need("dh"), w.need("dc")]
     groups = w.groups()
     for i, ((f, g, out), words) in enumerate(groups):
-        args: list[Arg] = [("r", x) for x in read]
-        args += _written(i == 0, dgates, past, dh, dc, dp)
-        kernel = lstm_grad(
-            w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple
+        lowering.call(
+            lstm_grad(w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple),
+            gates=w.need("gates"),
+            cells=w.need("cells"),
+            y=w.need("y"),
+            panels=panels,
+            lens=lens,
+            h0=h0,
+            c0=c0,
+            p=p,
+            dy=w.need("dy"),
+            dhn=w.need("dh"),
+            dcn=w.need("dc"),
+            dgates=dgates,
+            past=past,
+            dh=dh,
+            dc=dc,
+            dp=dp,
+            g=words,
+            updates=_shared(i, "dgates past dh dc dp"),
+            may_alias=None if len(groups) == 1 else (),
         )
-        lowering.call(kernel, args, inplace=[(11, 0)] if len(groups) == 1 else (), words=words)
     w.weights(dgates, dgates, past, 4)
     if lowering.wants(6):
         if dp is None:
@@ -157,15 +198,29 @@ def _gru(lowering: Lowering) -> None:
     gates, bias = w.out(2, "gates"), w.get("b") if after else None
     w.products(gates, after)
     panels, panels_n = w.panels(0, 2, True), w.panels(2, 1, True)
-    read = [panels, panels_n, bias, w.lengths(), w.need("h0")]
+    lens, h0 = w.lengths(), w.need("h0")
     y, h, work = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.temp("h")
     inner = lowering.y(3) if after and lowering.wants(3) else None
     for i, ((f, g), words) in enumerate(w.groups()):
-        args: list[Arg] = [("u", gates)] + [("r", x) for x in read]
-        args += [*_written(i == 0, y, h, inner), ("s", work)]
-        flags = [int(bias is not None), int(y is not None), int(lowering.wants(2))]
-        flags.append(int(inner is not None))
-        lowering.call(gru(w.T, f.formula, g.formula, int(after)), args, flags, words=words)
+        lowering.call(
+            gru(w.T, f.formula, g.formula, int(after)),
+            gates=gates,
+            panels=panels,
+            panels_n=panels_n,
+            bias=bias,
+            lens=lens,
+            h0=h0,
+            y=y,
+            h=h,
+            inner=inner,
+            work=work,
+            has_bias=int(bias is not None),
+            has_y=int(y is not None),
+            has_gates=int(lowering.wants(2)),
+            keeps=int(inner is not None),
+            g=words,
+            updates=_shared(i, "y h inner"),
+        )
 
 
 def _gru_grad(lowering: Lowering) -> None:
@@ -175,17 +230,32 @@ def _gru_grad(lowering: Lowering) -> None:
     inner = w.get("inner") if after else None
     panels = w.panels(0, 3 if after else 2, False)
     panels_n = None if inner else w.panels(2, 1, after)
-    read = [w.need("gates"), w.need("y"), *([inner] if after else []), panels, panels_n]
-    read += [*([bias] if after else []), w.lengths(), w.need("h0"), w.need("dy"), w.need("dh")]
+    read: dict[str, Any] = {
+        "gates": w.need("gates"), "y": w.need("y"), "lens": w.lengths(), "h0": w.need("h0"),
+        "dy": w.need("dy"), "dhn": w.need("dh"),
+    }  # fmt: skip
     past = lowering.temp(w.T, (w.rows, w.all // 3 if after else w.all))
     dinner = w.temp("gates") if after else dgates
     dh, work = w.out(4, "h"), w.temp("h")
+    only_after: dict[str, Any] = {}
+    if after:
+        only_after = {"inner": inner, "bias": bias, "dinner": dinner}
+        only_after |= {"kept": int(inner is not None), "has_bias": int(bias is not None)}
     for i, ((f, g), words) in enumerate(w.groups()):
-        args: list[Arg] = [("r", x) for x in read]
-        args += _written(i == 0, *([dgates, dinner] if after else [dgates]), past, dh)
         kernel = gru_grad_after if after else gru_grad_before
-        flags = [int(inner is not None), int(bias is not None)] if after else []
-        lowering.call(kernel(w.T, f.slope, g.slope), [*args, ("s", work)], flags, words=words)
+        lowering.call(
+            kernel(w.T, f.slope, g.slope),
+            **read,
+            panels=panels,
+            panels_n=panels_n,
+            dgates=dgates,
+            past=past,
+            dh=dh,
+            work=work,
+            g=words,
+            **only_after,
+            updates=_shared(i, "dgates dinner past dh"),
+        )
     w.weights(dgates, dinner, past, 3 if after else 1)
 
 

@@ -179,8 +179,11 @@ class Walk:
         out = self.lowering.temp("i64", (self.batch,))
         self.lowering.call(
             recurrent_lengths("i32"),
-            [("r", lens), ("w", out), ("u", self.lowering.fault())],
-            [self.batch, self.steps],
+            lens=lens,
+            out=out,
+            fault=self.lowering.fault(),
+            n=self.batch,
+            steps=self.steps,
         )
         return out
 
@@ -192,8 +195,13 @@ class Walk:
         out = self.lowering.temp(self.T, (self.d * -(-n // width) * width * k,))
         self.lowering.call(
             recurrent_pack(self.T, int(trans)),
-            [("r", r), ("w", out)],
-            [self.d, self.shape.gates * size, gate * size, n, k],
+            r=r,
+            b=out,
+            directions=self.d,
+            stride=self.shape.gates * size,
+            at=gate * size,
+            n=n,
+            k=k,
         )
         return out
 
@@ -233,7 +241,7 @@ class Walk:
             each = self.all // self.d
             both = 2 * self.n if after else each
             self.lowering.call(
-                recurrent_bias(self.T), [("r", b), ("w", bias)], [self.d, each, both]
+                recurrent_bias(self.T), b=b, y=bias, directions=self.d, n=each, both=both
             )
         flat = Operand(gates.name, TensorType(self.T, (self.rows, self.all)))
         mnk = (self.rows, self.all, self.width)
@@ -306,8 +314,10 @@ class Walk:
         work = self.lowering.temp(self.T, (self.lowering.threads, block))
         self.lowering.call(
             reduce_cols(self.T, "sum", "x", "total", "-"),
-            [("r", x), ("r", None), ("w", out), ("r", None), ("s", work)],
-            words=COLUMN_WORDS.pack(outer=outer, n=n, cols=cols, parts=1, block=block, count=n),
+            x=x,
+            y=out,
+            work=work,
+            g=COLUMN_WORDS.pack(outer=outer, n=n, cols=cols, parts=1, block=block, count=n),
         )
         return out
 
