@@ -16,7 +16,7 @@ from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.samples import Loss, MixedError, loss_of
 from tests.test_joined import DEEP, IDS, TIED, WORDS, content
-from tests.tiny import DROPPING, LABELS, NORMED, PLAIN, X, made, values
+from tests.tiny import DROPPING, LABELS, NORMED, PLAIN, X, forward, made, values
 
 IGNORING = np.where(np.arange(20) % 3 == 0, -100, LABELS)
 WEIGHTS = np.array([0.5, 1.0, 3.0], np.float32)
@@ -83,6 +83,32 @@ def test_an_op_of_ones_own_holds_samples_as_it_declares(samples: Samples) -> Non
             assert loss_of(graph, {"x": (6, 4)}, {"x": 1}) == Loss(is_mean=True)
     finally:
         unregister(op)
+
+
+# What autograd was told between `b` and `r`: a product with a detached value, a reversed gradient.
+TOLD = {
+    "detached": """k = engine.StopGradient(b)
+    u = Tanh(b)
+    r = Mul(u, k)""",
+    "reversed": """t = Tanh(b)
+    k = engine.StopGradient(t)
+    d = engine.Cotangent(k)
+    e = Neg(d)
+    r = engine.Redirect(k, d, t, e)""",
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_ops_that_direct_gradients_keep_samples_apart(name: str) -> None:
+    text = PLAIN.replace('["": 17]', '["": 17, "engine": 1]').replace("r = Tanh(b)", TOLD[name])
+    whole, parted = made(text), made(text, micro_batches=4)
+    assert parted.step(X, LABELS) == pytest.approx(whole.step(X, LABELS), rel=1e-5)
+    close(parted, whole)
+    mean = text.replace("float[N,3] scores", "float y").replace(
+        "scores = Add(s, head.bias)",
+        "scores = Add(s, head.bias) y = ReduceMean<keepdims = 0>(scores)",
+    )
+    assert loss_of(onnx_io.load(forward(mean)), {"x": X.shape}, {"x": 1}) == Loss(is_mean=True)
 
 
 def test_what_mixes_samples_is_refused_by_name() -> None:

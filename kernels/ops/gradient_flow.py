@@ -16,6 +16,7 @@ first input.
 
 from __future__ import annotations
 
+from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import OURS, Grad, Op, same_as
 
 
@@ -36,6 +37,7 @@ def _op(name: str, count: int, no_gradient: tuple[int, ...]) -> Op:
         grad=_redirected if name == "Redirect" else None,
         no_gradient=frozenset(no_gradient),
         is_identity=True,
+        samples=Samples.ELEMENTWISE,
     )
 
 
