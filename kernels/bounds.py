@@ -14,7 +14,6 @@ from engine.element_types import ITEMSIZE
 from engine.errors import PlanError
 from engine.kernels.levels import LEVELS
 from engine.kernels.loops.blocks import Blocks
-from engine.kernels.reach import conv
 from engine.kernels.reach.call import Declared, check_numbers
 from engine.kernels.registry import templates
 from engine.kernels.target import TILES
@@ -22,7 +21,7 @@ from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Machine, Reach,
 from engine.kernels.vocabulary.kernel import Template
 from engine.runtime.plan import Arg, Kernel, Plan, Step
 
-DECLARED: Mapping[str, Declared] = conv.TABLE
+DECLARED: Mapping[str, Declared] = {}
 # Kernels of the runtime itself, which call what addresses among their words say: no plan has them.
 UNPLANNED = frozenset({"launch", "worker", "timed", "peak", "stream"})
 

@@ -20,12 +20,13 @@ Source    Lavin, Gray, "Fast algorithms for convolutional neural networks", arXi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.loops.contract import strip
+from engine.kernels.loops.contract import panels_reach, strip
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     BIAS,
@@ -44,6 +45,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import Program
+from engine.kernels.vocabulary.signature import up
 from engine.runtime.words import Field, Words
 
 Inline = Callable[..., Any]
@@ -129,6 +131,29 @@ FILTERS_WORDS = Words(
     panel="columns of a panel as it is stored",
     plane="elements from product to product",
 )
+
+
+def image_reach(c: KernelCall, name: str, count: int, channels: int) -> int:
+    """Return the reach into the first channels of so many images."""
+    (g,) = c.records(name, IMAGE, 1)
+    if channels > g["ld"]:
+        c.refuse(f"{channels} channels of pixels {g['ld']} apart")
+    pixels = count * g["height"] * g["width"]
+    return (pixels - 1) * g["ld"] + channels if pixels else 0
+
+
+def tiles_of(c: KernelCall) -> Mapping[str, Any]:
+    """Return the words of the tiles of a call after refusing divisors that are 0."""
+    (g,) = c.records("tiles", TILES, 1)
+    if min(g["down"], g["across"], g["span"], g["block"]) < 1:
+        c.refuse(f"tiles of {dict(g)}")
+    return g
+
+
+def columns_of(c: KernelCall) -> int:
+    """Return the most columns that one of the threads along them has."""
+    panels = -(-c.columns // c.tile_columns)
+    return int(min(c.columns, -(-panels // c.nt) * c.tile_columns))
 
 
 @inline
@@ -222,12 +247,29 @@ def writer(T: str) -> Inline:
     return run
 
 
-@kernel("w:T* u:T* work:T* g:i64[]", words={"g": FILTERS_WORDS})
+# Elements of work that a thread transforms filters in, for each column of a panel.
+FILTERS_WORK = f"{TAPS * TAPS} * lanes + {IN * TAPS}"
+
+
+def _filters_reach(c: KernelCall) -> Reach:
+    panels = panels_reach(c, c.columns, c.channels, c.panel, unit=1)
+    return {"u": panels + (PRODUCTS - 1) * c.plane if panels else 0}
+
+
+@kernel(
+    f"""
+    w: T[(first + columns - 1) * j_step + (channels - 1) * c_step + {TAPS * TAPS}]
+        if columns * channels
+    u: out T[...]   work: scratch T[threads, {FILTERS_WORK}, tile_columns]
+    g: i64[] where turned <= 1
+    """,
+    words={"g": FILTERS_WORDS},
+    reach=_filters_reach,
+)
 def winograd_filters(target: Target, T: str) -> Body:
     """u[p][panel][c][j] = (G w[first + j, c] G')[p], in panels as the register tile reads them.
 
-    w: T[Co, Ci, 3, 3], of which either are the filters; work: 9 squares of vectors and 18 vectors
-    for each vector of a panel, a thread.  Overwrites.
+    w: T[Co, Ci, 3, 3]; the filters are those of either dimension.
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, taps = target.nv * lanes, TAPS * TAPS
@@ -269,11 +311,44 @@ def winograd_filters(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* u:T* y:T* bias:T* work:T* g:i64[]", words={"g": WINOGRAD_WORDS})
+def _reach(c: KernelCall) -> Reach:
+    tiles, n, channels = tiles_of(c), c.columns, c.channels
+    count = tiles["images"] * tiles["down"] * tiles["across"]
+    x = image_reach(c, "x", tiles["images"], channels)
+    y = image_reach(c, "y", tiles["images"], c.first + n)
+    if not count * n:
+        return {}
+    block, span, own = tiles["block"], tiles["span"], columns_of(c)
+    most = min(up(block, c.tile_rows), count)
+    v_step, m_step = block * channels + APART, block * own + APART
+    reading = (IN + 1) * (OUT * span + 2) * channels
+    writing = IN * OUT * span * own + own
+    used = max(
+        (PRODUCTS - 1) * v_step + most * channels,
+        PRODUCTS * v_step + (PRODUCTS - 1) * m_step + most * own,
+        c.line + APART + own + max(reading, writing),
+    )
+    panels = panels_reach(c, n, channels, c.panel)
+    return {
+        "x": x,
+        "u": (PRODUCTS - 1) * c.plane + panels if channels else 0,
+        "y": y,
+        "work": c.scratch(c.room, used, c.mt * c.nt),
+    }
+
+
+@kernel(
+    """
+    x, u: T[...]   y: out T[...]   bias: T[first + columns] if mode & BIAS   work: scratch T[...]
+    g: i64[] where mode <= BIAS | RELU and min(mt, nt, kc) >= 1
+    """,
+    words={"g": WINOGRAD_WORDS},
+    reach=_reach,
+)
 def winograd(target: Target, T: str) -> Body:
     """Channels of y = act(conv(x, w) (+ bias)), of filters u of `winograd_filters`.
 
-    x, y: T, channels-last; work: `room` elements a thread.  No aliasing.  Overwrites.
+    x, y: channels-last.
     """
     read, write, rows = reader(T, WINDOW, IN), writer(T), strip(target, T, 0)
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])

@@ -140,7 +140,7 @@ def _filters(
     )
     room = (taps * lanes + W.IN * W.TAPS) * width
     work = lowering.temp(T, (room * lowering.threads,))
-    lowering.call(W.winograd_filters(T), [("r", w), ("w", u), ("s", work)], words=words)
+    lowering.call(W.winograd_filters(T), w=w, u=u, work=work, g=words)
     return u, panel, plane
 
 
@@ -190,8 +190,8 @@ def lower_winograd(
             line=line,
         )
         work = lowering.temp(T, (room * lowering.threads,))
-        args: list[Any] = [("r", x), ("r", u), ("u" if first else "w", y), ("r", bias), ("s", work)]
-        lowering.call(W.winograd(T), args, words=words)
+        kind, earlier = W.winograd(T), ("y",) if first else ()  # pieces have written parts of it
+        lowering.call(kind, x=x, u=u, y=y, bias=bias, work=work, updates=earlier, g=words)
 
 
 def lower_winograd_weights(
@@ -235,16 +235,14 @@ def lower_winograd_weights(
         )
         part = lowering.temp(T, (mt * W.PRODUCTS * channels * columns,))
         work = lowering.temp(T, (room * threads,))
-        args: list[Any] = [("r", x), ("r", dy), ("w", part), ("s", work)]
-        lowering.call(D.winograd_dw(T), args, words=words)
+        lowering.call(D.winograd_dw(T), x=x, dy=dy, part=part, work=work, g=words)
         words = D.WINOGRAD_FOLD_WORDS.pack(
             parts=mt, channels=channels, first=first, columns=columns, adds=int(reset is not None)
         )
         room = (W.TAPS**2 * lanes + W.IN * W.TAPS) * width + lanes**2
         work = lowering.temp(T, (room * threads,))
-        mode = "u" if reset or first else "w"
-        args = [("u", part), (mode, dw), ("r", reset), ("s", work)]
-        lowering.call(D.winograd_fold(T), args, words=words)
+        kind, earlier = D.winograd_fold(T), ("dw",) if first else ()
+        lowering.call(kind, part=part, dw=dw, keep=reset, work=work, updates=earlier, g=words)
 
 
 WINOGRAD_KERNELS = (W.winograd_filters, W.winograd)  # what `lower_winograd` calls

@@ -21,6 +21,7 @@ from engine.kernels.ops.conv.winograd import (
     APART,
     AT_P,
     AT_Q,
+    FILTERS_WORK,
     IMAGE,
     IN,
     OUT,
@@ -32,10 +33,14 @@ from engine.kernels.ops.conv.winograd import (
     WINDOW,
     P,
     Q,
+    columns_of,
+    image_reach,
     lines,
     reader,
+    tiles_of,
 )
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
@@ -48,6 +53,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.signature import up
 from engine.runtime.words import Field, Words
 
 # A dy, of outputs
@@ -84,14 +90,34 @@ WINOGRAD_FOLD_WORDS = Words(
 )
 
 
-@kernel("x:T* dy:T* part:T* work:T* g:i64[]", words={"g": WINOGRAD_DW_WORDS})
+def _reach(c: KernelCall) -> Reach:
+    tiles, n, channels = tiles_of(c), c.columns, c.channels
+    x = image_reach(c, "x", tiles["images"], channels)
+    dy = image_reach(c, "y", tiles["images"], c.first + n)
+    if not n:
+        return {}
+    own, wide = columns_of(c), OUT * tiles["span"] + 2
+    block, ld = tiles["block"], up(own, c.lanes)
+    v_step, s_step = block * channels + APART, block * ld + APART
+    used = max(
+        PRODUCTS * v_step + (PRODUCTS - 1) * s_step + block * ld,
+        c.line + (IN + 1) * wide * max(channels, own),
+    )
+    return {"x": x, "dy": dy, "work": c.scratch(c.room, used, c.mt * c.nt)}
+
+
+@kernel(
+    f"""
+    x, dy: T[...]   part: out T[mt, {PRODUCTS}, channels, columns]   work: scratch T[...]
+    g: i64[] where min(mt, nt) >= 1
+    """,
+    words={"g": WINOGRAD_DW_WORDS},
+    reach=_reach,
+)
 def winograd_dw(target: Target, T: str) -> Body:
     """part[i][p][c][j] = the sum of the products p of x's channel c and dY's channel first + j.
 
-    Part i, of `mt`, sums over its share of the tiles.
-
-    x, dy: T, channels-last; part: T[mt, 36, Ci, Co]; work: `room` elements a thread.  No aliasing.
-    Overwrites.
+    Part i, of `mt`, sums over its share of the tiles.  x, dy: channels-last.
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, rows = target.nv * lanes, strip(target, T, 1)
@@ -128,13 +154,18 @@ def winograd_dw(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("part:T* dw:T* keep:b1* work:T* g:i64[]", words={"g": WINOGRAD_FOLD_WORDS})
+@kernel(
+    f"""
+    part: update T[max(parts, 1), {PRODUCTS}, channels, columns]
+    dw: out T[first + columns, channels, {TAPS}, {TAPS}] updates if adds   keep: b1[1] if adds
+    work: scratch T[threads, ({FILTERS_WORK}) * tile_columns + lanes * lanes]   g: i64[]
+    """,
+    words={"g": WINOGRAD_FOLD_WORDS},
+)
 def winograd_fold(target: Target, T: str) -> Body:
     """dw[first + j, c] = G' (sum_i part[i][:, c, j]) G, parts in order.  Uses up part.
 
-    part: as `winograd_dw` has it; dw: T[Co, Ci, 3, 3]; work: 9 squares of vectors and 18 vectors
-    for each vector of a register tile, and a square, a thread.  Overwrites, or adds to dw when
-    `adds` and not keep[0].
+    part: as `winograd_dw` has it.  Adds to dw when `adds` and not keep[0].
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, taps = target.nv * lanes, TAPS * TAPS
