@@ -91,8 +91,8 @@ IMAGE = Words(
     "image",
     height="pixels of an image from row to row",
     width="pixels of a row",
-    pad_h="padding above the first row",
-    pad_w="padding before the first pixel of a row",
+    pad_h=Field("padding above the first row, negative where windows start inside", range="signed"),
+    pad_w=Field("padding before the first pixel of a row, likewise", range="signed"),
     ld="elements from pixel to pixel",
 )
 TILES = Words(
