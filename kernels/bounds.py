@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from engine.element_types import ITEMSIZE
 from engine.errors import PlanError
 from engine.kernels.levels import LEVELS
 from engine.kernels.loops.blocks import Blocks
-from engine.kernels.reach.call import Declared, check_numbers
 from engine.kernels.registry import templates
 from engine.kernels.target import TILES
-from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Machine, Reach, reach_into
+from engine.kernels.vocabulary.call import KernelCall, Machine, Reach, reach_into
 from engine.kernels.vocabulary.kernel import Template
 from engine.runtime.plan import Arg, Kernel, Plan, Step
 
-DECLARED: Mapping[str, Declared] = {}
 # Kernels of the runtime itself, which call what addresses among their words say: no plan has them.
 UNPLANNED = frozenset({"launch", "worker", "timed", "peak", "stream"})
 
@@ -39,13 +37,6 @@ def check(plan: Plan, machine: Machine) -> Plan:
     return plan
 
 
-class _Takes(NamedTuple):
-    """What a kernel of a plan takes, by name."""
-
-    template: Template
-    declared: Declared | None
-
-
 class _Check:
     def __init__(self, plan: Plan, machine: Machine) -> None:
         self.plan, self.machine = plan, machine
@@ -55,7 +46,7 @@ class _Check:
         self.known: dict[tuple[Any, ...], None] = {}  # calls that have passed
 
     def run(self) -> None:
-        takes = {symbol: self.takes(kernel) for symbol, kernel in self.kernels.items()}
+        declared = {symbol: self.template(kernel) for symbol, kernel in self.kernels.items()}
         for n, step in enumerate(self.plan.steps):
             own = tuple(self.room(step, a) for a in step.args)
             modes = tuple(a.mode for a in step.args)
@@ -65,7 +56,7 @@ class _Check:
             if key in self.known:
                 continue
             try:
-                self.step(step, takes[step.kernel])
+                self.step(step, declared[step.kernel])
             except PlanError as error:
                 self.refuse(f"step {n} {step.kernel} ({step.source}): {error}")
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -79,12 +70,11 @@ class _Check:
     def refuse(self, text: str) -> NoReturn:
         raise PlanError(f"plan {self.plan.name}: {text}")
 
-    def takes(self, kernel: Kernel) -> _Takes:
-        """The declaration of a kernel, which the plan must call as it is declared."""
+    def template(self, kernel: Kernel) -> Template:
+        """Return the declaration of a kernel, which the plan must call as it is declared."""
         spec = kernel.spec
-        template, declared = templates().get(spec.template), DECLARED.get(spec.template)
-        known = template is not None and (declared is not None or template.is_declared)
-        if template is None or not known or spec.template in UNPLANNED:
+        template = templates().get(spec.template)
+        if template is None or not template.is_declared or spec.template in UNPLANNED:
             self.refuse(f"kernel {kernel.symbol}: no kernel that plans may call")
         text = "_".join(map(str, spec.params))
         if kernel.symbol == f"{spec.template}_{text}" and any(
@@ -97,7 +87,7 @@ class _Check:
             self.refuse(f"kernel {kernel.symbol}: parameters {spec.params} ({error})")
         if kernel.takes != expected:
             self.refuse(f"kernel {kernel.symbol} takes {kernel.takes}; it is made for {expected}")
-        return _Takes(template, declared)
+        return template
 
     def room(self, step: Step, a: Arg) -> int:
         """Bytes behind the pointer of an argument, of a step in a group of any of its tiles."""
@@ -108,18 +98,18 @@ class _Check:
             return size
         return a.thread or size - a.tile * (step.tiles - 1)
 
-    def step(self, step: Step, takes: _Takes) -> None:
+    def step(self, step: Step, template: Template) -> None:
         """Check one call."""
         params = self.kernels[step.kernel].spec.params
-        names = takes.template.operand_names(len(step.args))
-        if takes.template.operands is None and len(names) != len(step.args):
+        names = template.operand_names(len(step.args))
+        if template.operands is None and len(names) != len(step.args):
             raise PlanError(f"{len(step.args)} operands; it has {len(names)}")
         arguments = dict(zip(names, step.args, strict=True))
         threads = self.plan.threads
         if step.tiles:
             threads = step.tiles if step.numbered else 1
         call = KernelCall(
-            takes.template,
+            template,
             params,
             step.consts,
             threads,
@@ -136,23 +126,13 @@ class _Check:
             },
             frozenset(name for name, a in arguments.items() if step.numbered and a.thread),
         )
-        reached, written = self.declaration(call, takes.declared)
+        reached, written = call.reach(), call.written()
         for at, (name, a) in enumerate(arguments.items()):
             self.operand(call, at, name, a, reach_into(reached, name))
             if a.mode == "r" and name in written:
                 raise PlanError(f"it writes argument {at} ({name}), which the plan only reads")
         if call.owned:
             self.owned(step, call, reached, arguments)
-
-    def declaration(self, call: KernelCall, declared: Declared | None) -> tuple[Reach, set[str]]:
-        """Return the reach of a call, and the operands that it writes."""
-        if declared is None:
-            return call.reach(), call.written()
-        check_numbers(call, declared)
-        written = set(declared.writes)
-        if declared.written is not None:
-            written |= {f"{OPERANDS}{i}" for i in declared.written(call)}
-        return declared.reach(call), written
 
     def count(self, step: Step, a: Arg) -> int:
         """The elements behind the pointer of an argument."""
@@ -214,9 +194,9 @@ def machine_named(name: str) -> Machine:
 
 
 def undeclared() -> list[str]:
-    """The kernels of this package without a declared reach, but for those that no plan has."""
+    """Return the kernels of this package without a declared reach that plans may have."""
     return sorted(
         name
         for name, template in templates().items()
-        if name not in DECLARED and name not in UNPLANNED and not template.is_declared
+        if name not in UNPLANNED and not template.is_declared
     )

@@ -35,7 +35,6 @@ LAYERS = (
     ("engine.kernels.vector_ir", "engine.kernels.loops"),
     ("engine.kernels.ops",),
     ("engine.kernels.registry",),
-    ("engine.kernels.reach",),
     ("engine.kernels.work", "engine.kernels.bounds"),
     ("engine.kernels.cost", "engine.kernels.samples"),
     ("engine.kernels.compiler",),
