@@ -32,6 +32,7 @@ from engine.kernels.vocabulary.kernel import (
     inline,
     kernel,
     off,
+    pick,
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
@@ -39,33 +40,34 @@ from engine.kernels.vocabulary.signature import up
 from engine.runtime.context import RANDOM
 
 
-def backward_work(bq: int, bk: int, width: int, value_width: int) -> int:
-    """The elements of scratch that a thread needs."""
-    return bq * (2 * width + value_width + 5 * bk + 3)
+def backward_work(bq: int, bk: int, width: int, value_width: int, lanes: int) -> int:
+    """Return the elements of scratch that a thread needs.
+
+    lanes: elements of a vector.  Rows of Q or dY that are not whole vectors are copied.
+    """
+    is_ragged = width % lanes or value_width % lanes
+    rows = up(width, lanes) + up(value_width, lanes) if is_ragged else 0
+    return bq * (2 * width + value_width + 5 * bk + 3 + rows)
 
 
 def _reach(c: KernelCall) -> Reach:
     check_blocks(c)
     width, columns = c.width, c.value_width
     wants_q, wants_k, wants_v, wants_bias = c.wants
-    # Rows of Q and dY that are the right factor of a product are read by whole vectors.
-    wide = up(width, c.lanes) if wants_k else width
-    high = up(columns, c.lanes) if wants_v else columns
+    used = backward_work(c.block_queries, c.block_keys, width, columns, c.lanes)
     return {
-        "q": matrices_reach(c, "q", c.heads, c.queries, wide),
+        "q": matrices_reach(c, "q", c.heads, c.queries, width),
         "k": matrices_reach(c, "k", c.groups, c.keys, width),
         "v": matrices_reach(c, "v", c.groups, c.keys, columns),
         "bias": scores_reach(c, "bias") if c.is_biased else 0,
         "mask": scores_reach(c, "mask") if c.is_masked or c.is_filled else 0,
         "y": matrices_reach(c, "y", c.heads, c.queries, columns),
-        "dy": matrices_reach(c, "dy", c.heads, c.queries, high),
+        "dy": matrices_reach(c, "dy", c.heads, c.queries, columns),
         "dq": matrices_reach(c, "dq", c.heads, c.queries, width) if wants_q else 0,
         "dk": _parts_reach(c, "dk", c.part_k, width) if wants_k else 0,
         "dv": _parts_reach(c, "dv", c.part_v, columns) if wants_v else 0,
         "dbias": rows_reach(c, "dbias") if wants_bias else 0,
-        "work": c.scratch(
-            c.per_thread, backward_work(c.block_queries, c.block_keys, width, columns)
-        ),
+        "work": c.scratch(c.per_thread, used),
     }
 
 
@@ -127,6 +129,16 @@ def attention_grad(target: Target, T: str) -> Body:
             drop(0, first + r, keys, half, noise.step, key, single(ratio), kept, p, d, w, d, nq)
 
     @inline
+    def by_vectors(x, row, n, rows, wanted, spare):
+        """Rows of n elements as a right factor, which a product reads by whole vectors, and their
+        stride: x itself, or a copy, since the last row of x may end where its memory does."""
+        step = udiv(n + lanes - 1, lanes) * lanes
+        if step != n and wanted != 0:
+            for i in range(rows):
+                copy(off(spare, i * step), off(x, i * row), n)
+        return pick(step - n, spare, x), step if step != n else row
+
+    @inline
     def whole(
         q, k, v, bias, mask, noise, y, lse, dy, dq, dk, dv, dbias, mine,
         scale, cap, fill, ratio, g, b, h, q0, nq,
@@ -143,6 +155,7 @@ def attention_grad(target: Target, T: str) -> Body:
         capped = off(z, bq * bk)
         delta = off(capped, bq * bk)
         top, log_l = off(delta, bq), off(delta, 2 * bq)
+        spare = off(delta, 3 * bq)
         qh = off(q, b * g.q_batch + h * g.q_head + q0 * g.q_row)
         yh = off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row)
         dyh = off(dy, b * g.dy_batch + h * g.dy_head + q0 * g.dy_row)
@@ -155,6 +168,9 @@ def attention_grad(target: Target, T: str) -> Body:
         mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
         dbias_h = off(dbias, b * g.dbias_batch + h * g.dbias_head)
         inner = g.wants_q + g.wants_k + g.wants_bias
+        rows_q, ldq = by_vectors(qh, g.q_row, width, nq, g.wants_k, spare)
+        spare_dy = off(spare, bq * udiv(width + lanes - 1, lanes) * lanes)
+        rows_dy, ldy = by_vectors(dyh, g.dy_row, columns, nq, g.wants_v, spare_dy)
         flip(qt, bq, qh, g.q_row, nq, width)
         for r in range(width):
             copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
@@ -179,7 +195,7 @@ def attention_grad(target: Target, T: str) -> Body:
                 p = x
             if g.wants_v != 0:
                 right(
-                    p, bq, dyh, g.dy_row, off(dvh, k0 * g.dv_row), g.dv_row, nq, nk, columns,
+                    p, bq, rows_dy, ldy, off(dvh, k0 * g.dv_row), g.dv_row, nq, nk, columns,
                     ACCUMULATE,
                 )  # fmt: skip
             if inner != 0:
@@ -202,7 +218,7 @@ def attention_grad(target: Target, T: str) -> Body:
                     copy_scaled(s, scale, s, nk * bq)
                 if g.wants_k != 0:
                     right(
-                        s, bq, qh, g.q_row, off(dkh, k0 * g.dk_row), g.dk_row, nq, nk, width,
+                        s, bq, rows_q, ldq, off(dkh, k0 * g.dk_row), g.dk_row, nq, nk, width,
                         ACCUMULATE,
                     )  # fmt: skip
                 if g.wants_q != 0:

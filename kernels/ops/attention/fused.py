@@ -258,7 +258,8 @@ def _lower_grad(lowering: Lowering) -> None:
         for name, i in (("dk", 1), ("dv", 2)):
             if wants[i]:
                 into[name] = lowering.temp(T, (parts, *form.shape(name)))
-    per_thread = backward_work(*blocks, width, columns)
+    lanes = lowering.target.lanes(ITEMSIZE[T])
+    per_thread = backward_work(*blocks, width, columns, lanes)
     work = lowering.temp(T, (lowering.threads, per_thread))
     bias_step = (0, 0, 0, 0)
     if wants[3]:
@@ -269,14 +270,14 @@ def _lower_grad(lowering: Lowering) -> None:
         bias_step = (by_batch * heads, by_head, keys, 1)
     lowering.call(
         attention_grad(T),
-        [
-            *(("r", x) for x in _inputs(lowering).values()),
-            *(("r", lowering.x(_BACKWARD[name])) for name in ("y", "lse", "dy")),
-            *(("w", into[name]) for name in _GRADS),
-            ("s", work),
-        ],
-        [*_numbers(site).values()],
-        words=_words(
+        **_inputs(lowering),
+        y=lowering.x(_BACKWARD["y"]),
+        lse=lowering.x(_BACKWARD["lse"]),
+        dy=lowering.x(_BACKWARD["dy"]),
+        **into,
+        work=work,
+        **_numbers(site),
+        g=_words(
             site,
             form,
             blocks,
