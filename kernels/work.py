@@ -124,25 +124,6 @@ def _winograd(call: KernelCall) -> int:
     return int(images * y["height"] * y["width"] * g["channels"] * g["columns"] * TAPS * TAPS)
 
 
-def _attention(each: Callable[[int, int], int]) -> Callable[[KernelCall], int]:
-    """The multiply-adds of each score that the band lets be, by the columns of Q and of V."""
-
-    def count(call: KernelCall) -> int:
-        g = call.numbers
-        seen = 0
-        for query in range(g["queries"]):
-            first, last = max(query + g["low"], 0), min(query + g["high"] + 1, g["keys"])
-            seen += max(last - first, 0)
-        return int(g["batch"] * g["heads"] * seen * each(g["width"], g["value_width"]))
-
-    return count
-
-
-def _walk(gates: str) -> Callable[[KernelCall], int]:
-    """All gates of all rows, each a sum over the hidden units."""
-    return lambda call: int(call.elements[gates] * call.numbers["hidden"])
-
-
 # Multiply-adds of kernels whose declarations do not say them yet, by template.
 OPERATIONS: dict[str, Callable[[KernelCall], int]] = {
     "conv": _conv,
@@ -153,15 +134,6 @@ OPERATIONS: dict[str, Callable[[KernelCall], int]] = {
     "depthwise_dw": _depthwise_dw,
     "winograd": _winograd,
     "winograd_dw": _winograd,
-    "attention": _attention(lambda width, columns: width + columns),
-    "attention_grad": _attention(lambda width, columns: 2 * width + 2 * columns),
-    "lstm": _walk("gates"),
-    "lstm_grad": _walk("dgates"),
-    "gru": _walk("gates"),
-    "gru_grad_after": _walk("dgates"),
-    "gru_grad_before": _walk("dgates"),
-    "rnn": _walk("gates"),
-    "rnn_grad": _walk("dgates"),
 }
 
 # Kernels that choose elements by an index: of a table that they read or add to they touch as much
