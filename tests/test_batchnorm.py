@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
+from engine import Trainer, backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import MSELoss, generate_artifacts
+from engine.element_types import NUMPY
 from engine.errors import InputError, ModelWarning, NameNotFoundError
+from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import make_plan
@@ -352,3 +356,77 @@ def test_gradient_ops_name_all_outputs_as_onnxruntime_training_wants(tmp_path: P
     artifacts(tmp_path, network(), requires_grad=["w", "scale"], frozen_batch_norm=True)
     nodes = onnx.load(tmp_path / "training_model.onnx").graph.node
     assert {n.domain for n in nodes if n.op_type != "InPlaceAccumulatorV2"} <= {"", "ai.onnx"}
+
+
+@pytest.mark.parametrize("training", [0, 1])
+@pytest.mark.parametrize(("own", "running"), [("float", "float"), ("double", "float")])
+def test_vectors_may_be_of_other_types_than_x(own: str, running: str, training: int) -> None:
+    """The result and all gradients are those of a model of one type with the same values."""
+    rng = np.random.default_rng(4)
+    outputs = "y, mean, var" if training else "y"
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        g (double[5, 3, 2] x, OWN[3] s, OWN[3] b, RUN[3] m, RUN[3] v, double[5, 3, 2] u)
+        => (double loss{", RUN[3] mean, RUN[3] var" if training else ""}) {{
+            {outputs} = BatchNormalization<training_mode = {training}>(x, s, b, m, v)
+            z = Mul(y, u)
+            loss = ReduceSum<keepdims = 0>(z)
+        }}"""
+    wrt = ["x", "s", "b"] if training else ["x", "s", "b", "m", "v"]
+    values = {n: rng.random(3).astype(np.float32) + 0.5 for n in "sbmv"}
+    images = {n: rng.standard_normal((5, 3, 2)) for n in "xu"}
+    found = []
+    for types in ((own, running), ("double", "double")):
+        model = parser.parse_model(text.replace("OWN", types[0]).replace("RUN", types[1]))
+        graph = name_nodes(onnx_io.load(model))
+        names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)
+        graph.outputs += [names[n] for n in wrt]
+        given = {n: a.astype(NUMPY[graph.inputs[n].dtype]) for n, a in {**values, **images}.items()}
+        outs = run(graph, given)
+        found.append([outs[n] for n in graph.outputs])
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_norm_of_other_types_trains_alike(frozen: bool) -> None:
+    """The parameters and the running statistics keep their element types."""
+    rng = np.random.default_rng(6)
+    x, target = rng.standard_normal((8, 6)), rng.standard_normal((8, 3))
+    shapes = {"w": (6, 3), "s": (3,), "b": (3,), "m": (3,), "v": (3,)}
+    values = {n: rng.random(shape).astype(np.float32) + 0.5 for n, shape in shapes.items()}
+    found = []
+    for own in (np.float32, np.float64):
+        proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+            g (double[N, 6] x) => (double[N, 3] y) {
+                h = MatMul(x, w)
+                y = BatchNormalization(h, s, b, m, v)
+            }""")
+        for name, value in values.items():
+            kind = np.float64 if name == "w" else own
+            proto.graph.initializer.append(numpy_helper.from_array(value.astype(kind), name))
+        trainer = Trainer.from_onnx(proto, "mse", "sgd", threads=1, frozen_batch_norm=frozen)
+        for _ in range(3):
+            trainer.step(x, target)
+        found.append({name: p.data.copy() for name, p in trainer.state.parameters})
+        assert found[-1]["s"].dtype == own
+        assert frozen or found[-1]["m"].dtype == own
+    for name, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][name], rtol=1e-5, err_msg=name)
+
+
+def test_a_convolution_leaves_a_norm_of_another_type() -> None:
+    rng = np.random.default_rng(8)
+    values = {n: rng.random(3).astype(np.float32) + 0.5 for n in "sbmv"}
+    x, w = rng.standard_normal((2, 2, 4, 4)), rng.standard_normal((3, 2, 1, 1))
+    found = []
+    for kind in (np.float32, np.float64):
+        proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+            g (double[2, 2, 4, 4] x) => (double[2, 3, 4, 4] y) {
+                h = Conv(x, w)
+                y = BatchNormalization(h, s, b, m, v)
+            }""")
+        for name, value in {"w": w, **{n: a.astype(kind) for n, a in values.items()}}.items():
+            proto.graph.initializer.append(numpy_helper.from_array(value, name))
+        (y,) = backend.prepare(proto).run([x])
+        found.append(y)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-9)

@@ -22,7 +22,7 @@ from engine.errors import (
     caller_level,
     nearest,
 )
-from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import MS, Array
@@ -244,7 +244,8 @@ def absorb_norms(graph: Graph) -> Graph:
     After    f = s / sqrt(v + epsilon); y = Conv(x, w f, (c - m) f + b)
 
     A transposed convolution is joined likewise, unless it has groups: the axis of its weights that
-    counts output channels then counts those of one group only.
+    counts output channels then counts those of one group only.  A norm with vectors of another
+    element type than the weights stays.
     """
     norms = {n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain}
     if not norms:
@@ -262,7 +263,7 @@ def absorb_norms(graph: Graph) -> Graph:
         if conv is None or not _absorbs(conv) or a in ends:
             continue
         rank = _rank(graph, conv.inputs[1])
-        if rank is not None and len(readers[a]) == 1:
+        if rank is not None and len(readers[a]) == 1 and _is_of_one_type(graph, conv, node):
             gone |= {conv, node}
             nodes += _absorbed(graph, names, conv, node, rank)
     graph.nodes = [n for n in nodes if n not in gone]
@@ -288,6 +289,17 @@ def _rank(graph: Graph, name: str) -> int | None:
     if name in graph.initializers:
         return graph.initializers[name].ndim
     return graph.inputs[name].rank if name in graph.inputs else None
+
+
+def _is_of_one_type(graph: Graph, conv: Node, norm: Node) -> bool:
+    """Whether the inputs of a norm, as far as their types are told, are of the weights' type."""
+    kind = _dtype(graph, conv.inputs[1])
+    for name in norm.inputs:
+        told = graph.inputs.get(name) or graph.types.get(name)
+        found = type_of(graph.initializers[name]) if name in graph.initializers else told
+        if found is not None and NUMPY[found.dtype] != kind:
+            return False
+    return True
 
 
 def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> list[Node]:

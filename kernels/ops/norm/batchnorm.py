@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.element_types import ONNX_CODE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.norm.channels import GRADIENT_SUMS
 from engine.kernels.ops.shape import reduce_sum
@@ -45,6 +46,17 @@ def across(nodes: Nodes, v: str, rank: int) -> str:
     return str(nodes.op("Reshape", v, nodes.const([-1, *[1] * (rank - 2)], "i64")))
 
 
+def of_type(nodes: Nodes, value: str, dtype: str, wanted: str) -> str:
+    """A value of one element type in another, which is the value itself if they are the same."""
+    return value if dtype == wanted else str(nodes.op("Cast", value, to=ONNX_CODE[wanted]))
+
+
+def vector(nodes: Nodes, i: int) -> str:
+    """Input i, the scale, the bias or a running statistic, in the element type of X."""
+    site = nodes.site
+    return of_type(nodes, nodes.x(i), site.type(i).dtype, site.type(0).dtype)
+
+
 def inverse(nodes: Nodes, var: str) -> str:
     """1 / sqrt(var + epsilon)."""
     moved = nodes.op("Add", var, nodes.like(nodes.site.attrs["epsilon"], 0))
@@ -55,12 +67,15 @@ def _normalised(nodes: Nodes, mean: str, inv: str) -> str:
     """y = (x - mean) inv scale + B for the given mean and inv."""
     rank = nodes.site.type(0).rank
     centred = nodes.op("Sub", nodes.x(0), across(nodes, mean, rank))
-    scaled = nodes.op("Mul", centred, across(nodes, nodes.op("Mul", nodes.x(1), inv), rank))
-    return str(nodes.op("Add", scaled, across(nodes, nodes.x(2), rank)))
+    scaled = nodes.op("Mul", centred, across(nodes, nodes.op("Mul", vector(nodes, 1), inv), rank))
+    return str(nodes.op("Add", scaled, across(nodes, vector(nodes, 2), rank)))
 
 
 def _moved(nodes: Nodes, i: int, batch: str) -> str:
-    """The running statistic of input i after it has moved towards that of the batch."""
+    """The running statistic of input i after it has moved towards that of the batch.
+
+    Both are of its element type.
+    """
     momentum = nodes.site.attrs["momentum"]
     kept = nodes.op("Mul", nodes.x(i), nodes.like(momentum, i))
     return str(nodes.op("Add", kept, nodes.op("Mul", batch, nodes.like(1 - momentum, i))))
@@ -76,9 +91,19 @@ def is_training(site: Site) -> bool:
 # --- forward
 
 
+def _statistic(nodes: Nodes, i: int, batch: str) -> str:
+    """A moment of the batch in the element type of the running statistic of input i."""
+    site = nodes.site
+    return of_type(nodes, batch, site.type(0).dtype, site.type(i).dtype)
+
+
 def _expand(nodes: Nodes) -> tuple[str, ...]:
     if not is_training(nodes.site):
-        return (_normalised(nodes, nodes.x(3), inverse(nodes, nodes.x(4))), nodes.x(3), nodes.x(4))
+        return (
+            _normalised(nodes, vector(nodes, 3), inverse(nodes, vector(nodes, 4))),
+            nodes.x(3),
+            nodes.x(4),
+        )
     mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
     return trained(nodes, mean, var)
 
@@ -87,8 +112,8 @@ def trained(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
     """The outputs of a BatchNormalization in training, given the moments of the batch."""
     return (
         _normalised(nodes, mean, inverse(nodes, var)),
-        _moved(nodes, 3, mean),
-        _moved(nodes, 4, var),
+        _moved(nodes, 3, _statistic(nodes, 3, mean)),
+        _moved(nodes, 4, _statistic(nodes, 4, var)),
         mean,
         var,
     )
@@ -97,8 +122,8 @@ def trained(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
 def _expand_held(nodes: Nodes) -> tuple[str, ...]:
     """y, the moments of the batch, and the mean and the inverse deviation that y is made with."""
     if not is_training(nodes.site):
-        inv = inverse(nodes, nodes.x(4))
-        return (_normalised(nodes, nodes.x(3), inv), nodes.x(3), nodes.x(4), nodes.x(3), inv)
+        mean, inv = vector(nodes, 3), inverse(nodes, vector(nodes, 4))
+        return (_normalised(nodes, mean, inv), nodes.x(3), nodes.x(4), mean, inv)
     mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
     return trained_held(nodes, mean, var)
 
@@ -106,7 +131,8 @@ def _expand_held(nodes: Nodes) -> tuple[str, ...]:
 def trained_held(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
     """The outputs of a BatchNormHeld in training, given the moments of the batch."""
     inv = inverse(nodes, var)
-    return (_normalised(nodes, mean, inv), mean, var, mean, inv)
+    moments = _statistic(nodes, 3, mean), _statistic(nodes, 4, var)
+    return (_normalised(nodes, mean, inv), *moments, mean, inv)
 
 
 def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
@@ -127,22 +153,27 @@ def moving(nodes: Nodes, held: Sequence[str]) -> tuple[str, ...]:
     return (y, *moved, *kept)
 
 
-def _check(site: Site, names: int) -> TensorType:
-    """X [N, C, ...], the other inputs [C], all of one type."""
+def _check(site: Site) -> TensorType:
+    """X [N, C, ...], the other inputs [C]: scale and bias of one type, and both statistics."""
     x = site.real(0)
     if x.rank < 2:
         site.fail(f"X of rank {x.rank}", "[N, C, ...]")
-    for i in range(1, names):
-        if site.shaped(i, x.shape[1:2]).dtype != x.dtype:
-            site.fail(f"input {i} is {site.type(i)} beside X of {x.dtype}", "one element type")
+    for i in range(1, 5):
+        site.shaped(i, x.shape[1:2])
+    for i in (1, 3):
+        one, two = site.real(i), site.real(i + 1)
+        if one.dtype != two.dtype:
+            site.fail(f"inputs {i} and {i + 1} are {one} and {two}", "one element type for both")
     return x
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
-    x = _check(site, 5)
+    x = _check(site)
     if site.attrs.get("spatial", 1) != 1:
         site.fail("spatial = 0", "statistics over all axes but the channel's")
-    return (x.but(), *[x.but(x.shape[1:2])] * 4)[: site.n_outs]
+    own = x.but(x.shape[1:2])
+    running = TensorType(site.type(3).dtype, own.shape)
+    return (x.but(), running, running, own, own)[: site.n_outs]
 
 
 def _move(lowering: Lowering) -> None:
@@ -179,14 +210,21 @@ def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
         "BatchNormalizationGrad",
         dy,
         grad.x(0),
-        grad.x(1),
+        vector(grad, 1),
         mean,
         inv,
         domain=MS,
         outputs=3,
         epsilon=grad.site.attrs["epsilon"],
     )
-    return made
+    return _of_their_types(grad, made)
+
+
+def _of_their_types(grad: Grad, made: Sequence[str | None]) -> tuple[str | None, ...]:
+    """Gradients that are of the type of X, each in the type of its input."""
+    site = grad.site
+    own = site.type(0).dtype
+    return tuple(m and of_type(grad, m, own, site.type(i).dtype) for i, m in enumerate(made))
 
 
 def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -196,17 +234,17 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """
     rank = grad.site.type(0).rank
     axes = [i for i in range(rank) if i != 1]
-    inv = inverse(grad, grad.x(4))
+    inv = inverse(grad, vector(grad, 4))
     slope = dscale = db = ""
     dx: str | None = None
     dmean: str | None = None
     dvar: str | None = None
     if any(grad.wants(i) for i in (0, 3, 4)):
-        slope = grad.op("Mul", grad.x(1), inv)
+        slope = grad.op("Mul", vector(grad, 1), inv)
     if grad.wants(0):
         dx = grad.op("Mul", dy, across(grad, slope, rank))
     if grad.wants(1) or grad.wants(4):
-        apart = grad.op("Sub", grad.x(0), across(grad, grad.x(3), rank))
+        apart = grad.op("Sub", grad.x(0), across(grad, vector(grad, 3), rank))
         dscale = grad.op("Mul", reduce_sum(grad, grad.op("Mul", dy, apart), axes), inv)
     if grad.wants(2) or grad.wants(3):
         db = reduce_sum(grad, dy, axes)
@@ -214,8 +252,8 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
         dmean = grad.op("Neg", grad.op("Mul", slope, db))
     if grad.wants(4):
         both = grad.op("Mul", grad.op("Mul", slope, inv), dscale)
-        dvar = grad.op("Mul", both, grad.like(-0.5, 4))
-    return (dx, dscale or None, db or None, dmean, dvar)
+        dvar = grad.op("Mul", both, grad.like(-0.5, 0))
+    return _of_their_types(grad, (dx, dscale or None, db or None, dmean, dvar))
 
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
@@ -265,7 +303,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     return (x.but(), *[x.but(x.shape[1:2])] * 2)[: site.n_outs]
 
 
-_NORMAL = f"Add Mul Reciprocal Reshape Sqrt Sub {OURS}::ChannelMoments"
+_NORMAL = f"Add Cast Mul Reciprocal Reshape Sqrt Sub {OURS}::ChannelMoments"
 OPS = (
     Op(
         name="BatchNormalization",
