@@ -128,6 +128,8 @@ CASES = [
     Case("AttentionGrad", _grad_ins((2, 4, 70, 16), (2, 2, 90, 16), (1, 4, 70, 90)), outs=4,
          attrs={"scale": 0.4, "together": "batch"}, domain="engine", tol=1e-5,
          reference=_fused_grad),
+    Case("AttentionGrad", _grad_ins((1, 2, 9, 6), (1, 2, 11, 6)), {"scale": 0.4}, outs=3,
+         domain="engine", tol=1e-5, reference=_fused_grad),
     Case("RotaryEmbedding", (f32(2, 3, 4, 6), *TABLE, POSITIONS), grad=(0, 1, 2), opset=23),
     Case("RotaryEmbedding", (f32(2, 4, 24), f32(9, 2), f32(9, 2), POSITIONS), opset=23,
          attrs={"num_heads": 3, "interleaved": 1, "rotary_embedding_dim": 4}, grad=(0,)),
