@@ -93,7 +93,7 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
     return {"": plain, "m": about, "u": update}[form]
 
 
-_FORM = "where form.strip('-') in ('', 'm', 'u')"
+_FORM = "where form in ('', '-', 'm', 'u')"
 
 
 @kernel(
