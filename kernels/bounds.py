@@ -20,9 +20,6 @@ from engine.kernels.vocabulary.call import KernelCall, Machine, Reach, reach_int
 from engine.kernels.vocabulary.kernel import Template
 from engine.runtime.plan import Arg, Kernel, Plan, Step
 
-# Kernels of the runtime itself, which call what addresses among their words say: no plan has them.
-UNPLANNED = frozenset({"launch", "worker", "timed", "peak", "stream"})
-
 
 def check(plan: Plan, machine: Machine) -> Plan:
     """Check the reach of every step of a plan that `verify` has let pass, and return it.
@@ -46,7 +43,7 @@ class _Check:
         self.known: dict[tuple[Any, ...], None] = {}  # calls that have passed
 
     def run(self) -> None:
-        declared = {symbol: self.template(kernel) for symbol, kernel in self.kernels.items()}
+        takes = {symbol: self.takes(kernel) for symbol, kernel in self.kernels.items()}
         for n, step in enumerate(self.plan.steps):
             own = tuple(self.room(step, a) for a in step.args)
             modes = tuple(a.mode for a in step.args)
@@ -56,7 +53,7 @@ class _Check:
             if key in self.known:
                 continue
             try:
-                self.step(step, declared[step.kernel])
+                self.step(step, takes[step.kernel])
             except PlanError as error:
                 self.refuse(f"step {n} {step.kernel} ({step.source}): {error}")
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -70,11 +67,11 @@ class _Check:
     def refuse(self, text: str) -> NoReturn:
         raise PlanError(f"plan {self.plan.name}: {text}")
 
-    def template(self, kernel: Kernel) -> Template:
-        """Return the declaration of a kernel, which the plan must call as it is declared."""
+    def takes(self, kernel: Kernel) -> Template:
+        """The declaration of a kernel, which the plan must call as it is declared."""
         spec = kernel.spec
         template = templates().get(spec.template)
-        if template is None or not template.is_declared or spec.template in UNPLANNED:
+        if template is None or template.is_internal or not template.is_bounded:
             self.refuse(f"kernel {kernel.symbol}: no kernel that plans may call")
         text = "_".join(map(str, spec.params))
         if kernel.symbol == f"{spec.template}_{text}" and any(
@@ -191,12 +188,3 @@ def machine_named(name: str) -> Machine:
         if str(row[0]) == vector:
             return Machine(*row[:3])
     raise PlanError(f"plans for {name!r}, which no process runs")
-
-
-def undeclared() -> list[str]:
-    """Return the kernels of this package without a declared reach that plans may have."""
-    return sorted(
-        name
-        for name, template in templates().items()
-        if name not in UNPLANNED and not template.is_declared
-    )

@@ -39,7 +39,7 @@ SMALL = tuple(  # kernels of two modules that compile fast
 FEW = SMALL[: workers.FEW]
 
 
-@kernel("y:T* n:i64", T=("f32",))
+@kernel("y: update T[...]  n: i64", T=("f32",))
 def of_a_user(target: Target, T: str) -> Body:
     """A kernel that a new process does not know; for these tests."""
 

@@ -231,11 +231,11 @@ def test_what_cannot_be_registered() -> None:
 
 def test_a_kernel_can_be_registered_again_but_not_changed() -> None:
     def declare(factor: int) -> custom.Template:
-        @custom.kernel("x:T* y:T*")
+        @custom.kernel("x: update T[...]  y: update T[...]")
         def scaled(target: custom.Target, T: str) -> custom.Body:
             return (lambda x, y: None) if factor == 1 else (lambda y, x: None)
 
-        @custom.kernel("x:T* y:T*")
+        @custom.kernel("x: update T[...]  y: update T[...]")
         def other(target: custom.Target, T: str) -> custom.Body:
             return lambda x, y: None
 

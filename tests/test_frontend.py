@@ -21,7 +21,10 @@ X = np.array([2.5, -2.5, np.nan, 0.0, -0.0, 7.0])
 Y = np.array([-1.0, np.nan, 3.0, -0.0, 0.0, 7.0])
 
 
-@kernel("x:T* y:T* low:T* high:T* cut:i64* n:i64", T=("f64",))
+@kernel(
+    "x, y, low, high: update T[...]  cut: update i64[...]  n: i64",
+    T=("f64",),
+)
 def python_builtins(target: Target, T: str) -> Body:
     """The names that are Python's own; for these tests."""
 
@@ -41,7 +44,7 @@ def twice(x):
 def scaling(name: str, factor: int) -> Template:
     """A template whose body calls an inline function that closes over `factor`."""
 
-    @kernel("y:i64* n:i64", T=("i64",))
+    @kernel("y: update i64[...]  n: i64", T=("i64",))
     def scale(target: Target, T: str) -> Body:
         @inline
         def scaled(x):
@@ -56,7 +59,7 @@ def scaling(name: str, factor: int) -> Template:
     return Template(name, scale.parameters, scale.build, scale.ranges)
 
 
-@kernel("y:i64* n:i64", T=("i64",))
+@kernel("y: update i64[...]  n: i64", T=("i64",))
 def power(target: Target, T: str) -> Body:
     """y^4 by two calls of an outlined function; for these tests."""
 
@@ -75,7 +78,7 @@ def power(target: Target, T: str) -> Body:
 def by_name(name: str) -> Template:
     """A template that passes an argument by its name."""
 
-    @kernel("y:i64* n:i64", T=("i64",))
+    @kernel("y: update i64[...]  n: i64", T=("i64",))
     def named(target: Target, T: str) -> Body:
         def body(y, n, tid, nthreads):
             y[0] = twice(x=n)

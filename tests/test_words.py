@@ -151,7 +151,7 @@ def test_the_text_has_every_meaning() -> None:
 # --- in kernels
 
 
-@kernel("y:i64* g:i64[]", words={"g": ALL, "y": TABLE}, T=("i64",))
+@kernel("y: update i64[...]  g: i64[]", words={"g": ALL, "y": TABLE}, T=("i64",))
 def weighted(target: Target, T: str) -> Body:
     """Sums the rows of all jobs, weighted in turns; for these tests."""
 
@@ -165,7 +165,7 @@ def weighted(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("y:i64* g:i64[]", words={"g": SHARED}, T=("i64",))
+@kernel("y: update i64[...]  g: i64[]", words={"g": SHARED}, T=("i64",))
 def follow(target: Target, T: str) -> Body:
     """Writes through an address, and to a word by its place; for these tests."""
 
@@ -180,7 +180,7 @@ def follow(target: Target, T: str) -> Body:
 def misread(name: str) -> Template:
     """A template that reads a field that is not there."""
 
-    @kernel("y:i64* g:i64[]", words={"g": JOB}, T=("i64",))
+    @kernel("y: update i64[...]  g: i64[]", words={"g": JOB}, T=("i64",))
     def wrong(target: Target, T: str) -> Body:
         def read(y, g, tid, nthreads):
             y[tid] = g.rows + g.columns

@@ -238,10 +238,6 @@ class _NodeLowering:
     def call(
         self,
         kernel: tuple[str, tuple[str | int, ...]],
-        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]] | None = None,
-        consts: Sequence[int | float] = (),
-        inplace: Sequence[tuple[int, int]] = (),
-        words: Packed | None = None,
         *,
         operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
         may_alias: Sequence[tuple[int, int]] | None = None,
@@ -255,10 +251,7 @@ class _NodeLowering:
                 f"`calls` leaves out"
             )
         takes = self.job.takes_of(spec)
-        is_named = args is None
-        if args is None:
-            args, consts, inplace, words = self._in_order(spec, operands, may_alias, updates, named)
-        consts = [*consts, *_values(spec, takes.words, words)]
+        args, consts, inplace = self._in_order(spec, operands, may_alias, updates, named)
         if spec.template != "map" and any("f16" in str(p) for p in spec.params):
             self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
         resolved = []
@@ -282,8 +275,7 @@ class _NodeLowering:
             resolved.append((mode, root))
         if not all(-(1 << 63) <= c < 1 << 63 for c in consts if type(c) is int):
             self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
-        if is_named:
-            self._check_reach(spec, [operand for _, operand in args], consts)
+        self._check_reach(spec, [operand for _, operand in args], consts)
         self.piece.calls.append(
             Call(
                 spec,
@@ -302,10 +294,8 @@ class _NodeLowering:
         may_alias: Sequence[tuple[int, int]] | None,
         updates: Container[str],
         named: dict[str, Any],
-    ) -> tuple[
-        list[tuple[Any, Operand | None]], list[Any], Sequence[tuple[int, int]], Packed | None
-    ]:
-        """Return pointers with their modes, numbers, aliasing and words, in the kernel's order."""
+    ) -> tuple[list[tuple[Any, Operand | None]], list[Any], Sequence[tuple[int, int]]]:
+        """Return pointers with their modes, numbers and aliasing, in the kernel's order."""
         template = templates()[spec.template]
         order = template.order
         if not order.needed <= named.keys() <= order.names:
@@ -326,7 +316,7 @@ class _NodeLowering:
             is_updated = p.name in updates or (p.updates and template.holds(p.updates, names))
             args.append(("u" if is_updated else p.access, named.get(p.name)))
         alias = order.may_alias if may_alias is None else may_alias
-        return [*args, *operands], consts, alias, packed
+        return [*args, *operands], [*consts, *values], alias
 
     def _check_reach(
         self, spec: KernelSpec, operands: Sequence[Operand | None], consts: Sequence[Any]
@@ -368,20 +358,15 @@ class _NodeLowering:
 
 
 class _Takes(NamedTuple):
-    """What a kernel takes: of each pointer the element types, and the words behind all else."""
+    """What a kernel takes: the element types of each pointer."""
 
     pointers: tuple[tuple[str, ...], ...]
-    words: Words | None
 
     @classmethod
     def of(cls, spec: KernelSpec) -> _Takes:
         template = templates()[spec.template]
         taken = template.takes(*spec.params)
-        rest = next((name for name, kind in template.signature if kind == "i64[]"), "")
-        return cls(
-            tuple(tuple(t[:-1].split("|")) for t in taken if t.endswith("*")),
-            template.layouts(spec.params).get(rest),
-        )
+        return cls(tuple(tuple(t[:-1].split("|")) for t in taken if t.endswith("*")))
 
 
 ALTERNATIVES = 8  # pieces that are kept of one node

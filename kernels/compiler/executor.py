@@ -98,7 +98,7 @@ def _walk(g, tid, threads):
     _meet(g, threads)
 
 
-@kernel("g:i64[]", words={"g": CONTEXT})
+@kernel("g:i64[]", words={"g": CONTEXT}, is_internal=True)
 def launch(target: Target, T: str) -> Body:
     """Run the table in the context with all threads, as thread 0; returns when all are done."""
 
@@ -111,7 +111,7 @@ def launch(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("g:i64[]", words={"g": CONTEXT})
+@kernel("g:i64[]", words={"g": CONTEXT}, is_internal=True)
 def worker(target: Target, T: str) -> Body:
     """Life of thread `tid`: wait for a new generation, run the table, until told to stop."""
 

@@ -20,7 +20,7 @@ invoke3 = Native("invoke", (3,))
 invoke4 = Native("invoke", (4,))
 
 
-@kernel("x:T* done:i64* rounds:i64", T=("f32",))
+@kernel("x: update T[...]  done: update i64[...]  rounds: i64", T=("f32",), is_internal=True)
 def peak(target: Target, T: str) -> Body:
     """Every thread does `rounds` >= 1 rounds of multiply-adds on registers.
 
@@ -36,7 +36,7 @@ def peak(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:T* n:i64 times:i64", T=("f32",))
+@kernel("x: update T[...]  y: update T[...]  n: i64  times: i64", T=("f32",), is_internal=True)
 def stream(target: Target, T: str) -> Body:
     """y[i] = x[i] + y[i] / 2, `times` times.  x, y: T[n]; every thread has a part of them.
 
@@ -63,7 +63,7 @@ def _time(g, now):
     return now[0] * g.scale + now[1]
 
 
-@kernel("g:i64[]", words={"g": TIMED})
+@kernel("g: i64[]", words={"g": TIMED}, is_internal=True)
 def timed(target: Target, T: str) -> Body:
     """Call a kernel as the executor does, and add the time it takes to the span of the thread.
 

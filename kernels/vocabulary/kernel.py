@@ -145,6 +145,8 @@ class Template:
     `tiling(params, numbers)` says how a call with these numbers is cut into tiles of rows, None if
     it is not.  `joins`: of a kernel that joins partial results, which of its numbers says how many
     there are; they lie behind its first pointer.
+
+    `is_internal`: the runtime calls it, and no plan may.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Template:
     multiply_adds: str | Callable[[KernelCall], int] = ""
     tiling: Tile | None = None
     joins: int | None = None
+    is_internal: bool = False
     _compiled: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -167,7 +170,7 @@ class Template:
         return tuple([(p.name, p.kind) for p in self.parameters])
 
     @property
-    def is_declared(self) -> bool:
+    def is_bounded(self) -> bool:
         """Whether the signature and `reach` say how far calls reach into their operands."""
         return self.reach is not None or all(p.size for p in self.parameters if p.is_pointer)
 
@@ -311,6 +314,7 @@ def kernel(
     multiply_adds: str | Callable[[KernelCall], int] = "",
     tiling: Tile | None = None,
     joins: int | None = None,
+    is_internal: bool = False,
     **ranges: tuple[Any, ...] | str,
 ) -> Callable[[Callable[..., Body]], Template]:
     """Declare a kernel template; `signature` is a text of `signature.py`, in argument order.
@@ -327,6 +331,7 @@ def kernel(
             build.__name__.rstrip("_"), parameters, build, ranges, words or {},
             operands=operands, stands_for=stands_for, reach=reach, writes=writes,
             multiply_adds=multiply_adds, tiling=tiling, joins=joins,
+            is_internal=is_internal,
         )  # fmt: skip
 
     return declare

@@ -293,10 +293,6 @@ class Lowering(Protocol):
     def call(
         self,
         kernel: tuple[str, tuple[str | int, ...]],
-        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]] | None = None,
-        consts: Sequence[int | float] = (),
-        inplace: Sequence[tuple[int, int]] = (),
-        words: Packed | None = None,
         *,
         operands: Sequence[tuple[Literal["r", "w", "u", "s"], Operand]] = (),
         may_alias: Sequence[tuple[int, int]] | None = None,

@@ -39,7 +39,7 @@ Access = Literal["r", "w", "u", "s"]
 _ACCESS: Mapping[str, Access] = {"out": "w", "update": "u", "scratch": "s"}
 _RANGES = ("signed", "any")
 _NAMES = re.compile(r"([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)*)\s*:")
-_TYPE = re.compile(r"(?:(out|update|scratch|signed|any)\s+)?([A-Za-z]\w*(?:\|\w+)*)\s*(\*|\[|$|\s)")
+_TYPE = re.compile(r"(?:(out|update|scratch|signed|any)\s+)?([A-Za-z]\w*(?:\|\w+)*)\s*(\[|$|\s)")
 _CLAUSE = re.compile(r"\b(updates if|if|may alias|within|where)\b")
 _RECORDS = re.compile(r"^(.*?)\s*\brecords?$", re.DOTALL)
 
@@ -133,9 +133,7 @@ def _parameter(name: str, text: str) -> Parameter:
     word, element, mark = start.groups()
     rest, size = text[start.end() :], ""
     kind = element
-    if mark == "*":
-        kind = f"{element}*"
-    elif mark == "[":
+    if mark == "[":
         size, rest = _bracketed(name, rest)
         kind = f"{element}*" if size else f"{element}[]"
         size = _product(name, size) if size not in ("", "...") else ""
