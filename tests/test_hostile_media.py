@@ -215,7 +215,7 @@ TABLES: dict[str, tuple[bytes, str | None]] = {
     "utf-16": ("a,b,y\n1,2,u\n3,4,v\n".encode("utf-16"), "is not utf-8"),
     "latin-1": (b"a,b,y\n1,2,\xfc\n3,4,v\n", "is not utf-8"),
     "nul in a text": (b"a,b,y\n1,2,u\0\n3,4,v\n", None),
-    "nul in a number": (b"a,b,y\n1\0,2,u\n3,4,v\n", "is no number"),
+    "nul in a number": (b"a,b,y\n1\0,2,u\n3,4,v\n", "is not a number"),
     "short row": (b"a,b,y\n1,2\n3,4,v\n", "line 2: 2 fields, expected 3"),
     "long row": (b"a,b,y\n1,2,u,9\n3,4,v\n", "line 2: 4 fields, expected 3"),
     "two names": (b"a,a,y\n1,2,u\n3,4,v\n", "two columns are called 'a'"),

@@ -36,7 +36,7 @@ from tests.malformed import MUTATIONS, model_of, outcome
 
 REFUSALS = {
     "ModelError", "ShapeError", "DTypeError", "UnsupportedOpError", "UnknownValueError",
-    "InputError", "OutOfMemoryError",
+    "InputError", "NoInfluenceError", "OutOfMemoryError",
 }  # fmt: skip
 SAMPLE, WHOLE = range(2), range(2, 40)  # seeds of the mutations of each row
 

@@ -107,7 +107,7 @@ def test_a_good_plan_passes_and_is_returned() -> None:
         (replace(chain(), constants=((-1, b""),)), "constant: no buffer %-1"),
         (replace(chain(), threads=0), "0 threads"),
         (replace(chain(), regions=(*chain().regions, ("io", 128))), "a region twice"),
-        (replace(chain(), kernels=(replace(RELU, takes=("f32",)),)), "no signature"),
+        (replace(chain(), kernels=(replace(RELU, takes=("f32",)),)), "not a signature"),
         (replace(chain(), kernels=(RELU, RELU)), "share a symbol"),
         (replace(chain(), constants=((1, b"1234"),)), "constant %1"),
     ],

@@ -281,9 +281,10 @@ class _Backward:
         found = {name: dx for name, dx in every.items() if dx is not None}
         lost = [name for name in self.wrt if name not in found]
         if lost:
-            raise ModelError(
+            raise NoInfluenceError(
                 f"{self.graph.name}: the gradient of {self.loss!r} with respect to "
-                f"{', '.join(map(repr, lost))} is zero everywhere"
+                f"{', '.join(map(repr, lost))} is zero everywhere",
+                tuple(lost),
             )
         wanted, kept = set(found.values()), []
         for node in reversed(self.nodes):

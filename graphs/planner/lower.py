@@ -25,7 +25,7 @@ from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
 from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.call import KernelCall, Machine
+from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
 from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import DONE, FAULT, NOISE, KernelSpec, Mode, Phase
@@ -335,6 +335,8 @@ class _NodeLowering:
                 if made is not None and made.data is not None:
                     contents[name] = np.ascontiguousarray(value(made.data)).tobytes()
         numbers = tuple(map(value, consts))
+        if any(isinstance(n, int) and n >= MOST for n in numbers):
+            return  # sizes beyond every limit, which the plan is refused for
         key = (spec, numbers, *elements.values())
         if key in self.job.inside:
             return
