@@ -28,7 +28,7 @@ from engine.optim_types import SGD
 from engine.runtime.collective import ORDINAL
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
-from engine.tools.dev.cases.case import Case, f32
+from engine.tools.dev.cases.case import Case, Tensor, f32
 from engine.tools.trimmed.plans import artifacts, make_plans
 from tests import test_collective
 from tests.thread_group import ThreadGroup
@@ -39,13 +39,19 @@ Key = tuple[str, str]
 
 
 MOVING = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
-JOINT = Case(
-    "JointBatchNormalization",
-    (f32(2, 3, 4, 4), *[f32(3)] * 4, np.ones(1), np.zeros(ORDINAL.size, np.int64)),
-    {"training_mode": 1, "ordinal": 1},
-    outs=3,
-    domain=OURS,
-)
+JOINT = [
+    Case(
+        op,
+        (f32(2, 3, 4, 4), *[Tensor((3,), dtype)] * 4, np.ones(1), np.zeros(ORDINAL.size, np.int64)),
+        {"training_mode": 1, "ordinal": 1},
+        outs=outs,
+        domain=OURS,
+    )
+    for op, outs in (
+        ("JointBatchNormalization", 3), ("JointBatchNormInternal", 5), ("JointBatchNormHeld", 5)
+    )
+    for dtype in ("float32", "float64")
+]  # fmt: skip
 
 
 def a_step(model: str, group: ThreadGroup, cut: tuple[int, int]) -> None:
@@ -133,7 +139,8 @@ def recorded() -> Record:
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
             make_plans(artifacts(folder), host(), 2, [4], {})
         make_plan(OneNode(MOVING).graph, {}, target=host(), threads=1)  # it changes its input
-        expand_symbolic(OneNode(JOINT).graph)  # a plan of ranks has inputs of certain names
+        for case in JOINT:
+            expand_symbolic(OneNode(case).graph)  # a plan of ranks has inputs of certain names
         for model in test_collective.MODELS:
             test_collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
         optimizer_plans.plan_of(SGD(weight_decay=0.01))

@@ -17,7 +17,6 @@ import numpy as np
 from engine.element_types import FLOATS, NUMPY
 from engine.errors import (
     DTypeError,
-    ModelError,
     NameNotFoundError,
     NoInfluenceError,
     ShapeError,

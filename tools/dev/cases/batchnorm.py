@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,12 @@ def _ins(*shape: int) -> tuple[Tensor, ...]:
     return (f32(*shape), f32(c), f32(c), f32(c), f32(c, low=0.5, high=2.0))
 
 
+def _mixed(*shape: int) -> tuple[Tensor, ...]:
+    """The same, with vectors of float64."""
+    x, *vectors = _ins(*shape)
+    return (x, *(replace(v, dtype="float64") for v in vectors))
+
+
 def _constants(c: int) -> tuple[np.ndarray, np.ndarray]:
     """Running mean and variance as constants, which nothing updates."""
     grid = np.linspace(0.5, 1.5, c, dtype=np.float32)
@@ -130,6 +137,11 @@ CASES = (
         for s in SHAPES
     ),
     *(Case("BatchNormalization", _ins(*s), TRAIN, grad=(0, 1, 2), opset=15) for s in SHAPES),
+    *(
+        Case("BatchNormalization", _mixed(4, 3, 5, 5), attrs, grad=(0, 1, 2), opset=15,
+             name=f"batchnorm-vectors-float64-{'train' if attrs else 'infer'}")
+        for attrs in ({}, TRAIN)
+    ),
     Case("BatchNormalization", _ins(5, 3, 4, 4), {"momentum": 0.7}, outs=5, opset=9,
          reference=train),
     Case("BatchNormalization", (_far(3), *_ins(1, 3)[1:]), TRAIN, outs=3, tol=1e-4, opset=15,
@@ -139,6 +151,10 @@ CASES = (
              {"training_mode": mode}, outs=5, domain=MS, reference=internal)
         for s in ((3, 4, 5, 6), (8, 24)) for mode in (0, 1)
     ),
+    Case("BatchNormInternal", (*_mixed(3, 4, 5, 6)[:3], *_constants(4)), {"training_mode": 1},
+         outs=5, domain=MS, reference=internal, name="batchnorm-internal-vectors-float64"),
+    Case("BatchNormHeld", _mixed(3, 4, 5, 6), {"training_mode": 1}, outs=5, domain="engine",
+         reference=held, name="batchnorm-held-vectors-float64"),
     *(
         Case("BatchNormHeld", _ins(*s), {"training_mode": mode}, outs=5, domain="engine",
              reference=held)

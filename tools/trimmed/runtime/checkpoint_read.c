@@ -191,7 +191,7 @@ static void values(struct reader *r, const struct table *t, const model_tensor *
     if (r->code)
         return;
     if (!same)
-        damaged(r, name, "another shape or element type than in this model");
+        damaged(r, name, "another shape, or another element type than in this model");
     else if (!raw.found || outside != UINT64_MAX)
         damaged(r, name, "values outside the file are not supported");
     else if (raw.count != like->bytes)
@@ -337,7 +337,7 @@ static int read_checkpoint(model *m, const void *data, size_t size)
     struct table module = child(&r, &root, 1, "module_state");
     int nominal = module.pos && scalar(&r, &module, 2, 1, 0, "is_nominal_state") != 0;
     if (!r.code && !nominal && module.pos && scalar(&r, &module, 3, 1, 0, "has_external_data"))
-        damaged(&r, "module_state", "values in a second file are not supported");
+        damaged(&r, "module_state", "values outside the file are not supported");
     if (!r.code && module.pos) {
         read_parameters(&r, &module, 0, 1, nominal);
         read_parameters(&r, &module, 1, 0, nominal);

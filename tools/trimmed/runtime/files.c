@@ -229,8 +229,8 @@ int model_save(model *m, const char *path, int include_optimizer_state)
     if (need_values(m))
         return MODEL_BAD_STATE;
     if (is_unfinished(path))
-        return fail(m, MODEL_BAD_FILE, "checkpoint '%s' was not completely written; load and save "
-                    "it with the engine", path);
+        return fail(m, MODEL_BAD_FILE, "checkpoint '%s' was not completely written; load it with "
+                    "the engine", path);
     struct stat info;
     if (!stat(path, &info) && (info.st_mode & S_IFMT) != S_IFREG)
         return fail(m, MODEL_BAD_FILE, "'%s' is not a regular file", path);

@@ -139,7 +139,7 @@ static int check_memory(const void *memory, size_t size, size_t needed, char *me
     if (!memory)
         report(message, "memory is NULL: %d bytes are needed", (int64_t)needed);
     else if ((uintptr_t)memory % 64)
-        report(message, "memory begins %d bytes after a multiple of 64: it must be at one",
+        report(message, "memory begins %d bytes after a multiple of 64",
                (int64_t)((uintptr_t)memory % 64));
     else if (size < needed)
         report(message, "memory has %d bytes: %d are needed", (int64_t)size, (int64_t)needed);
