@@ -104,7 +104,7 @@ $(OLDEST)/.installed: pyproject.toml | $(OLDEST)/bin/python
 		print(*(d.split(",")[0].replace(">=", "==") for d in project["dependencies"]), sep="\n")' \
 		> $(OLDEST)/oldest.txt
 	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --editable . \
-		--requirement $(OLDEST)/oldest.txt hypothesis onnxruntime pytest pytest-xdist
+		--requirement $(OLDEST)/oldest.txt hypothesis onnxruntime pytest pytest-benchmark pytest-xdist
 	@touch $@
 
 $(BIN)/python $(OLDEST)/bin/python: %/bin/python:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -192,3 +193,18 @@ def test_a_worker_that_ends_is_told(tmp_path: Path) -> None:
 
 def test_cells_that_are_unknown_are_empty() -> None:
     assert [tables.text(v, ".1f") for v in (None, float("nan"), 2.0, "a")] == ["", "", "2.0", "a"]
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_rows_run_under_pytest_benchmark() -> None:
+    words = [sys.executable, "-m", "pytest", "-q", "bench/bench_cases.py", "--benchmark-disable"]
+    done = subprocess.run(
+        [*words, "-p", "no:xdist", "-k", "batchnorm-train"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
