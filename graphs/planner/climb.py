@@ -24,6 +24,7 @@ from engine.graphs.planner.lives import Block
 SHARE = 500  # blocks of less than such a part of the bound fill gaps
 STARTS = 8  # climbs from the same order, each by other chances
 MOVES = 2  # orders that each tries, for each block of the order
+PLACED = 2000  # blocks that all climbs place again, for each of the order: the time is linear
 ENOUGH = 1.005  # of the bound: what needs no further climbing
 
 
@@ -38,16 +39,18 @@ def climb(blocks: Sequence[Block], bound: int, good: float) -> int | None:
     given = [b.offset for b in blocks]
     best, found = max((b.offset + b.nbytes for b in blocks), default=0), given
     beside, is_large = _beside(blocks), [SHARE * b.nbytes >= bound for b in blocks]
+    left = PLACED * sum(is_large)
     for seed in range(STARTS):
         search = _Climb(blocks, given, beside, is_large, Random(seed))
         for _ in range(MOVES * len(search.order)):
-            if search.top <= ENOUGH * bound or not search.move():
+            if search.top <= ENOUGH * bound or search.placed > left or not search.move():
                 break
+        left -= search.placed
         if search.top < best:
             end = search.fill()
             if end < best:
                 best, found = end, list(search.offsets)
-        if best <= good * bound:
+        if best <= good * bound or left <= 0:
             break
     if found is given:
         return None
@@ -76,6 +79,7 @@ class _Climb:
     offsets, ends: of all blocks, as far as they are placed.
     rank: of each large block its place in the order.
     top: the end of the highest block of the order.
+    placed: how many blocks moves have placed again.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class _Climb:
         others = (n for n in order if not is_large[n])
         self.others = sorted(others, key=lambda n: -self.sizes[n])
         self.rivals = [[m for m in near if is_large[m]] for near in beside]
-        self.rank = [len(order)] * len(blocks)
+        self.rank, self.placed = [len(order)] * len(blocks), 0
         for place, n in enumerate(self.order):
             self.rank[n] = place
         rank = self.rank
@@ -132,6 +136,7 @@ class _Climb:
             place = heappop(waiting)
             n = order[place]
             was = offsets[n]
+            self.placed += 1
             before.append((n, was, ends[n]))
             self._put(n)
             if ends[n] > self.top:
