@@ -15,7 +15,7 @@ import numpy as np
 
 from engine import limits
 from engine.element_types import ITEMSIZE, OF_NUMPY
-from engine.errors import DTypeError, ModelError, PlanError, UnsupportedOpError
+from engine.errors import DTypeError, ModelError, PlanError, ShapeError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
@@ -347,13 +347,13 @@ class _NodeLowering:
         try:
             outside = call.overreach()
         except PlanError as error:
-            raise PlanError(f"{self.site.where()}: kernel {spec.template}: {error}") from error
+            raise ShapeError(f"{self.site.where()}: kernel {spec.template}: {error}") from error
         if outside is None:
             if not contents:
                 self.job.inside.add(key)
         else:
             name, size = outside
-            raise PlanError(
+            raise ShapeError(
                 f"{self.site.where()}: kernel {spec.template} reaches {size} elements into "
                 f"{name}, which has {elements[name]}"
             )

@@ -311,7 +311,8 @@ class Lowering(Protocol):
 
         Raises:
             DTypeError: an operand has an element type that the kernel does not take.
-            PlanError: a name is missing or unknown, or the call reaches outside of an operand.
+            PlanError: a name is missing or unknown.
+            ShapeError: the numbers of the call are refused, or it reaches outside of an operand.
         """
 
 

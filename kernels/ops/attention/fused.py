@@ -92,6 +92,8 @@ def form_of(site: Site) -> Form:
         found[name] = (a, c, b, d) if name in by_rows else (a, b, c, d)
     batch, heads, queries, width = found["q"]
     _, groups, keys, _ = found["k"]
+    if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
+        site.wrong(f"{heads} heads of queries are not divisible by {groups} heads of keys")
     form = Form(batch, heads, groups, queries, keys, width, found["v"][3], by_rows, rows_first)
     known = _BACKWARD if site.op == "AttentionGrad" else _FORWARD
     for name in ("q", "k", "v", "y", "dy"):

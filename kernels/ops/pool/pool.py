@@ -155,6 +155,8 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     """The type of X where it is an input, else the smallest image that pools to the shape of dY."""
     dy = _check(site, 0)
+    if site.op == "MaxPoolGrad":
+        site.shaped(1, dy.shape)
     if site.has(given := 2 if site.op == "MaxPoolGrad" else 1):
         return (pooled(site, given),)
     return (dy.but((*dy.shape[:2], *in_dims(site, dy, kernel_shape(site)))),)
