@@ -81,6 +81,8 @@ def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | Non
 
     The graph is written twice, at first without a matrix: protobuf joins fields that stand twice.
     """
+    from engine.graphs.io.weights import varint
+
     rest = onnx.ModelProto()
     rest.CopyFrom(model)
     wide = [t for t in model.graph.initializer if len(t.dims) == 2]
@@ -89,15 +91,15 @@ def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | Non
     rest.graph.initializer.extend(small)
     heads = [
         TensorProto(name=t.name, data_type=t.data_type, dims=t.dims).SerializeToString()
-        + b"\x4a" + _varint(side * side * 4)
+        + b"\x4a" + varint(side * side * 4)
         for t in wide
     ]  # fmt: skip
-    fields = [b"\x2a" + _varint(len(h) + side * side * 4) + h for h in heads]
+    fields = [b"\x2a" + varint(len(h) + side * side * 4) + h for h in heads]
     values = _matrices(seed, len(wide), side)
     total = sum(map(len, fields)) + len(wide) * side * side * 4
     with open(path, "wb") as file:
         file.write(rest.SerializeToString())
-        file.write(b"\x3a" + _varint(total))
+        file.write(b"\x3a" + varint(total))
         for i, field in enumerate(fields):
             file.write(field)
             if values:
@@ -105,15 +107,6 @@ def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | Non
             else:
                 file.seek(side * side * 4, 1)
         file.truncate(file.tell())
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def run(kind: str, path: Path, folder: Path) -> None:

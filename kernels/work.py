@@ -5,20 +5,18 @@ The same is told of the calls of a draft, which have no place in memory yet: bot
 Operations are those of multiply-adds, two each, in matrix products, convolutions, attention and
 recurrent networks: those of the operation, whatever algorithm computes it.  A convolution by
 Winograd's transforms counts as the direct one, and what attention computes again in its backward
-pass counts once.  All else, as maps, normalisations and updates, is told by the bytes it moves.
-Kernels that multiply declare it (`Template.multiply_adds`); `OPERATIONS` has those that do not yet.
+pass counts once.  Kernels that multiply declare it (`Template.multiply_adds`).  All else, as maps,
+normalisations and updates, counts by the bytes it moves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.ops.conv.patches import JOB
-from engine.kernels.ops.conv.winograd import IMAGE, TAPS, TILES
 from engine.kernels.registry import templates
 from engine.kernels.vocabulary.call import KernelCall
 from engine.runtime.plan import KernelSpec, Mode, Plan
@@ -78,64 +76,6 @@ class Task(NamedTuple):
     numbered: bool = False
 
 
-def _jobs(words: Sequence[int]) -> Iterator[dict[str, Any]]:
-    for at in range(0, len(words), JOB.size):
-        yield JOB.unpack(words[at : at + JOB.size])
-
-
-def _conv(call: KernelCall) -> int:
-    jobs = _jobs(call.numbers["jobs"])
-    return sum(int(call.numbers["groups"] * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
-
-
-def _conv_dw(call: KernelCall) -> int:
-    (q,) = _jobs(call.numbers["job"])
-    return int(call.numbers["has_w"] * call.numbers["co"] * q["rows"] * q["columns"])
-
-
-def _depthwise(call: KernelCall) -> int:
-    """Back, the windows are those of what is read."""
-    (q,) = _jobs(call.numbers["job"])
-    pixels = q["rows"]
-    if call.numbers["back"]:
-        pixels = pixels // math.prod(q["out"]) * math.prod(q["size"])
-    return int(pixels * q["ldx"] * math.prod(q["taps"]))
-
-
-def _depthwise_dw(call: KernelCall) -> int:
-    q = call.numbers
-    return int(q["rows"] * q["ldx"] * math.prod(q["taps"]))
-
-
-def _few(call: KernelCall) -> int:
-    """As of a depthwise one, for each filter."""
-    return _depthwise(call) * int(call.numbers["filters"])
-
-
-def _few_dw(call: KernelCall) -> int:
-    (q,) = _jobs(call.numbers["job"])
-    return int(q["rows"] * q["ldx"] * math.prod(q["taps"]) * call.numbers["filters"])
-
-
-def _winograd(call: KernelCall) -> int:
-    """As the direct convolution: 9 taps for each pixel, and not the products of the transforms."""
-    g = call.numbers
-    images, y = TILES.unpack(g["tiles"])["images"], IMAGE.unpack(g["y"])
-    return int(images * y["height"] * y["width"] * g["channels"] * g["columns"] * TAPS * TAPS)
-
-
-# Multiply-adds of kernels whose declarations do not say them yet, by template.
-OPERATIONS: dict[str, Callable[[KernelCall], int]] = {
-    "conv": _conv,
-    "conv_dw": _conv_dw,
-    "conv_few": _few,
-    "conv_few_dw": _few_dw,
-    "depthwise": _depthwise,
-    "depthwise_dw": _depthwise_dw,
-    "winograd": _winograd,
-    "winograd_dw": _winograd,
-}
-
 # Kernels that choose elements by an index: of a table that they read or add to they touch as much
 # as they move from or to it.
 CHOOSING = ("gather", "scatter")
@@ -191,11 +131,9 @@ def grouped(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]
 
 def operations(task: Task) -> int:
     """The multiply-adds of a call, of all its tiles."""
-    count = OPERATIONS.get(task.spec.template)
-    if count is None and not templates()[task.spec.template].multiply_adds:
+    if not templates()[task.spec.template].multiply_adds:
         return 0
-    call = _call(task)
-    found = call.multiply_adds() if count is None else count(call)
+    found = _call(task).multiply_adds()
     if task.tiles and not task.numbered:  # its numbers are those of a tile
         found *= task.tiles
     return found

@@ -75,12 +75,12 @@ def _fields(data: Content, at: int, end: int) -> Iterator[_Field]:
     """
     while at < end:
         begin = at
-        key, at = _read_varint(data, at, end)
+        key, at = _readvarint(data, at, end)
         kind, content = key & 7, at
         if kind == 0:
-            _, at = _read_varint(data, at, end)
+            _, at = _readvarint(data, at, end)
         elif kind == 2:
-            size, content = _read_varint(data, at, end)
+            size, content = _readvarint(data, at, end)
             at = content + size
         elif kind in _LENGTHS:
             at += _LENGTHS[kind]
@@ -106,7 +106,7 @@ def _inside(walks: Mapping[int, _Walk], data: Content, at: int, end: int) -> lis
         if inner is None:
             continue
         key = bytes([field.number << 3 | 2])  # of one byte: the numbers are below 16
-        out += [data[kept : field.begin], key, _varint(sum(map(len, inner))), *inner]
+        out += [data[kept : field.begin], key, varint(sum(map(len, inner))), *inner]
         kept = field.end
     return [*out, data[kept:end]] if out else None
 
@@ -131,11 +131,11 @@ def _is_packed(data: Content, known: Mapping[int, _Field], numbers: _Field) -> b
     """Whether the numbers of a weight are the bytes of its type, one after another."""
     if _TYPE not in known:
         return False
-    kind, _ = _read_varint(data, known[_TYPE].content, known[_TYPE].end)
+    kind, _ = _readvarint(data, known[_TYPE].content, known[_TYPE].end)
     return kind == _PACKED[numbers.number]
 
 
-def _read_varint(data: Content, at: int, end: int) -> tuple[int, int]:
+def _readvarint(data: Content, at: int, end: int) -> tuple[int, int]:
     """A number and where it ends."""
     value = shift = 0
     while at < end and shift < 64:
@@ -173,9 +173,9 @@ def pieces(model: ModelProto, weights: Iterable[tuple[str, Array]]) -> Iterator[
     known = list(weights)
     heads = [_head(name, array) for name, array in known]
     sizes = [len(head) + array.nbytes for head, (_, array) in zip(heads, known, strict=True)]
-    fields = [bytes([_INITIALIZER << 3 | 2]) + _varint(size) for size in sizes]
+    fields = [bytes([_INITIALIZER << 3 | 2]) + varint(size) for size in sizes]
     total = len(before) + len(after) + sum(sizes) + sum(map(len, fields))
-    yield first.SerializeToString() + bytes([_GRAPH << 3 | 2]) + _varint(total) + before
+    yield first.SerializeToString() + bytes([_GRAPH << 3 | 2]) + varint(total) + before
     for field, head, (_, array) in zip(fields, heads, known, strict=True):
         yield field + head
         if array.nbytes:
@@ -188,7 +188,7 @@ def _head(name: str, array: Array) -> bytes:
     """The message of an initializer up to its bytes."""
     t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
     head: bytes = t.SerializeToString()
-    return head + bytes([_RAW << 3 | 2]) + _varint(array.nbytes)
+    return head + bytes([_RAW << 3 | 2]) + varint(array.nbytes)
 
 
 def _halves(message: Any, number: int) -> tuple[Any, Any]:
@@ -203,7 +203,8 @@ def _halves(message: Any, number: int) -> tuple[Any, Any]:
     return first, last
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number as Protocol Buffers write it, seven bits a byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

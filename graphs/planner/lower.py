@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -255,12 +255,12 @@ class _NodeLowering:
         if spec.template != "map" and any("f16" in str(p) for p in spec.params):
             self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
         resolved = []
-        if len(args) != len(takes.pointers):
+        if len(args) != len(takes):
             raise PlanError(
                 f"{self.site.where()}: {len(args)} pointers for kernel {spec.template}, which "
-                f"takes {len(takes.pointers)}"
+                f"takes {len(takes)}"
             )
-        for (mode, operand), taken in zip(args, takes.pointers, strict=True):
+        for (mode, operand), taken in zip(args, takes, strict=True):
             if operand is None:
                 resolved.append((mode, ""))
                 continue
@@ -359,18 +359,6 @@ class _NodeLowering:
             )
 
 
-class _Takes(NamedTuple):
-    """What a kernel takes: the element types of each pointer."""
-
-    pointers: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def of(cls, spec: KernelSpec) -> _Takes:
-        template = templates()[spec.template]
-        taken = template.takes(*spec.params)
-        return cls(tuple(tuple(t[:-1].split("|")) for t in taken if t.endswith("*")))
-
-
 ALTERNATIVES = 8  # pieces that are kept of one node
 
 
@@ -428,14 +416,17 @@ class Recipe:
         self.alike = Alike(self)
         self.lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `Alike.key`
         self.made = 0
-        self.takes: dict[KernelSpec, _Takes] = {}
+        self.takes: dict[KernelSpec, tuple[tuple[str, ...], ...]] = {}
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
 
-    def takes_of(self, spec: KernelSpec) -> _Takes:
-        """What a kernel takes; its template is asked once."""
+    def takes_of(self, spec: KernelSpec) -> tuple[tuple[str, ...], ...]:
+        """The element types that each pointer of a kernel takes; its template is asked once."""
         found = self.takes.get(spec)
         if found is None:
-            found = self.takes[spec] = _Takes.of(spec)
+            takes = templates()[spec.template].takes(*spec.params)
+            found = self.takes[spec] = tuple(
+                tuple(t[:-1].split("|")) for t in takes if t.endswith("*")
+            )
         return found
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:

@@ -127,6 +127,11 @@ def _reach(c: KernelCall) -> Reach:
     return {"x": x, "b": b, "y": y, "bias": bias, "work": c.scratch(c.room, work)}
 
 
+def _products(c: KernelCall) -> int:
+    jobs = P.jobs_of(c.jobs)
+    return sum(int(c.groups * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
+
+
 @kernel(
     """
     x, b: T[...]   y: out T[...]   bias: T[...]   work: scratch T[...]
@@ -134,6 +139,7 @@ def _reach(c: KernelCall) -> Reach:
     """,
     words={"g": CONV_WORDS},
     reach=_reach,
+    multiply_adds=_products,
     tiling=_tiling,
 )
 def conv(target: Target, T: str) -> Body:

@@ -266,6 +266,7 @@ def _reach(c: KernelCall) -> Reach:
     "x, w: T[...]   y: out T[...]   bias: T[...]   g: i64[] where mode <= BIAS | RELU",
     words={"g": DEPTHWISE_WORDS},
     reach=_reach,
+    multiply_adds=lambda c: P.window_products(P.jobs_of(c.job)[0], c.back),
     params=KINDS,
     tiling=_tiling,
 )
@@ -309,6 +310,7 @@ def _dw_reach(c: KernelCall) -> Reach:
     "x, dy: T[...]   part: out T[...]   g: i64[]",
     words={"g": P.JOB},
     reach=_dw_reach,
+    multiply_adds=lambda c: P.window_products(c.numbers),
     params=FORWARD,
 )
 def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:

@@ -15,7 +15,7 @@ architectures", arXiv 1808.05567.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -119,6 +119,19 @@ def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: 
 
 
 # --- reach
+
+
+def jobs_of(words: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the jobs that lie one after another in some words."""
+    return [JOB.unpack(words[at : at + JOB.size]) for at in range(0, len(words), JOB.size)]
+
+
+def window_products(q: Mapping[str, Any], back: bool = False) -> int:
+    """Return the multiply-adds of windows over each channel; back, those of the pixels read."""
+    pixels = q["rows"]
+    if back:
+        pixels = pixels // math.prod(q["out"]) * math.prod(q["size"])
+    return int(pixels * q["ldx"] * math.prod(q["taps"]))
 
 
 def check_job(c: KernelCall, q: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -142,6 +142,11 @@ def _reach(c: KernelCall) -> Reach:
     return {"x": x, "dy": dy, "dw": dw, "db": db, "work": c.scratch(c.room, work)}
 
 
+def _products(c: KernelCall) -> int:
+    (q,) = P.jobs_of(c.job)
+    return int(c.has_w * c.co * q["rows"] * q["columns"])
+
+
 @kernel(
     f"""
     x, dy: T[...]   dw: out T[...] updates if adds_w   db: out T[...] updates if adds_b
@@ -150,6 +155,7 @@ def _reach(c: KernelCall) -> Reach:
     """,
     words={"g": DW_WORDS},
     reach=_reach,
+    multiply_adds=_products,
     tiling=_tiling,
 )
 def conv_dw(target: Target, T: str) -> Body:

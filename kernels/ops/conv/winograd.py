@@ -337,6 +337,12 @@ def _reach(c: KernelCall) -> Reach:
     }
 
 
+def direct_products(c: KernelCall) -> int:
+    """Return the multiply-adds of the direct convolution: `TAPS` by `TAPS` for each pixel."""
+    images, y = TILES.unpack(c.tiles)["images"], IMAGE.unpack(c.numbers["y"])
+    return int(images * y["height"] * y["width"] * c.channels * c.columns * TAPS * TAPS)
+
+
 @kernel(
     """
     x, u: T[...]   y: out T[...]   bias: T[first + columns] if mode & BIAS   work: scratch T[...]
@@ -344,6 +350,7 @@ def _reach(c: KernelCall) -> Reach:
     """,
     words={"g": WINOGRAD_WORDS},
     reach=_reach,
+    multiply_adds=direct_products,
 )
 def winograd(target: Target, T: str) -> Body:
     """Channels of y = act(conv(x, w) (+ bias)), of filters u of `winograd_filters`.

@@ -34,6 +34,7 @@ from engine.kernels.ops.conv.winograd import (
     P,
     Q,
     columns_of,
+    direct_products,
     image_reach,
     lines,
     reader,
@@ -113,6 +114,7 @@ def _reach(c: KernelCall) -> Reach:
     """,
     words={"g": WINOGRAD_DW_WORDS},
     reach=_reach,
+    multiply_adds=direct_products,
 )
 def winograd_dw(target: Target, T: str) -> Body:
     """part[i][p][c][j] = the sum of the products p of x's channel c and dY's channel first + j.

@@ -32,7 +32,7 @@ from engine.kernels.ops.optimizer.ranges import (
     within,
 )
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.call import KernelCall, Reach
+from engine.kernels.vocabulary.call import Declared, KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
     Numbers,
@@ -77,24 +77,30 @@ def in_runs(steps: Sequence[int], numbers: Numbers, at: int) -> Blocks | None:
     return Blocks(runs, tuple(steps), numbered=True, unit=RUN, at=at)
 
 
-def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+def over_runs(sums: str) -> str:
+    """Return the signature of a kernel that makes a number of each run of x."""
+    return f"""
+    x: T[...]   {sums}: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
+    """
+
+
+def runs_reach(sums: str) -> Declared:
+    """Return the reach of such a kernel."""
+
+    def reach(c: KernelCall) -> Reach:
+        end, runs = ends_of(c)
+        used = min(runs, c.runs)
+        return {"x": end, sums: c.at + used if used else 0}
+
+    return reach
+
+
+def runs_tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+    """Cut such a kernel into blocks of runs."""
     return in_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
 
 
-def _reach(c: KernelCall) -> Reach:
-    end, runs = ends_of(c)
-    used = min(runs, c.runs)
-    return {"x": end, "sums": c.at + used if used else 0}
-
-
-@kernel(
-    f"""
-    x: T[...]   sums: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
-    """,
-    words=TABLES,
-    reach=_reach,
-    tiling=_tiling,
-)
+@kernel(over_runs("sums"), words=TABLES, reach=runs_reach("sums"), tiling=runs_tiling)
 def square_sums(target: Target, T: str) -> Body:
     """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.
 

@@ -15,25 +15,23 @@ plans it reads flat tensors, or the norm that clipping has taken of the same gra
 
 from __future__ import annotations
 
-from engine.element_types import ITEMSIZE
-from engine.kernels.loops.blocks import Blocks
-from engine.kernels.ops.optimizer.clipping import check_floats, in_runs
+from engine.kernels.ops.optimizer.clipping import (
+    check_floats,
+    over_runs,
+    runs_reach,
+    runs_tiling,
+)
 from engine.kernels.ops.optimizer.ranges import (
     RUN,
-    TABLE,
     TABLES,
-    ends_of,
     packed,
     runs_of,
     within,
 )
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
-    Numbers,
-    Parameters,
     imin,
     kernel,
     off,
@@ -66,24 +64,7 @@ def update_signal(target: Target, T: str) -> Body:
     return body
 
 
-def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
-    return in_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
-
-
-def _reach(c: KernelCall) -> Reach:
-    end, runs = ends_of(c)
-    used = min(runs, c.runs)
-    return {"x": end, "counts": c.at + used if used else 0}
-
-
-@kernel(
-    f"""
-    x: T[...]   counts: out f64[...]   {TABLE}   count, runs, at: i64   block: i64 where block >= 1
-    """,
-    words=TABLES,
-    reach=_reach,
-    tiling=_tiling,
-)
+@kernel(over_runs("counts"), words=TABLES, reach=runs_reach("counts"), tiling=runs_tiling)
 def nonfinite_counts(target: Target, T: str) -> Body:
     """counts[at + r] = elements of run r of the range that are not finite.
 
