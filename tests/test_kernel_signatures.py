@@ -102,7 +102,7 @@ def test_the_first_operand_that_is_too_small_is_named() -> None:
         ("T[n]", "expected `name: type` first"),
         ("x: T[n", "'\\[' is never closed"),
         ("x: T[n]]", "is not a clause"),
-        ("x: T[for]", "is not a shape"),
+        ("x: T[n, , 2]", "is not a shape"),
         ("x: T[n]  x: T[n]  n: i64", "x is there twice"),
         ("y: out T[n] may alias x  n: i64", "'x' is not one of its operands"),
         ("n: out i64", "'out' does not go with 'i64'"),
@@ -114,6 +114,11 @@ def test_the_first_operand_that_is_too_small_is_named() -> None:
 def test_a_text_that_is_no_signature_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse(text)
+
+
+def test_a_size_that_is_no_expression_is_refused_by_the_first_call() -> None:
+    with pytest.raises(ValueError, match="is not an expression"):
+        compiled(parse("x: T[for]")[0].reach)
 
 
 def test_every_kernel_that_plans_call_writes_an_operand() -> None:

@@ -26,7 +26,6 @@ bits of a mode.
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Mapping
@@ -173,12 +172,16 @@ def _product(name: str, sizes: str) -> str:
     records = _RECORDS.match(sizes)
     if records is not None:
         return f"({records[1]}) * record_words[{name!r}]"
-    try:
-        shape = ast.parse(f"({sizes},)", mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"parameter {name!r}: {sizes!r} is not a shape") from error
-    assert isinstance(shape, ast.Tuple)
-    return " * ".join(f"({ast.unparse(d)})" for d in shape.elts)
+    dims, depth = [""], 0
+    for letter in sizes:
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)
+        if letter == "," and not depth:
+            dims.append("")
+        else:
+            dims[-1] += letter
+    if not all(map(str.strip, dims)):
+        raise ValueError(f"parameter {name!r}: {sizes!r} is not a shape")
+    return " * ".join([f"({' '.join(d.split())})" for d in dims])
 
 
 def _clauses(name: str, text: str) -> dict[str, str]:
