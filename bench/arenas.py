@@ -32,7 +32,13 @@ from engine.api import CheckpointState
 from engine.errors import BudgetError, EngineError
 from engine.graphs.planner import pipeline
 from engine.graphs.planner.cuts import Cuts
-from engine.graphs.planner.lives import Tally, lifetimes, liveness_bound, merge_inplace, work_bytes
+from engine.graphs.planner.lifetimes import (
+    Tally,
+    lifetimes,
+    liveness_bound,
+    merge_inplace,
+    work_bytes,
+)
 from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import least_peak, order
 from engine.kernels.target import host

@@ -17,10 +17,10 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import forward_part
 from engine.graphs.planner import lower
-from engine.graphs.planner.again import places, repeat, repeats
-from engine.graphs.planner.lives import lifetimes, liveness_bound, merge_inplace, work_bytes
+from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace, work_bytes
 from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.pipeline import Planner
+from engine.graphs.planner.recompute import places, repeat, repeats
 from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.timeline import Profile, Timeline
 from engine.kernels.compiler.load import linker

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.graphs.planner import place as placing
 from engine.graphs.planner.cuts import Cuts
-from engine.graphs.planner.lives import (
+from engine.graphs.planner.lifetimes import (
     Block,
     Tally,
     lifetimes,

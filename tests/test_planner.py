@@ -13,8 +13,8 @@ from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind
-from engine.graphs.planner.alike import Alike
 from engine.graphs.planner.lower import Place
+from engine.graphs.planner.memo import Alike
 from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import make
 from engine.kernels.vocabulary.op import TensorType

@@ -22,7 +22,7 @@ from engine.graphs.passes import check, infer
 from engine.graphs.passes.fuse import MAX_COST, MAX_OPERANDS
 from engine.graphs.passes.infer import bind
 from engine.graphs.planner import place
-from engine.graphs.planner.lives import Block, liveness_bound
+from engine.graphs.planner.lifetimes import Block, liveness_bound
 from engine.graphs.planner.pipeline import PASSES, make_plan
 from engine.kernels.loops import map as map_
 from engine.kernels.ops.elementwise import WIDE

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from random import Random
 
-from engine.graphs.planner.lives import Block
+from engine.graphs.planner.lifetimes import Block
 
 SHARE = 500  # blocks of less than such a part of the bound fill gaps
 STARTS = 8  # climbs from the same order, each by other chances

@@ -20,7 +20,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import forward_part
-from engine.graphs.planner.alike import Alike, titles
+from engine.graphs.planner.memo import Alike, titles
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
 from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key

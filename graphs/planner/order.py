@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from engine.graphs.planner import stretch
 from engine.graphs.planner.cuts import Cuts
-from engine.graphs.planner.lives import Lifetimes, Tally, lifetimes, work_bytes
+from engine.graphs.planner.lifetimes import Lifetimes, Tally, lifetimes, work_bytes
 from engine.graphs.planner.lower import Draft
 
 REACH = (4, 16, 64, 256)  # calls before and behind a peak that may change places, in turns

@@ -64,8 +64,8 @@ from engine.graphs.passes.simplify import (
     share_equal,
 )
 from engine.graphs.planner.budget import Ladder, too_little
-from engine.graphs.planner.close import close
-from engine.graphs.planner.lives import Lifetimes, lifetimes, liveness_bound, merge_inplace
+from engine.graphs.planner.interpret_formulas import interpret_formulas
+from engine.graphs.planner.lifetimes import Lifetimes, lifetimes, liveness_bound, merge_inplace
 from engine.graphs.planner.lower import Draft, Place, Recipe
 from engine.graphs.planner.order import order
 from engine.graphs.planner.place import barriers, pack, place
@@ -403,7 +403,7 @@ class Planner:
         if not closed:
             make_rows(draft, self.target, self.threads)
         if closed or self.kernels is not None:
-            close(draft, self.threads, () if self.kernels is None else self.kernels)
+            interpret_formulas(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:
             _check_kernels(draft, self.kernels)
         if self.budget is None:

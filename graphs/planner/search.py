@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from engine.graphs.planner.again import NEVER
+from engine.graphs.planner.recompute import NEVER
 from engine.graphs.planner.timeline import Change, Profile, Timeline
 
 TRIED = (12, 48, 192)  # of the choices that look best, how many are looked at until one helps

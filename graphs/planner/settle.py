@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.graphs.planner.again import AGAIN, Repeat
 from engine.graphs.planner.lower import Call
+from engine.graphs.planner.recompute import AGAIN, Repeat
 
 REACH = 24  # calls over which one may move
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.graphs.planner.lives import Tally
+from engine.graphs.planner.lifetimes import Tally
 
 STATES = 2000  # sets of calls that are gone through
 

@@ -23,8 +23,8 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from engine.graphs.planner.again import NEVER, Repeat
 from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.recompute import NEVER, Repeat
 
 Bytes = npt.NDArray[np.int64]
 Span = tuple[int, int, int]  # the keys between which bytes live, both included, and their number

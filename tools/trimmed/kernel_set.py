@@ -1,10 +1,10 @@
 """Kernel sets: all kernels that a library needs for every model made of given ops.
 
 A kernel is a template with values for its parameters, and the values may depend on shapes.  Plans
-for a library of kernels are therefore closed (graphs/planner/close.py): they use only kernels
-whose parameters have few possible values.  The set is then finite.  An op declares which templates
-it calls, and which other ops it may become in a plan.  The set has the templates of all these ops,
-each with every value of its parameters.
+for a library of kernels are therefore closed (graphs/planner/interpret_formulas.py): they use only
+kernels whose parameters have few possible values.  The set is then finite.  An op declares which
+templates it calls, and which other ops it may become in a plan.  The set has the templates of all
+these ops, each with every value of its parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Close: calls of kernels that are compiled for one formula become calls of an interpreter.
+"""Calls of kernels that are compiled for one formula become calls of an interpreter of formulas.
 
 A library for a set of ops is compiled before the plans that use it are known, so the set of its
 kernels must be finite.  Kernels that have a formula among their parameters would make it infinite.
@@ -51,7 +51,7 @@ class _Operand:
     strides: tuple[int, ...]
 
 
-def close(draft: Draft, threads: int, kernels: Container[KernelSpec] = ()) -> Draft:
+def interpret_formulas(draft: Draft, threads: int, kernels: Container[KernelSpec] = ()) -> Draft:
     """Replace the calls of a draft whose kernels have formulas as parameters, in place.
 
     kernels: those among them that are there nevertheless, whose calls stay.
