@@ -32,6 +32,7 @@ from engine.api import CheckpointState
 from engine.errors import BudgetError, EngineError
 from engine.graphs.planner import pipeline
 from engine.graphs.planner.cuts import Cuts
+from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import (
     Tally,
     lifetimes,
@@ -39,7 +40,6 @@ from engine.graphs.planner.lifetimes import (
     merge_inplace,
     work_bytes,
 )
-from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import least_peak, order
 from engine.kernels.target import host
 from engine.runtime.plan import Plan

@@ -35,7 +35,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.offline import joined, training
 from engine.graphs.passes import check
-from engine.graphs.planner import lower, pipeline
+from engine.graphs.planner import assemble, lower, pipeline
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime import plan_file, program
@@ -113,17 +113,17 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (check.Watch, "check", "checks"),
     (pipeline, "Recipe", "lower"),
     (lower.Recipe, "draft", "lower"),
-    (pipeline, "drop_unread", "drop unread"),
+    (pipeline, "drop_dead_calls", "drop dead calls"),
     (pipeline, "make_rows", "rows"),
     (pipeline, "settle_updates", "settle updates"),
     (pipeline, "order", "order"),
     (pipeline, "group", "tiles"),
-    (pipeline, "lifetimes", "lifetimes"),
-    (pipeline, "merge_inplace", "lifetimes"),
-    (pipeline, "place", "place"),
-    (pipeline, "barriers", "barriers"),
+    (assemble, "lifetimes", "lifetimes"),
+    (assemble, "merge_inplace", "lifetimes"),
+    (assemble, "place", "place"),
+    (assemble, "barriers", "barriers"),
     (pipeline, "assemble", "assemble"),
-    (pipeline, "verify", "verify"),
+    (assemble, "verify", "verify"),
 )
 
 

@@ -22,7 +22,7 @@ from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.lower import Place
+from engine.graphs.planner.draft import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType

@@ -17,8 +17,8 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import forward_part
 from engine.graphs.planner import lower
+from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace, work_bytes
-from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.pipeline import Planner
 from engine.graphs.planner.recompute import places, repeat, repeats
 from engine.graphs.planner.search import Chosen, Search

@@ -11,7 +11,7 @@ import pytest
 
 from engine.api import CheckpointState
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.lower import Place
+from engine.graphs.planner.draft import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import make
 from engine.runtime.plan import Plan

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.graphs.planner import place as placing
+from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.cuts import Cuts
+from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.lifetimes import (
     Block,
     Tally,
@@ -20,9 +22,7 @@ from engine.graphs.planner.lifetimes import (
     merge_inplace,
     work_bytes,
 )
-from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.order import least_peak, order
-from engine.graphs.planner.pipeline import assemble
 from engine.graphs.planner.place import barriers, place
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import KernelSpec
@@ -124,7 +124,7 @@ def test_random_graphs_give_verified_plans(seed: int) -> None:
     before = liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls)))
     lives = order(draft)
     assert lives == lifetimes(draft, draft.calls)
-    plan = assemble(draft, lives, "x", 2, {}, "random")
+    plan = assemble(draft, "x", 2, {}, "random")
     assert plan.lower_bound <= before
     assert plan.lower_bound <= plan.region_bytes("work")
     assert plan.ratio < 1.25

@@ -13,8 +13,8 @@ from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind
-from engine.graphs.planner.lower import Place
-from engine.graphs.planner.memo import Alike
+from engine.graphs.planner.draft import Place
+from engine.graphs.planner.memo import NodeMemo
 from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import make
 from engine.kernels.vocabulary.op import TensorType
@@ -125,7 +125,7 @@ def test_nodes_that_are_alike_become_what_each_would_alone(
 ) -> None:
     graph = doubled(OneNode(case).graph)
     found = known(Planner(graph, target=TARGET, threads=2), {})
-    monkeypatch.setattr(Alike, "key", lambda self, node, phase: None)
+    monkeypatch.setattr(NodeMemo, "key", lambda self, node, phase: None)
     assert found == known(Planner(graph, target=TARGET, threads=2), {})
 
 

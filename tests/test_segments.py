@@ -15,7 +15,7 @@ from engine.artifacts import AdamW, MSELoss, generate_artifacts
 from engine.errors import BudgetError
 from engine.graphs.planner import pipeline
 from engine.graphs.planner.budget import Ladder
-from engine.graphs.planner.lower import Draft
+from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.segments import candidates, segmented
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.updates import settle_updates, updates_last

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from engine.element_types import ITEMSIZE
 from engine.errors import PlanError
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.lower import Place
+from engine.graphs.planner.draft import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import templates
 from engine.kernels.target import make

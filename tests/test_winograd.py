@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.lower import Place
+from engine.graphs.planner.draft import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import linker, object_code
 from engine.kernels.loops.window import Axis, parts

@@ -76,7 +76,7 @@ class Planners:
             EngineError: as `Planner.plan`.
         """
         from engine.graphs.ir.graph import type_of
-        from engine.graphs.planner.lower import Place
+        from engine.graphs.planner.draft import Place
 
         model, values = self._model, values or {}
         slots = model.state.slots
@@ -176,7 +176,7 @@ class Planners:
         plan has one output, the flag that says that the update was done.
         """
         from engine.graphs.offline import optimizers
-        from engine.graphs.planner.lower import Place
+        from engine.graphs.planner.draft import Place
         from engine.kernels.vocabulary.op import TensorType
 
         model, state = self._model, self._model.state

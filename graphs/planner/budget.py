@@ -21,8 +21,8 @@ from itertools import accumulate
 
 from engine.errors import BudgetError
 from engine.graphs.planner.cuts import dependencies
+from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import lifetimes, merge_inplace, spans, work_bytes
-from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import order
 from engine.graphs.planner.recompute import Repeat, draft_tasks, repeat, repeats
 from engine.graphs.planner.rows import is_update

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.graphs.planner.lower import Call
+from engine.graphs.planner.draft import Call
 
 
 def dependencies(calls: Sequence[Call]) -> list[set[int]]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.errors import UnsupportedOpError
-from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.draft import Call, Draft
 from engine.kernels.loops.fold import COLUMN_WORDS, ROW_WORDS
 from engine.kernels.loops.map import collapse, map_words
 from engine.kernels.ops.noise import PLAIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.draft import Call, Draft
 from engine.runtime.config import switch
 from engine.runtime.plan import align
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from engine import limits
 from engine.element_types import ITEMSIZE, OF_NUMPY
-from engine.errors import DTypeError, ModelError, PlanError, ShapeError, UnsupportedOpError
+from engine.errors import DTypeError, ModelError, PlanError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import forward_part
-from engine.graphs.planner.memo import Alike, titles
+from engine.graphs.planner.draft import Call, Draft, Piece, Place, Value, type_at
+from engine.graphs.planner.memo import ALTERNATIVES, NodeMemo, titles
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
-from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key
+from engine.kernels.sizes import Noted, SizedArray, Sizes, number, shape_key
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
@@ -33,149 +33,6 @@ from engine.runtime.words import Packed, Words
 
 SIGNAL = (OURS, "UpdateSignal")  # of joined graphs
 OVER_ALL = {(OURS, "ClipFactor"), (OURS, "GradientSignal")}  # read all gradients of them
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value that outlives the run is kept: a region, and the offset in it in bytes."""
-
-    region: str
-    offset: int
-
-
-@dataclass(slots=True)
-class Value:
-    """A tensor of the draft.
-
-    root: the name of the value whose bytes it shares; its own name if it has bytes of its own.
-    region: where its bytes will be, see `plan.REGIONS`.
-    place: set if it outlives the run: where it is kept.
-    data: set in region const: its elements.
-    """
-
-    name: str
-    type: TensorType
-    root: str
-    region: str = "work"
-    place: Place | None = None
-    data: Array | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.type.size * ITEMSIZE[self.type.dtype]
-
-    def at(self, sizes: Sizes) -> Value:
-        """The value with numbers in the place of sizes; itself if it has none."""
-        is_sized = any(is_size(d) for d in self.type.shape)
-        if not is_sized and not isinstance(self.data, SizedArray):
-            return self
-        return replace(self, type=_type_at(self.type, sizes), data=sizes.value(self.data))
-
-
-def _type_at(t: TensorType, sizes: Sizes) -> TensorType:
-    """The type with numbers in the place of sizes."""
-    if any(is_size(d) for d in t.shape):
-        return replace(t, shape=tuple(map(sizes.value, t.shape)))
-    return t
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a call of a group runs tile by tile; see `Step`.
-
-    group: of the first call of a group, how many calls it has; else 0.
-    tiles: how many there are.
-    numbered: whether the kernel finds a tile by its number.
-    args: of each pointer, as `Arg`, the bytes that belong to one tile and to one thread.
-    """
-
-    group: int
-    tiles: int
-    numbered: bool
-    args: tuple[tuple[int, int], ...]
-
-
-@dataclass(slots=True)
-class Call:
-    """One kernel call.
-
-    args: for each pointer its mode, and the name of the root value; "" is the null pointer.
-    consts: the numbers that follow the pointers.
-    source: the name of the node that it comes from.
-    inplace: positions (written, read) in `args` that may have the same bytes.
-    operands: as `Step.operands`.
-    cut: set if it is one of a group; the numbers are those of a tile then.
-    segment: the number of the segment (segments.py) of which it is; 0 if it is of none.
-    """
-
-    spec: KernelSpec
-    args: tuple[tuple[Mode, str], ...]
-    consts: tuple[int | float, ...]
-    source: str
-    phase: Phase
-    inplace: tuple[tuple[int, int], ...]
-    operands: tuple[str, ...] = ()
-    cut: Cut | None = None
-    segment: int = 0
-
-    def at(self, sizes: Sizes) -> Call:
-        """The call with numbers in the place of sizes; itself if it has none.
-
-        Raises:
-            UnsupportedOpError: a number has more than 64 bits.
-        """
-        if not any(is_size(c) for c in self.consts):
-            return self
-        consts = tuple(map(sizes.value, self.consts))
-        if not all(-(1 << 63) <= c < 1 << 63 for c in consts if isinstance(c, int)):
-            raise UnsupportedOpError(f"{self.source}: sizes that exceed 64 bits: {list(consts)}")
-        return replace(self, consts=consts)
-
-    def touched(self, modes: str) -> set[str]:
-        """The names of the root values that it uses in one of these modes."""
-        return {name for mode, name in self.args if name and mode in modes}
-
-
-@dataclass(slots=True)
-class Draft:
-    """The calls of a graph and their values, before these have places in memory.
-
-    inputs: pairs of the ONNX name and the value.
-    outputs: triples of the ONNX name, the value, and the shape of the output.  The value itself may
-        have another shape, since a view shares the value of its input.
-    """
-
-    values: dict[str, Value] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    inputs: list[tuple[str, str]] = field(default_factory=list)
-    outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
-
-    def root(self, name: str) -> str:
-        """The name of the value that owns the bytes of the value `name`."""
-        return self.values[name].root
-
-    def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
-        """A new value that owns its bytes."""
-        self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
-        return Operand(name, t)
-
-
-@dataclass(slots=True)
-class Piece:
-    """What the lowering of one node adds to a draft, for all sizes that give the same answers.
-
-    values: those that its calls touch, in the order in which they are first touched; None stands
-        for values of the graph.
-    """
-
-    answers: Noted
-    values: dict[str, Value | None] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-
-    def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
-        """A new value that owns its bytes."""
-        self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
-        return Operand(name, t)
 
 
 Made = TypeVar("Made")
@@ -359,9 +216,6 @@ class _NodeLowering:
             )
 
 
-ALTERNATIVES = 8  # pieces that are kept of one node
-
-
 class Recipe:
     """A graph after all passes, of which a draft is made for the sizes that were taken last.
 
@@ -413,8 +267,7 @@ class Recipe:
                 self.roots[node.outputs[0]] = self.root(node.inputs[0])
         self.titles = titles(graph.nodes, types)
         self.pieces: dict[Node | str, list[Piece]] = {}
-        self.alike = Alike(self)
-        self.lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `Alike.key`
+        self.memo = NodeMemo(types, constants, self.roots, self.accumulated, self.used, self.titles)
         self.made = 0
         self.takes: dict[KernelSpec, tuple[tuple[str, ...], ...]] = {}
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
@@ -462,9 +315,9 @@ class Recipe:
         for name, t in self.graph.inputs.items():
             if name in self.places:
                 place = self.places[name]
-                draft.add(name, _type_at(t, self.sizes), region=place.region, place=place)
+                draft.add(name, type_at(t, self.sizes), region=place.region, place=place)
             elif not t.dtype.startswith("seq"):
-                draft.add(name, _type_at(t, self.sizes), region="io")
+                draft.add(name, type_at(t, self.sizes), region="io")
                 draft.inputs.append((name, name))
         for node in self.graph.nodes:
             if node not in self.skipped:
@@ -485,7 +338,7 @@ class Recipe:
         if name in self.constants:
             draft.values[name] = _constant(name, self.constants[name]).at(self.sizes)
         else:
-            draft.add(name, _type_at(self.types[name], self.sizes))
+            draft.add(name, type_at(self.types[name], self.sizes))
 
     def _add(self, draft: Draft, piece: Piece) -> None:
         """Add the values and calls of a piece to a draft."""
@@ -509,20 +362,17 @@ class Recipe:
         return piece
 
     def _new_piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
-        """The piece of a node that is like this one, by the names of this one, or one made now."""
-        likeness = self.alike.key(key, self._phase(key)) if isinstance(key, Node) else None
-        alike = [] if likeness is None else self.lowered.setdefault(likeness, [])
-        for other, piece in alike:
-            if isinstance(key, Node) and self.sizes.holds(piece.answers):
-                found = self.alike.said_of(key, other, piece)
-                if found is not None:
-                    return found
+        """Return the piece of an equal node by the names of this one, or one made now."""
+        if isinstance(key, Node):
+            piece = self.memo.find(key, self._phase(key), self.sizes.holds)
+            if piece is not None:
+                return piece
         with self.sizes.noting() as answers:
             piece = Piece(answers)
             make(piece)
         self.made += 1
         if isinstance(key, Node):
-            alike[:] = [(key, piece), *alike[: ALTERNATIVES - 1]]
+            self.memo.add(key, self._phase(key), piece)
         return piece
 
     def _node(self, draft: Draft, node: Node) -> None:
@@ -531,7 +381,7 @@ class Recipe:
         if op.is_view:
             self._need(draft, node.inputs[0])
             out = node.outputs[0]
-            t = _type_at(self.types[out], self.sizes)
+            t = type_at(self.types[out], self.sizes)
             draft.values[out] = Value(out, t, self.root(out))
             if op.lower is None:
                 return
@@ -566,7 +416,7 @@ class Recipe:
         """
         self._need(draft, name)
         root = draft.values[draft.root(name)]
-        t = _type_at(self.types[name], self.sizes)
+        t = type_at(self.types[name], self.sizes)
         if root.region == "work" and root.name not in taken:
             root.region = "io"
             draft.outputs.append((name, root.name, t.dims))

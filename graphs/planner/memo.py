@@ -1,4 +1,4 @@
-"""Nodes that are alike are lowered once: the calls of one are those of another, by other names.
+"""A memo of lowered nodes: equal nodes are lowered once, and share their calls by other names.
 
 Models repeat their blocks, so most nodes have the op, the attributes, the types and the wiring of
 one before them.  A lowering sees nothing else of a node, but for its name where it draws random
@@ -7,33 +7,66 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from engine.graphs.ir.graph import Node
 from engine.graphs.ir.sites import plain
-from engine.kernels.sizes import shape_key
-from engine.kernels.vocabulary.op import MS, OURS
+from engine.graphs.planner.draft import Piece
+from engine.kernels.sizes import Noted, shape_key
+from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 from engine.runtime.plan import FAULT, NOISE, Phase
 
-if TYPE_CHECKING:
-    from engine.graphs.planner.lower import Piece, Recipe
+ALTERNATIVES = 8  # pieces kept of one node: as many sets of answers about sizes as were met at once
 
 _DOMAINS = ("", MS, OURS)  # operators of one's own may ask for the name
 
 
-class Alike:
-    """The nodes of a recipe, by what their lowerings see of them."""
+class NodeMemo:
+    """The lowered nodes of a graph, by what their lowerings see of them.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    types, constants: those of the values of the graph.
+    roots: of each view the value whose bytes it shares.
+    accumulated: of each gradient that a kernel adds to a buffer, the buffer and the reset flag.
+    used: the values that are read, or are outputs of the graph.
+    titles: what the temporaries of each node are named after.
+    """
+
+    def __init__(
+        self,
+        types: Mapping[str, TensorType],
+        constants: Mapping[str, Array],
+        roots: Mapping[str, str],
+        accumulated: Mapping[str, tuple[str, str]],
+        used: Collection[str],
+        titles: Mapping[Node, str],
+    ) -> None:
+        """No node is known yet."""
+        self._types, self._constants, self._roots = types, constants, roots
+        self._accumulated, self._used, self._titles = accumulated, used, titles
+        self._lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `key`
         self._kinds: dict[object, int] = {}  # of values: element type, shape, and order in memory
-        self._kind_of: dict[int, int] = {}  # by the identity of a type of the recipe
+        self._kind_of: dict[int, int] = {}  # by the identity of a type
+
+    def find(self, node: Node, phase: Phase, holds: Callable[[Noted], bool]) -> Piece | None:
+        """Return the piece of an equal node by the names of this one; None if there is none.
+
+        holds: tells whether the sizes give the answers that a piece was made for.
+        """
+        for other, piece in self._lowered.get(self.key(node, phase), ()):
+            if holds(piece.answers) and NOISE not in piece.values:
+                return self._renamed(node, other, piece)
+        return None
+
+    def add(self, node: Node, phase: Phase, piece: Piece) -> None:
+        """Remember what a node was lowered to."""
+        key = self.key(node, phase)
+        if key is not None:
+            known = self._lowered.get(key, [])
+            self._lowered[key] = [(node, piece), *known[: ALTERNATIVES - 1]]
 
     def key(self, node: Node, phase: Phase) -> object:
-        """Equal for nodes that are alike; None for a node whose calls are its own."""
-        recipe = self._recipe
+        """Return what is equal for equal nodes; None for a node whose calls are its own."""
         if node.domain not in _DOMAINS:
             return None
         names = self._names(node)
@@ -43,27 +76,21 @@ class Alike:
             node.domain,
             phase,
             len(node.inputs),
-            tuple([places.setdefault(n, len(places)) for n in (*names, *map(recipe.root, names))]),
+            tuple([places.setdefault(n, len(places)) for n in (*names, *map(self._root, names))]),
             tuple(map(self._kind, names)),
-            tuple([id(recipe.constants.get(n)) for n in node.inputs]),
-            tuple([(o in recipe.used, o in recipe.accumulated) for o in node.outputs]),
+            tuple([id(self._constants.get(n)) for n in node.inputs]),
+            tuple([(o in self._used, o in self._accumulated) for o in node.outputs]),
             tuple([(name, plain(value)) for name, value in node.attrs.items()]),
             "" in names and tuple([not n for n in names]),
         )
 
-    def said_of(self, node: Node, other: Node, piece: Piece) -> Piece | None:
-        """What `other` was lowered to, with the names of a node that is like it.
-
-        None if the piece draws random numbers, which depend on names.
-        """
-        if NOISE in piece.values:
-            return None
-        root = self._recipe.root
+    def _renamed(self, node: Node, other: Node, piece: Piece) -> Piece:
+        """Return what `other` was lowered to, with the names of an equal node."""
         names = {FAULT: FAULT, "": ""}
         for old, new in zip(self._names(other), self._names(node), strict=True):
-            names[old], names[root(old)] = new, root(new)
-        old_title, new_title = self._recipe.titles[other], self._recipe.titles[node]
-        made = type(piece)(piece.answers)
+            names[old], names[self._root(old)] = new, self._root(new)
+        old_title, new_title = self._titles[other], self._titles[node]
+        made = Piece(piece.answers)
         for name, value in piece.values.items():
             if name not in names:
                 names[name] = new_title + name.removeprefix(old_title)
@@ -75,38 +102,41 @@ class Alike:
             made.calls.append(replace(call, args=args, source=source))
         return made
 
+    def _root(self, name: str) -> str:
+        """Return the name of the value that owns the bytes of a value."""
+        return self._roots.get(name, name)
+
     def _names(self, node: Node) -> list[str]:
-        """The values that a node touches, with the buffers and flags of accumulated outputs."""
+        """Return the values that a node touches, with buffers and flags of accumulated outputs."""
         names = [*node.inputs, *node.outputs]
-        accumulated: Mapping[str, tuple[str, str]] = self._recipe.accumulated
         for output in node.outputs:
-            names += accumulated.get(output, ())
+            names += self._accumulated.get(output, ())
         return names
 
     def _kind(self, name: str) -> int:
-        """The number of the type of a value."""
-        t = self._recipe.types.get(name)
-        found = self._kind_of.get(id(t))
-        if found is None:
+        """Return the number of the type of a value."""
+        t = self._types.get(name)
+        kind = self._kind_of.get(id(t))
+        if kind is None:
             key = None if t is None else (t.dtype, shape_key(t.shape), t.last)
-            found = self._kind_of[id(t)] = self._kinds.setdefault(key, len(self._kinds))
-        return found
+            kind = self._kind_of[id(t)] = self._kinds.setdefault(key, len(self._kinds))
+        return kind
 
 
 def titles(nodes: Sequence[Node], values: Iterable[str]) -> dict[Node, str]:
-    """What the temporaries of each node are named after, as TITLE#1 and TITLE#c2.
+    """Return what the temporaries of each node are named after, as TITLE#1 and TITLE#c2.
 
     It is the node's name or that of its first output.  Where another node has the title, or a value
     has a name that a temporary could get, a number follows.
     """
     taken = {value.rpartition("#")[0] for value in values if "#" in value}
     counts: dict[str, int] = {}
-    found: dict[Node, str] = {}
+    titled: dict[Node, str] = {}
     for node in nodes:
         base = title = node.name or node.outputs[0]
         while title in taken:
             counts[base] = counts.get(base, 1) + 1
             title = f"{base}~{counts[base]}"
         taken.add(title)
-        found[node] = title
-    return found
+        titled[node] = title
+    return titled

@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from engine.graphs.planner import stretch
 from engine.graphs.planner.cuts import Cuts
+from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import Lifetimes, Tally, lifetimes, work_bytes
-from engine.graphs.planner.lower import Draft
 
 REACH = (4, 16, 64, 256)  # calls before and behind a peak that may change places, in turns
 EXACT = (8, 16)  # calls before and behind a peak whose best order is sought, in turns

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import repeat
 
 from engine import limits
 from engine.errors import (
@@ -63,24 +62,21 @@ from engine.graphs.passes.simplify import (
     relu_grad_reads_output,
     share_equal,
 )
+from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.budget import Ladder, too_little
+from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
 from engine.graphs.planner.interpret_formulas import interpret_formulas
-from engine.graphs.planner.lifetimes import Lifetimes, lifetimes, liveness_bound, merge_inplace
-from engine.graphs.planner.lower import Draft, Place, Recipe
+from engine.graphs.planner.lower import Recipe
 from engine.graphs.planner.order import order
-from engine.graphs.planner.place import barriers, pack, place
 from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
-from engine.graphs.planner.unread import drop_unread
 from engine.graphs.planner.updates import settle_updates
-from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet
 from engine.kernels.sizes import Noted, Sizes
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
 from engine.runtime.config import switch
-from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
-from engine.runtime.verify import verify
+from engine.runtime.plan import Plan, align
 
 Shape = tuple[bool, tuple[tuple[str, tuple[int, ...]], ...]]  # closed or not; of all inputs
 
@@ -398,7 +394,7 @@ class Planner:
     def _finished(self, recipe: Recipe, closed: bool, shapes: Mapping[str, Sequence[int]]) -> Plan:
         """The plan for the sizes that the recipe has taken, which are those of the shapes."""
         draft = recipe.draft()
-        drop_unread(draft)
+        drop_dead_calls(draft)
         self._check_bytes(draft)
         if not closed:
             make_rows(draft, self.target, self.threads)
@@ -437,11 +433,8 @@ class Planner:
 
     def _assembled(self, draft: Draft, searched: tuple[int, int] = (0, 0)) -> Plan:
         """The plan of a draft whose calls are in order and in groups."""
-        lives = lifetimes(draft, draft.calls)
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
-        return assemble(
-            draft, lives, kernel_set, self.threads, self.region_bytes, self.name, searched
-        )
+        return assemble(draft, kernel_set, self.threads, self.region_bytes, self.name, searched)
 
     def _within(self, draft: Draft, budget: int, key: Shape) -> Plan:
         """The plan of the first rung that keeps to the budget.
@@ -506,120 +499,3 @@ def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
         names = ", ".join(sorted(op_title(*key) for key in undeclared))
         raise LookupError(f"it adds {names}, which its declaration `makes` leaves out")
     return after
-
-
-def assemble(
-    draft: Draft,
-    lives: Lifetimes,
-    kernel_set: str,
-    threads: int,
-    region_bytes: Mapping[str, int],
-    name: str,
-    searched: tuple[int, int] = (0, 0),
-) -> Plan:
-    """Give every value of an ordered draft its place in memory; return the verified plan.
-
-    lives: of the values.  kernel_set: the name of the kernels that the plan is for.
-    searched: as of `Plan`.
-    """
-    nbytes = {n: v.nbytes for n, v in draft.values.items()}
-    offsets: dict[str, int] = {}
-    sizes = dict(region_bytes)
-    for region in ("io", "const"):
-        mine = {n: nbytes[n] for n, v in draft.values.items() if v.region == region and n in lives}
-        packed, sizes[region] = pack(mine)
-        offsets |= packed
-    for n, v in draft.values.items():
-        if v.place is not None:
-            offsets[n] = v.place.offset
-    blocks = merge_inplace(draft, lives)
-    sizes["work"] = place(blocks)
-    _check_sizes(draft, sizes, name)
-    for block in blocks:
-        for n in block.names:
-            offsets[n] = block.offset
-    places = {n: (draft.values[n].region, at, at + nbytes[n]) for n, at in offsets.items()}
-    meets = barriers(draft.calls, places)
-    names = [n for n in draft.values if n in offsets]
-    index = {n: i for i, n in enumerate(names)}
-    buffers = []
-    for n in names:
-        v = draft.values[n]
-        first, last = lives[n]
-        buffers.append(
-            Buffer(
-                n, v.type.dtype, v.type.dims, v.region, offsets[n], align(nbytes[n]), first, last
-            )
-        )
-    made: dict[tuple[Mode, str, tuple[int, int]], Arg] = {}
-
-    def arg(mode: Mode, n: str, cut: tuple[int, int]) -> Arg:
-        """An argument; equal ones are one object."""
-        key = mode, n, cut
-        if key not in made:
-            made[key] = Arg(index[n], mode, *cut) if n else Arg(-1, "-")
-        return made[key]
-
-    specs = sorted({c.spec for c in draft.calls}, key=lambda spec: spec.symbol)
-    symbols = {spec: spec.symbol for spec in specs}
-    steps = [
-        Step(
-            kernel=symbols[c.spec],
-            args=tuple(
-                [
-                    arg(mode, n, cut)
-                    for (mode, n), cut in zip(
-                        c.args, c.cut.args if c.cut else repeat((0, 0)), strict=False
-                    )
-                ]
-            ),
-            consts=c.consts,
-            source=c.source,
-            phase=c.phase,
-            inplace=c.inplace,
-            barrier=meet,
-            operands=c.operands,
-            group=c.cut.group if c.cut else 0,
-            tiles=c.cut.tiles if c.cut else 0,
-            numbered=bool(c.cut and c.cut.numbered),
-        )
-        for c, meet in zip(draft.calls, meets, strict=True)
-    ]
-    return verify(
-        Plan(
-            name=name,
-            target=kernel_set,
-            threads=threads,
-            regions=tuple(sorted(sizes.items())),
-            buffers=tuple(buffers),
-            steps=tuple(steps),
-            kernels=tuple(map(_kernel, specs)),
-            inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
-            outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
-            constants=tuple(
-                (index[n], draft.values[n].data.tobytes())  # type: ignore[union-attr]  # const has data
-                for n in names
-                if draft.values[n].region == "const"
-            ),
-            lower_bound=liveness_bound(blocks),
-            searched=searched,
-        )
-    )
-
-
-def _check_sizes(draft: Draft, sizes: Mapping[str, int], name: str) -> None:
-    """Refuse a plan whose regions have too many bytes; its largest values are named.
-
-    Raises:
-        LimitError: they have.
-    """
-    total = sum(sizes.values())
-    if total > limits.limit("PLAN_BYTES"):
-        largest = sorted(draft.values.values(), key=lambda v: -v.nbytes)[:3]
-        names = ", ".join(f"{v.name!r} {v.type}" for v in largest)
-        limits.check("PLAN_BYTES", total, f"plan {name}", f"with {names} and others it takes")
-
-
-def _kernel(spec: KernelSpec) -> Kernel:
-    """A kernel of a plan: its spec, and the arguments that its template takes."""
-    return Kernel(spec, templates()[spec.template].takes(*spec.params))

@@ -8,8 +8,8 @@ from itertools import accumulate, chain, cycle, islice
 from random import Random
 
 from engine.graphs.planner.climb import climb
+from engine.graphs.planner.draft import Call
 from engine.graphs.planner.lifetimes import Block, liveness_bound, spans
-from engine.graphs.planner.lower import Call
 from engine.runtime.config import switch
 from engine.runtime.plan import ALIGN, align
 

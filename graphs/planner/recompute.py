@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from engine.graphs.planner.lower import Call, Draft, Value
+from engine.graphs.planner.draft import Call, Draft, Value
 from engine.graphs.planner.rows import makes_rows
 from engine.kernels.work import NULL, Task, Use
 from engine.runtime.plan import FAULT

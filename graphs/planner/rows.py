@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from engine.graphs.planner.lower import Call, Cut, Draft, Value
+from engine.graphs.planner.draft import Call, Cut, Draft, Value
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.ops.index.gather import gather_grad
 from engine.kernels.ops.index.gradient_rows import gather_grad_rows, index_chains

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.recompute import AGAIN
 from engine.graphs.planner.tile import REACH, sample_cuts
 from engine.kernels.target import Target

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.graphs.planner.lower import Call
+from engine.graphs.planner.draft import Call
 from engine.graphs.planner.recompute import AGAIN, Repeat
 
 REACH = 24  # calls over which one may move

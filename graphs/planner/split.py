@@ -13,8 +13,8 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import accumulate
 
+from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import lifetimes, merge_inplace, spans
-from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.updates import settle_updates, updates_last

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from engine.element_types import ITEMSIZE
-from engine.graphs.planner.lower import Call, Cut, Draft
+from engine.graphs.planner.draft import Call, Cut, Draft
 from engine.graphs.planner.rows import makes_rows, pair
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.registry import templates

@@ -23,7 +23,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.recompute import NEVER, Repeat
 
 Bytes = npt.NDArray[np.int64]

@@ -17,8 +17,8 @@ waits for it.
 from __future__ import annotations
 
 from engine.graphs.planner.cuts import dependencies
+from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.lifetimes import spans
-from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.recompute import AGAIN
 from engine.graphs.planner.rows import beside, is_update, makes_rows
 from engine.runtime.plan import FAULT

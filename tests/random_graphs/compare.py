@@ -34,7 +34,7 @@ from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.graphs.planner import pipeline, tile
-from engine.graphs.planner.lower import Draft
+from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.pipeline import OPTIONAL, PASSES, Pass, Planner, Work, make_plan
 from engine.graphs.planner.updates import settle_updates
 from engine.kernels.registry import ops

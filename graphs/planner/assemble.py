@@ -1,0 +1,131 @@
+"""Assembly: every value of an ordered draft gets its place in memory; the result is a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import repeat
+
+from engine import limits
+from engine.graphs.planner.draft import Draft
+from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace
+from engine.graphs.planner.place import barriers, pack, place
+from engine.kernels.registry import templates
+from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
+from engine.runtime.verify import verify
+
+
+def assemble(
+    draft: Draft,
+    kernel_set: str,
+    threads: int,
+    region_bytes: Mapping[str, int],
+    name: str,
+    searched: tuple[int, int] = (0, 0),
+) -> Plan:
+    """Give every value of an ordered draft its place in memory; return the verified plan.
+
+    kernel_set: the name of the kernels that the plan is for.
+    searched: as of `Plan`.
+    """
+    lives = lifetimes(draft, draft.calls)
+    nbytes = {n: v.nbytes for n, v in draft.values.items()}
+    offsets: dict[str, int] = {}
+    sizes = dict(region_bytes)
+    for region in ("io", "const"):
+        mine = {n: nbytes[n] for n, v in draft.values.items() if v.region == region and n in lives}
+        packed, sizes[region] = pack(mine)
+        offsets |= packed
+    for n, v in draft.values.items():
+        if v.place is not None:
+            offsets[n] = v.place.offset
+    blocks = merge_inplace(draft, lives)
+    sizes["work"] = place(blocks)
+    _check_sizes(draft, sizes, name)
+    for block in blocks:
+        for n in block.names:
+            offsets[n] = block.offset
+    places = {n: (draft.values[n].region, at, at + nbytes[n]) for n, at in offsets.items()}
+    meets = barriers(draft.calls, places)
+    names = [n for n in draft.values if n in offsets]
+    index = {n: i for i, n in enumerate(names)}
+    buffers = []
+    for n in names:
+        v = draft.values[n]
+        first, last = lives[n]
+        buffers.append(
+            Buffer(
+                n, v.type.dtype, v.type.dims, v.region, offsets[n], align(nbytes[n]), first, last
+            )
+        )
+    made: dict[tuple[Mode, str, tuple[int, int]], Arg] = {}
+
+    def arg(mode: Mode, n: str, cut: tuple[int, int]) -> Arg:
+        """An argument; equal ones are one object."""
+        key = mode, n, cut
+        if key not in made:
+            made[key] = Arg(index[n], mode, *cut) if n else Arg(-1, "-")
+        return made[key]
+
+    specs = sorted({c.spec for c in draft.calls}, key=lambda spec: spec.symbol)
+    symbols = {spec: spec.symbol for spec in specs}
+    steps = [
+        Step(
+            kernel=symbols[c.spec],
+            args=tuple(
+                [
+                    arg(mode, n, cut)
+                    for (mode, n), cut in zip(
+                        c.args, c.cut.args if c.cut else repeat((0, 0)), strict=False
+                    )
+                ]
+            ),
+            consts=c.consts,
+            source=c.source,
+            phase=c.phase,
+            inplace=c.inplace,
+            barrier=meet,
+            operands=c.operands,
+            group=c.cut.group if c.cut else 0,
+            tiles=c.cut.tiles if c.cut else 0,
+            numbered=bool(c.cut and c.cut.numbered),
+        )
+        for c, meet in zip(draft.calls, meets, strict=True)
+    ]
+    return verify(
+        Plan(
+            name=name,
+            target=kernel_set,
+            threads=threads,
+            regions=tuple(sorted(sizes.items())),
+            buffers=tuple(buffers),
+            steps=tuple(steps),
+            kernels=tuple(map(_kernel, specs)),
+            inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
+            outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
+            constants=tuple(
+                (index[n], draft.values[n].data.tobytes())  # type: ignore[union-attr]  # const has data
+                for n in names
+                if draft.values[n].region == "const"
+            ),
+            lower_bound=liveness_bound(blocks),
+            searched=searched,
+        )
+    )
+
+
+def _check_sizes(draft: Draft, sizes: Mapping[str, int], name: str) -> None:
+    """Refuse a plan whose regions have too many bytes; its largest values are named.
+
+    Raises:
+        LimitError: they have.
+    """
+    total = sum(sizes.values())
+    if total > limits.limit("PLAN_BYTES"):
+        largest = sorted(draft.values.values(), key=lambda v: -v.nbytes)[:3]
+        names = ", ".join(f"{v.name!r} {v.type}" for v in largest)
+        limits.check("PLAN_BYTES", total, f"plan {name}", f"with {names} and others it takes")
+
+
+def _kernel(spec: KernelSpec) -> Kernel:
+    """A kernel of a plan: its spec, and the arguments that its template takes."""
+    return Kernel(spec, templates()[spec.template].takes(*spec.params))

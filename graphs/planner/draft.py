@@ -1,0 +1,176 @@
+"""Drafts: the kernel calls of a graph over named values, which have no place in memory yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from engine.element_types import ITEMSIZE
+from engine.errors import UnsupportedOpError
+from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size
+from engine.kernels.vocabulary.op import Array, Operand, TensorType
+from engine.runtime.plan import KernelSpec, Mode, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value that outlives the run is kept: a region, and the offset in it in bytes."""
+
+    region: str
+    offset: int
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of the draft.
+
+    root: the name of the value whose bytes it shares; its own name if it has bytes of its own.
+    region: where its bytes will be, see `plan.REGIONS`.
+    place: set if it outlives the run: where it is kept.
+    data: set in region const: its elements.
+    """
+
+    name: str
+    type: TensorType
+    root: str
+    region: str = "work"
+    place: Place | None = None
+    data: Array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.size * ITEMSIZE[self.type.dtype]
+
+    def at(self, sizes: Sizes) -> Value:
+        """The value with numbers in the place of sizes; itself if it has none."""
+        is_sized = any(is_size(d) for d in self.type.shape)
+        if not is_sized and not isinstance(self.data, SizedArray):
+            return self
+        return replace(self, type=type_at(self.type, sizes), data=sizes.value(self.data))
+
+
+def type_at(t: TensorType, sizes: Sizes) -> TensorType:
+    """The type with numbers in the place of sizes."""
+    if any(is_size(d) for d in t.shape):
+        return replace(t, shape=tuple(map(sizes.value, t.shape)))
+    return t
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a call of a group runs tile by tile; see `Step`.
+
+    group: of the first call of a group, how many calls it has; else 0.
+    tiles: how many there are.
+    numbered: whether the kernel finds a tile by its number.
+    args: of each pointer, as `Arg`, the bytes that belong to one tile and to one thread.
+    """
+
+    group: int
+    tiles: int
+    numbered: bool
+    args: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Call:
+    """One kernel call.
+
+    args: for each pointer its mode, and the name of the root value; "" is the null pointer.
+    consts: the numbers that follow the pointers.
+    source: the name of the node that it comes from.
+    inplace: positions (written, read) in `args` that may have the same bytes.
+    operands: as `Step.operands`.
+    cut: set if it is one of a group; the numbers are those of a tile then.
+    segment: the number of the segment (segments.py) of which it is; 0 if it is of none.
+    """
+
+    spec: KernelSpec
+    args: tuple[tuple[Mode, str], ...]
+    consts: tuple[int | float, ...]
+    source: str
+    phase: Phase
+    inplace: tuple[tuple[int, int], ...]
+    operands: tuple[str, ...] = ()
+    cut: Cut | None = None
+    segment: int = 0
+
+    def at(self, sizes: Sizes) -> Call:
+        """The call with numbers in the place of sizes; itself if it has none.
+
+        Raises:
+            UnsupportedOpError: a number has more than 64 bits.
+        """
+        if not any(is_size(c) for c in self.consts):
+            return self
+        consts = tuple(map(sizes.value, self.consts))
+        if not all(-(1 << 63) <= c < 1 << 63 for c in consts if isinstance(c, int)):
+            raise UnsupportedOpError(f"{self.source}: sizes that exceed 64 bits: {list(consts)}")
+        return replace(self, consts=consts)
+
+    def touched(self, modes: str) -> set[str]:
+        """The names of the root values that it uses in one of these modes."""
+        return {name for mode, name in self.args if name and mode in modes}
+
+
+@dataclass(slots=True)
+class Draft:
+    """The calls of a graph and their values, before these have places in memory.
+
+    inputs: pairs of the ONNX name and the value.
+    outputs: triples of the ONNX name, the value, and the shape of the output.  The value itself may
+        have another shape, since a view shares the value of its input.
+    """
+
+    values: dict[str, Value] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[tuple[str, str]] = field(default_factory=list)
+    outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
+
+    def root(self, name: str) -> str:
+        """The name of the value that owns the bytes of the value `name`."""
+        return self.values[name].root
+
+    def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
+        """A new value that owns its bytes."""
+        self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
+        return Operand(name, t)
+
+
+@dataclass(slots=True)
+class Piece:
+    """What the lowering of one node adds to a draft, for all sizes that give the same answers.
+
+    values: those that its calls touch, in the order in which they are first touched; None stands
+        for values of the graph.
+    """
+
+    answers: Noted
+    values: dict[str, Value | None] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
+        """A new value that owns its bytes."""
+        self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
+        return Operand(name, t)
+
+
+def drop_dead_calls(draft: Draft) -> None:
+    """Drop the calls whose results no call reads and do not outlive the run, and their constants.
+
+    A node may read a value for its shape alone, as ConvGrad reads x where only dx is wanted: the
+    graph then has a node that makes the value for it, and no kernel ever reads what that makes.
+
+    Before   z_again = map(x); dx = convolve_back(dy, w)
+    After    dx = convolve_back(dy, w)
+    """
+    wanted = {name for name, value in draft.values.items() if value.region not in ("work", "const")}
+    kept = []
+    for call in reversed(draft.calls):
+        if any(name in wanted for mode, name in call.args if mode in "wu"):
+            wanted.update(name for mode, name in call.args if mode in "ru")
+            kept.append(call)
+    draft.calls = kept[::-1]
+    touched = {name for call in kept for _, name in call.args}
+    gone = [n for n, v in draft.values.items() if v.region == "const" and n not in touched]
+    for name in gone:
+        del draft.values[name]
