@@ -13,6 +13,7 @@ from engine.kernels.target import Target, host
 from engine.kernels.vocabulary.call import KernelCall, Machine
 from engine.kernels.vocabulary.kernel import Body, Template, kernel
 from engine.kernels.vocabulary.signature import FUNCTIONS, compiled, parse
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import OPEN, Field, Words
 
 STRIDED = Words(
@@ -147,3 +148,23 @@ def test_sizes_and_conditions_name_what_a_kernel_has() -> None:
             if p.within[0]:
                 assert p.within[1] in known, (template.name, p.within)
     assert checked > 100
+
+
+@kernel("x: T[n, 3]   w: T[3]   y: out f64[n, rows]   rows, n: i64", samples="n")
+def of_samples(target: Target, T: str) -> Body:
+    """Another one."""
+    raise NotImplementedError
+
+
+def test_a_call_is_cut_by_the_number_of_samples() -> None:
+    sizes = {"x": 12, "w": 3, "y": 20}, {"x": 4, "w": 4, "y": 8}
+    call = call_of(of_samples, 5, 4, elements=sizes[0], itemsizes=sizes[1])
+    assert call.samples() == Tiling(4, (3 * 4, 0, 5 * 8), counts=(1,))
+    assert call_of(of_samples, 5, 1, elements=sizes[0], itemsizes=sizes[1]).samples() is None
+    assert call_of(all_clauses, 3, 5, 0, 0, 0, 0).samples() is None
+
+
+def test_what_counts_samples_is_a_first_extent() -> None:
+    for template in templates().values():
+        if isinstance(template.samples, str) and template.samples:
+            assert template.samples in {p.shape[0] for p in template.parameters if p.shape}

@@ -36,7 +36,7 @@ LAYERS = (
     ("engine.kernels.ops",),
     ("engine.kernels.registry",),
     ("engine.kernels.work", "engine.kernels.bounds"),
-    ("engine.kernels.cost", "engine.kernels.samples"),
+    ("engine.kernels.cost",),
     ("engine.kernels.compiler",),
     ("engine.kernels.shipped", "engine.kernels.sets"),
     ("engine.graphs.ir",),

@@ -20,7 +20,7 @@ from engine.graphs.planner.segments import candidates, segmented
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.updates import settle_updates, updates_last
 from engine.kernels.cost import step_seconds
-from engine.kernels.samples import SAMPLES
+from engine.kernels.registry import templates
 from engine.kernels.target import Target
 from engine.runtime.plan import CHECK, COUNT, RATE, Plan
 from engine.tools.trimmed.build import Options, build
@@ -108,8 +108,9 @@ def test_segments_compute_what_steps_do(
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
     template = {k.symbol: k.spec.template for k in plan.kernels}
     cut = {template[s.kernel] for _, steps in groups(plan) for s in steps if not s.numbered}
-    assert SAMPLES.keys() & set(template.values()) <= cut
-    assert len(SAMPLES.keys() & cut) >= 9
+    declared = {name for name, kernel in templates().items() if kernel.samples}
+    assert declared & set(template.values()) <= cut
+    assert len(declared & cut) >= 9
 
 
 def test_what_segments_make_takes_a_sample_a_thread(

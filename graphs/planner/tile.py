@@ -32,8 +32,8 @@ from engine.graphs.planner.draft import Call, Cut, Draft
 from engine.graphs.planner.rows import makes_rows, pair
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.registry import templates
-from engine.kernels.samples import sample_tiling
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.plan import KernelSpec
@@ -197,12 +197,20 @@ class _Tiles:
 
     def _tiling(self, call: Call) -> Tiling | None:
         """How a call is cut, as its kernel says it."""
+        template = templates()[call.spec.template]
         if call.segment:
-            types = [self.draft.values[name].type if name else None for _, name in call.args]
-            items = [ITEMSIZE[t.dtype] if t else 0 for t in types]
-            sizes = [self.nbytes[name] if name else 0 for _, name in call.args]
-            return sample_tiling(call.spec, call.consts, items, sizes)
-        rule = templates()[call.spec.template].tiling
+            names = template.operand_names(len(call.args))
+            types = {
+                operand: self.draft.values[name].type
+                for operand, (_, name) in zip(names, call.args, strict=True)
+                if name
+            }
+            elements = {name: types[name].size if name in types else 0 for name in names}
+            items = {name: ITEMSIZE[t.dtype] for name, t in types.items()}
+            return KernelCall(
+                template, call.spec.params, call.consts, elements=elements, itemsizes=items
+            ).samples()
+        rule = template.tiling
         if rule is None:
             return None
         key = call.spec, call.consts

@@ -27,6 +27,7 @@ import numpy as np
 from engine.element_types import ITEMSIZE
 from engine.errors import PlanError
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Words
 
 if TYPE_CHECKING:
@@ -154,6 +155,15 @@ class KernelCall:
         """Return the multiply-adds of the call; 0 of kernels that only move or map elements."""
         return self.template.multiply_adds_of(self)
 
+    def samples(self) -> Tiling | None:
+        """Return how the call is cut into samples, or into rows, as many to each; None if not."""
+        template = self.template
+        if callable(template.samples):
+            return template.samples(self)
+        if template.samples:
+            return self.by_extent(template.samples)
+        return None if template.tiling is None else template.tiling(self.params, tuple(self.consts))
+
     def written(self) -> set[str]:
         """Return the names of the operands that the call writes."""
         names = {p.name for p in self.template.parameters if p.is_pointer and p.access != "r"}
@@ -162,6 +172,29 @@ class KernelCall:
         return names
 
     # --- for declarations
+
+    def by_extent(self, number: str) -> Tiling | None:
+        """Return the tiling of so many samples, by the operands whose first extent counts them."""
+        names = self.names()
+        steps = {
+            p.name: math.prod([self.template.value(extent, names) for extent in p.shape[1:]])
+            for p in self.template.parameters
+            if p.is_pointer and p.shape[:1] == (number,)
+        }
+        return self.cut(names[number], steps, counts=(self.template.place(number, self.params),))
+
+    def cut(self, count: int, steps: Mapping[str, int], **more: Any) -> Tiling | None:
+        """Return the tiling of so many samples; None of a single one.
+
+        steps: elements from sample to sample, by operand; all samples use the same of the others.
+        """
+        if count < 2:
+            return None
+        nbytes = [
+            self.itemsizes[name] * steps.get(name, 0) if elements else 0
+            for name, elements in self.elements.items()
+        ]
+        return Tiling(count, tuple(nbytes), **more)
 
     def refuse(self, text: str) -> NoReturn:
         """Raise a PlanError: these numbers have no reach."""
@@ -281,4 +314,5 @@ def reach_into(reach: Reach, name: str) -> int:
 
 
 Declared: TypeAlias = Callable[[KernelCall], Reach]
+Samples: TypeAlias = Callable[[KernelCall], Tiling | None]
 Writes: TypeAlias = Callable[[KernelCall], Iterator[int]]

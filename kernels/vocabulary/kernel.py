@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.vocabulary.call import OPERANDS, Declared, KernelCall, Writes
+from engine.kernels.vocabulary.call import OPERANDS, Declared, KernelCall, Samples, Writes
 from engine.kernels.vocabulary.signature import (
     ACCUMULATE as ACCUMULATE,
 )
@@ -143,8 +143,12 @@ class Template:
     whatever algorithm computes it.  "" for kernels that only move or map elements.
 
     `tiling(params, numbers)` says how a call with these numbers is cut into tiles of rows, None if
-    it is not.  `joins`: of a kernel that joins partial results, which of its numbers says how many
-    there are; they lie behind its first pointer.
+    it is not.  `samples`: of a kernel that reads neighbours or sums over samples, how a call is cut
+    into one for each sample: the number that counts them, where it is the first extent of all that
+    is cut, or a function of the call; "" where `tiling` cuts samples, too.
+
+    `joins`: of a kernel that joins partial results, which of its numbers says how many there are;
+    they lie behind its first pointer.
 
     `is_internal`: the runtime calls it, and no plan may.
     """
@@ -160,6 +164,7 @@ class Template:
     writes: Writes | None = None
     multiply_adds: str | Callable[[KernelCall], int] = ""
     tiling: Tile | None = None
+    samples: str | Samples = ""
     joins: int | None = None
     is_internal: bool = False
     _compiled: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -242,7 +247,7 @@ class Template:
         """
         names = self._names(call)
         for p in self.parameters:
-            if p.where and not self._value(p.where, names):
+            if p.where and not self.value(p.where, names):
                 values = [
                     f"{n} is {call.numbers[n]}" for n in _WORD.findall(p.where) if n in call.numbers
                 ]
@@ -261,11 +266,20 @@ class Template:
             return 0
         if callable(self.multiply_adds):
             return self.multiply_adds(call)
-        return int(self._value(self.multiply_adds, call.names()))
+        return int(self.value(self.multiply_adds, call.names()))
+
+    def place(self, name: str, params: Parameters) -> int:
+        """Return the position of a number among those of a call."""
+        numbers = self.order.numbers
+        if name in numbers:
+            return numbers.index(name)
+        layout = self.trailing(params)
+        assert layout is not None
+        return len(numbers) + layout.place(name)
 
     def holds(self, expression: str, names: Mapping[str, Any]) -> bool:
         """Return whether a condition of the signature holds."""
-        return bool(self._value(expression, names))
+        return bool(self.value(expression, names))
 
     def _names(self, call: KernelCall) -> dict[str, Any]:
         names = call.names()
@@ -274,7 +288,8 @@ class Template:
             names["record_words"] = {name: words.size for name, words in layouts.items()}
         return names
 
-    def _value(self, expression: str, names: Mapping[str, Any]) -> Any:
+    def value(self, expression: str, names: Mapping[str, Any]) -> Any:
+        """Return the value of an expression of the signature."""
         code = self._compiled.get(expression)
         if code is None:
             code = self._compiled[expression] = compiled(expression)
@@ -313,6 +328,7 @@ def kernel(
     writes: Writes | None = None,
     multiply_adds: str | Callable[[KernelCall], int] = "",
     tiling: Tile | None = None,
+    samples: str | Samples = "",
     joins: int | None = None,
     is_internal: bool = False,
     **ranges: tuple[Any, ...] | str,
@@ -330,8 +346,8 @@ def kernel(
         return Template(
             build.__name__.rstrip("_"), parameters, build, ranges, words or {},
             operands=operands, stands_for=stands_for, reach=reach, writes=writes,
-            multiply_adds=multiply_adds, tiling=tiling, joins=joins,
-            is_internal=is_internal,
+            multiply_adds=multiply_adds, tiling=tiling, samples=samples,
+            joins=joins, is_internal=is_internal,
         )  # fmt: skip
 
     return declare

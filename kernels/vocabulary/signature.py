@@ -63,6 +63,7 @@ class Parameter:
 
     kind: "T*", "f32*": a pointer; "i64", "f64": a number; "i64[]": the words that follow.
     access: how a call uses a pointer: "r" read, "w" written, "u" updated, "s" scratch memory.
+    shape: the extents of an operand, expressions; () if a function says them.
     size: the elements that a call touches, an expression; "" if a function says it.
     condition: when the operand is touched; "" always.
     updates: when an operand that is written is read before; "" never.
@@ -75,6 +76,7 @@ class Parameter:
     name: str
     kind: str
     access: Access = "r"
+    shape: tuple[str, ...] = ()
     size: str = ""
     condition: str = ""
     updates: str = ""
@@ -130,19 +132,20 @@ def _parameter(name: str, text: str) -> Parameter:
     if start is None:
         raise ValueError(f"parameter {name!r}: expected a type, found {text!r}")
     word, element, mark = start.groups()
-    rest, size = text[start.end() :], ""
-    kind = element
+    rest, kind = text[start.end() :], element
+    shape: tuple[str, ...] = ()
     if mark == "[":
-        size, rest = _bracketed(name, rest)
-        kind = f"{element}*" if size else f"{element}[]"
-        size = _product(name, size) if size not in ("", "...") else ""
+        inside, rest = _bracketed(name, rest)
+        kind = f"{element}*" if inside else f"{element}[]"
+        shape = _shape(name, inside) if inside not in ("", "...") else ()
     clauses = _clauses(name, rest)
     table, _, bound = clauses.get("within", "").partition(".")
     made = Parameter(
         name,
         kind,
         _ACCESS.get(word, "r"),
-        size,
+        shape,
+        " * ".join([f"({extent})" for extent in shape]),
         clauses.get("if", ""),
         clauses.get("updates if", ""),
         tuple(filter(None, re.split(r"\s*,\s*", clauses.get("may alias", "")))),
@@ -167,11 +170,11 @@ def _bracketed(name: str, text: str) -> tuple[str, str]:
     raise ValueError(f"parameter {name!r}: '[' is never closed in {text!r}")
 
 
-def _product(name: str, sizes: str) -> str:
-    """Return the number of elements of a shape as one expression."""
+def _shape(name: str, sizes: str) -> tuple[str, ...]:
+    """Return the extents of a shape; those of records are their number and their words."""
     records = _RECORDS.match(sizes)
     if records is not None:
-        return f"({records[1]}) * record_words[{name!r}]"
+        return records[1], f"record_words[{name!r}]"
     dims, depth = [""], 0
     for letter in sizes:
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)
@@ -181,7 +184,7 @@ def _product(name: str, sizes: str) -> str:
             dims[-1] += letter
     if not all(map(str.strip, dims)):
         raise ValueError(f"parameter {name!r}: {sizes!r} is not a shape")
-    return " * ".join([f"({' '.join(d.split())})" for d in dims])
+    return tuple([" ".join(d.split()) for d in dims])
 
 
 def _clauses(name: str, text: str) -> dict[str, str]:

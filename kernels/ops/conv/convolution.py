@@ -127,6 +127,21 @@ def _reach(c: KernelCall) -> Reach:
     return {"x": x, "b": b, "y": y, "bias": bias, "work": c.scratch(c.room, work)}
 
 
+def _samples(c: KernelCall) -> Tiling | None:
+    first = CONV_WORDS.place("jobs")
+    places = [first + n * P.JOB.size for n in range(c.count)]
+    found = set()
+    for q in P.jobs_of(c.jobs):
+        y = q["y_step"][0] if q["scatter"] else math.prod(q["out"]) * q["ldy"]
+        found.add((P.whole_images(q), P.image_step(q), int(y)))
+    if len(found) != 1:  # there are no pixels of some residue
+        return None
+    ((images, x, y),) = found
+    fixed = {place: one for at in places for place, one in P.alone(at).items()}
+    rows = tuple([at + P.JOB.place("rows") for at in places])
+    return c.cut(images, {"x": x, "y": y}, counts=rows, fixed=fixed)
+
+
 def _products(c: KernelCall) -> int:
     jobs = P.jobs_of(c.jobs)
     return sum(int(c.groups * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
@@ -141,6 +156,7 @@ def _products(c: KernelCall) -> int:
     reach=_reach,
     multiply_adds=_products,
     tiling=_tiling,
+    samples=_samples,
 )
 def conv(target: Target, T: str) -> Body:
     """Y = act(P B (+ bias)) for every job and group of channels.

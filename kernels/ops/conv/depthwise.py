@@ -269,6 +269,7 @@ def _reach(c: KernelCall) -> Reach:
     multiply_adds=lambda c: P.window_products(P.jobs_of(c.job)[0], c.back),
     params=KINDS,
     tiling=_tiling,
+    samples=P.window_samples(DEPTHWISE_WORDS),
 )
 def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[c, k] (+ bias[c])), or back of that.
@@ -311,6 +312,7 @@ def _dw_reach(c: KernelCall) -> Reach:
     words={"g": P.JOB},
     reach=_dw_reach,
     multiply_adds=lambda c: P.window_products(c.numbers),
+    samples=lambda c: P.part_samples(c, c.numbers, 0, c.ldx),
     params=FORWARD,
 )
 def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:

@@ -152,6 +152,7 @@ def _reach(c: KernelCall) -> Reach:
     words={"g": FEW_WORDS},
     reach=_reach,
     multiply_adds=lambda c: c.filters * P.window_products(P.jobs_of(c.job)[0], c.back),
+    samples=P.window_samples(FEW_WORDS, "filters"),
 )
 def conv_few(target: Target, T: str) -> Body:
     """y[n, o, j] = act(sum_{k, c} x[n, o s - p + k d, c] w[j, c, k] (+ bias[j])), or back of that.
@@ -188,6 +189,7 @@ def _dw_reach(c: KernelCall) -> Reach:
     words={"g": FEW_DW_WORDS},
     reach=_dw_reach,
     multiply_adds=lambda c: c.filters * P.window_products(P.jobs_of(c.job)[0]),
+    samples=lambda c: P.part_samples(c, P.JOB.unpack(c.job), FEW_DW_WORDS.place("job"), c.filters),
 )
 def conv_few_dw(target: Target, T: str) -> Body:
     """part[p][j][c, k] = sum over the lines of part p of dy[n, o, j] x[n, o s - p + k d, c].

@@ -23,8 +23,9 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.call import KernelCall
+from engine.kernels.vocabulary.call import KernelCall, Samples
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, Native, imax, imin, inline, off, udiv
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import AXES, Field, Packed, Words
 
 Inline = Callable[..., Any]
@@ -177,6 +178,54 @@ def images_reach(c: KernelCall, q: Mapping[str, Any], groups: int, by_lines: boo
         c.refuse(f"{q['channels']} channels of pixels {q['ldx']} apart")
     pixels = count_images(q, by_lines) * math.prod(q["size"])
     return (pixels - 1) * q["ldx"] + channels * groups if pixels else 0
+
+
+# --- samples
+
+
+def whole_images(q: Mapping[str, Any]) -> int:
+    """Return the number of images of a job; 0 if it has no pixels."""
+    pixels = math.prod(q["out"])
+    return int(q["rows"]) // pixels if pixels else 0
+
+
+def image_step(q: Mapping[str, Any]) -> int:
+    """Return the elements from image to image of those that a job reads."""
+    return int(math.prod(q["size"]) * q["ldx"])
+
+
+def alone(at: int) -> dict[int, int]:
+    """Return the numbers of a job at this position for a call that one thread runs."""
+    return {at + JOB.place("mt"): 1, at + JOB.place("nt"): 1}
+
+
+def window_samples(layout: Words, filters: str = "") -> Samples:
+    """Return how a kernel of one job is cut into images.
+
+    filters: the number that says how many channels y has, if it has others than x.
+    """
+
+    def rule(c: KernelCall) -> Tiling | None:
+        q, at = JOB.unpack(c.job), layout.place("job")
+        y = math.prod(q["out"]) * (c.numbers[filters] if filters else q["ldx"])
+        steps = {"x": image_step(q), "y": y}
+        return c.cut(whole_images(q), steps, counts=(at + JOB.place("rows"),))
+
+    return rule
+
+
+def part_samples(c: KernelCall, q: Mapping[str, Any], at: int, channels: int) -> Tiling | None:
+    """Return how a kernel that makes parts of sums is cut into images, each with its part.
+
+    at: the position of the job q.  channels: those of dy.
+    """
+    return c.cut(
+        whole_images(q),
+        {"x": image_step(q), "dy": math.prod(q["out"]) * channels},
+        counts=(at + JOB.place("rows"),),
+        fixed=alone(at),
+        parts=(2, c.elements["part"] * c.itemsizes["part"] // q["mt"]),
+    )
 
 
 # --- parts of kernels

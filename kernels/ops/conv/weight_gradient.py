@@ -118,6 +118,22 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     )
 
 
+def _samples(c: KernelCall) -> Tiling | None:
+    """Images; the sums of dw are those of a thread."""
+    if not c.has_w or c.has_b or c.adds_w:
+        return None
+    q, at = P.JOB.unpack(c.job), DW_WORDS.place("job")
+    rows, one = at + P.JOB.place("rows"), P.alone(at)
+    return c.cut(
+        P.whole_images(q),
+        {"x": P.image_step(q), "dy": math.prod(q["out"]) * c.co},
+        counts=(rows,),
+        fixed={**one, DW_WORDS.place("adds_w"): ALWAYS},
+        sums=(2, c.itemsizes["dw"] * c.co * q["columns"]),
+        clears={**one, rows: 0, DW_WORDS.place("co"): None},
+    )
+
+
 def _reach(c: KernelCall) -> Reach:
     (q,) = c.records("job", P.JOB, 1)
     P.check_job(c, q)
@@ -157,6 +173,7 @@ def _products(c: KernelCall) -> int:
     reach=_reach,
     multiply_adds=_products,
     tiling=_tiling,
+    samples=_samples,
 )
 def conv_dw(target: Target, T: str) -> Body:
     """dw[part][co][k] = sum_m dy[m, co] P[m, k];  db[part][co] = sum_m dy[m, co].

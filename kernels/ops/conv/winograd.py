@@ -46,6 +46,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.row_program import Program
 from engine.kernels.vocabulary.signature import up
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Field, Words
 
 Inline = Callable[..., Any]
@@ -343,6 +344,21 @@ def direct_products(c: KernelCall) -> int:
     return int(images * y["height"] * y["width"] * c.channels * c.columns * TAPS * TAPS)
 
 
+def _samples(c: KernelCall) -> Tiling | None:
+    if c.nt > 1:  # scratch memory has room for the columns of a thread alone
+        return None
+    steps = {}
+    for name in ("x", "y"):
+        image = IMAGE.unpack(c.numbers[name])
+        steps[name] = image["height"] * image["width"] * image["ld"]
+    return c.cut(
+        TILES.unpack(c.tiles)["images"],
+        steps,
+        counts=(WINOGRAD_WORDS.place("tiles") + TILES.place("images"),),
+        fixed={WINOGRAD_WORDS.place("mt"): 1},
+    )
+
+
 @kernel(
     """
     x, u: T[...]   y: out T[...]   bias: T[first + columns] if mode & BIAS   work: scratch T[...]
@@ -351,6 +367,7 @@ def direct_products(c: KernelCall) -> int:
     words={"g": WINOGRAD_WORDS},
     reach=_reach,
     multiply_adds=direct_products,
+    samples=_samples,
 )
 def winograd(target: Target, T: str) -> Body:
     """Channels of y = act(conv(x, w) (+ bias)), of filters u of `winograd_filters`.

@@ -59,6 +59,7 @@ _NUMBERS = "g: i64[] where min(chunk, *stride, *dilation) >= 1"
 @kernel(
     f"x: {_X}  y: out {_Y}  index: out i64[images, prod(out), channels] if indices  {_NUMBERS}",
     words={"g": MAX_WORDS},
+    samples=lambda c: None if c.flag(1) else c.by_extent("images"),
 )
 def pool_max(target: Target, T: str, indices: int) -> Body:
     """y[n, o, c] = max_k x[n, o s - p + k d, c];  index: the flat NCHW place of the first maximum.
@@ -71,6 +72,7 @@ def pool_max(target: Target, T: str, indices: int) -> Body:
 @kernel(
     f"x: {_X}  y: out {_Y}  index: out u8[images, prod(out), channels]  {_NUMBERS}",
     words={"g": MAX_WORDS},
+    samples="images",
 )
 def pool_max_taps(target: Target, T: str) -> Body:
     """As `pool_max`, but index: the number of the first maximum among the taps of its window.
@@ -140,6 +142,7 @@ def pool_max_grad(target: Target, T: str) -> Body:
 @kernel(
     f"dy: {_Y}  index: u8[images, prod(out), channels]  dx: out {_X}  {_NUMBERS}",
     words={"g": MAX_GRAD_WORDS},
+    samples="images",
 )
 def pool_max_taps_grad(target: Target, T: str) -> Body:
     """As `pool_max_grad`, of an index that `pool_max_taps` has made.  index: u8."""
@@ -212,7 +215,7 @@ def _divisor(g, od, oh, ow, taken):
     return count
 
 
-@kernel(f"x: {_X}  y: out {_Y}  {_NUMBERS}", words={"g": MEAN_WORDS})
+@kernel(f"x: {_X}  y: out {_Y}  {_NUMBERS}", words={"g": MEAN_WORDS}, samples="images")
 def pool_mean(target: Target, T: str) -> Body:
     """y[n, o, c] = sum_k x[n, o s - p + k d, c] / count.
 
@@ -251,7 +254,7 @@ def pool_mean(target: Target, T: str) -> Body:
     return body
 
 
-@kernel(f"dy: {_Y}  dx: out {_X}  {_NUMBERS}", words={"g": MEAN_WORDS})
+@kernel(f"dy: {_Y}  dx: out {_X}  {_NUMBERS}", words={"g": MEAN_WORDS}, samples="images")
 def pool_mean_grad(target: Target, T: str) -> Body:
     """dx[n, i, c] = sum of dy[n, o, c] / count(o) over the windows o that see i.
 
