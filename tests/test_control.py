@@ -238,7 +238,7 @@ def test_the_backend_plans_for_the_trip_count_it_is_given() -> None:
         (
             LENGTHS.replace("(int64 n, float", "(float").replace("(n, , x)", "(, , x)"),
             UnsupportedOpError,
-            r"Loop 'y' .*: no trip count, and a condition that stays as it is; supported: loops",
+            r"Loop 'y' .*: no trip count, and a condition that never changes; supported: loops",
         ),
         (
             OPEN.replace("o = Sin(t)", "o = Concat <axis = 0> (t, t)"),

@@ -23,6 +23,7 @@ CLEAN = (
     "engine/errors.py",
     "engine/reports",
     "engine/runtime",
+    "graphs/passes",
     "tools/commands",
     "tools/run_config.py",
 )

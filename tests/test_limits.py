@@ -343,7 +343,7 @@ def test_folded_constants_have_a_limit_together(monkeypatch: pytest.MonkeyPatch)
     text += f"{{ {steps} r = ReduceSum <keepdims = 0> (v299) y = Add(x, r) }}"
     graph = onnx_io.load(parser.parse_model(text))
     monkeypatch.setenv("EDGEGRAD_MAX_CONSTANT_BYTES", "1 MB")
-    with pytest.raises(LimitError, match=r"^Cos .*: with what is folded before, \d+ bytes; "):
+    with pytest.raises(LimitError, match=r"^Cos .*: with constants folded before, \d+ bytes; "):
         infer(graph.copy())
     monkeypatch.setenv("EDGEGRAD_MAX_CONSTANT_BYTES", "2 MB")
     infer(graph)

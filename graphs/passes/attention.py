@@ -1,8 +1,9 @@
-"""Attention: products, softmax and all between become one op, and their gradients another.
+"""Fusion of attention: its products, its softmax and the nodes between become one op, and so do
+their gradients.
 
 Exporters write attention as two products with a softmax between, gradient rules write its gradient
-as four more.  Both are found in the graph as planning has it, whoever has written them, and are
-replaced together by ops whose kernels never hold the scores whole.
+as four more.  Both are found in the planner's graph, whatever wrote them, and are replaced together
+by ops whose kernels never hold the whole matrix of scores.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def fuse_attention(graph: Graph, found: Inferred) -> bool:
     """Replace every attention by one op, in place; return whether there was any.
 
     If so, the types of the graph must be inferred again.  Training graphs have the gradient too,
-    which is replaced with it.  An attention whose probabilities are read by anything else, and one
-    whose gradient is not understood whole, is left as it is; EDGEGRAD_DEBUG prints why.
+    which is replaced with it.  An attention stays as it is if other nodes read its probabilities,
+    or if a part of its gradient is not recognised; EDGEGRAD_DEBUG prints why.
 
     Before   s = MatMul(Mul(q, c), kT); p = Softmax(Add(s, mask)); y = MatMul(p, v)
              dp = FusedMatMul(dy, v) transB=1; dv = FusedMatMul(p, dy) transA=1
@@ -65,7 +66,7 @@ def fuse_attention(graph: Graph, found: Inferred) -> bool:
 
 
 class _Writer:
-    """Writes the nodes that stand for an attention."""
+    """Writer of the nodes that replace an attention."""
 
     def __init__(self, graph: Graph, values: Values, names: Names, found: Found) -> None:
         self.graph, self.values, self.names, self.found = graph, values, names, found
@@ -73,11 +74,11 @@ class _Writer:
         self.nodes: list[Node] = []
 
     def write(self) -> dict[Node, list[Node]]:
-        """The new nodes, by the node in whose place they come."""
-        found, scores = self.found, self.found.scores
+        """Return the new nodes, by the node whose place they take."""
+        match, scores = self.found, self.found.scores
         attrs: dict[str, Any] = {"scale": scores.scale}
         for order, attribute in zip(ORDERS[1:], ("by_rows", "rows_first"), strict=True):
-            placed = {**found.operands, **found.results}
+            placed = {**match.operands, **match.results}
             names = [n for n, o in placed.items() if o.order == order]
             if names:
                 attrs[attribute] = " ".join(sorted(names))
@@ -85,62 +86,64 @@ class _Writer:
             attrs["cap"] = scores.cap
         if scores.mask:
             attrs |= {"fill": scores.fill, "keep": scores.keep}
-        if found.guard:
-            attrs["guard"] = found.guard
+        if match.guard:
+            attrs["guard"] = match.guard
         if scores.low is not None:
             attrs["low"] = scores.low
         if scores.high is not None:
             attrs["high"] = scores.high
-        if found.drop is not None:
-            attrs |= {"ratio": found.ratio, "draw": found.drop.name}
-            if "seed" in found.drop.attrs:
-                attrs["seed"] = found.drop.attrs["seed"]
+        if match.drop is not None:
+            attrs |= {"ratio": match.ratio, "draw": match.drop.name}
+            if "seed" in match.drop.attrs:
+                attrs["seed"] = match.drop.attrs["seed"]
         ins = [self._operand(n) for n in ("q", "k", "v")]
         ins += [self._sum([self._four(b) for b in scores.biases])]
         ins += [self._four(scores.mask) if scores.mask else ""]
-        y = found.results["y"]
+        y = match.results["y"]
         whole = y.name if y.is_whole else self.names.fresh(f"{self.title}_y")
-        lse = self.names.fresh(f"{self.title}_lse") if found.backward else ""
+        lse = self.names.fresh(f"{self.title}_lse") if match.backward else ""
         trimmed = list(ins)
         while not trimmed[-1]:
             trimmed.pop()
         self.nodes.append(Node("Attention", tuple(trimmed), (whole, lse), attrs, OURS, self.title))
         if not y.is_whole:
             self._reshape(whole, y.name)
-        assert found.forward is not None
-        made = {found.forward: self.nodes}
-        if not found.backward:
+        assert match.forward is not None
+        made = {match.forward: self.nodes}
+        if not match.backward:
             return made
         self.nodes = []
         dy = self._operand("dy")
         outs: list[str] = []
         views: list[tuple[str, str]] = []
         for what in ("dq", "dk", "dv"):
-            operand = found.results.get(what)
+            operand = match.results.get(what)
             name = "" if operand is None else operand.name
             if operand is not None and not operand.is_whole:
                 name = self.names.fresh(f"{self.title}_{what}")
                 views.append((name, operand.name))
             outs.append(name)
-        outs.append(found.dbias)
+        outs.append(match.dbias)
         title = self.names.fresh(f"{self.title}_Grad")
-        attrs = attrs | ({"together": found.together} if found.dbias else {})
+        attrs = attrs | ({"together": match.together} if match.dbias else {})
         grad = Node("AttentionGrad", (*ins, whole, lse, dy), tuple(outs), attrs, OURS, title)
         self.nodes.append(grad)
         for view in views:
             self._reshape(*view)
-        products = {n for n in found.inner if Product.of(n)}
+        products = {n for n in match.inner if Product.of(n)}
         made[self._first_reader_of_dy(products)] = self.nodes
         return made
 
     def _first_reader_of_dy(self, products: set[Node]) -> Node:
-        """The first node of the gradient: all that the new one reads has been made before it."""
-        found = self.found
-        before = {found.forward, found.scores.product.node}
+        """Return the first node of the gradient, before which everything that the new node reads
+        has been made.
+        """
+        match = self.found
+        before = {match.forward, match.scores.product.node}
         return next(n for n in self.graph.nodes if n in products and n not in before)
 
     def _operand(self, what: str) -> str:
-        """The value of a matrix operand, with its four dimensions."""
+        """Return the value of a matrix operand, with its four dimensions."""
         operand = self.found.operands[what]
         if operand.is_whole:
             return operand.name
@@ -150,14 +153,16 @@ class _Writer:
         return name
 
     def _reshape(self, x: str, y: str, shape: tuple[Dim, ...] | None = None) -> None:
-        """Add y = Reshape(x); by default to the shape that y has had."""
+        """Add y = Reshape(x), by default to the shape that y had before."""
         shape = self.values.shape(y) if shape is None else shape
         wanted = self.names.fresh(f"{y}#shape")
         self.graph.initializers[wanted] = array(shape, np.int64)
         self.nodes.append(Node("Reshape", (x, wanted), (y,), {}, "", self.names.fresh(f"{y}/view")))
 
     def _four(self, name: str) -> str:
-        """A bias or a mask, with dimensions for batch and heads where it has one for both."""
+        """Return a bias or a mask with separate dimensions for batch and heads where it has one for
+        both.
+        """
         shape = self.values.four(name, self.found.scores.ranks[name])
         assert shape is not None
         if len(self.values.shape(name)) != 3 or shape[1] == 1:
@@ -167,7 +172,7 @@ class _Writer:
         return view
 
     def _sum(self, biases: list[str]) -> str:
-        """The sum of biases; each broadcasts to the scores."""
+        """Return the sum of the biases, which all broadcast to the scores."""
         if not biases:
             return ""
         total = biases[0]

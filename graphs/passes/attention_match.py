@@ -1,4 +1,6 @@
-"""One attention: from a softmax to its products, and to the products of its gradient."""
+"""Recognition of one attention: from a softmax to its products, and to the products of its
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,24 @@ from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Score
 from engine.graphs.passes.attention_values import Axes, Operand, Product, Values
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim
 
-# Of each matrix its rows, its columns and what its heads are made of, as `Values` names axes.
+# The rows, columns and axes of heads of each matrix; `Values` names the axes.
 LAYOUTS = {"q": ("q", "d", "gr"), "k": ("k", "d", "g"), "v": ("k", "e", "g"), "y": ("q", "e", "gr")}
-# Scores of a head below which separate products are faster.  They compute no product twice, and
-# what lies between them stays in a cache: 22 % faster at 64 x 64, 16 % at 96 x 96, and as fast at
-# 128 x 128, where heads need not be moved to the front (Zen 4, one thread, `bench attention`).
+# Below this number of scores in a head, separate products are faster: they compute no product
+# twice, and the values between them stay in a cache: 22 % faster at 64 x 64, 16 % at 96 x 96, and
+# as fast at 128 x 128, where heads need not be moved to the front (Zen 4, one thread, `bench
+# attention`).
 FEW = 100 * 100
 SCORES: Axes = (("b",), ("g", "r"), ("q",), ("k",))
 
 
 @dataclass(slots=True)
 class Found:
-    """One attention, as far as it is understood.
+    """One attention, as far as it has been recognised.
 
-    inner: the nodes that the new ones stand for.
+    inner: the nodes that the new ones replace.
     operands: where Q, K, V and dY are.
-    results: what Y, dQ, dK, dV are written to.
-    guard: as `attention.blocks` has it.
+    results: the values that receive Y, dQ, dK and dV.
+    guard: see `attention.blocks`.
     """
 
     softmax: Node
@@ -49,16 +52,16 @@ class Found:
 
 
 class Match:
-    """Follows one softmax to its products and to the products of its gradient."""
+    """Walk from one softmax to its products and to the products of its gradient."""
 
     def __init__(self, graph: Graph, values: Values, softmax: Node) -> None:
         self.graph, self.values, self.softmax = graph, values, softmax
 
     def run(self) -> Found:
-        """What was found.
+        """Return the attention.
 
         Raises:
-            Refused: this is no attention, or a part of it is not understood.
+            Refused: the nodes do not form an attention, or a part of it is not recognised.
         """
         values, softmax = self.values, self.softmax
         x = softmax.inputs[0]
@@ -66,32 +69,32 @@ class Match:
         rank = len(values.shape(x))
         axis = softmax.attrs.get("axis", -1 if self.graph.opsets.get("", 1) >= 13 else 1)
         if rank < 2 or axis not in (-1, rank - 1) or values.types[x].dtype not in FLOATS:
-            raise Refused("it is not over the last axis of a matrix")
+            raise Refused("the softmax is not over the last axis of a matrix")
         scores = reader.climb(x)
         if scores is None:
-            raise Refused("its input is not made by a product")
-        self.found = found = Found(softmax, reader.interpret(scores))
-        found.inner |= {softmax, *found.scores.nodes, found.scores.product.node}
+            raise Refused("no product makes the softmax's input")
+        self.found = match = Found(softmax, reader.interpret(scores))
+        match.inner |= {softmax, *match.scores.nodes, match.scores.product.node}
         self._name_axes()
         if values.sizes["q"] * values.sizes["k"] < FEW:  # type: ignore[operator]  # known
-            raise Refused("so few scores cost less as products and a softmax")
+            raise Refused("with so few scores, separate products and a softmax are faster")
         self._operands()
         self._forward()
-        if found.backward:
+        if match.backward:
             self._backward()
         self._band()
         self._check_broadcast()
         self._check_closed()
-        return found
+        return match
 
     def _name_axes(self) -> None:
         """Give the axes their sizes, from the shapes of the scores and of the operands."""
-        values, found = self.values, self.found
-        product = found.scores.product
+        values, match = self.values, self.found
+        product = match.scores.product
         if any(len(values.shape(i)) < 2 for i in product.node.inputs):
             raise Refused("an operand is a vector")
-        shapes = [values.shape(n.outputs[0]) for n in (product.node, *found.scores.nodes[::-1])]
-        shapes = [s for s in shapes if len(s) == 4] or [values.shape(found.softmax.inputs[0])]
+        shapes = [values.shape(n.outputs[0]) for n in (product.node, *match.scores.nodes[::-1])]
+        shapes = [s for s in shapes if len(s) == 4] or [values.shape(match.softmax.inputs[0])]
         *lead, queries, keys = shapes[-1]
         raw = values.shape(product.node.outputs[0])
         if len(lead) > 2:
@@ -112,7 +115,7 @@ class Match:
             raise Refused("nothing to compute")
 
     def _repeats(self, name: str) -> Dim:
-        """How often each head of a matrix is repeated."""
+        """Return how often each head of a matrix is repeated."""
         values = self.values
         for _ in range(8):
             node = values.makers.get(name)
@@ -130,15 +133,15 @@ class Match:
         return 1
 
     def _grouped(self, axes: Axes, name: str) -> Axes:
-        """The axes of scores, for a value that may have other dimensions in front."""
+        """Return the axes of the scores for a value that may have other leading dimensions."""
         flat = tuple(tuple(a for a in group if self.values.sizes[a] != 1) for group in axes)
-        found = self.values.grouped(flat, self.values.shape(name))
-        if found is None:
+        dims = self.values.grouped(flat, self.values.shape(name))
+        if dims is None:
             raise Refused(f"{name!r} has other axes than the scores")
-        return found
+        return dims
 
     def _other(self, product: Product, side: int, lead: Axes, rows: str, columns: str) -> Axes:
-        """The axes of operand `side` of a product of matrices of these leading axes."""
+        """Return the axes of operand `side` of a product of matrices with these leading axes."""
         shape = self.values.shape(product.node.inputs[side])
         tail = (rows, columns)
         if len(shape) < 2:
@@ -153,29 +156,29 @@ class Match:
 
     def _source(self, what: str, product: Product, side: int, axes: Axes) -> Operand:
         name = product.node.inputs[side]
-        found = self.values.source(name, axes, *LAYOUTS[what])
-        if found is None:
+        operand = self.values.source(name, axes, *LAYOUTS[what])
+        if operand is None:
             raise Refused(f"the layout of {what}, {name!r}")
-        return found
+        return operand
 
     def _operands(self) -> None:
-        """Where Q and K come from."""
-        found = self.found
-        product = found.scores.product
+        """Find the sources of Q and K."""
+        match = self.found
+        product = match.scores.product
         axes = self._grouped(SCORES, product.node.outputs[0])
         left = ("d", "q") if product.flags[0] else ("q", "d")
         right = ("k", "d") if product.flags[1] else ("d", "k")
         q = self._source("q", product, 0, self._other(product, 0, axes[:-2], *left))
         k = self._source("k", product, 1, self._other(product, 1, axes[:-2], *right))
-        found.operands |= {"q": q, "k": k}
-        found.scores.scale *= q.factor * k.factor
+        match.operands |= {"q": q, "k": k}
+        match.scores.scale *= q.factor * k.factor
 
     # --- from the softmax to Y
 
     def _forward(self) -> None:
-        """Follow the probabilities to the product with V; note what else reads them."""
-        values, found = self.values, self.found
-        name = found.softmax.outputs[0]
+        """Follow the probabilities to the product with V, and note their other readers."""
+        values, match = self.values, self.found
+        name = match.softmax.outputs[0]
         for _ in range(8):
             step: Node | None = None
             for node in values.readers.get(name, ()):
@@ -183,41 +186,43 @@ class Match:
                 if product:
                     self._value_product(product, name)
                 elif node.op == "SoftmaxGrad_13" and node.domain == MS:
-                    found.backward.append(node)
+                    match.backward.append(node)
                 elif node.op == "IsNaN":
-                    found.nan = node.outputs[0]
-                    found.inner.add(node)
+                    match.nan = node.outputs[0]
+                    match.inner.add(node)
                 elif node.op == "RandomMask" and node.domain == OURS:
-                    found.drop = node
-                    found.inner.add(node)
+                    match.drop = node
+                    match.inner.add(node)
                 elif self._follows(node, name):
                     if step is not None:
-                        raise Refused(f"probabilities go two ways from {name!r}")
+                        raise Refused(f"the probabilities take two paths from {name!r}")
                     step = node
                 else:
                     raise Refused(f"the probabilities are read by {node.op} {node.name!r}")
             if step is None:
                 break
-            found.inner.add(step)
+            match.inner.add(step)
             name = step.outputs[0]
-        if found.forward is None:
+        if match.forward is None:
             raise Refused("the probabilities are not multiplied by a matrix")
-        found.dropped = name
+        match.dropped = name
 
     def _follows(self, node: Node, name: str) -> bool:
-        """Whether a node passes probabilities, or their gradient, on as the attention may."""
-        found, values = self.found, self.values
+        """Return whether a node passes probabilities, or their gradient, on in a way that the
+        attention kernels support.
+        """
+        match, values = self.found, self.values
         if node.op == "Where" and node.inputs[2] == name and values.scalar(node.inputs[1]) == 0:
-            if node.inputs[0] == found.scores.emptied:
-                found.guard = max(found.guard, 1)
+            if node.inputs[0] == match.scores.emptied:
+                match.guard = max(match.guard, 1)
                 return True
             maker = values.makers.get(node.inputs[0])
             if (
                 maker is not None
                 and maker.op == "IsNaN"
-                and found.softmax.outputs[0] in maker.inputs
+                and match.softmax.outputs[0] in maker.inputs
             ):
-                found.guard = 2
+                match.guard = 2
                 return True
         if node.op == "DropoutGrad" and node.domain == MS and node.inputs[0] == name:
             mask = values.makers.get(node.inputs[1])
@@ -229,24 +234,24 @@ class Match:
             ratio = (
                 values.scalar(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else 0.5
             )
-            if ratio is None or (found.ratio and found.ratio != ratio) or not 0 < ratio < 1:
+            if ratio is None or (match.ratio and match.ratio != ratio) or not 0 < ratio < 1:
                 return False
-            found.ratio = ratio
+            match.ratio = ratio
             return True
         return values.keeps(node)
 
     def _value_product(self, product: Product, name: str) -> None:
-        """A product of the probabilities: Y, or dV."""
-        found, values = self.found, self.values
+        """Note a product of the probabilities, which is Y or dV."""
+        match, values = self.found, self.values
         if product.node.inputs[0] != name or product.node.inputs[1] == name:
-            raise Refused("a product with the probabilities on its right")
+            raise Refused("the probabilities are the right operand of a product")
         if product.flags[0]:
-            found.backward.append(product.node)
+            match.backward.append(product.node)
             return
-        if found.forward is not None:
-            raise Refused("two products with the probabilities")
-        found.forward = product.node
-        found.inner.add(product.node)
+        if match.forward is not None:
+            raise Refused("the probabilities are multiplied twice")
+        match.forward = product.node
+        match.inner.add(product.node)
         shape = values.shape(product.node.inputs[1])
         if len(shape) < 2:
             raise Refused("an operand is a vector")
@@ -256,7 +261,7 @@ class Match:
         axes = self._grouped(SCORES, name)
         tail = ("e", "k") if product.flags[1] else ("k", "e")
         v = self._source("v", product, 1, self._other(product, 1, axes[:-2], *tail))
-        found.operands["v"] = v
+        match.operands["v"] = v
         if product.alpha * v.factor != 1:
             raise Refused("V is scaled")
         self._result("y", product.node, (*axes[:-1], *self._ends("e")))
@@ -265,11 +270,11 @@ class Match:
         return tuple((n,) if self.values.sizes[n] != 1 else () for n in names)
 
     def _result(self, what: str, node: Node, axes: Axes) -> float:
-        """Note where a product's result goes; return the factor on the way."""
-        found = self.values.target(node.outputs[0], axes, *LAYOUTS[what.removeprefix("d")])
-        if found is None:
+        """Note the destination of a product's result; return the factor on the way."""
+        place = self.values.target(node.outputs[0], axes, *LAYOUTS[what.removeprefix("d")])
+        if place is None:
             raise Refused(f"the layout of {what}, {node.outputs[0]!r}")
-        operand, passed = found
+        operand, passed = place
         if what == "y" and operand.factor != 1:
             raise Refused("Y is scaled")
         self.found.results[what] = operand
@@ -279,9 +284,9 @@ class Match:
     # --- the gradient
 
     def _backward(self) -> None:
-        """Follow the gradient of the probabilities to dQ, dK, dV and that of the bias."""
-        found = self.found
-        for node in found.backward:
+        """Follow the gradient of the probabilities to dQ, dK, dV and the gradient of the bias."""
+        match = self.found
+        for node in match.backward:
             product = Product.of(node)
             if product is None:
                 continue
@@ -289,33 +294,33 @@ class Match:
             tail = ("e", "q") if product.flags[1] else ("q", "e")
             self._dy(product, 1, self._other(product, 1, axes[:-2], *tail))
             factor = self._result("dv", node, (*axes[:-2], axes[-1], *self._ends("e")))
-            if factor * product.alpha != 1 or "dv" not in found.results:
+            if factor * product.alpha != 1 or "dv" not in match.results:
                 raise Refused("dV is scaled")
-        grads = [n for n in found.backward if n.op == "SoftmaxGrad_13"]
-        if len(grads) > 1 or len(found.backward) - len(grads) > 1:
+        grads = [n for n in match.backward if n.op == "SoftmaxGrad_13"]
+        if len(grads) > 1 or len(match.backward) - len(grads) > 1:
             raise Refused("two gradients")
         if not grads:
             return
-        if grads[0].inputs[1] != found.softmax.outputs[0]:
-            raise Refused("the gradient of another softmax")
-        found.inner.add(grads[0])
+        if grads[0].inputs[1] != match.softmax.outputs[0]:
+            raise Refused("it is the gradient of another softmax")
+        match.inner.add(grads[0])
         self._grad_of_probabilities(grads[0].inputs[0])
         self._grad_of_scores(grads[0].outputs[0])
 
     def _dy(self, product: Product, side: int, axes: Axes) -> None:
         dy = self._source("y", product, side, axes)
         if dy.factor != 1 or self.found.operands.setdefault("dy", dy) != dy:
-            raise Refused("dY is scaled, or there are two")
+            raise Refused("dY is scaled, or two products compute the gradient of the probabilities")
 
     def _grad_of_probabilities(self, name: str) -> None:
-        """From SoftmaxGrad back to dY V^T."""
-        values, found = self.values, self.found
+        """Follow the gradient from SoftmaxGrad back to dY V^T."""
+        values, match = self.values, self.found
         drops = False
         for _ in range(8):
             node = values.makers.get(name)
             if node is None or values.only_reader(name) is None:
                 raise Refused("the gradient of the probabilities has other readers")
-            found.inner.add(node)
+            match.inner.add(node)
             product = Product.of(node)
             if product is not None:
                 break
@@ -324,19 +329,19 @@ class Match:
                 raise Refused(f"the gradient of the probabilities passes {node.op} {node.name!r}")
             drops |= node.op == "DropoutGrad"
         else:
-            raise Refused("the gradient of the probabilities is far from its product")
-        if drops != (found.ratio > 0) or product.flags[0]:
-            raise Refused("the gradient of the probabilities is no product of dY and V")
+            raise Refused("nodes lie between the gradient of the probabilities and its product")
+        if drops != (match.ratio > 0) or product.flags[0]:
+            raise Refused("the gradient of the probabilities is not a product of dY and V")
         axes = self._grouped(SCORES, node.outputs[0])
         right = ("k", "e") if product.flags[1] else ("e", "k")
         self._dy(product, 0, self._other(product, 0, axes[:-2], "q", "e"))
         v = self._source("v", product, 1, self._other(product, 1, axes[:-2], *right))
-        if v != found.operands["v"] or product.alpha != 1:
-            raise Refused("the gradient of the probabilities is no product of dY and V")
+        if v != match.operands["v"] or product.alpha != 1:
+            raise Refused("the gradient of the probabilities is not a product of dY and V")
 
     def _grad_of_scores(self, name: str) -> None:
-        """From SoftmaxGrad on to dQ, dK and the bias's gradient."""
-        values, found = self.values, self.found
+        """Follow the gradient from SoftmaxGrad on to dQ, dK and the gradient of the bias."""
+        values, match = self.values, self.found
         factor, is_capped, is_masked, is_empty = 1.0, False, False, False
         for _ in range(12):
             step: tuple[Node, float] | None = None
@@ -350,11 +355,11 @@ class Match:
                 steps += 1
                 if scaled and scaled[0] == name:
                     step = node, scaled[1]
-                elif node.op == "TanhGrad" and node.inputs == (name, found.scores.tanh):
+                elif node.op == "TanhGrad" and node.inputs == (name, match.scores.tanh):
                     step, is_capped = (node, 1.0), True
                 elif node.op == "Where" and self._is_masked(node, name):
-                    is_empty |= node.inputs[0] == found.scores.emptied
-                    is_masked |= node.inputs[0] == found.scores.mask
+                    is_empty |= node.inputs[0] == match.scores.emptied
+                    is_masked |= node.inputs[0] == match.scores.mask
                     step = node, 1.0
                 elif values.keeps(node):
                     step = node, 1.0
@@ -362,22 +367,24 @@ class Match:
                     steps -= 1
                     others.append(node)
             if steps > 1:
-                raise Refused("the gradient of the scores goes several ways")
+                raise Refused("the gradient of the scores takes several paths")
             if others or name in values.outputs:
-                if found.dbias or factor != 1 or is_capped or not found.scores.biases:
+                if match.dbias or factor != 1 or is_capped or not match.scores.biases:
                     raise Refused(f"the gradient of the scores, {name!r}, is read elsewhere")
                 self._bias(name, others)
             if step is None:
                 break
-            found.inner.add(step[0])
+            match.inner.add(step[0])
             name, factor = step[0].outputs[0], factor * step[1]
-        if is_capped != bool(found.scores.tanh) and {"dq", "dk"} & found.results.keys():
+        if is_capped != bool(match.scores.tanh) and {"dq", "dk"} & match.results.keys():
             raise Refused("the gradient of the cap is missing")
-        if found.scores.mask and not is_masked:
+        if match.scores.mask and not is_masked:
             raise Refused("the gradient of the mask is missing")
 
     def _is_masked(self, node: Node, name: str) -> bool:
-        """Whether a node writes zeros into the gradient where the forward has masked."""
+        """Return whether a node writes zeros into the gradient where the forward pass masks the
+        scores.
+        """
         scores = self.found.scores
         condition, a, b = node.inputs
         if condition == scores.emptied:
@@ -388,20 +395,20 @@ class Match:
         return kept == name and self.values.scalar(zero) == 0
 
     def _inner_product(self, product: Product, name: str, factor: float) -> bool:
-        """Whether a product of the gradient of the scores is dQ or dK; it is noted then."""
-        found, scale = self.found, self.found.scores.scale
+        """Note a product that is dQ or dK; return whether it is one."""
+        match, scale = self.found, self.found.scores.scale
         node = product.node
         axes = self._grouped(SCORES, name)
         side = node.inputs.index(name)
-        by_keys = product.flags[side] == bool(side)  # whether the sum is over keys
+        by_keys = product.flags[side] == bool(side)  # True if the sum is over keys
         rest, what, like = ("k", "dq", "k") if by_keys else ("q", "dk", "q")
         left = "q" if by_keys else "k"
         other = 1 - side
         tail = (rest, "d") if product.flags[other] == (other == 0) else ("d", rest)
         source = self._source(like, product, other, self._other(product, other, axes[:-2], *tail))
         ends = (left, "d") if side == 0 else ("d", left)
-        here = found.operands[like]
-        if (source.name, source.order) != (here.name, here.order) or what in found.results:
+        here = match.operands[like]
+        if (source.name, source.order) != (here.name, here.order) or what in match.results:
             raise Refused(f"the gradient of the scores is multiplied by {source.name!r}")
         total = factor * product.alpha * source.factor
         total *= self._result(what, node, (*axes[:-2], *self._ends(*ends)))
@@ -410,11 +417,11 @@ class Match:
         return True
 
     def _bias(self, name: str, readers: list[Node]) -> None:
-        """The gradient of a bias: summed over batch or heads if that is all that it is read for."""
-        values, found = self.values, self.found
+        """Note the gradient of a bias, summed over batch or heads if nothing else reads it."""
+        values, match = self.values, self.found
         if len(values.shape(name)) != 4:
-            raise Refused("the gradient of a bias of other than 4 dimensions")
-        found.dbias = name
+            raise Refused("the gradient of a bias does not have 4 dimensions")
+        match.dbias = name
         if len(readers) != 1 or name in values.outputs:
             return
         node = readers[0]
@@ -425,14 +432,14 @@ class Match:
             return
         over = {int(a) % 4 for a in np.asarray(axes).reshape(-1)}
         if over and over <= {0, 1}:
-            found.inner.add(node)
-            found.dbias = node.outputs[0]
-            found.together = " ".join(("batch", "head")[a] for a in sorted(over))
+            match.inner.add(node)
+            match.dbias = node.outputs[0]
+            match.together = " ".join(("batch", "head")[a] for a in sorted(over))
 
     # --- masks that are bands
 
     def _band(self) -> None:
-        """Let a mask that is a constant band, as a causal one, be two numbers."""
+        """Replace a mask that is a constant band, such as a causal one, by two numbers."""
         scores, values = self.found.scores, self.values
         queries, keys = values.sizes["q"], values.sizes["k"]
         seen: Array | None = None
@@ -451,21 +458,23 @@ class Match:
             scores.mask, scores.biases = "", [] if not scores.mask else scores.biases
 
     def _check_broadcast(self) -> None:
-        """Check that biases and mask broadcast to [batch, heads, queries, keys] as joined."""
+        """Check that the joined biases and mask broadcast to [batch, heads, queries, keys]."""
         scores, values = self.found.scores, self.values
         for name in (*scores.biases, *([scores.mask] if scores.mask else [])):
             if values.four(name, scores.ranks[name]) is None:
                 raise Refused(f"{name!r} does not broadcast over batch and heads")
 
     def _check_closed(self) -> None:
-        """Check that nobody reads what is inside, but what the new nodes write."""
-        found, values = self.found, self.values
-        written = {r.name for r in found.results.values()} | {found.dbias}
-        for node in found.inner:
+        """Check that other nodes read nothing inside the attention but the values that the new
+        nodes write.
+        """
+        match, values = self.found, self.values
+        written = {r.name for r in match.results.values()} | {match.dbias}
+        for node in match.inner:
             for name in node.outputs:
                 if not name or name in written:
                     continue
-                readers = [n for n in values.readers.get(name, ()) if n not in found.inner]
+                readers = [n for n in values.readers.get(name, ()) if n not in match.inner]
                 if readers or name in values.outputs:
                     reader = f"{readers[0].op} {readers[0].name!r}" if readers else "the graph"
                     raise Refused(f"{name!r} is read by {reader}")

@@ -1,4 +1,4 @@
-"""How the scores of an attention are made: from their product on, by scale, cap, bias and mask."""
+"""Scores of an attention: their product, then scale, cap, bias and mask."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from engine.graphs.ir.graph import Node
 from engine.graphs.passes.attention_values import Product, Values
 from engine.kernels.vocabulary.op import Array
 
-HIDDEN = -1e30  # a score below has no probability beside one that can be reached by products
-Step = tuple[str, Node]  # what a node is for, as `Reader.climb` calls it; the node
+HIDDEN = -1e30  # a lower score has probability 0 beside any score that products can reach
+Step = tuple[str, Node]  # the role of a node, as `Reader.climb` names it; the node
 
 
 class Refused(Exception):
-    """Why nodes are left as they are."""
+    """The reason why nodes stay as they are."""
 
 
 @dataclass(slots=True)
 class Scores:
-    """How scores are made: cap tanh(scale Q K^T / cap) + biases, `fill` where the mask hides.
+    """Formula of the scores: cap tanh(scale Q K^T / cap) + biases, `fill` where the mask hides.
 
-    nodes: from the softmax to the product, without them.
-    ranks: of biases and mask, the dimensions of the scores that they are joined with.
+    nodes: those between the softmax and the product.
+    ranks: for each bias and the mask, the number of dimensions of the scores that it is joined
+        with.
     keep: the value of the mask where a key is seen.
-    emptied: the condition for which a query has no keys, where the graph says so itself.
+    emptied: the condition under which a query has no keys, if the graph computes it.
     """
 
     product: Product
@@ -45,13 +46,13 @@ class Scores:
 
 
 class Reader:
-    """Reads off the nodes between a product and its softmax what the scores are."""
+    """Reader of the nodes between a product and its softmax."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
 
     def climb(self, name: str, depth: int = 12) -> list[Step] | None:
-        """The nodes from a value back to the product that it is made of, with their roles."""
+        """Return the nodes from a value back to the product that makes it, with their roles."""
         node = self.values.makers.get(name)
         if node is None or depth == 0:
             return None
@@ -85,7 +86,9 @@ class Reader:
         return None if rest is None else [first, *rest]
 
     def interpret(self, steps: list[Step]) -> Scores:
-        """What the nodes between product and softmax do, from the product on."""
+        """Return the scores that the nodes between product and softmax compute, starting at the
+        product.
+        """
         product = Product.of(steps[-1][1])
         assert product is not None
         scores = Scores(product, [node for _, node in steps[:-1]], scale=product.alpha)
@@ -96,7 +99,7 @@ class Reader:
                 case "scale":
                     _, factor = self.values.factor(node) or ("", 1.0)
                     if behind or scores.cap:
-                        raise Refused("scores are scaled behind a mask or a cap")
+                        raise Refused("scores are scaled after a mask or a cap")
                     if scores.tanh:
                         scores.cap = factor
                         scores.scale *= factor
@@ -104,22 +107,22 @@ class Reader:
                         scores.scale *= factor
                 case "tanh":
                     if behind or scores.tanh:
-                        raise Refused("a tanh behind a mask or another")
+                        raise Refused("a tanh follows a mask or another tanh")
                     scores.tanh = node.outputs[0]
                 case "bias":
                     if scores.mask:
-                        raise Refused("a bias behind a mask")
+                        raise Refused("a bias follows a mask")
                     bias = node.inputs[int(at)]
                     scores.biases.append(bias)
                     scores.ranks[bias] = len(self.values.shape(node.outputs[0]))
                 case "where":
                     self._where(scores, node, int(at))
         if scores.tanh and scores.cap <= 0:
-            raise Refused("a tanh that is not scaled back")
+            raise Refused("the result of a tanh is not scaled back")
         return scores
 
     def _where(self, scores: Scores, node: Node, keep: int) -> None:
-        """A mask, or zeros for the queries whose scores are all -inf."""
+        """Note a mask, or zeros for the queries whose scores are all -inf."""
         fill = self.values.scalar(node.inputs[1 if not keep else 2])
         x = node.inputs[2 if not keep else 1]
         assert fill is not None
@@ -138,9 +141,9 @@ class Reader:
 
 
 def band_of(seen: Array, queries: int, keys: int) -> tuple[int | None, int | None] | None:
-    """The first and the last key that query 0 sees, each query one further on; None if no band.
+    """Return the first and the last key that query 0 sees if each query sees one further, or None.
 
-    None also where a query sees no key.  A border is None where it lies beyond all keys.
+    The result is also None if a query sees no key.  A border is None if it lies beyond all keys.
     """
     if seen.ndim < 2:
         return None

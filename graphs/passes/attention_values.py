@@ -1,9 +1,9 @@
-"""Following the values of an attention through a graph: which axes they have, where they come from.
+"""Values of an attention in a graph: their axes and their sources.
 
 A dimension of a value is described by the axes that it is made of: `b` batch, `g` heads of K and V,
 `r` heads of Q that share one of these, `q` queries, `k` keys, `d` columns of Q and K, `e` columns
 of V.  [batch, heads, queries, columns] is (b) (g r) (q) (d); as [batch heads, queries, columns] it
-is (b g r) (q) (d).  Axes of size 1 are left out, so whoever reshapes may put them anywhere.
+is (b g r) (q) (d).  Axes of size 1 are left out, so a reshape may put them anywhere.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ORDERS = ("batch heads rows", "batch rows heads", "rows batch heads")  # columns
 
 
 def _spelled(order: str, rows: str, heads: str) -> tuple[str, ...]:
-    """The axes that the dimensions of an order are made of."""
+    """Return the axes that make up each dimension of an order."""
     parts = {"batch": ("b",), "heads": tuple(heads), "rows": (rows,)}
     return tuple(chain(*(parts[n] for n in order.split())))
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Where a matrix of each head is: a value, its layout, and the factor it is multiplied by.
+    """Place of a matrix of each head: a value, its layout, and the factor it is multiplied by.
 
     order: its four dimensions, one of `ORDERS`.
-    is_whole: it has these dimensions, none joined and none left out.
+    is_whole: the value has exactly these dimensions, none joined and none left out.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of matrices, by the names of its operands; `flags`: which are transposed."""
+    """A product of matrices, by the names of its operands; `flags`: the transposed ones."""
 
     node: Node
     flags: tuple[bool, bool]
@@ -53,7 +53,7 @@ class Product:
 
     @classmethod
     def of(cls, node: Node | None) -> Product | None:
-        """The product that a node is; None if it is none."""
+        """Return the product that a node computes, or None."""
         if node is None or node.op not in ("MatMul", "FusedMatMul"):
             return None
         if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
@@ -63,26 +63,26 @@ class Product:
 
 
 class Values:
-    """The values of a graph: their makers, readers and types, and how they hang together."""
+    """Values of a graph: their makers, readers and types, and how they depend on each other."""
 
     def __init__(self, graph: Graph, found: Inferred) -> None:
         self.graph, self.types, self.constants = graph, found.types, found.constants
         self.makers, self.readers = graph.producers(), graph.consumers()
         self.outputs = set(graph.outputs)
-        self.sizes: Mapping[str, Dim] = {}  # of the axes of the attention that is looked at
+        self.sizes: Mapping[str, Dim] = {}  # of the axes of the current attention
 
     def shape(self, name: str) -> tuple[Dim, ...]:
         return self.types[name].shape
 
     def scalar(self, name: str) -> float | None:
-        """The number that a constant of one element is; None if it is none."""
+        """Return the number in a constant of one element, or None."""
         value = self.constants.get(name)
         if value is None or value.size != 1 or value.dtype.kind not in "fiu":
             return None
         return float(value.reshape(-1)[0])
 
     def factor(self, node: Node) -> tuple[str, float] | None:
-        """The value that a node multiplies by a constant, and this; None if it does not."""
+        """Return the value that a node multiplies by a constant, and the constant; or None."""
         if node.domain or node.op not in ("Mul", "Div"):
             return None
         for i in (0, 1) if node.op == "Mul" else (0,):
@@ -95,18 +95,18 @@ class Values:
         return None
 
     def keeps(self, node: Node) -> bool:
-        """Whether the output of a node is its first input, perhaps in another shape."""
+        """Return whether the output of a node is its first input, possibly reshaped."""
         op = ops().get((node.domain, node.op))
         if op is None or not op.keeps_elements:
             return False
         return self.types[node.inputs[0]].dtype == self.types[node.outputs[0]].dtype
 
     def axes(self, *names: str) -> tuple[str, ...]:
-        """The given axes that are larger than 1."""
+        """Return the given axes that are larger than 1."""
         return tuple(n for n in names if self.sizes[n] != 1)
 
     def grouped(self, axes: Axes, shape: Sequence[Dim]) -> Axes | None:
-        """The same axes as dimensions of a new shape; None if an axis is cut."""
+        """Return the same axes as dimensions of a new shape, or None if an axis is cut."""
         left = list(chain(*axes))
         out: list[tuple[str, ...]] = []
         for d in shape:
@@ -123,9 +123,11 @@ class Values:
         return None if left else tuple(out)
 
     def four(self, name: str, rank: int) -> tuple[Dim, ...] | None:
-        """The shape of what broadcasts to scores of `rank` dimensions, as of those with four.
+        """Return the shape of a value that broadcasts to scores of `rank` dimensions, as if they
+        had four.
 
-        None if it cannot be said: scores of three dimensions have one for batch and heads together.
+        The result is None if it is ambiguous: scores of three dimensions have one for batch and
+        heads together.
         """
         shape = self.shape(name)
         heads = self.sizes["g"] * self.sizes["r"]  # type: ignore[operator]  # known
@@ -141,7 +143,9 @@ class Values:
     # --- where values come from
 
     def _before(self, name: str, axes: Axes) -> tuple[str, Axes, float] | None:
-        """The value that this one is, moved, reshaped, repeated or scaled; its axes, the factor."""
+        """Return the value that is moved, reshaped, repeated or scaled to make this one; its axes;
+        the factor.
+        """
         node = self.makers.get(name)
         if node is None or node.domain:
             return None
@@ -153,8 +157,8 @@ class Values:
             back = dict(zip(order, axes, strict=True))
             return x, tuple(back[i] for i in range(len(axes))), 1.0
         if self.keeps(node):
-            found = self.grouped(axes, self.shape(x))
-            return None if found is None else (x, found, 1.0)
+            dims = self.grouped(axes, self.shape(x))
+            return None if dims is None else (x, dims, 1.0)
         if node.op == "Expand" and len(self.shape(x)) == len(axes):
             pairs = zip(axes, self.shape(x), self.shape(name), strict=True)
             small = [(a, d != full) for a, d, full in pairs]
@@ -164,7 +168,7 @@ class Values:
         return None
 
     def layout(self, name: str, axes: Axes, rows: str, columns: str, heads: str) -> Operand | None:
-        """The operand that a value is if it has one of the layouts."""
+        """Return the operand for a value that has one of the layouts, or None."""
         flat = tuple(chain(*axes))
         for order in ORDERS:
             if flat == self.axes(*_spelled(order, rows, heads), columns):
@@ -173,7 +177,7 @@ class Values:
         return None
 
     def whole(self, order: str, rows: str, columns: str, heads: str) -> tuple[Dim, ...]:
-        """The four dimensions of an operand of this order."""
+        """Return the four dimensions of an operand of this order."""
         count: Dim = 1
         for h in heads:
             count = count * self.sizes[h]  # type: ignore[operator]  # known
@@ -181,10 +185,10 @@ class Values:
         return (*(lead[n] for n in order.split()), self.sizes[columns])
 
     def source(self, name: str, axes: Axes, rows: str, columns: str, heads: str) -> Operand | None:
-        """The value farthest back that a matrix operand is but for layout and a factor.
+        """Return the earliest value that differs from a matrix operand in layout and a factor only.
 
-        heads: the axes that its heads are made of.  Of V, Y and their gradients, whose columns are
-        `e`, no factor is looked through, as nobody takes it.
+        heads: the axes that make up its heads.  Factors of V, Y and their gradients, whose columns
+            are `e`, are not followed, because the kernels do not accept them.
         """
         best: Operand | None = None
         factor = 1.0
@@ -197,15 +201,17 @@ class Values:
                 return best
             name, axes, factor = step[0], step[1], factor * step[2]
 
-    # --- what becomes of values
+    # --- where values go
 
     def only_reader(self, name: str) -> Node | None:
-        """The one node that reads a value; None if several do, or the graph gives it out."""
+        """Return the only node that reads a value; None if several do, or if it is an output of the
+        graph.
+        """
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
     def _after(self, name: str, axes: Axes) -> tuple[Node, Axes, float] | None:
-        """The node that only moves, reshapes, scales or sums this value over repeats."""
+        """Return the node that only moves, reshapes, scales or sums this value over repeats."""
         node = self.only_reader(name)
         if node is None or node.domain or node.inputs.count(name) != 1:
             return None
@@ -218,8 +224,8 @@ class Values:
             order = node.attrs.get("perm") or range(len(axes))[::-1]
             return node, tuple(axes[i] for i in order), 1.0
         if self.keeps(node):
-            found = self.grouped(axes, self.shape(out))
-            return None if found is None else (node, found, 1.0)
+            dims = self.grouped(axes, self.shape(out))
+            return None if dims is None else (node, dims, 1.0)
         if node.op == "ReduceSum" and len(node.inputs) == 2:
             over = self.constants.get(node.inputs[1])
             if over is None or over.size != 1:
@@ -235,7 +241,9 @@ class Values:
     def target(
         self, name: str, axes: Axes, rows: str, columns: str, heads: str
     ) -> tuple[Operand, list[Node]] | None:
-        """What a product's result becomes but for layout and a factor; the nodes between."""
+        """Return the final form of a product's result, up to layout and a factor, and the nodes
+        between.
+        """
         best: tuple[Operand, list[Node]] | None = None
         factor, passed = 1.0, list[Node]()
         while True:
@@ -250,7 +258,9 @@ class Values:
             passed.append(node)
 
     def known(self, name: str) -> Array | None:
-        """The value that constants give, but for what repeats it along axes; None if others do."""
+        """Return the value that constants give, before it is repeated along axes; None if inputs
+        decide it.
+        """
         if name in self.constants:
             return np.asarray(self.constants[name])
         node = self.makers.get(name)

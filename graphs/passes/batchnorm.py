@@ -1,7 +1,7 @@
 """Batch normalisation: the choice of nodes that train, their training form, and folding.
 
-A batch normalisation that trains uses the statistics of the batch and moves its running statistics.
-One that is frozen uses its running statistics, and a convolution before it can take it over.
+A trained batch normalisation uses the statistics of the batch and updates its running statistics. A
+frozen one uses its running statistics, and a convolution before it can absorb it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import MS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # the inputs that training changes
-# The ops that can absorb the batch normalisation behind them.  The number is the axis of their
-# weights along which the channels of their output lie.
+# The ops that can absorb the batch normalisation after them, and the axis of output channels in
+# their weights.
 ABSORBING = {"Conv": 0, "ConvTranspose": 1}
 MAKES = where({f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING})
 
 
 def batch_norms(graph: Graph) -> list[Node]:
-    """The nodes of batch normalisation."""
+    """Return the batch normalisation nodes."""
     return [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
 
 
@@ -45,19 +45,18 @@ def choose_trained(
     kept: Sequence[str],
     frozen: bool | Sequence[str] | None,
 ) -> list[Node]:
-    """The batch normalisations that are to use the statistics of the batch in training.
+    """Return the batch normalisations that use the statistics of the batch in training.
 
-    trainable, kept: names of the initializers that are trained, and of those that are parameters
-    without being trained.
-    frozen: which ones are to use their running statistics instead.  True: all of them.  False: none
-    of them.  A list: those named by their node or by one of their parameters.  None: those that
-    have a scale and a bias which are both not trained, see `is_plain`.
+    trainable, kept: names of the trained initializers, and of the parameters that are not trained.
+    frozen: the ones that use their running statistics instead.  True: all.  False: none.  A list:
+        those named by their node or by one of their parameters.  None: those whose scale and bias
+        are both not trained, see `is_plain`.
 
     If something is trained, a `ModelWarning` names the ones that None has frozen.
 
     Raises:
         NameNotFoundError: a name is neither a batch normalisation nor a parameter of one.
-        InputError: running statistics are to be trained by their gradient.
+        InputError: running statistics are listed as trained parameters.
     """
     norms = batch_norms(graph)
     own = set(norms)
@@ -91,13 +90,14 @@ def choose_trained(
 
 
 def is_plain(node: Node, constants: Mapping[str, Array], kept: Collection[str]) -> bool:
-    """Whether a batch normalisation has no scale and bias of its own, so that nothing is frozen.
+    """Return whether a batch normalisation has no scale and bias of its own to freeze.
 
-    Exporters then give it ones and zeros.  A layer that was never trained has those, too; its names
-    tell: the parameters of one layer have names of one folder, as `bn.weight`, `bn.running_mean`.
+    Exporters then write ones and zeros.  A layer that was never trained has the same values, but
+    its names differ: the parameters of a layer share a prefix, as in `bn.weight`,
+    `bn.running_mean`.
 
-    constants: the values of the scale and the bias, where they are known.
-    kept: names of parameters that are not trained, which the caller has chosen to have.
+    constants: the known values of scales and biases.
+    kept: names of the parameters that the caller keeps but does not train.
     """
     scale, shift, mean = node.inputs[1:4]
     if any(name in kept or name not in constants for name in (scale, shift)):
@@ -108,12 +108,12 @@ def is_plain(node: Node, constants: Mapping[str, Array], kept: Collection[str]) 
 
 
 def _folder(name: str) -> str:
-    """What stands before the last dot or slash of a name."""
+    """Return the part of a name before its last dot or slash."""
     return name[: max(name.rfind("."), name.rfind("/")) + 1]
 
 
 def _constants(graph: Graph, norms: Sequence[Node]) -> Mapping[str, Array]:
-    """The values of the scales and biases of these nodes, as far as no input decides them."""
+    """Return the scales and biases of these nodes that do not depend on inputs."""
     names = {i for n in norms for i in n.inputs[1:3]}
     if names <= graph.initializers.keys():
         return graph.initializers
@@ -127,15 +127,15 @@ def _warn_of_default(norms: Sequence[Node]) -> None:
     warnings.warn(
         f"batch {'normalisation' if one else 'normalisations'} {names}{more} "
         f"{'uses and keeps its' if one else 'use and keep their'} running statistics in training, "
-        "because neither scale nor bias is trained; frozen_batch_norm=True says that this is "
-        "meant, False lets all of them use those of the batch",
+        "because neither scale nor bias is trained; set frozen_batch_norm=True to keep "
+        "this, or False to use the statistics of the batch in all of them",
         ModelWarning,
         stacklevel=caller_level(),
     )
 
 
 def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
-    """Give each trained layer running statistics of its own; return the names of all of these.
+    """Give each trained layer running statistics of its own, and return their names.
 
     Exporters store equal tensors once, so several layers may share one initializer that must differ
     after training.  Such an initializer is copied.  A layer that the model uses twice, with the
@@ -162,8 +162,8 @@ def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
                 graph.initializers[made[key]] = graph.initializers[name]
             inputs[k] = made[key]
         node.inputs = tuple(inputs)
-    found = dict.fromkeys(n.inputs[k] for n in trained for k in STATISTICS)
-    return [name for name in found if name in graph.initializers]
+    statistics = dict.fromkeys(n.inputs[k] for n in trained for k in STATISTICS)
+    return [name for name in statistics if name in graph.initializers]
 
 
 def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
@@ -171,7 +171,7 @@ def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
 
     The nodes `trained` become BatchNormInternal, which uses the statistics of the batch and also
     returns the new running statistics, and the mean and inverse deviation for the backward pass.
-    All others use their running statistics.
+    The others use their running statistics.
 
     Before   y = BatchNormalization(x, s, b, m, v);                       z likewise
     After    y, m', v', mean, inv = com.microsoft::BatchNormInternal(x, s, b, m, v);
@@ -200,7 +200,7 @@ def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
 def drop_statistics(node: Node, read: Set[str]) -> None:
     """Let a batch normalisation use its running statistics, in place.
 
-    read: as `read_values` says of its graph.
+    read: the result of `read_values` for its graph.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1
     After    y       = BatchNormalization(x, s, b, m0, v0) training_mode=0
@@ -215,17 +215,17 @@ def drop_statistics(node: Node, read: Set[str]) -> None:
 
 
 def read_values(graph: Graph) -> set[str]:
-    """The values that nodes of a graph read or that are its outputs."""
+    """Return the values that nodes of a graph read or that are its outputs."""
     return {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
 
 
 def refuse_readers(node: Node, names: Sequence[str], read: Set[str]) -> None:
     """Refuse a graph that reads one of these outputs of a batch normalisation.
 
-    read: as `read_values` says of the graph.
+    read: the result of `read_values` for the graph.
 
     Raises:
-        ModelError: it does.
+        ModelError: one of the outputs is read.
     """
     used = [o for o in names if o in read]
     if used:
@@ -243,8 +243,8 @@ def absorb_norms(graph: Graph) -> Graph:
     Before   a = Conv(x, w, c); y = BatchNormalization(a, s, b, m, v)       nothing else reads a
     After    f = s / sqrt(v + epsilon); y = Conv(x, w f, (c - m) f + b)
 
-    A transposed convolution is joined likewise, unless it has groups: the axis of its weights that
-    counts output channels then counts those of one group only.  A norm with vectors of another
+    A transposed convolution is joined in the same way unless it has groups, because the output axis
+    of its weights then counts the channels of a single group.  A norm whose vectors have another
     element type than the weights stays.
     """
     norms = {n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain}
@@ -271,39 +271,41 @@ def absorb_norms(graph: Graph) -> Graph:
 
 
 def _absorbs(node: Node) -> bool:
-    """Whether a node can take over a batch normalisation of its output."""
+    """Return whether a node can absorb a batch normalisation of its output."""
     if node.domain or node.op not in ABSORBING:
         return False
     return ABSORBING[node.op] == 0 or node.attrs.get("group", 1) == 1
 
 
 def _is_training(graph: Graph, node: Node) -> bool:
-    """Whether a node uses the statistics of the batch; before opset 14 its outputs say so."""
+    """Return whether a node uses the statistics of the batch; before opset 14 its outputs say
+    so.
+    """
     if graph.opsets.get("", 1) >= 14:
         return bool(node.attrs.get("training_mode"))
     return len(node.outputs) > 1
 
 
 def _rank(graph: Graph, name: str) -> int | None:
-    """The rank of a graph input or initializer; None for other values."""
+    """Return the rank of a graph input or initializer; None for other values."""
     if name in graph.initializers:
         return graph.initializers[name].ndim
     return graph.inputs[name].rank if name in graph.inputs else None
 
 
 def _is_of_one_type(graph: Graph, conv: Node, norm: Node) -> bool:
-    """Whether the inputs of a norm, as far as their types are told, are of the weights' type."""
+    """Return whether the inputs of a norm whose types are known have the weights' type."""
     kind = _dtype(graph, conv.inputs[1])
     for name in norm.inputs:
         told = graph.inputs.get(name) or graph.types.get(name)
-        found = type_of(graph.initializers[name]) if name in graph.initializers else told
-        if found is not None and NUMPY[found.dtype] != kind:
+        dtype = type_of(graph.initializers[name]) if name in graph.initializers else told
+        if dtype is not None and NUMPY[dtype.dtype] != kind:
             return False
     return True
 
 
 def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> list[Node]:
-    """The nodes that stand for a convolution and the batch normalisation behind it."""
+    """Return the nodes that replace a convolution and the batch normalisation after it."""
     nodes: list[Node] = []
     _, scale, shift, mean, var = norm.inputs
 
@@ -332,6 +334,6 @@ def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> 
 
 
 def _dtype(graph: Graph, name: str) -> np.dtype[Any]:
-    """The numpy type of the elements of a graph input or initializer."""
-    found = graph.initializers.get(name)
-    return np.dtype(NUMPY[graph.inputs[name].dtype]) if found is None else found.dtype
+    """Return the numpy type of the elements of a graph input or initializer."""
+    array = graph.initializers.get(name)
+    return np.dtype(NUMPY[graph.inputs[name].dtype]) if array is None else array.dtype

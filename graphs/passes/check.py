@@ -16,13 +16,13 @@ State = tuple[tuple[object, ...], tuple[object, ...]]
 
 
 class Watch:
-    """Checks a graph after every pass; only nodes that have changed since are inferred again.
+    """Checker of a graph after every pass; only nodes that have changed since are inferred again.
 
-    Attributes are compared by identity: a pass that puts an equal value in place of another only
-    causes a check that was not needed.
+    Attributes are compared by identity: a pass that replaces a value by an equal one only causes an
+    unnecessary check.
 
-    answers: what shape rules have answered when the graph was inferred.  The types that a node
-        makes are compared with the recorded ones whether or not its rule has to be asked again.
+    answers: results of shape rules from the inference of the graph.  The types that a node makes
+        are compared with the recorded ones even if its rule need not be called again.
     """
 
     def __init__(self, answers: Answers[Made]) -> None:
@@ -42,9 +42,9 @@ class Watch:
             then only names and order are checked.
 
         Raises:
-            ModelError: a value that is made twice, or is read before it is made.
-            LookupError: a value without a type.
-            TypeError: a node that makes another type than the recorded one.
+            ModelError: a value is made twice, or is read before it is made.
+            LookupError: a value has no type.
+            TypeError: a node makes another type than the recorded one.
         """
         if not types:
             graph.check()
@@ -58,7 +58,7 @@ class Watch:
             self._check_node(graph, node, types, constants)
 
     def _changed(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes that are not as they were at the last call, or were not there."""
+        """Return the nodes that are new or have changed since the last call."""
         changed: list[Node] = []
         seen: dict[Node, State] = {}
         for node in nodes:
@@ -85,15 +85,15 @@ class Watch:
         types: Mapping[str, TensorType],
         constants: Mapping[str, Array],
     ) -> None:
-        """Compare the types that a node makes of its inputs with the recorded ones."""
+        """Compare the types that a node makes from its inputs with the recorded ones."""
         untyped = [v for v in (*node.reads(), *node.outputs) if v and v not in types]
         if untyped:
             raise LookupError(f"{node}: {', '.join(untyped)} have no type")
         if (node.domain, node.op) == (OURS, "Map"):
             self._check_map(graph, node, types, constants)
             return
-        found = self._types(graph, node, types, constants)
-        for name, made in zip(node.outputs, found, strict=False):
+        types_made = self._types(graph, node, types, constants)
+        for name, made in zip(node.outputs, types_made, strict=False):
             kept = types.get(name)
             if kept is made or kept is None:
                 continue
@@ -107,20 +107,20 @@ class Watch:
         types: Mapping[str, TensorType],
         constants: Mapping[str, Array],
     ) -> tuple[TensorType, ...]:
-        """The types that a node makes, by its shape rule."""
+        """Return the types that a node makes, by its shape rule."""
         told = told_of(graph, node, types, constants)
         inferred = self._answers.get(told)
         if inferred is not None:
             return inferred.types
-        found = self._made.get(told)
-        if found is None:
+        result = self._made.get(told)
+        if result is None:
             site = site_of(graph, node, types, constants)
             try:
-                found = declaration(graph, node).infer(site)
+                result = declaration(graph, node).infer(site)
             except EngineError as error:
                 raise TypeError(f"{node}: its types do not fit: {error}") from error
-            self._made.keep(told, site, found)
-        return found
+            self._made.keep(told, site, result)
+        return result
 
     def _check_map(
         self,
@@ -129,18 +129,18 @@ class Watch:
         types: Mapping[str, TensorType],
         constants: Mapping[str, Array],
     ) -> None:
-        """Check that a map makes its outputs.
+        """Check the types of the outputs of a map.
 
-        It repeats its operands up to the shape that is recorded of an output, which may be larger
-        than that of every operand, and it writes formulas of constants alone as any element type.
+        It repeats its operands up to the recorded shape of an output, which may be larger than the
+        shapes of all operands, and it can write formulas of constants as any element type.
         """
         ins = [types[i] for i in node.inputs]
         told = told_of(graph, node, types, constants)
-        found = self._dtypes.get(told)
-        if found is None:
-            found = node.attrs["formulas"].results_dtypes([t.dtype for t in ins])
-            self._dtypes.keep(told, site_of(graph, node, types, constants), found)
-        for name, made in zip(node.outputs, found, strict=True):
+        dtypes = self._dtypes.get(told)
+        if dtypes is None:
+            dtypes = node.attrs["formulas"].results_dtypes([t.dtype for t in ins])
+            self._dtypes.keep(told, site_of(graph, node, types, constants), dtypes)
+        for name, made in zip(node.outputs, dtypes, strict=True):
             kept = types[name]
             if made not in (None, kept.dtype):
                 raise TypeError(

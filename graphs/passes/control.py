@@ -1,10 +1,10 @@
-"""Control flow, sequences and optional values are replaced by plain nodes before lowering.
+"""Unrolling of control flow, sequences and optional values into plain nodes, before lowering.
 
     If      If the condition is a known constant, the nodes of that branch.  Otherwise the nodes of
             both branches, and a Where that chooses between their results.
     Loop    The nodes of its body, once for each trip.  The number of trips must be known.
     Scan    The nodes of its body, once for each element of its sequences.
-    Sequence*, Optional*    Nothing: a reader gets the names of the elements themselves.
+    Sequence*, Optional*    Removed: a reader gets the names of the elements themselves.
 
 Where both branches of an If stay, both are computed in every run.  Indices in the branch that is
 not taken must therefore be in range, too, and where its derivatives are infinite the gradient is
@@ -32,7 +32,7 @@ COPIED = 64  # names of tensors in copies of sequences that count as a node
 
 
 def has_control_flow(graph: Graph) -> bool:
-    """Whether a graph holds a node that `unroll` replaces."""
+    """Return whether a graph holds a node that `unroll` replaces."""
     return any(not n.domain and n.op in FORMS for n in graph.nodes)
 
 
@@ -46,8 +46,8 @@ def unroll(graph: Graph) -> Graph:
     Raises:
         UnknownValueError: a trip count, condition or position depends on the value of an input.
         UnsupportedOpError: a length is not known, or branches make different types.
-        LimitError: it would be more nodes than a graph may have.  Where trips and lengths are known
-            this is found before any of them is made.
+        LimitError: the graph would have more nodes than are allowed.  Where trips and lengths are
+            known, this is found before any node is made.
     """
     if has_control_flow(graph):
         job = _Unroll(graph)
@@ -63,15 +63,15 @@ def unroll(graph: Graph) -> Graph:
 
 
 class _Unroll:
-    """Builds the list of nodes of one graph anew.
+    """Builder of the new list of nodes of one graph.
 
     nodes: the new list.  makers: for each value, the position in `nodes` of the node that makes it.
-    same: for the output of each Identity, the value that it is.
-    settled: the values of tensors that were found so far; kinds: the types without symbols, where
-        sizes do not decide the value.
+    same: for the output of each Identity, its input.
+    settled: the values of tensors found so far; kinds: the types without symbols of values that do
+        not depend on sizes.
     lists: for each value that is a sequence, the names of its tensors.
     copied: how many names are in copies of sequences.
-    limit: the most nodes that there may be.
+    limit: the maximum number of nodes.
     node: the node that is being replaced.
     """
 
@@ -119,14 +119,14 @@ class _Unroll:
         self.nodes.append(node)
 
     def check_room(self, more: int, node: Node | None = None) -> None:
-        """Refuse the node that is being replaced if it adds so many nodes that there are too many.
+        """Refuse the current node if the nodes it adds would exceed the limit.
 
         Raises:
-            LimitError: it does.
+            LimitError: they would.
         """
         if len(self.nodes) + more > self.limit:
-            found = len(self.nodes) + more
-            limits.check("NODES", found, self.where(node), "unrolled the graph has at least")
+            least = len(self.nodes) + more
+            limits.check("NODES", least, self.where(node), "unrolled the graph has at least")
 
     def op(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> list[str]:
         """Append a new node of ONNX's domain; return the names of its outputs."""
@@ -142,15 +142,15 @@ class _Unroll:
         return name
 
     def title(self) -> str:
-        """What the replaced node is called in messages and in the names of new nodes."""
+        """Return the name of the replaced node in messages and in names of new nodes."""
         return self.node.name or next((o for o in self.node.outputs if o), self.node.op)
 
     def weights(self, body: Subgraph) -> dict[str, str]:
         """Add the initializers of a body to the graph; return the new name of each."""
-        found = {name: self.names.fresh(name) for name in body.graph.initializers}
+        names = {name: self.names.fresh(name) for name in body.graph.initializers}
         for name, array in body.graph.initializers.items():
-            self.graph.initializers[found[name]] = array
-        return found
+            self.graph.initializers[names[name]] = array
+        return names
 
     def body(self, body: Subgraph, weights: Mapping[str, str], *inputs: str) -> list[str]:
         """Append a copy of the nodes of a body; return the names of its outputs.
@@ -174,30 +174,30 @@ class _Unroll:
             self.add(Node(node.op, ins, outs, attrs, node.domain, name))
         return [known.get(o, o) for o in body.graph.outputs]
 
-    # --- what is known
+    # --- known values
 
     def known(self, name: str, what: str) -> Array:
-        """The value of a constant tensor; `what` it is called in messages.
+        """Return the value of a constant tensor, which messages call `what`.
 
         Raises:
             UnknownValueError: it depends on the value of an input of the graph.
         """
-        found = self.value(name)
-        if found is None:
+        array = self.value(name)
+        if array is None:
             self.refuse_unknown(name, f"{what} {name!r} must be a constant known before lowering")
-        return found
+        return array
 
     def scalar(self, name: str, what: str) -> Any:
-        """The value of a constant tensor of one element, as a Python number.
+        """Return the value of a constant tensor of one element, as a Python number.
 
         Raises:
             UnknownValueError: it depends on the value of an input of the graph.
             UnsupportedOpError: it has more elements, or none.
         """
-        found = self.known(name, what)
-        if found.size != 1:
-            self.fail(f"{what} {name!r} of shape {list(found.shape)}", "one element")
-        return found.reshape(()).item()
+        array = self.known(name, what)
+        if array.size != 1:
+            self.fail(f"{what} {name!r} of shape {list(array.shape)}", "one element")
+        return array.reshape(()).item()
 
     def refuse_unknown(self, name: str, text: str) -> NoReturn:
         """Refuse the node, and name the graph inputs on whose values `name` depends."""
@@ -207,7 +207,9 @@ class _Unroll:
         )
 
     def value(self, name: str) -> Array | None:
-        """The value of a tensor; None if it depends on the value of an input of the graph."""
+        """Return the value of a tensor; None if it depends on the value of an input of the
+        graph.
+        """
         name = self.same.get(name, name)
         if name not in self.makers:
             return self.graph.initializers.get(name)
@@ -216,14 +218,14 @@ class _Unroll:
         return self.settled.get(name)
 
     def written(self, name: str) -> Array | None:
-        """The value of a tensor as far as it is at hand: nothing is computed for it."""
+        """Return the value of a tensor if it is at hand, without computing anything."""
         name = self.same.get(name, name)
         if name in self.makers and name not in self.settled:
             return _written(self.nodes[self.makers[name]])
         return self.settled.get(name, self.graph.initializers.get(name))
 
     def type(self, name: str) -> TensorType:
-        """The type of a value; a sequence is refused."""
+        """Return the type of a value; refuse a sequence."""
         if name in self.lists:
             self.fail(f"{name!r} is a sequence", "tensors")
         if not name:
@@ -232,26 +234,26 @@ class _Unroll:
         return self.kinds[name] if name in self.kinds else self.inferred(name).types[name]
 
     def inferred(self, name: str) -> Inferred:
-        """What inference finds for the nodes that compute a value, beyond what it has found before.
+        """Return the types and values that inference finds for the nodes that compute a value.
 
-        Values and types without symbols are kept, but for the type of a value that follows from
-        sizes: a shape may be made of it.  Each trip of a loop asks about nodes that follow
-        those of the trip before, so that a walk over all of them takes the square of the trips.
+        Values and types without symbols are kept, except the type of a value that depends on sizes,
+        because a shape may be computed from it.  Without this, each trip of a loop would walk over
+        the nodes of all trips before it.
         """
-        found = infer(self.part(name, is_short=True))
-        self.settled.update(found.constants)
-        known = (self.makers.keys() & found.types.keys()) - found.varying
-        kinds = ((n, found.types[n]) for n in known)
+        result = infer(self.part(name, is_short=True))
+        self.settled.update(result.constants)
+        known = (self.makers.keys() & result.types.keys()) - result.varying
+        kinds = ((n, result.types[n]) for n in known)
         self.kinds.update((n, t) for n, t in kinds if all(isinstance(d, int) for d in t.shape))
-        return found
+        return result
 
     def part(self, name: str, is_short: bool = False) -> Graph:
-        """A graph of the nodes, of those appended so far, that compute a value.
+        """Return a graph of the nodes appended so far that compute a value.
 
-        is_short: values that are known are constants of the graph, and those of which the type is
-            known are inputs.
+        is_short: known values become constants of the graph, and values with known types become
+            inputs.
         """
-        waiting, seen, found = [name], set[str](), set[int]()
+        waiting, seen, places = [name], set[str](), set[int]()
         inputs, constants = dict[str, TensorType](), dict[str, Array]()
         while waiting:
             value = waiting.pop()
@@ -267,9 +269,9 @@ class _Unroll:
             elif is_short and value in self.kinds:
                 inputs[value] = self.kinds[value]
             elif value in self.makers:
-                found.add(self.makers[value])
+                places.add(self.makers[value])
                 waiting += self.nodes[self.makers[value]].reads()
-        nodes = [self.nodes[i] for i in sorted(found)]
+        nodes = [self.nodes[i] for i in sorted(places)]
         return Graph(self.graph.name, inputs, [name], constants, nodes, self.graph.opsets)
 
     def check_outputs(self, body: Subgraph, least: int, most: int | None = None) -> None:
@@ -280,7 +282,7 @@ class _Unroll:
             self.fail(f"a body of {made} outputs", expected)
 
     def where(self, node: Node | None = None) -> str:
-        """The node as messages name it, by default the one that is being replaced."""
+        """Return the name of a node in messages, by default of the node that is being replaced."""
         node = node or self.node
         return f"{node.op} {self.title()!r} (opset {self.graph.opsets.get('', 1)})"
 
@@ -288,7 +290,7 @@ class _Unroll:
         tail = f"; supported: {supported}" if supported else ""
         raise UnsupportedOpError(f"{self.where(node)}: {found}{tail}")
 
-    # --- parts and wholes
+    # --- splitting and joining
 
     def split(self, x: str, axis: int) -> list[str]:
         """Split a tensor into its slices along an axis; the slices do not have that axis."""
@@ -311,9 +313,9 @@ class _Unroll:
         return self.op("Concat", *(self.op("Unsqueeze", p, at)[0] for p in parts), axis=axis)[0]
 
     def stacked(self, body: Subgraph, k: int, parts: Sequence[str], axis: int) -> str:
-        """Join what the runs of a body made as its output k, along a new axis.
+        """Join the results of the runs of a body for its output k, along a new axis.
 
-        If there were no runs, the result is empty and the type of the output tells its shape.
+        If there were no runs, the result is empty, and its shape comes from the type of the output.
         """
         if parts:
             return self.stack(parts, axis)
@@ -330,19 +332,19 @@ Find = Callable[[str], Array | None]  # the value of a tensor by its name in a b
 
 
 def _amount_of_loop(body: Subgraph, count: int, find: Find) -> int:
-    """The least number of nodes that a Loop of `count` trips becomes: nothing is unrolled for it.
+    """Return the least number of nodes that a Loop of `count` trips becomes, without unrolling it.
 
-    The condition ends a loop early unless the body passes it on as it is, so that one trip is all
-    that is certain then.
+    Unless the body passes the condition on unchanged, the loop may end early, so only one trip is
+    certain.
     """
     trips = max(count, 0) if _passes_condition(body) else min(max(count, 0), 1)
     return trips * max(1, _amount(body, find)) if trips else 0
 
 
 def _amount(body: Subgraph, find: Find) -> int:
-    """The least number of nodes that one run of a body becomes.
+    """Return the least number of nodes that one run of a body becomes.
 
-    find: tells values of the graph around it.
+    find: returns values of the enclosing graph.
     """
     captured = dict(zip(body.inner, body.captured, strict=True))
     makers = body.graph.producers()
@@ -365,14 +367,14 @@ def _amount(body: Subgraph, find: Find) -> int:
 
 
 def _written(node: Node) -> Array | None:
-    """The value of a Constant; None for any other node."""
+    """Return the value of a Constant, or None for any other node."""
     is_constant = node.op == "Constant" and not node.domain
     value = node.attrs.get("value", node.attrs.get("value_int")) if is_constant else None
     return None if value is None else np.asarray(value)
 
 
 def _passes_condition(body: Subgraph) -> bool:
-    """Whether the body of a Loop gives the next trip the condition that it got."""
+    """Return whether the body of a Loop passes the condition on unchanged."""
     makers = body.graph.producers()
     name = body.graph.outputs[0]
     while name in makers and makers[name].op == "Identity" and not makers[name].domain:
@@ -400,14 +402,14 @@ def _if(to: _Unroll) -> list[str]:
             to.fail(f"output {output!r} is a sequence, the condition {condition!r} not known")
         try:
             fits = to.type(a) == to.type(b)
-            found = f"it is {to.type(a)} of one branch and {to.type(b)} of the other"
+            difference = f"it is {to.type(a)} of one branch and {to.type(b)} of the other"
         except (ShapeError, UnsupportedOpError) as error:  # of a branch that is never taken
-            fits, found = False, str(error)
+            fits, difference = False, str(error)
         if not fits:
             to.refuse_unknown(
                 condition,
                 f"output {output!r} needs branches of equal types, or a condition known before "
-                f"lowering: {found}",
+                f"lowering: {difference}",
             )
         outputs.append(to.op("Where", flag, a, b)[0])
     return outputs
@@ -421,7 +423,7 @@ def _loop(to: _Unroll) -> list[str]:
     weights, passed = to.weights(body), condition or to.constant(True, "b1")
     if not condition or to.scalar(condition, "the condition"):
         if count is None and _passes_condition(body):
-            to.fail("no trip count, and a condition that stays as it is", "loops that end")
+            to.fail("no trip count, and a condition that never changes", "loops that end")
         to.check_room(_amount_of_loop(body, 1 if count is None else count, to.written))
     first = 1 + len(carried)
     scans: list[list[str]] = [[] for _ in body.graph.outputs[first:]]
@@ -451,10 +453,10 @@ def _scan(to: _Unroll) -> list[str]:
     ends = body.graph.outputs[n:]
 
     def given(name: str, count: int) -> list[int]:
-        found = list(node.attrs.get(name) or [0] * count)
-        if len(found) != count:
-            to.fail(f"{name} {found}", f"{count} of them")
-        return found
+        values = list(node.attrs.get(name) or [0] * count)
+        if len(values) != count:
+            to.fail(f"{name} {values}", f"{count} of them")
+        return values
 
     lengths = [
         t.shape[axis]
@@ -493,10 +495,11 @@ def _scan(to: _Unroll) -> list[str]:
 
 
 class Elements(NamedTuple):
-    """The tensors of a sequence.
+    """Tensors of a sequence.
 
-    shared: their names come first in it; behind them are those of longer sequences made of this.
-    size: how many are its own.
+    shared: a list that begins with their names; names of longer sequences made from this one
+        follow.
+    size: the number of tensors of this sequence.
     """
 
     shared: list[str]
@@ -504,40 +507,42 @@ class Elements(NamedTuple):
 
 
 def _list(to: _Unroll, elements: Sequence[str]) -> list[str]:
-    """Note a new sequence of these tensors; return its name, as the one output."""
+    """Note a new sequence of these tensors; return its name, as the only output."""
     to.copied += len(elements)
     to.check_room(to.copied // COPIED)
     return _shared(to, list(elements))
 
 
 def _shared(to: _Unroll, elements: list[str]) -> list[str]:
-    """As `_list`, of all in a list that other sequences may share."""
+    """Note a new sequence whose list of names other sequences may share; return its name."""
     name = to.names.fresh(f"{to.title()}/sequence")
     to.lists[name] = Elements(elements, len(elements))
     return [name]
 
 
 def _elements(to: _Unroll, i: int = 0) -> Elements:
-    """The tensors in the sequence that is input i."""
+    """Return the tensors of the sequence that is input i."""
     name = to.node.inputs[i]
     if name not in to.lists:
-        to.fail(f"input {name!r} is no sequence that the graph makes")
+        to.fail(f"input {name!r} is not a sequence that the graph makes")
     return to.lists[name]
 
 
 def _names(to: _Unroll) -> list[str]:
-    """The names of the tensors in the sequence that is the first input."""
-    found = _elements(to)
-    return found.shared[: found.size]
+    """Return the names of the tensors of the sequence that is the first input."""
+    sequence = _elements(to)
+    return sequence.shared[: sequence.size]
 
 
 def _at(to: _Unroll) -> list[str]:
-    found = _elements(to)
-    return [found.shared[_position(to, 1, found.size)]]
+    sequence = _elements(to)
+    return [sequence.shared[_position(to, 1, sequence.size)]]
 
 
 def _position(to: _Unroll, i: int, count: int) -> int:
-    """The constant input i, which may count from the end, as a position from 0 to count - 1."""
+    """Return the constant input i, which may count from the end, as a position from 0 to count -
+    1.
+    """
     at = int(to.scalar(to.node.inputs[i], "the position"))
     if not -count <= at < count:
         to.fail(f"position {at} of {count}")
@@ -555,14 +560,14 @@ def _insert(to: _Unroll) -> list[str]:
     if at == count == len(shared):  # as loops do, whose sequences would be copied at each trip
         shared.append(new)
         return _shared(to, shared)
-    found = shared[:count]
-    return _list(to, [*found[:at], new, *found[at:]])
+    names = shared[:count]
+    return _list(to, [*names[:at], new, *names[at:]])
 
 
 def _erase(to: _Unroll) -> list[str]:
-    found = _names(to)
-    at = _position(to, 1, len(found)) if len(to.node.inputs) > 1 else len(found) - 1
-    return _list(to, [*found[:at], *found[at + 1 :]])
+    names = _names(to)
+    at = _position(to, 1, len(names)) if len(to.node.inputs) > 1 else len(names) - 1
+    return _list(to, [*names[:at], *names[at + 1 :]])
 
 
 def _join(to: _Unroll) -> list[str]:
@@ -594,7 +599,7 @@ def _part(to: _Unroll) -> list[str]:
 
 
 def _passed(to: _Unroll) -> list[str]:
-    """The input itself: an optional value is known by the name of its element."""
+    """Return the input itself: an optional value has the name of its element."""
     return [to.node.inputs[0]]
 
 
@@ -604,10 +609,10 @@ def _has(to: _Unroll) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How `unroll` replaces an op.
+    """Declaration of how `unroll` replaces an op.
 
-    rule: appends the nodes that stand for the op.
-    makes: the ops of these nodes, as `op_keys` reads them; Identity need not be named.
+    rule: appends the nodes that replace the op.
+    makes: the ops of these nodes, in the notation of `op_keys`; Identity need not be named.
     """
 
     rule: Callable[[_Unroll], list[str]]

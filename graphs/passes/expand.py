@@ -1,4 +1,4 @@
-"""Expansion: a node whose op is declared by other ops is replaced by nodes of those ops."""
+"""Expansion of nodes whose op is declared by other ops into nodes of those ops."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ DEPTH = 16  # how often the result of an expansion may itself be expanded
 
 def expand(
     graph: Graph,
-    found: Inferred,
+    inferred: Inferred,
     chosen: Callable[[Node, Op], bool] = lambda node, op: True,
     answers: Answers[Made] | None = None,
 ) -> Inferred:
     """Replace nodes by their expansions, in place, until none is left; return all types.
 
-    found: the types and constants of the graph as it comes.
-    chosen: whether to expand a node of an op; by default every node that has an expansion.
-    answers: as `infer` takes them.
+    inferred: the types and constants of the graph before expansion.
+    chosen: returns whether to expand a node of an op; by default every node that has an expansion
+        is.
+    answers: see `infer`.
 
     Before   y = DepthToSpace(x), blocksize=2
     After    a = Reshape(x, ...); b = Transpose(a); y = Reshape(b, ...)
@@ -45,21 +46,21 @@ def expand(
         before = graph.nodes
         wanted = {node: op for node in before if (op := _expands(graph, node, chosen))}
         if not wanted:
-            return found
+            return inferred
         names = Names(graph)
         graph.nodes = []
         is_changed = False
         for node in before:
             if node in wanted:
-                is_changed |= _replace(graph, found, names, node, wanted[node])
+                is_changed |= _replace(graph, inferred, names, node, wanted[node])
             else:
                 graph.nodes.append(node)
             if len(graph.nodes) > most:
-                limits.check("NODES", len(graph.nodes), graph.name, "expanded it has over")
+                limits.check("NODES", len(graph.nodes), graph.name, "expanded it has more than")
         if not is_changed:
-            return found
-        found = infer(graph, answers=answers)
-    raise ModelError(f"{graph.name}: expansions hold each other deeper than {DEPTH}")
+            return inferred
+        inferred = infer(graph, answers=answers)
+    raise ModelError(f"{graph.name}: expansions are nested deeper than {DEPTH}")
 
 
 def expand_first(graph: Graph) -> Graph:
@@ -71,26 +72,28 @@ def expand_first(graph: Graph) -> Graph:
     Raises:
         UnsupportedOpError: an expansion refuses its node.
     """
-    found = {n: op for n in graph.nodes if (op := ops().get((n.domain, n.op))) and op.expands_first}
-    if found:
+    first = {n: op for n in graph.nodes if (op := ops().get((n.domain, n.op))) and op.expands_first}
+    if first:
         names, nodes, nothing = Names(graph), graph.nodes, Inferred({}, {})
         graph.nodes = []
         for node in nodes:
-            if node in found:
-                _replace(graph, nothing, names, node, found[node])
+            if node in first:
+                _replace(graph, nothing, names, node, first[node])
             else:
                 graph.nodes.append(node)
     return graph
 
 
 def _expands(graph: Graph, node: Node, chosen: Callable[[Node, Op], bool]) -> Op | None:
-    """The declaration of a node that is to be expanded, else None."""
+    """Return the declaration of a node that is to be expanded, or None."""
     op = ops().get((node.domain, node.op)) or declaration(graph, node)
     return op if op.expand is not None and chosen(node, op) else None
 
 
 def _replace(graph: Graph, found: Inferred, names: Names, node: Node, op: Op) -> bool:
-    """Append the expansion of a node, or the node if its rule declines; whether it was expanded."""
+    """Append the expansion of a node, or the node if its rule declines; return whether it was
+    expanded.
+    """
     assert op.expand is not None
     into = _Expansion(graph, found, names, node)
     with (
@@ -107,7 +110,7 @@ def _replace(graph: Graph, found: Inferred, names: Names, node: Node, op: Op) ->
 
 
 class _Expansion:
-    """What the expansion of one node may ask and do (`kernels.vocabulary.op.Nodes`)."""
+    """Interface for the expansion of one node (`kernels.vocabulary.op.Nodes`)."""
 
     def __init__(self, graph: Graph, found: Inferred, names: Names, node: Node) -> None:
         self.graph, self.names, self.node = graph, names, node
@@ -154,7 +157,7 @@ class _Expansion:
     def finish(self, made: tuple[str, ...]) -> None:
         """Rename the values `made` to the outputs of the expanded node.
 
-        Where a value is an input of the node, or is two of its outputs, an Identity is added.
+        An Identity is added for a value that is an input of the node or two of its outputs.
         """
         own = {o for n in self.nodes for o in n.outputs}
         final: dict[str, str] = {}

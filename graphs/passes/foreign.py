@@ -1,4 +1,4 @@
-"""Nodes that only onnxruntime-training writes are replaced by nodes of ops declared here."""
+"""Replacement of nodes that only onnxruntime-training writes by nodes of ops declared here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.kernels.vocabulary.op import MS, OURS
 def pool_grads_know_input(graph: Graph) -> Graph:
     """Give pool gradients made by onnxruntime-training the input of their pool.
 
-    Such a node reads dy alone, from which the shape of x cannot always be told: windows may leave a
-    rim of x uncovered.
+    Such a node reads only dy, which does not always determine the shape of x: windows may leave a
+    border of x uncovered.
 
     Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i)
     After    y, i = MaxPool(x); dx = engine::MaxPoolGrad(dy, i, x)
@@ -34,7 +34,7 @@ def pool_grads_know_input(graph: Graph) -> Graph:
 def lstm_grads_know_peepholes(graph: Graph) -> Graph:
     """Give LSTM gradients made by onnxruntime-training the peephole weights.
 
-    Such a node does not read them, so it would leave out the gradient through the peepholes.
+    Such a node does not read them, so it would omit the gradient through the peepholes.
 
     Before   y, h, c, cells, gates = LSTMTraining(x, ..., p); dx, ..., dp = LSTMGrad(x, ..., dc)
     After    y, ... = engine::LSTMTraining(x, ..., p); dx, ... = engine::LSTMGrad(x, ..., dc, p)
@@ -52,10 +52,10 @@ def lstm_grads_know_peepholes(graph: Graph) -> Graph:
 
 
 def gru_grads_know_inner_products(graph: Graph) -> Graph:
-    """Give the gradients of GRUs that reset behind R_n the products R_n h + b of all steps.
+    """Give gradients of GRUs that apply the reset gate after the product all values R_n h + b.
 
-    No output of onnxruntime-training's operator has them, and to compute them again is a twelfth of
-    the work of both passes.
+    No output of onnxruntime-training's operator holds them, and computing them again is a twelfth
+    of the work of both passes.
 
     Before   y, h, gates = GRUTraining(x, ...); dx, ... = GRUGrad(x, ..., gates, dy, dh)
     After    y, h, gates, q = GRUTraining(x, ...); dx, ... = GRUGrad(x, ..., gates, dy, dh, q)

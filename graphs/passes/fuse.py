@@ -1,4 +1,4 @@
-"""Fusion: neighbouring nodes that one kernel can compute together become one node."""
+"""Fusion of neighbouring nodes that one kernel can compute together into one node."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, broad
 from engine.kernels.vocabulary.terms import Formulas, Writer
 
 MAX_OPERANDS = 8  # operands of one fused map: with more pointers, registers spill to the stack
-# Instructions of one fused map, see `Formulas.cost`.  A chain is one dependency: where it is longer
-# than what a processor looks ahead, nothing overlaps with the next elements.  The dearest formula
-# of the models that were looked at, a decomposed cross-entropy, costs 132.
+# Instructions of one fused map, see `Formulas.cost`.  A chain is one dependency: if it is longer
+# than the reorder window of a processor, nothing overlaps with the next elements.  The most
+# expensive formula in the models examined, a decomposed cross-entropy, costs 132.
 MAX_COST = 150
-MAX_AGAIN = 20  # instructions of a formula that may be computed more than once
+MAX_AGAIN = 20  # maximum number of instructions of a formula that may be computed more than once
 CHEAP = {
     "in", "const", "cast", "add", "sub", "mul", "neg", "abs", "max", "min", "where", "lt", "le",
     "gt", "ge", "eq", "ne", "and_", "or_", "not_",
@@ -63,10 +63,10 @@ def fuse_epilogues(graph: Graph) -> Graph:
 def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool = False) -> Graph:
     """Turn elementwise nodes into `Map`s, and join chains of maps of one shape into one map.
 
-    ChannelSums nodes take part as readers: they compute the formula of a map themselves, instead of
+    ChannelSums nodes count as readers: they compute the formula of a map themselves, instead of
     reading its result.  A map with several readers is joined only if its formula is cheap, because
-    every reader then computes it again.  That is done where it does not raise the need for memory,
-    see `_Maps.is_free`.
+    every reader then computes it again.  This is done only where it does not increase the memory
+    needed, see `_Maps.is_free`.
 
     Before   a = Sub(x, t); b = Mul(a, a); c = Div(b, n)      n a constant scalar
     After    c = engine::Map(x, t) formulas=[_0 = sub(a,b); div(mul(_0,_0),8.0)]
@@ -74,9 +74,9 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
     Before   y = Map(x, m, s); z = Clip(y); d = Where(Less(y, 0), 0, dz); r = ChannelSums(d)
     After    z = Map(x, m, s); r = ChannelSums(dz, x, m, s)   the formula of y is in both
 
-    closed: make only what a library for the ops of the graph has kernels for.  Such a library can
-        compute any formula, but has channel sums of no other formulas than those that come; these
-        nodes then read what maps have stored.
+    closed: use only kernels that a library for the ops of the graph contains.  Such a library can
+        compute any formula, but channel sums only of the formulas already in the graph; ChannelSums
+        nodes then read the stored results of maps.
     """
     job = _Maps(graph, types, () if closed else ("ChannelSums",))
     read: Answers[tuple[_Formula, list[int]]] = Answers()
@@ -85,15 +85,15 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
             job.join(node, _Formula.of(node.attrs["formulas"]), place)
         elif has_formula(node):
             told = told_of(graph, node, types, constants)
-            found = read.get(told)
-            if found is None:
+            formula = read.get(told)
+            if formula is None:
                 site = site_of(graph, node, types, constants)
                 formulas, kept = constant_inputs(site)
-                found = _Formula.of(formulas), kept
-                read.keep(told, site, found)
-            node.inputs = tuple([node.inputs[i] for i in found[1]])
+                formula = _Formula.of(formulas), kept
+                read.keep(told, site, formula)
+            node.inputs = tuple([node.inputs[i] for i in formula[1]])
             node.op, node.domain = "Map", OURS
-            job.join(node, found[0], place)
+            job.join(node, formula[0], place)
     prune(graph)
     for node in graph.nodes:
         job.write(node)
@@ -101,17 +101,17 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
 
 
 def maps_make(held: Keys) -> Keys:
-    """The ops that `fuse_maps` may add: Map, if some op of the graph has a formula."""
-    found = (ops().get(key) for key in held)
-    return op_keys(f"{OURS}::Map" if any(op and op.expr for op in found) else "")
+    """Return the ops that `fuse_maps` may add: Map, if some op of the graph has a formula."""
+    declared = (ops().get(key) for key in held)
+    return op_keys(f"{OURS}::Map" if any(op and op.expr for op in declared) else "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Formula:
-    """Formulas, and what is asked of them.
+    """Formulas and their properties.
 
     reads: the operands that are read, in the order of their first use.
-    is_plain: whether they have only functions of `CHEAP`.
+    is_plain: True if they use only functions in `CHEAP`.
     """
 
     formulas: Formulas
@@ -127,9 +127,9 @@ class _Formula:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The formula of one node as it came: what it adds to a kernel that computes it.
+    """Formula of one original node, as a part of the kernel that computes it.
 
-    place: where it stands in the graph.  inputs: what its formula reads.
+    place: its position in the graph.  inputs: the values that its formula reads.
     """
 
     place: int
@@ -139,14 +139,15 @@ class _Part:
 
 @dataclass(slots=True)
 class _Group:
-    """The nodes whose formulas one kernel computes, and what this kernel reads.
+    """Nodes whose formulas one kernel computes, and the values that this kernel reads.
 
     node: the node that the kernel becomes.
-    parts: by value, of the nodes whose values are read by the others alone; that of `node` is ""s.
-    inputs: what it reads, in the order of the first use.
+    parts: by value, the parts of nodes whose values only the others read; `node` itself has the key
+        "".
+    inputs: the values it reads, in the order of the first use.
     shut: the operands that it must not join.
-    cost: about how many instructions it takes; values that are equal by chance count twice.
-    is_plain: whether it has only functions of `CHEAP`.
+    cost: the approximate number of instructions; values that happen to be equal count twice.
+    is_plain: True if it uses only functions in `CHEAP`.
     """
 
     node: Node
@@ -158,34 +159,38 @@ class _Group:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether computing it again costs less than storing its result and reading it back."""
+        """True if computing it again costs less than storing its result and reading it back."""
         return self.cost <= MAX_AGAIN and self.is_plain
 
     def formulas(self) -> Formulas:
-        """The formulas of the kernel over `inputs`: those of all parts, each of them once."""
+        """Return the formulas of the kernel over `inputs`: the formulas of all parts, without
+        duplicates.
+        """
         own = self.parts[""]
         if len(self.parts) == 1 and own.inputs == self.inputs:
             return own.formula.formulas
         return _formulas(self.parts, self.inputs)
 
     def wiring(self) -> tuple[object, ...]:
-        """A key of its formulas: groups of one wiring of the same `_Formula`s have equal ones."""
+        """Return a key of its formulas: groups that combine the same `_Formula`s in the same way
+        have equal keys.
+        """
         values = {name: i for i, name in enumerate(self.inputs)}
-        found: list[object] = [len(self.inputs)]
+        key: list[object] = [len(self.inputs)]
         for name, part in _in_order(self.parts):
-            found.append(part.formula)
-            found += [values.get(n, -1) for n in part.inputs]
+            key.append(part.formula)
+            key += [values.get(n, -1) for n in part.inputs]
             values[name] = len(values)
-        return tuple(found)
+        return tuple(key)
 
 
 def _in_order(parts: Mapping[str, _Part]) -> list[tuple[str, _Part]]:
-    """The parts of a group in the order of the graph."""
+    """Return the parts of a group in the order of the graph."""
     return sorted(parts.items(), key=lambda item: item[1].place)
 
 
 def _formulas(parts: Mapping[str, _Part], inputs: Sequence[str]) -> Formulas:
-    """The formulas over `inputs` of all parts of a group."""
+    """Return the formulas over `inputs` of all parts of a group."""
     writer = Writer()
     values = {name: writer.put("in", i) for i, name in enumerate(inputs)}
     results: list[int] = []
@@ -196,15 +201,15 @@ def _formulas(parts: Mapping[str, _Part], inputs: Sequence[str]) -> Formulas:
 
 
 class _Maps:
-    """Joins the maps of one graph; `join` is called for each node in the order of the graph.
+    """Joining of the maps of one graph; `join` is called for each node in the order of the graph.
 
-    What is joined is noted by node, and becomes a formula at the end, by `write`: so the time goes
-    with the number of nodes, however many of them become one.
+    Joined nodes are only noted, and `write` turns them into a formula at the end, so the time is
+    proportional to the number of nodes, however many of them become one.
 
-    A place is the position of a node in the graph as it came.
+    A place is the position of a node in the original graph.
 
-    sums: the ops of this package that are no maps but have formulas with which maps can be joined.
-    readers: the nodes that read each value, in the graph as it came.
+    sums: the ops of this package other than maps that have formulas into which maps can be joined.
+    readers: the nodes that read each value in the original graph.
     groups: for each value that a map makes, its group.
     """
 
@@ -214,7 +219,7 @@ class _Maps:
         self.groups: dict[str, _Group] = {}
         self.written: dict[Node, _Group] = {}
         self.last: dict[str, int] = {}  # value -> place of its last reader
-        self.fused: dict[str, bool] = {}  # value -> whether all its readers can compute it
+        self.fused: dict[str, bool] = {}  # value -> True if all its readers can compute it
         self.made: dict[tuple[object, ...], Formulas] = {}  # by the wiring of a group
         for place, node in enumerate(graph.nodes):
             self.last.update(dict.fromkeys(node.reads(), place))
@@ -222,7 +227,7 @@ class _Maps:
     def join(self, node: Node, formula: _Formula, place: int) -> None:
         """Join a node with the maps that make its operands, as far as possible.
 
-        formula: that of the node; the operands are its inputs.
+        formula: the formula of the node, whose operands are the node's inputs.
         """
         inputs = tuple(dict.fromkeys([node.inputs[i] for i in formula.reads]))
         part = _Part(place, formula, node.inputs)
@@ -240,11 +245,12 @@ class _Maps:
             self.groups[node.outputs[0]] = group
 
     def absorb(self, group: _Group, name: str, shape: Shape) -> bool:
-        """Let a group compute its operand `name` itself; False if one kernel cannot compute that.
+        """Let a group compute its operand `name` itself; return False if one kernel cannot compute
+        both.
 
-        A kernel can neither be too long nor have operands that it cannot read.  A Map reads all
-        that broadcast.  ChannelSums reads tensors of the whole shape, one value for each channel,
-        or a single value.
+        The kernel must not be too long, and must be able to read all its operands.  A Map reads all
+        values that broadcast.  ChannelSums reads tensors of the whole shape, one value for each
+        channel, or a single value.
         """
         source = self.groups[name]
         spliced = [i for n in group.inputs for i in (source.inputs if n == name else (n,))]
@@ -258,13 +264,13 @@ class _Maps:
         if len(group.parts) > 1:
             shared = (source.parts.keys() & group.parts.keys()) - {""}
             cost -= sum(group.parts[n].formula.cost for n in shared)
-        if cost > MAX_COST:  # unless values are equal by chance
+        if cost > MAX_COST:  # unless values happen to be equal
             parts = {**source.parts, name: source.parts[""], **group.parts}
             if _formulas(parts, inputs).cost() > MAX_COST:
                 return False
         parts = source.parts
         if len(self.readers[name]) == 1 and name not in self.outputs:
-            del self.groups[name], self.written[source.node]  # nobody reads it any more
+            del self.groups[name], self.written[source.node]  # nothing reads it any more
         else:
             parts = dict(parts)
         parts[name] = parts.pop("")
@@ -275,7 +281,7 @@ class _Maps:
         return True
 
     def is_summed(self, name: str, shape: Shape) -> bool:
-        """Whether ChannelSums of this shape can read a value."""
+        """Return whether ChannelSums of this shape can read a value."""
         t = self.types[name]
         channel = (1, shape[1], *[1] * (len(shape) - 2))
         if has_shape(t, shape) or t.size == 1:
@@ -293,9 +299,10 @@ class _Maps:
         node.attrs = {"formulas": self.made[wiring]}
 
     def is_open(self, name: str, group: _Group, shape: Shape, place: int) -> bool:
-        """Whether the reader at `place` may compute the operand `name` itself.
+        """Return whether the reader at `place` may compute the operand `name` itself.
 
-        group: the reader, with what it has joined so far.  shape: the shape that it computes in.
+        group: the reader and the nodes joined with it so far.  shape: the shape in which it
+            computes.
         """
         if name not in self.groups or name in group.shut:
             return False
@@ -306,17 +313,18 @@ class _Maps:
         return self.is_free(name, group.inputs, place)
 
     def shape(self, node: Node) -> Shape:
-        """The shape in which the formulas of a Map or of ChannelSums are computed."""
+        """Return the shape in which the formulas of a Map or of ChannelSums are computed."""
         if node.op == "Map":
             return self.types[node.outputs[0]].shape
         return broadcast_dims(*(self.types[i].dims for i in node.inputs))
 
     def is_free(self, name: str, inputs: Sequence[str], place: int) -> bool:
-        """Whether the reader at `place` can compute `name` again without a cost that matters.
+        """Return whether the reader at `place` can compute `name` again at negligible cost.
 
-        The formula must be cheap.  There must be at most one tensor of the whole shape that the
-        reader does not read anyway.  If its last reader comes before `place`, it has to be kept
-        longer; then `name` must vanish in return, and take at least as many bytes.
+        The formula must be cheap.  It may read at most one tensor of the whole shape that the
+        reader does not read anyway.  If the last reader of this tensor comes before `place`, the
+        tensor must be kept longer; then `name` must vanish in return, and take at least as many
+        bytes.
         """
         shape, source = self.types[name].shape, self.groups[name]
         if len(shape) < 2 or not source.is_cheap:
@@ -334,33 +342,41 @@ class _Maps:
         )
 
     def _fuses(self, name: str) -> bool:
-        """Whether all readers of a value have formulas, so that they may compute it themselves."""
+        """Return whether all readers of a value have formulas, so that they may compute it
+        themselves.
+        """
         if name not in self.fused:
             self.fused[name] = all(self._computes(n) for n in self.readers[name])
         return self.fused[name]
 
     def _computes(self, node: Node) -> bool:
-        """Whether a node can compute an operand itself: it has a formula, or sums formulas."""
+        """Return whether a node has a formula, or sums formulas, and so can compute an operand
+        itself.
+        """
         mine = node.domain == OURS and node.op in ("Map", *self.sums)
         return mine or has_formula(node)
 
     def _is_smaller(self, fresh: set[str], name: str) -> bool:
-        """Whether the elements of the one value in `fresh` are no larger than those of `name`."""
+        """Return whether elements of the only value in `fresh` are no larger than elements of
+        `name`.
+        """
         sizes = [ITEMSIZE[self.types[n].dtype] for n in (*fresh, name)]
         return sizes[0] <= sizes[1]
 
 
 def is_cheap(formulas: Formulas) -> bool:
-    """Whether computing formulas again costs less than storing their results and reading them."""
+    """Return whether computing formulas again costs less than storing their results and reading
+    them.
+    """
     return formulas.cost() <= MAX_AGAIN and formulas.functions() <= CHEAP
 
 
 def has_shape(t: TensorType, shape: Shape) -> bool:
-    """Whether a tensor has this shape; of one of another rank no size is asked."""
+    """Return whether a tensor has this shape; of one of another rank no size is asked."""
     return t.shape is shape or (len(t.shape) == len(shape) and t.shape == shape)
 
 
 def has_formula(node: Node) -> bool:
-    """Whether the op of a node is a formula, and the node has one output."""
+    """Return whether the op of a node is a formula, and the node has one output."""
     op = ops().get((node.domain, node.op))
     return op is not None and op.expr is not None and len([o for o in node.outputs if o]) == 1

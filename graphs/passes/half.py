@@ -1,4 +1,4 @@
-"""Half floats: a graph that computes with f16 is made to compute with f32 instead."""
+"""Half floats: rewriting a graph that computes with f16 to compute with f32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 
 _HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
-MAKES = where({"": "Cast"})  # whatever ops the graph holds
+MAKES = where({"": "Cast"})  # for any ops in the graph
 _TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
 
@@ -56,10 +56,10 @@ def singles_for_halves(graph: Graph) -> Graph:
 
 
 def _half_outputs(graph: Graph) -> list[str]:
-    """The outputs that are f16: declared so, or made so by the nodes.
+    """Return the outputs that are f16: declared so, or made so by the nodes.
 
-    Shape rules do not take f16.  An output without a declared type is f16 if it changes its type
-    with that by which halves are replaced.
+    Shape rules do not take f16.  An output without a declared type is f16 if its type follows the
+    type that replaces f16.
     """
     unknown = [name for name in graph.outputs if name not in graph.types | graph.inputs]
     halves = {name for name, t in graph.types.items() if t.dtype == "f16"}
@@ -71,7 +71,7 @@ def _half_outputs(graph: Graph) -> list[str]:
 
 
 def _widened(graph: Graph, dtype: str) -> Graph:
-    """A copy of a graph that has this element type wherever there is f16, inputs included."""
+    """Return a copy of a graph with this element type instead of f16, inputs included."""
     made = graph.copy()
     made.inputs = {n: t.but(dtype=dtype) if t.dtype == "f16" else t for n, t in made.inputs.items()}
     return widen(made, dtype)
@@ -86,7 +86,7 @@ def singles(graph: Graph, without: Collection[str] = ()) -> Graph:
 
 
 def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
-    """Do as `singles` does, with any element type in the place of f32."""
+    """Do as `singles` does, with any element type instead of f32."""
     for node in graph.nodes:
         node.attrs = {name: _attribute(name, v, dtype) for name, v in node.attrs.items()}
     graph.initializers = {n: _wide(a, dtype) for n, a in graph.initializers.items()}
@@ -98,7 +98,7 @@ def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
 
 
 def _takes_halves(node: Node) -> bool:
-    """Whether a node takes f16: it moves values, has a formula (kernels round), or no kernel."""
+    """Return whether a node takes f16: it moves values, has a formula, or has no kernel."""
     op = ops().get((node.domain, node.op))
     return op is not None and (
         op.movement is not Movement.COMPUTED
@@ -109,7 +109,7 @@ def _takes_halves(node: Node) -> bool:
 
 
 def has_halves(graph: Graph) -> bool:
-    """Whether a value, constant or attribute of a graph is f16."""
+    """Return whether a value, constant or attribute of a graph is f16."""
 
     def is_half(types: Mapping[str, TensorType]) -> bool:
         return any(t.dtype == "f16" for t in types.values())
@@ -123,12 +123,12 @@ def has_halves(graph: Graph) -> bool:
 
 
 def _attribute(name: str, value: Any, dtype: str) -> Any:
-    """An attribute with another element type in the place of f16."""
+    """Return an attribute with another element type instead of f16."""
     if isinstance(value, np.ndarray):
         return _wide(value, dtype)
     return ONNX_CODE[dtype] if name in _TYPES and value == _HALF else value
 
 
 def _wide(array: Array, dtype: str) -> Array:
-    """An array with elements of this type if its elements are f16."""
+    """Return an array with elements of this type if its elements are f16."""
     return array.astype(NUMPY[dtype]) if array.dtype == np.float16 else array

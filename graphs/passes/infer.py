@@ -1,4 +1,4 @@
-"""Inference: find the type of every value, and compute the values that no input decides."""
+"""Inference of the type of every value, and of the values that do not depend on inputs."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ QUANTISED = 64
 
 
 def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = False) -> Graph:
-    """A copy of the graph with concrete shapes for some inputs.
+    """Return a copy of the graph with concrete shapes for some inputs.
 
     Every symbolic dimension gets the size that the shapes give it, wherever it stands.
 
-    shapes, is_loose: as `sizes_of` says.
+    shapes, is_loose: see `sizes_of`.
 
     Before   x: f32[batch,3], labels: i64[batch]; shapes {"x": (8, 3)}
     After    x: f32[8,3],     labels: i64[8]
 
-    A dimension that is a polynomial of symbols, as `8*batch`, gets its value.
+    A dimension that is a polynomial of symbols, such as `8*batch`, gets its value.
 
     Raises:
-        NameNotFoundError, ShapeError: as `sizes_of`.
+        NameNotFoundError, ShapeError: see `sizes_of`.
     """
     out = sized(graph, sizes_of(graph, shapes, is_loose=is_loose))
     for name, shape in shapes.items():
@@ -59,7 +59,7 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
 
 
 def sized(graph: Graph, sizes: Mapping[str, Dim]) -> Graph:
-    """A copy of the graph in which symbolic dimensions have these sizes."""
+    """Return a copy of the graph in which symbolic dimensions have these sizes."""
     out = graph.copy()
     rename(out, sizes)
     return out
@@ -68,15 +68,15 @@ def sized(graph: Graph, sizes: Mapping[str, Dim]) -> Graph:
 def sizes_of(
     graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = False
 ) -> dict[str, int]:
-    """The size that shapes give each symbolic dimension of the inputs.
+    """Return the size that shapes give each symbolic dimension of the inputs.
 
     shapes: by name of the input.
     is_loose: accept several sizes for one symbol, as long as every input has one size for it, and
-        take the first.  Some models reshape their inputs and fit nevertheless.  Sizes 1 and n are
-        not accepted together, because the input of size 1 would be broadcast without a word.
+        take the first.  Some models reshape their inputs, so that different sizes fit.  Sizes 1 and
+        n are not accepted together, because the input of size 1 would be broadcast silently.
 
     Raises:
-        NameNotFoundError: a shape for something that is no input.
+        NameNotFoundError: a shape names something other than an input.
         ShapeError: a shape does not fit its input, or one symbol would get two sizes.
     """
     known: dict[str, tuple[int, str]] = {}  # symbol -> its value, and the input that gave it
@@ -91,20 +91,20 @@ def sizes_of(
             raise ShapeError(
                 f"input {name!r}: shape {list(shape)} of rank {len(shape)}; expected {declared}"
             )
-        for axis, (want, found) in enumerate(zip(declared.shape, shape, strict=True)):
+        for axis, (want, size) in enumerate(zip(declared.shape, shape, strict=True)):
             if isinstance(want, str):
-                value, giver = known.setdefault(want, (int(found), name))
-                if value != found and (giver == name or not is_loose or 1 in (value, found)):
+                value, giver = known.setdefault(want, (int(size), name))
+                if value != size and (giver == name or not is_loose or 1 in (value, size)):
                     raise ShapeError(
-                        f"input {name!r}: dimension {axis} ({want!r}) is {found}, but {value} in "
+                        f"input {name!r}: dimension {axis} ({want!r}) is {size}, but {value} in "
                         f"input {giver!r}"
                     )
-            elif want != found:
+            elif want != size:
                 raise ShapeError(
-                    f"input {name!r}: dimension {axis} is {found}; expected {want} ({declared})"
+                    f"input {name!r}: dimension {axis} is {size}; expected {want} ({declared})"
                 )
-            if found < 0:
-                raise ShapeError(f"input {name!r}: dimension {axis} is {found}")
+            if size < 0:
+                raise ShapeError(f"input {name!r}: dimension {axis} is {size}")
     sizes = {symbol: value for symbol, (value, _) in known.items()}
     for symbol, (size, giver) in known.items():
         follows = evaluate(symbol, {s: n for s, n in sizes.items() if s != symbol})
@@ -120,22 +120,22 @@ def sizes_of(
 
 
 class Made(NamedTuple):
-    """What a node makes: the types of its outputs, and their values if those are constant."""
+    """Results of a node: the types of its outputs, and their values if those are constant."""
 
     types: tuple[TensorType, ...]
     values: tuple[Array, ...] = ()
 
 
 def infer(graph: Graph, settled: bool = False, answers: Answers[Made] | None = None) -> Inferred:
-    """Find the types of all values, and fold constants, in place.
+    """Find the types of all values and fold constants, in place.
 
     A value is folded if it depends on constants and on known shapes alone; the node that makes it
     becomes an initializer.  Symbolic dimensions are handled by trial with numbers, see `symbols`,
-    so that any ops may compute shapes.  Symbols that fit only when they are equal become one.  If
-    no numbers fit, the shape rules get the symbols themselves.
+    so any op may compute shapes.  Symbols that fit only when they are equal become one.  If no
+    numbers fit, the shape rules get the symbols themselves.
 
     settled: all inputs have concrete shapes, and every other value must get one.
-    answers: what rules have answered about nodes of this graph; it is added to.
+    answers: results of rules for nodes of this graph; new results are added.
 
     Before   x: f32[batch,4,4]; s = Shape(x); b = Slice(s, [0], [1]); t = Concat(b, [-1]);
              y = Reshape(x, t)
@@ -146,26 +146,26 @@ def infer(graph: Graph, settled: bool = False, answers: Answers[Made] | None = N
         UnsupportedOpError: nodes have no declaration (the message lists them all), or a shape rule
             does not support its node.
         ShapeError, DTypeError: the operands of a node do not fit.
-        LimitError: constants of too many bytes would be made.
+        LimitError: the constants would take too many bytes.
     """
     answers = Answers() if answers is None else answers
-    found = _Walk(graph, answers, settled).run() if settled else _infer(graph, answers)
+    inferred = _Walk(graph, answers, settled).run() if settled else _infer(graph, answers)
     kept = []
     if not symbols_of(graph):
-        graph.sized |= _made_of_sizes(graph) & found.constants.keys()
+        graph.sized |= _made_of_sizes(graph) & inferred.constants.keys()
     for node in graph.nodes:
-        outputs = found.constants.keys() & node.outputs
+        outputs = inferred.constants.keys() & node.outputs
         if outputs and len(outputs) == len([o for o in node.outputs if o]):
-            graph.initializers.update((o, found.constants[o]) for o in node.outputs if o)
+            graph.initializers.update((o, inferred.constants[o]) for o in node.outputs if o)
         else:
             kept.append(node)
     graph.nodes = kept
-    graph.types.update(found.types)
-    return found
+    graph.types.update(inferred.types)
+    return inferred
 
 
 def _made_of_sizes(graph: Graph) -> set[str]:
-    """The values that depend on the shape of a value that is no initializer."""
+    """Return the values that depend on the shape of a value other than an initializer."""
     out: set[str] = set()
     for node in graph.nodes:
         asks = node.op in ("Shape", "Size") and not node.domain
@@ -176,7 +176,7 @@ def _made_of_sizes(graph: Graph) -> set[str]:
 
 
 def _infer(graph: Graph, answers: Answers[Made]) -> Inferred:
-    """What is found for a graph whose inputs may have symbolic dimensions."""
+    """Infer a graph whose inputs may have symbolic dimensions."""
     if not symbols_of(graph):
         return _Walk(graph, answers).run()
 
@@ -198,12 +198,12 @@ def _infer(graph: Graph, answers: Answers[Made]) -> Inferred:
             return _Walk(graph, answers).run()
         except InternalError:
             raise
-        except EngineError:  # the error of the trial with numbers tells more
+        except EngineError:  # the error of the trial with numbers says more
             raise failure from None
 
 
 def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[str, ...]:
-    """The inputs of a graph on which a value depends; a known constant depends on none."""
+    """Return the inputs of a graph on which a value depends; none if it is a known constant."""
     makers, waiting = graph.producers(), [name]
     seen: dict[str, None] = {}
     while waiting:
@@ -227,7 +227,7 @@ def naming_sources(graph: Graph, node: Node, constants: Mapping[str, Array]) -> 
 
 @dataclass(slots=True)
 class _Walk:
-    """One walk over the nodes of a graph, which collects types and constants."""
+    """Walk over the nodes, which collects types and constants."""
 
     graph: Graph
     answers: Answers[Made]
@@ -278,42 +278,42 @@ class _Walk:
             self.answers.keep(told, site, made)
 
     def declared(self, node: Node, op: Op, site: Site) -> Made:
-        """What a node makes whose op has a declaration."""
+        """Return the results of a node whose op has a declaration."""
         with (
             naming_sources(self.graph, node, self.constants),
             rule_of(op, "the shape rule", site, node),
         ):
-            found = _infer_op(op, site)
-        if len(found) < len(node.outputs):
-            site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
-        highest = max((t.rank for t in found), default=0)
+            types = _infer_op(op, site)
+        if len(types) < len(node.outputs):
+            site.fail(f"{len(node.outputs)} outputs", f"{len(types)}")
+        highest = max((t.rank for t in types), default=0)
         if highest > MAX_RANK:
             site.fail(f"{highest} dimensions", f"up to {MAX_RANK}")
-        found = self.own_symbols(site, found)
-        if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
+        types = self.own_symbols(site, types)
+        if self.settled and not all(isinstance(d, int) for t in types for d in t.shape):
             self.refuse_unknown(node, site)
         if not self.is_known(node, op):
-            return Made(found)
-        if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in found):
-            return Made(found)
-        if (op.domain, op.name) == ("", "Expand") and found[0].size > REPEATED:
-            return Made(found)
-        if op.name == "DequantizeLinear" and _is_matrix(found[0]):
-            return Made(found)
+            return Made(types)
+        if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in types):
+            return Made(types)
+        if (op.domain, op.name) == ("", "Expand") and types[0].size > REPEATED:
+            return Made(types)
+        if op.name == "DequantizeLinear" and _is_matrix(types[0]):
+            return Made(types)
         if op.fold is None:
             values = self.reference(node) if op.by_reference else []
         else:
             with rule_of(op, "the computation of a constant", site, node):
                 values = _fold_op(op, site)
-        if node.inputs:  # else a Constant, whose bytes are the model's
+        if node.inputs:  # otherwise it is a Constant, whose bytes are the model's
             self.made += sum(v.nbytes for v in values)
-            limits.check("CONSTANT_BYTES", self.made, site.where, "with what is folded before,")
-        return _made(values, found)
+            limits.check("CONSTANT_BYTES", self.made, site.where, "with constants folded before,")
+        return _made(values, types)
 
     def own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        """The output types of a node; symbols that the node makes are not those of other nodes.
+        """Return the output types of a node, with symbols that no other node uses.
 
-        Rules name new symbols after the node, and nodes need not have names, or different ones.
+        Rules name new symbols after the node, but nodes need not have names, and names may repeat.
         """
         symbols = [d for t in types for d in _symbols(t)]
         if not symbols:
@@ -329,8 +329,9 @@ class _Walk:
     def refuse_unknown(self, node: Node, site: Site) -> NoReturn:
         """Refuse a node whose output shapes depend on values that are not known.
 
-        The message names the inputs that are likely to decide: scalars and vectors behind the first
-        input, those of integers if there are some.  If there are none, it names all inputs.
+        The message names the inputs that are likely to decide the shape: scalars and vectors after
+        the first input, only the integers if there are any.  If there are none, it names all
+        inputs.
         """
         free = [i for i in node.inputs if i and i not in self.constants]
         short = [i for i in free if i != node.inputs[0] and self.types[i].rank < 2]
@@ -343,9 +344,9 @@ class _Walk:
         )
 
     def is_known(self, node: Node, op: Op | None = None) -> bool:
-        """Whether the inputs decide the outputs: they are constants of at most `FOLD_BYTES`.
+        """Return whether the inputs decide the outputs: they are constants of at most `FOLD_BYTES`.
 
-        Of inputs whose type alone is read the shape must be known.
+        If a node reads only the type of an input, the shape must be known instead.
         """
         type_only = op.type_only if op is not None else frozenset[int]()
         if op is not None and type_only and op.fold is None:
@@ -359,7 +360,9 @@ class _Walk:
         return True
 
     def reference(self, node: Node) -> list[Array]:
-        """The outputs by onnx's reference; empty if an input is not known, or it cannot compute."""
+        """Return the outputs by onnx's reference; none if an input is unknown, or onnx cannot
+        compute them.
+        """
         if not self.is_known(node):
             return []
         known = (self.constants.get(i) if i else None for i in node.inputs)
@@ -370,7 +373,7 @@ class _Walk:
         return plain if small and len(plain) == len(node.outputs) else []
 
     def keep(self, node: Node, made: Made) -> None:
-        """Note what a node makes."""
+        """Note the results of a node."""
         for name, t in zip(node.outputs, made.types, strict=False):
             if name:
                 self.types[name] = t
@@ -380,15 +383,17 @@ class _Walk:
 
 
 def _made(values: Sequence[Array], types: Sequence[TensorType] = ()) -> Made:
-    """What a node makes whose outputs, or the first of them, have these values.
+    """Return the results of a node whose first outputs have these values.
 
-    types: those of all outputs, as the shape rule says.
+    types: the types of all outputs, from the shape rule.
     """
     return Made((*map(type_of, values), *types[len(values) :]), tuple(values))
 
 
 def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
-    """The types of a node's outputs by the shape rule of its op; its formula must take them."""
+    """Return the types of a node's outputs by its op's shape rule; check that its formula takes
+    them.
+    """
     types = op.infer(site)
     if op.expr is not None:
         kinds = [t.dtype if t else "" for t in site.ins]
@@ -402,18 +407,20 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
 
 
 def _signed(formula: Formulas, kinds: Sequence[str]) -> str:
-    """What of a formula negates or subtracts truth values, which have no sign; "" if nothing."""
+    """Return the part of a formula that negates or subtracts truth values, which have no sign, or
+    "".
+    """
     if "b1" not in kinds:
         return ""
-    found = formula.dtypes(kinds)
+    dtypes = formula.dtypes(kinds)
     for name, *places in formula.terms:
-        if name in ("neg", "sub") and any(found[p] == "b1" for p in places):
+        if name in ("neg", "sub") and any(dtypes[p] == "b1" for p in places):
             return f"{name} of b1"
     return ""
 
 
 def _fold_op(op: Op, site: Site) -> list[Array]:
-    """The values of a node whose inputs are known."""
+    """Return the values of a node whose inputs are known."""
     assert op.fold is not None
     values = fold_sizes(op, site)
     if values is not None:
@@ -423,17 +430,19 @@ def _fold_op(op: Op, site: Site) -> list[Array]:
 
 
 def _is_matrix(t: TensorType) -> bool:
-    """Whether products may read a quantised value of this type as it is: a matrix, or 1x1 taps."""
+    """Return whether products may read a quantised value of this type directly: a matrix or 1x1
+    taps.
+    """
     return t.rank >= 2 and set(t.shape[2:]) <= {1} and t.size >= QUANTISED
 
 
 def _symbols(t: TensorType) -> list[str]:
-    """The symbolic dimensions of a type."""
+    """Return the symbolic dimensions of a type."""
     return [d for d in t.shape if isinstance(d, str)]
 
 
 def _nbytes(t: TensorType) -> int:
-    """An upper bound of the bytes of a value; for an unknown shape more than `FOLD_BYTES`."""
+    """Return an upper bound of a value's bytes; more than `FOLD_BYTES` if the shape is unknown."""
     if _symbols(t):
         return FOLD_BYTES + 1
     return t.size * 8

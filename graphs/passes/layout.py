@@ -1,4 +1,4 @@
-"""Layout: choose which tensors are stored channels-last, and add the copies between layouts."""
+"""Layout: the choice of tensors to store channels-last, and the copies between layouts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ Types = dict[str, TensorType]
 
 
 def _trivial(t: TensorType) -> bool:
-    """Whether both layouts are the same bytes: there is one channel, or one pixel."""
+    """Return whether both layouts are the same bytes: there is one channel, or one pixel."""
     return t.rank < 3 or t.dims[1] == 1 or all(d == 1 for d in t.dims[2:])
 
 
 def _image(t: TensorType) -> bool:
-    """Whether a tensor has batch, channel and spatial axes, so that it can be channels-last."""
+    """Return whether a tensor has batch, channel and spatial axes, so that it can be
+    channels-last.
+    """
     return t.rank >= 3
 
 
 def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
-    """The node that converts a value of type `t` to the other layout.
+    """Return the node that converts a value of type `t` to the other layout.
 
     It is a copy, or an Identity where both layouts are the same bytes.
     """
@@ -34,15 +36,15 @@ def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
 
 
 def layouts_make(held: Keys) -> Keys:
-    """The ops that `choose_layouts` may add: copies, if an op of the graph wants channels-last."""
+    """Return the ops that `choose_layouts` may add: copies, if an op prefers channels-last."""
     copies = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
-    found = (ops().get(key) for key in held)
-    is_wanted = copies & held or any(op and isinstance(op.layout, ChannelsLast) for op in found)
+    declared = (ops().get(key) for key in held)
+    is_wanted = copies & held or any(op and isinstance(op.layout, ChannelsLast) for op in declared)
     return copies | op_keys("Identity") if is_wanted else frozenset()
 
 
 class _Layouts:
-    """Rewrites one graph.
+    """Rewriting of one graph.
 
     made: for each value and layout (whether it is channels-last), the copy that has been made.
     """
@@ -53,7 +55,7 @@ class _Layouts:
         self.nodes: list[Node] = []
 
     def as_layout(self, name: str, last: bool) -> str:
-        """The name of the tensor in a layout, through a copy if that differs from its own."""
+        """Return the name of the tensor in a layout; add a copy if it has the other one."""
         t = self.types[name]
         if not _image(t) or t.last == last:
             return name
@@ -103,10 +105,10 @@ class _Layouts:
         self.nodes.append(node)
 
     def is_plain_only(self, name: str, rank: int) -> bool:
-        """Whether broadcasting needs a tensor in the plain order of axes.
+        """Return whether broadcasting needs a tensor in the plain order of axes.
 
-        rank: of the tensors it is broadcast with.  It has no batch axis, but several channels and
-        several pixels.
+        rank: the rank of the tensors it is broadcast with.  Such a tensor has no batch axis, but
+            several channels and several pixels.
         """
         t = self.types[name]
         return t.rank == rank - 1 and t.dims[0] != 1 and any(d != 1 for d in t.dims[1:])
@@ -133,7 +135,7 @@ class _Layouts:
 
 
 def choose_layouts(graph: Graph, types: Types) -> Graph:
-    """Store tensors channels-last where spatial ops, as Conv, read and make them that way.
+    """Store tensors channels-last where spatial ops, such as Conv, read and write them that way.
 
     Elementwise ops keep the layout of their inputs.  A copy is added only where a value of one
     layout has a reader of the other.  Graph inputs and outputs stay plain.  `types` is updated.

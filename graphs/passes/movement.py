@@ -1,4 +1,4 @@
-"""Movement: transposes and reshapes are joined, dropped, or left to the product that reads them."""
+"""Movement of data: joining and dropping transposes and reshapes, or leaving them to a product."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MAKES = where(
 
 
 def cancel_movement(graph: Graph, types: Types, constants: Constants) -> Graph:
-    """Remove transposes and reshapes that need not be done, in place; every shape must be known.
+    """Remove unnecessary transposes and reshapes, in place; every shape must be known.
 
-    Two in a row become one.  One that changes nothing goes.  A product reads a transposed operand
-    itself.
+    Two in a row become one.  One that changes nothing is dropped.  A product reads a transposed
+    operand itself.
 
     Before   b = Transpose(a) [1,0,2]; c = Transpose(b) [1,0,2]; d = MatMul(c, Transpose(w))
     After    d = FusedMatMul(a, w) transB=1
@@ -41,9 +41,9 @@ def cancel_movement(graph: Graph, types: Types, constants: Constants) -> Graph:
 
 
 class _Movement:
-    """One walk over the nodes in topological order.
+    """Walk over the nodes in topological order.
 
-    alias: for each value that is gone, the equal value that stands for it.
+    alias: for each removed value, the equal value that replaces it.
     """
 
     def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
@@ -68,7 +68,9 @@ class _Movement:
         self.makers.update((o, node) for o in node.outputs if o)
 
     def through(self, node: Node, *ops: str) -> Node | None:
-        """The node that makes a node's first input, if it is one of these ops of ONNX's domain."""
+        """Return the node that makes a node's first input, if it is one of these ops of ONNX's
+        domain.
+        """
         maker = self.makers.get(node.inputs[0])
         return maker if maker and not maker.domain and maker.op in ops else None
 
@@ -81,7 +83,7 @@ class _Movement:
             self.alias[out] = name
 
     def transpose(self, node: Node) -> None:
-        """Join a Transpose with one before it, and replace what is left by less where possible."""
+        """Join a Transpose with one before it, and simplify the result if possible."""
         perm = _perm(node, self.types)
         inner = self.through(node, "Transpose")
         if inner is not None:
@@ -116,7 +118,7 @@ class _Movement:
         node.attrs = {"transA": 1 - tb, "transB": 1 - ta, "alpha": alpha}
 
     def view(self, node: Node) -> None:
-        """Join a reshape with one before it; drop it if the shape is then the same."""
+        """Join a reshape with one before it; drop it if it no longer changes the shape."""
         t = self.types[node.outputs[0]]
         inner = self.through(node, *_VIEWS)
         if inner is not None:
@@ -138,7 +140,7 @@ class _Movement:
             node.attrs = {"allowzero": 1}
 
     def product(self, node: Node) -> None:
-        """Let MatMul read an operand whose last two axes are transposed before they are."""
+        """Let MatMul read an operand before its last two axes are transposed."""
         inputs = list(node.inputs)
         flags = {f: int(node.attrs.get(f, 0)) for f in ("transA", "transB")}
         if _flag(node, "transBatch") or any(self.types[i].rank < 2 for i in inputs[:2]):
@@ -168,24 +170,24 @@ class _Movement:
 
 
 def _is_product(node: Node) -> bool:
-    """Whether a node multiplies its two inputs and does nothing else."""
+    """Return whether a node only multiplies its two inputs."""
     if (node.domain, node.op) == ("", "Gemm"):
         return len(node.inputs) == 2
     return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
 
 
 def _flag(node: Node, start: str) -> bool:
-    """Whether an attribute whose name begins with `start` is set."""
+    """Return whether an attribute whose name begins with `start` is set."""
     return any(value for name, value in node.attrs.items() if name.startswith(start))
 
 
 def _perm(node: Node, types: Types) -> list[int]:
-    """The permutation of a Transpose; by default it reverses the axes."""
+    """Return the permutation of a Transpose; by default it reverses the axes."""
     rank = types[node.inputs[0]].rank
     return [int(p) for p in node.attrs.get("perm") or reversed(range(rank))]
 
 
 def _keeps_order(perm: Iterable[int], dims: tuple[int, ...]) -> bool:
-    """Whether a transpose only moves axes of size 1, so that no byte moves."""
+    """Return whether a transpose only moves axes of size 1, so that no byte moves."""
     moved = [p for p in perm if dims[p] != 1]
     return moved == sorted(moved)

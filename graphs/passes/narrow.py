@@ -1,8 +1,8 @@
-"""Narrowing: the gradient of a part of a weight is computed of that part of the input alone.
+"""Narrowing: computing the gradient of a part of a weight from that part of the input alone.
 
 Where the first input channels of a weight are trained and the others are frozen, the weight is a
 join of two (graphs/offline/sparse.py).  By the rules of differentiation the gradient of the first
-is a slice of that of the whole.
+is a slice of the gradient of the whole.
 
 Source: "On-device training under 256 KB memory", Lin et al. 2022, section 3.2
 """
@@ -29,9 +29,10 @@ MAKES = where({"Slice": "Slice Reshape"})
 
 
 def narrow(graph: Graph, types: Types, constants: Constants) -> Graph:
-    """Slice what a product reads in place of what it makes, in place; every shape must be known.
+    """Slice the operand of a product instead of its result, in place; every shape must be known.
 
-    Then the forward pass keeps a slice of the input, and the product is smaller by as much.
+    The forward pass then keeps only a slice of the input, and the product is smaller by the same
+    factor.
 
     Before   w = Concat(t, f) axis=1; y = Conv(x, w); ...
              dx, dw = ConvGrad(dy, x, w); dt = Slice(dw, [0], [8], [1])
@@ -42,17 +43,17 @@ def narrow(graph: Graph, types: Types, constants: Constants) -> Graph:
     After    x' = Slice(x, [0], [8], [1]); ...; dt = Gemm(dy, x') transA=1
     """
     job = _Narrowing(graph, types, constants)
-    found = [node for node in graph.nodes if job.visit(node)]
-    if found:
+    narrowed = [node for node in graph.nodes if job.visit(node)]
+    if narrowed:
         job.finish()
-    return prune(graph) if found else graph
+    return prune(graph) if narrowed else graph
 
 
 class _Narrowing:
     """The state of one pass.
 
-    early: for each value that is sliced, the slices of it, which are made as soon as it is.
-    before: for each node, those that are to stand before it.
+    early: for each sliced value, its slices, which are made immediately after it.
+    before: for each node, the nodes to insert before it.
     """
 
     def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
@@ -64,7 +65,7 @@ class _Narrowing:
         self.made: dict[tuple[str, int, int, int], str] = {}
 
     def visit(self, node: Node) -> bool:
-        """Let a slice of a product be a product of a slice; return whether that was done."""
+        """Replace a slice of a product by a product of a slice; return whether that was done."""
         if node.domain or node.op != "Slice":
             return False
         window = self.window(node)
@@ -79,10 +80,10 @@ class _Narrowing:
         return False
 
     def window(self, node: Node) -> tuple[int, int, int] | None:
-        """(axis, begin, end) of a slice of one axis by steps of 1; None of any other."""
-        found = [self.constants.get(name) for name in node.inputs[1:]]
-        values = [int(v.flat[0]) for v in found if isinstance(v, np.ndarray) and v.size == 1]
-        if len(values) < len(found) or len(values) not in (3, 4):
+        """Return (axis, start, end) of a slice of one axis in steps of 1; None for any other."""
+        limits = [self.constants.get(name) for name in node.inputs[1:]]
+        values = [int(v.flat[0]) for v in limits if isinstance(v, np.ndarray) and v.size == 1]
+        if len(values) < len(limits) or len(values) not in (3, 4):
             return None
         begin, end, axis = values[:3]
         shape = self.types[node.inputs[0]].shape
@@ -93,7 +94,9 @@ class _Narrowing:
         return (axis, begin, end) if 0 <= begin < end <= length else None
 
     def convolution(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
-        """A slice of dW by input channels: the gradient of a convolution of fewer channels."""
+        """Replace a slice of dW by input channels: compute the gradient of a convolution with fewer
+        channels.
+        """
         if list(maker.outputs).index(node.inputs[0]) != 1 or axis != 1:
             return False
         if maker.attrs.get("group", 1) != 1:
@@ -108,7 +111,7 @@ class _Narrowing:
         return True
 
     def part_of(self, joined: str, axis: int, begin: int, end: int) -> str | None:
-        """The value of which a join has this part, if there is one."""
+        """Return the value that is this part of a join, or None."""
         maker, at = self.makers.get(joined), 0
         if maker is None or maker.domain or maker.op != "Concat":
             return None
@@ -121,7 +124,7 @@ class _Narrowing:
         return None
 
     def product(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
-        """A slice of a product by rows or columns: a product of fewer of them."""
+        """Replace a slice of a product by rows or columns: compute a product of fewer of them."""
         inputs = list(maker.inputs)
         if any(self.types[name].rank != 2 for name in (*inputs, *maker.outputs)):
             return False
@@ -132,10 +135,10 @@ class _Narrowing:
         return True
 
     def slice(self, name: str, axis: int, begin: int, end: int) -> str:
-        """The name of a part of a value, which a node makes as soon as there is the value.
+        """Return the name of a part of a value, which is sliced as soon as the value has been made.
 
-        Where the last axis of a reshaped value is that of the value before, the part is taken of
-        this one, so that the other can go.
+        If a reshape has kept the last axis, the part is taken from the value before the reshape,
+        which can then be dropped.
         """
         key = name, axis, begin, end
         if key in self.made:
@@ -159,7 +162,9 @@ class _Narrowing:
         return out
 
     def reshaped(self, name: str) -> str:
-        """The value of which this one is a reshape with the same last axis; "" if it is none."""
+        """Return the value that was reshaped to this one with the same last axis; "" if there is
+        none.
+        """
         maker = self.makers.get(name)
         if maker is None or maker.domain or maker.op != "Reshape":
             return ""
@@ -167,14 +172,16 @@ class _Narrowing:
         return maker.inputs[0] if shapes[0][-1:] == shapes[1][-1:] else ""
 
     def constant(self, name: str, value: Sequence[Any]) -> str:
-        """Add a constant of whole numbers; return its name."""
+        """Add a constant of integers; return its name."""
         made = array(value, np.int64)
         self.graph.initializers[name] = self.constants[name] = made
         self.types[name] = type_of(made)
         return name
 
     def finish(self) -> None:
-        """Put the slices behind the nodes that make what they slice; others come first."""
+        """Insert the slices after the nodes that make the sliced values, and the other nodes before
+        their readers.
+        """
         given = (*self.graph.inputs, *self.graph.initializers)
         nodes = [node for name in given for node in self.early.get(name, ())]
         for node in self.graph.nodes:
@@ -184,7 +191,7 @@ class _Narrowing:
 
 
 def _is_product(node: Node) -> bool:
-    """Whether a node multiplies its two inputs and does nothing else."""
+    """Return whether a node only multiplies its two inputs."""
     if (node.domain, node.op) == ("", "Gemm"):
         return len(node.inputs) == 2
     return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
@@ -217,14 +224,14 @@ def join_again(graph: Graph, types: Types) -> Graph:
 
 
 def joins(graph: Graph) -> dict[str, Node]:
-    """The values that are joins of parameters alone, which can be made at any time."""
+    """Return the values that are joins of parameters alone, which can be made at any time."""
     inputs = graph.inputs.keys()
-    found = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
-    return {node.outputs[0]: node for node in found if inputs >= {*node.inputs}}
+    concats = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
+    return {node.outputs[0]: node for node in concats if inputs >= {*node.inputs}}
 
 
 def slice_late(graph: Graph) -> Graph:
-    """Slice a value not before the slice is read where the whole value is kept until then anyway.
+    """Slice a value just before its slice is read if the whole value is kept until then anyway.
 
     Before   x' = Slice(x); ...; dz = ReluGrad(dx, x); dt = Gemm(dy, x')
     After    ...; dz = ReluGrad(dx, x); x' = Slice(x); dt = Gemm(dy, x')
@@ -243,7 +250,7 @@ def slice_late(graph: Graph) -> Graph:
         first = readers[out][0]
         if x in graph.inputs or readers[x][-1] >= first:
             late.setdefault(first, []).append(node)
-    moved = {node for found in late.values() for node in found}
+    moved = {node for moved_nodes in late.values() for node in moved_nodes}
     nodes: list[Node] = []
     for place, node in enumerate(graph.nodes):
         nodes += late.get(place, ())

@@ -1,9 +1,9 @@
-"""Patterns: nodes into which exporters decompose an op are replaced by that op.
+"""Patterns of nodes into which exporters decompose an op, which that op replaces.
 
 The op has one gradient and one kernel, whoever exported the model.  The ops are those that the
 fusions of onnxruntime make, in the same domains, so that it can load the artifacts.  Logarithms of
-functions that round to 0 or overflow become ops that do not, and roots of sums of squares the norm,
-whose gradient is finite at 0.
+functions that round to 0 or overflow become ops that do not, and roots of sums of squares become
+the norm, whose gradient is finite at 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from engine.kernels.vocabulary.op import MS, Dim
 
 
 def _axes(m: Match, name: str) -> list[int] | None:
-    """The axes of a reduction, counted from the front; None if it drops its axes (keepdims=0)."""
+    """Return the axes of a reduction, counted from the front; None if it drops its axes
+    (keepdims=0).
+    """
     node = m.node(name)
     rank = m.found.types[node.inputs[0]].rank
     if not node.attrs.get("keepdims", 1):
@@ -37,18 +39,20 @@ def _axes(m: Match, name: str) -> list[int] | None:
 
 
 def _tail(m: Match, rule: str, *reductions: str) -> int | None:
-    """The axis from which to the last all these reductions go; None if they are over other axes."""
+    """Return the first axis of reductions that all extend to the last axis; None if their axes
+    differ.
+    """
     rank = m.type("x").rank
-    found = {tuple(_axes(m, r) or ()) for r in reductions}
-    (axes, *others) = found
+    spans = {tuple(_axes(m, r) or ()) for r in reductions}
+    (axes, *others) = spans
     if others or not axes or list(axes) != list(range(axes[0], rank)):
-        m.refuse(rule, f"means over {sorted(found)} of {m.type('x')}, not over the last axes")
+        m.refuse(rule, f"means over {sorted(spans)} of {m.type('x')}, not over the last axes")
         return None
     return axes[0]
 
 
 def _affine_shape(m: Match, rule: str, name: str, axis: int) -> bool:
-    """Whether a factor or offset has the shape of the normalised axes, so one number an element."""
+    """Return whether a factor or offset has the shape of the normalised axes."""
     want, t = m.type("x").shape[axis:], m.type(name)
     if t.shape == want and all(isinstance(d, int) for d in want):
         return True
@@ -132,7 +136,7 @@ def _quick_gelu(m: Match) -> bool:
     """
     alpha = m.scalar("alpha") if "alpha" in m.values else 1.0
     if alpha is None:
-        return m.refuse("QuickGelu", "the factor is no constant")
+        return m.refuse("QuickGelu", "the factor is not a constant")
     m.op("QuickGelu", m.values["x"], domain=MS, alpha=alpha)
     return True
 
@@ -161,7 +165,7 @@ _TANH = (
 
 
 def _halved(inner: str) -> tuple[str, ...]:
-    """The ways to write 0.5 * x * inner."""
+    """Return the ways to write 0.5 * x * inner."""
     return (
         f"Mul(Mul(x, {inner}), 0.5)",
         f"Mul(Mul(x, 0.5), {inner})",
@@ -171,7 +175,7 @@ def _halved(inner: str) -> tuple[str, ...]:
     )
 
 
-# --- logarithms of what rounds to 0 or overflows
+# --- logarithms of values that round to 0 or overflow
 
 
 def _log_sigmoid(m: Match) -> bool:
@@ -224,7 +228,7 @@ def _log_sum_exp(m: Match) -> bool:
 
 
 def _root_before_view(m: Match) -> bool:
-    """Before   y = sqrt(Expand(x, shape))              so that a root stands behind its sum
+    """Before   y = sqrt(Expand(x, shape))              so that a root directly follows its sum
     After    y = Expand(sqrt(x), shape)
     """
     view = m.node("view")
@@ -233,9 +237,10 @@ def _root_before_view(m: Match) -> bool:
 
 
 def _norm(m: Match, total: str, name: str) -> tuple[str, list[Dim]] | None:
-    """Add the norm of a value whose sum or mean of squares has the name `total`, of the same axes.
+    """Add the norm of a value with the same axes as `total`, the name of its sum or mean of
+    squares.
 
-    Returns it with the sizes of the axes; None if there are none.
+    Returns the norm and the sizes of the axes, or None if there are no axes.
     """
     node, t = m.node(total), m.type(name)
     axes = node.attrs.get("axes")
@@ -258,8 +263,9 @@ def _root_of_squares(m: Match) -> bool:
     """Before   y = sqrt(sum(x^2) n / m)                its gradient is 0 / 0 where all x are 0
     After    y = ReduceL2(x) sqrt(n / m)
 
-    n, m: numbers, 1 if the pattern has none.  Of a mean, m has the number of its elements as a
-    further factor.  So are norms and deviations written whose gradient PyTorch takes as 0 there.
+    n, m: numbers, 1 if the pattern has none.  For a mean, the number of its elements is a further
+        factor of m.  Norms and deviations are written this way; PyTorch sets their gradient to 0
+        there.
     """
     if any(set(m.type(name).shape) - {1} for name in "nm" if name in m.values):
         return m.refuse("ReduceL2", "the sum is scaled by more than one number")
@@ -279,7 +285,7 @@ def _root_of_squares(m: Match) -> bool:
 
 
 def _root_of_two_sums(m: Match) -> bool:
-    """Before   y = sqrt(sum(x^2) sum(z^2))             as cosines are written
+    """Before   y = sqrt(sum(x^2) sum(z^2))             as in cosine similarities
     After    y = ReduceL2(x) ReduceL2(z)
     """
     norms = _norm(m, "s", "x"), _norm(m, "t", "z")
@@ -290,7 +296,7 @@ def _root_of_two_sums(m: Match) -> bool:
 
 
 def _count(m: Match, y: str, dims: Sequence[Dim]) -> str:
-    """The number of elements of x, whose axes have these sizes, that make an element of y."""
+    """Return the number of elements of x, whose axes have these sizes, for each element of y."""
     dtype = m.type("x").dtype
     if all(isinstance(d, int) for d in dims):
         return m.const(np.array(math.prod(map(int, dims)), NUMPY[dtype]))

@@ -1,4 +1,4 @@
-"""Pools: what the gradient of a max pool needs is kept in fewer bytes."""
+"""Pools: keeping fewer bytes for the gradient of a max pool."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAKES = where({"MaxPool": f"{OURS}::MaxPool"})
 
 
 def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:
-    """Keep the number of the largest tap in its window, a byte, in place of its place in the image.
+    """Keep the index of the maximum in its window, one byte, instead of its index in the image.
 
-    This is done where gradients alone read Indices and a window has few taps.  `types` is updated.
+    This is done if only gradients read Indices and a window has few taps.  `types` is updated.
 
     Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i, x)             i: i64
     After    y, i = engine::MaxPool(x); dx = MaxPoolGrad(dy, i, x)     i: u8
@@ -27,8 +27,8 @@ def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:
         index = node.outputs[1]
         if not index or index in ends or math.prod(node.attrs["kernel_shape"]) > TAPS:
             continue
-        found = readers.get(index)
-        if found and all(n.op == "MaxPoolGrad" and n.inputs[1] == index for n in found):
+        nodes = readers.get(index)
+        if nodes and all(n.op == "MaxPoolGrad" and n.inputs[1] == index for n in nodes):
             node.domain = OURS
             types[index] = types[index].but(dtype="u8")
     return graph
@@ -37,9 +37,10 @@ def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:
 def relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Graph:
     """Let the gradient of a Relu before a max pool read what the pool returns.
 
-    The gradient reaches only the elements that the pool has picked, which are positive where the
-    result is: so the result tells all, and has fewer elements than the output of the Relu.  Of
-    windows that share a maximum all or none are 0, so the sums are the same.  `types` is updated.
+    The gradient reaches only the elements that the pool has picked, which are positive exactly
+    where the result is, so the result suffices and has fewer elements than the output of the Relu.
+    Either all windows that share a maximum are 0 or none is, so the sums are the same.  `types` is
+    updated.
 
     Before   r = Relu(x); y, i = MaxPool(r); dr = MaxPoolGrad(dy, i, r); dx = ReluGrad(dr, r)
     After    r = Relu(x); y, i = MaxPool(r); d = ReluGrad(dy, y); dx = MaxPoolGrad(d, i, r)

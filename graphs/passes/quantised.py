@@ -1,4 +1,4 @@
-"""Quantised weights are read as they are by what multiplies with them or takes rows of them."""
+"""Quantised weights: reading them directly in products and gathers of rows."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MAKES = where(
 def read_quantised(graph: Graph, types: Types) -> bool:
     """Let products read quantised weights themselves, in place; return whether any does.
 
-    Weights are what no node makes: constants and inputs.  Where another node reads them as floats
-    too, they become floats for that node.  If any product was changed, the types must be inferred
-    again.
+    Weights are values that no node makes: constants and inputs.  If another node reads them as
+    floats too, they are dequantised for that node.  If any product was changed, the types must be
+    inferred again.
 
     Before   d = DequantizeLinear(q, s, z); y = MatMul(x, d); dx = FusedMatMul(dy, d) transB=1
     After    y = engine::QuantizedMatMul(x, q, s, z) rows=... columns=...
@@ -53,11 +53,11 @@ def read_quantised(graph: Graph, types: Types) -> bool:
 
 
 class _Reading:
-    """One walk over the nodes in topological order.
+    """Walk over the nodes in topological order.
 
-    made: the nodes that stand for those walked over.
-    weights: by name of a value that is weights as floats, the inputs and attributes by which ops
-    read them as integers, and whether the value is their transpose.
+    made: the nodes that replace the ones visited so far.
+    weights: for the name of dequantised weights, the inputs and attributes with which ops read them
+        as integers, and whether the value is their transpose.
     """
 
     def __init__(self, graph: Graph, types: Types) -> None:
@@ -68,7 +68,7 @@ class _Reading:
         self.made: list[Node] = []
 
     def visit(self, node: Node) -> None:
-        """Keep a node, or put another in its place."""
+        """Keep a node, or replace it."""
         match node.domain, node.op:
             case (("" | "com.microsoft"), "DequantizeLinear"):
                 self.note(node)
@@ -114,7 +114,7 @@ class _Reading:
         self.weights[node.outputs[0]] = tuple(node.inputs), attrs, False
 
     def reading(self, node: Node) -> list[Node] | None:
-        """The nodes that read quantised weights in place of a node; None if it stays."""
+        """Return nodes that read quantised weights, to replace a node; None if the node stays."""
         match node.domain, node.op:
             case "", "MatMul":
                 return self.product(node)
@@ -144,7 +144,7 @@ class _Reading:
         attrs: Mapping[str, Any],
         output: str = "",
     ) -> Node:
-        """A node in place of another, which makes its output unless another is given."""
+        """Return a node that replaces another, and makes its output unless another is given."""
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
         return Node(op, inputs, (output or node.outputs[0],), dict(attrs), OURS, node.name)
@@ -165,7 +165,7 @@ class _Reading:
         return [first, self.scaled(node, raw, alpha, node.outputs[0])]
 
     def scaled(self, node: Node, value: str, factor: float, output: str) -> Node:
-        """A value times a number."""
+        """Return a value times a number."""
         name = self.names.fresh(f"{output}_factor")
         self.graph.initializers[name] = array(factor, NUMPY[self.types[node.inputs[0]].dtype])
         title = self.names.fresh(f"{node.name}/Mul")
@@ -193,16 +193,18 @@ class _Reading:
         return [*nodes, Node("Add", (raw, c), node.outputs, {}, "", title)]
 
     def conv(self, node: Node, at: int) -> list[Node] | None:
-        """A 1x1 convolution, or its gradient; `at`: the place of the weights among its inputs."""
+        """Replace a 1x1 convolution or its gradient; `at` is the index of the weights among its
+        inputs.
+        """
         attrs, w = node.attrs, node.inputs[at]
         plain = attrs.get("group", 1) == 1 and not any(attrs.get("pads", ()))
         plain = plain and all(s == 1 for s in attrs.get("strides", ()))
         if w not in self.weights or self.types[w].rank < 3 or not plain:
             return None
-        ins, found, _ = self.weights[w]
+        ins, how, _ = self.weights[w]
         ins = (*ins, *[""] * (3 - len(ins)))
         bias = node.inputs[2] if at == 1 and len(node.inputs) > 2 else ""
         trans = int(at == 1)
         return [
-            self.op(node, "QuantizedConv", (node.inputs[0], *ins, bias), {**found, "trans": trans})
+            self.op(node, "QuantizedConv", (node.inputs[0], *ins, bias), {**how, "trans": trans})
         ]

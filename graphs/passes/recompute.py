@@ -1,4 +1,4 @@
-"""Recomputation: the backward pass computes cheap values again, so that they need not be kept."""
+"""Recomputation of cheap values in the backward pass, so that they need not be kept."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import OURS, TensorType, op_keys
 from engine.kernels.vocabulary.terms import Formulas
 
-LARGE = 1 << 16  # bytes from which a value is worth being computed twice
-MUCH = 2  # how many times as many bytes it has as what is kept for it instead
-NEVER = 1 << 62  # bytes that are too many: an input has changed
-DEAR = 80  # instructions of a map that is computed twice, see `Formulas.cost`
-NEAR = 4  # nodes between two readers for whose sake nothing is computed twice
-CHAIN = 3  # values that are computed again for the sake of one, after one another
+LARGE = 1 << 16  # least bytes of a value that is computed twice
+MUCH = 2  # least ratio of its bytes to the bytes that are kept instead
+NEVER = 1 << 62  # more bytes than any value has: an input has changed
+DEAR = 80  # most instructions of a map that is computed twice, see `Formulas.cost`
+NEAR = 4  # readers at most this many nodes apart share one value
+CHAIN = 3  # longest chain of values that are computed again to get one
 
-MASK = (OURS, "RandomMask")  # drawn from a counter: it reads nothing
-# Between layouts data move slowly where there are few channels.
+MASK = (OURS, "RandomMask")  # drawn from a counter, so it reads nothing
+# Converting between layouts is slow if there are few channels.
 LAYOUTS = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
 FEW = 8
 
@@ -29,7 +29,7 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
     """Compute large values of cheap nodes a second time, for their readers in the backward pass.
 
     This is done only where the inputs of the node are kept until then anyway, or can be computed
-    again from such.  The results are the same to the last bit.
+    again from values that are.  The results are the same to the last bit.
 
     Before   z = Map(x, m, s); y = Conv(z, w); ...; dw = ConvGrad(dy, z, w); r = ChannelSums(dz, x)
     After    z = Map(x, m, s); y = Conv(z, w); ...; z_again = Map(x, m, s);
@@ -40,13 +40,13 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
 
 
 class _Recomputation:
-    """One walk over the forward nodes, from the last to the first.
+    """Walk over the forward nodes, from the last to the first.
 
     early: for each value, the place of the last forward node that touches its bytes.
     late: for each value, the places of the nodes of the backward pass that read its bytes.
     changed: for each value, the place of the first node that writes to it.
-    twins: by place, the nodes to put before it, the last one first.
-    paid: what `pays` has found.
+    twins: by place, the nodes to insert before it, in reverse order.
+    paid: results of `pays`.
     """
 
     def __init__(self, graph: Graph, types: dict[str, TensorType]) -> None:
@@ -79,10 +79,10 @@ class _Recomputation:
         self.graph.nodes = nodes
 
     def pays(self, node: Node) -> bool:
-        """Whether the first output of a node is computed again rather than kept."""
+        """Return whether to compute the first output of a node again rather than keep it."""
         if node not in self.paid:
             z = node.outputs[0]
-            self.paid[node] = False  # while it is being found out
+            self.paid[node] = False  # while this is being determined
             if z in self.late and z not in self.ends and self.is_repeatable(node):
                 size, place = self.nbytes(z), self.late[z][0]
                 if size >= LARGE and place - self.early[z] > NEAR:
@@ -90,9 +90,9 @@ class _Recomputation:
         return self.paid[node]
 
     def kept_for(self, node: Node, place: int, depth: int = 1) -> int:
-        """The bytes that must be kept more than now, so that a node can be computed at a place.
+        """Return how many more bytes must be kept so that a node can be computed at a place.
 
-        depth: how many nodes would be computed there after one another, this one included.
+        depth: the length of the chain of nodes that would be computed there, including this one.
         """
         total = 0
         for name in dict.fromkeys(_read(node)):
@@ -110,7 +110,9 @@ class _Recomputation:
         return total
 
     def is_repeatable(self, node: Node) -> bool:
-        """Whether computing a node again takes little more than reading and writing memory."""
+        """Return whether computing a node again takes little more than reading and writing
+        memory.
+        """
         if (node.domain, node.op) == (OURS, "Map"):
             formulas: Formulas = node.attrs["formulas"]
             return formulas.cost() <= DEAR
@@ -120,12 +122,14 @@ class _Recomputation:
         return op is not None and (op.is_cheap or is_view(node))
 
     def nbytes(self, name: str) -> int:
-        """The bytes of a value."""
+        """Return the bytes of a value."""
         t = self.types[name]
         return t.size * ITEMSIZE[t.dtype]
 
     def repeat(self, node: Node) -> None:
-        """Add a twin of a node, whose result all late readers of its first output read."""
+        """Add a twin of a node; all late readers of the node's first output read the twin's
+        result.
+        """
         z, *_ = node.outputs
         copy = self.names.fresh(f"{z}_again")
         self.types[copy] = self.types[z]
@@ -142,7 +146,7 @@ class _Recomputation:
                 known.insert(at, places[0])
 
     def twin(self, node: Node, copy: str) -> Node:
-        """A node that computes the first output of another one as `copy`."""
+        """Return a node that computes the first output of another one as `copy`."""
         title = self.names.fresh(f"{node.name}/again")
         if (node.domain, node.op) == MASK:
             attrs = {"of": node.name, **node.attrs}
@@ -151,13 +155,13 @@ class _Recomputation:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the output of a node is its input's bytes."""
+    """Return whether the output of a node has the same bytes as its input."""
     op = ops().get((node.domain, node.op))
     return op is not None and op.is_view and op.lower is None
 
 
 def _read(node: Node) -> Iterator[str]:
-    """The values whose bytes a node reads, not only their types."""
+    """Return the values whose bytes a node reads, not only their types."""
     op = ops().get((node.domain, node.op))
     unread = op.type_only if op is not None else frozenset[int]()
     return (name for i, name in enumerate(node.inputs) if name and i not in unread)

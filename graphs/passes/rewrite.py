@@ -1,4 +1,4 @@
-"""Rewriting by pattern: several nodes that together compute one op are replaced by that op.
+"""Rewriting by pattern: one op replaces the nodes that together compute it.
 
 A pattern is an expression over ONNX ops, `"Mul(x, Sigmoid(x))"`:
 
@@ -35,12 +35,12 @@ _CLOSE = 1e-4  # relative tolerance: exporters round constants to float32, or to
 
 @dataclass(slots=True)
 class Match:
-    """One place in a graph where a pattern was found.
+    """Place in a graph where a pattern matches.
 
     root: the node that makes the value of the whole pattern.
     values: for each name in the pattern, the value that it stands for.
     nodes: all nodes that the pattern covers, the root included.
-    made: the nodes that a rule has added to stand for them.
+    made: the nodes that a rule has added to replace them.
     """
 
     graph: Graph
@@ -52,20 +52,20 @@ class Match:
     made: list[Node] = field(default_factory=list)
 
     def type(self, name: str) -> TensorType:
-        """The type of the value that a name of the pattern stands for."""
+        """Return the type of the value that a name of the pattern stands for."""
         return self.found.types[self.values[name]]
 
     def value(self, name: str) -> Array | None:
-        """The constant that a name of the pattern stands for; None if it is not constant."""
+        """Return the constant that a name of the pattern stands for; None if it is not constant."""
         return self.found.constants.get(self.values[name])
 
     def scalar(self, name: str) -> float | None:
-        """The constant number that a name of the pattern stands for; None if it stands for none."""
+        """Return the constant number that a name of the pattern stands for, or None."""
         value = self.value(name)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def node(self, name: str) -> Node:
-        """The node to which the pattern gives a name by `:=`."""
+        """Return the node that the pattern names by `:=`."""
         return next(n for n in self.nodes if n.outputs[0] == self.values[name])
 
     def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 0, **attrs: Any) -> str:
@@ -93,11 +93,11 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern, and what takes the place of its matches.
+    """Pattern, and the construction that replaces its matches.
 
-    makes: the ops that stand for the pattern, as `op_keys` reads them.
+    makes: the ops that replace the pattern, in the notation of `op_keys`.
     build: adds the nodes for a match and returns True, or refuses it (`Match.refuse`).
-    shares: whether values inside a match may have other readers; the nodes of those that have any
+    shares: whether values inside a match may have other readers; the nodes of values that have some
         stay.
     """
 
@@ -113,12 +113,14 @@ class Rule:
 
 
 def may_make(rules: Sequence[Rule]) -> Makes:
-    """What rules declare to make: if a graph holds all ops of a pattern, the op of that rule."""
+    """Return the declaration of rules: if a graph has all ops of a pattern, the rule's op may be
+    added.
+    """
     rows = [(" ".join(sorted(_operators(rule.pattern))), rule.makes) for rule in rules]
-    found: dict[str, list[str]] = {}
+    made_by: dict[str, list[str]] = {}
     for needed, made in rows:
-        found.setdefault(needed, []).append(made)
-    return where({needed: " ".join(made) for needed, made in found.items()})
+        made_by.setdefault(needed, []).append(made)
+    return where({needed: " ".join(made) for needed, made in made_by.items()})
 
 
 def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
@@ -139,12 +141,14 @@ def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
 
 
 def _operators_of(graph: Graph) -> set[str]:
-    """The ops of ONNX's domain that a graph has."""
+    """Return the ops of ONNX's domain that a graph has."""
     return {node.op for node in graph.nodes if not node.domain}
 
 
 class _Places:
-    """Where the values of a graph are made and read; true until a rule changes the graph."""
+    """Places where the values of a graph are made and read; valid until a rule changes the
+    graph.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.names, self.outputs = Names(graph), set(graph.outputs)
@@ -156,9 +160,11 @@ class _Places:
 
 
 def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
-    """Apply one rule wherever it fits; return whether it did.  The graph has all ops of it."""
+    """Apply one rule wherever it matches; return whether it did.  The graph has all ops of the
+    rule.
+    """
     tree = _parse(rule.pattern)
-    kept: dict[Node, list[Node]] = {}  # root -> what stands for it
+    kept: dict[Node, list[Node]] = {}  # root -> its replacement
     gone: set[Node] = set()
     for root in places.by_op[_operator(tree)]:
         if len(root.outputs) != 1:
@@ -188,7 +194,7 @@ def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
 
 
 def _escaped(inner: set[Node], root: Node, places: _Places) -> set[Node]:
-    """The nodes of a match, but its root, whose outputs are read by others or are of the graph."""
+    """Return the nodes of a match, except its root, whose outputs have readers outside it."""
     return {
         n
         for n in inner - {root}
@@ -204,13 +210,13 @@ def _parse(text: str) -> ast.expr:
 
 @functools.cache
 def _operators(text: str) -> frozenset[str]:
-    """The ops in a pattern, which need not be parsed for it."""
+    """Return the ops in a pattern, without parsing it."""
     return frozenset(_CALL.findall(text))
 
 
 @functools.cache
 def _operator(tree: ast.expr) -> str:
-    """The op of the root of a pattern; empty if the pattern is a name or a number."""
+    """Return the op of the root of a pattern; empty if the pattern is a name or a number."""
     call = tree.value if isinstance(tree, ast.NamedExpr) else tree
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
         return call.func.id
@@ -219,11 +225,11 @@ def _operator(tree: ast.expr) -> str:
 
 @functools.cache
 def _number(tree: ast.expr) -> float:
-    """The number that a pattern of one number wants."""
+    """Return the number that a pattern of one number matches."""
     return float(ast.literal_eval(tree))
 
 
-_State = tuple[dict[str, str], tuple[Node, ...]]  # values by name, and the nodes covered so far
+_State = tuple[dict[str, str], tuple[Node, ...]]  # values by name, and the nodes matched so far
 
 
 def _match(
@@ -234,9 +240,9 @@ def _match(
     makers: dict[str, Node],
     found: Inferred,
 ) -> Iterator[_State]:
-    """All ways to match a value with a pattern.
+    """Yield all ways to match a value with a pattern.
 
-    values, nodes: the names that have a value, and the nodes that are covered, before this.
+    values, nodes: the names that already have a value, and the nodes matched so far.
     """
     match tree:
         case ast.Name(id=name):
@@ -268,7 +274,7 @@ def _match(
 
 
 def _may_match(trees: Sequence[ast.expr], node: Node, makers: Mapping[str, Node]) -> bool:
-    """Whether the first inputs of a node are made by the ops that the patterns have as roots."""
+    """Return whether the ops at the roots of the patterns make the first inputs of a node."""
     for tree, value in zip(trees, node.inputs, strict=False):
         if wanted := _operator(tree):
             maker = makers.get(value)
@@ -285,7 +291,7 @@ def _inputs(
     makers: dict[str, Node],
     found: Inferred,
 ) -> Iterator[_State]:
-    """All ways to match the first inputs of a node with one pattern each."""
+    """Yield all ways to match the first inputs of a node with one pattern each."""
     states: list[_State] = [(values, nodes)]
     for tree, value in zip(trees, node.inputs, strict=False):
         states = [
@@ -297,5 +303,5 @@ def _inputs(
 
 
 def same(a: float | None, b: float) -> bool:
-    """Whether a constant is, within rounding, the number that a rule asks for."""
+    """Return whether a constant equals, within rounding, the number in a rule."""
     return a is not None and bool(np.isclose(a, b, rtol=_CLOSE, atol=0))

@@ -1,4 +1,4 @@
-"""Cleanup: nodes that change no result are removed, and equal small values are computed once."""
+"""Cleanup: removal of nodes that change no result, and sharing of equal small values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from engine.kernels.registry import ops
 from engine.kernels.sizes import SizedArray
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 
-ACTING = {(MS, "InPlaceAccumulatorV2"), (OURS, "MoveStatistic")}  # besides optimizers
-SMALL = 1 << 14  # bytes of the largest value that may be kept for several readers
+ACTING = {(MS, "InPlaceAccumulatorV2"), (OURS, "MoveStatistic")}  # in addition to optimizers
+SMALL = 1 << 14  # most bytes of a value that may be kept for several readers
 
 
 def acts(node: Node) -> bool:
-    """Whether a node writes to memory that outlives the run: gradients, parameters or states."""
+    """Return whether a node writes to memory that outlives the run: gradients, parameters or
+    states.
+    """
     op = ops().get((node.domain, node.op))
     return (node.domain, node.op) in ACTING or (op is not None and op.optimizer is not None)
 
@@ -37,36 +39,36 @@ def prune(graph: Graph) -> Graph:
 
 
 def ancestors(graph: Graph) -> set[Node]:
-    """The nodes on which some output depends.  Of a training graph these are the forward part.
+    """Return the nodes on which an output depends.  In a training graph this is the forward part.
 
-    A signal of gradients belongs to the update, and so does what it reads, but for the signal
+    A signal of gradients belongs to the update, and so do the values it reads, except the signal
     before it.
     """
-    wanted, found = set(graph.outputs), set[Node]()
+    wanted, nodes = set(graph.outputs), set[Node]()
     for node in reversed(graph.nodes):
         if wanted.isdisjoint(node.outputs):
             continue
         if (node.domain, node.op) == (OURS, "GradientSignal"):
             wanted.update(node.inputs[:1])
         else:
-            found.add(node)
+            nodes.add(node)
             wanted.update(node.inputs)
-    return found
+    return nodes
 
 
 def forward_part(graph: Graph) -> set[Node]:
-    """The nodes on which some output depends, and those among them that slice what is kept.
+    """Return the nodes on which an output depends, and nodes that slice kept values among them.
 
     Before   y = Conv(x, w); p = Slice(x); loss = ...; dt = Gemm(dy, p)
     Found    y, p, loss
     """
-    found = ancestors(graph)
-    made = {*graph.inputs, *(name for node in found for name in node.outputs)}
-    end = max((place for place, node in enumerate(graph.nodes) if node in found), default=0)
+    nodes = ancestors(graph)
+    made = {*graph.inputs, *(name for node in nodes for name in node.outputs)}
+    end = max((place for place, node in enumerate(graph.nodes) if node in nodes), default=0)
     for node in graph.nodes[:end]:
         if node.op == "Slice" and not node.domain and node.inputs[0] in made:
-            found.add(node)
-    return found
+            nodes.add(node)
+    return nodes
 
 
 def drop_identities(graph: Graph) -> Graph:
@@ -89,9 +91,9 @@ def drop_identities(graph: Graph) -> Graph:
 
 
 def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
-    """Compute small values once that several nodes compute alike; share equal small constants.
+    """Compute small values once if several nodes compute the same; share equal small constants.
 
-    A large constant is shared where it is one array in memory under several names.
+    A large constant is shared if several names refer to the same array in memory.
 
     A large value is not shared, because it would have to be kept from its first reader to its last.
 
@@ -104,7 +106,7 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     for name, array in graph.initializers.items():
         if array.nbytes <= SMALL:
             alias[name] = first.setdefault(_contents(array), (name,))[0]
-        else:  # of a loop, each trip has its constants
+        else:  # each trip of a loop has its own constants
             alias[name] = first.setdefault(id(array), (name,))[0]
     kept, ends = [], set(graph.outputs)
     for node in graph.nodes:
@@ -123,14 +125,14 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
 
 
 def _contents(array: Array) -> object:
-    """A key that equal constants share, whatever the sizes are that decide them."""
+    """Return a key that equal constants share, whatever sizes they depend on."""
     if isinstance(array, SizedArray):
         return array.key
     return array.dtype.str, array.shape, array.tobytes()
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node only computes a formula or is a view of its input, and has one output."""
+    """Return whether a node only computes a formula or is a view, and has one output."""
     op = ops().get((node.domain, node.op))
     pure = op is not None and (op.expr is not None or (op.is_view and op.lower is None))
     return pure and len(node.outputs) == 1
@@ -141,7 +143,8 @@ def _are_small(node: Node, types: Mapping[str, TensorType]) -> bool:
 
 
 def relu_grad_reads_output(graph: Graph) -> Graph:
-    """Let ReluGrad read the output of Relu in place of its input: one is > 0 where the other is.
+    """Let ReluGrad read the output of Relu instead of its input: both are positive at the same
+    elements.
 
     Then only Relu reads its input, so that it can be fused with the node that makes it.
 

@@ -1,4 +1,4 @@
-"""Constants that sizes decide: ops on shapes are computed without asking for the numbers."""
+"""Constants that depend on sizes: computing ops on shapes without reading the numbers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """The whole part of a quotient, as ONNX divides integers."""
+    """Return the whole part of a quotient, as ONNX divides integers."""
     return a // b if (a < 0) == (b < 0) else -(-a // b)
 
 
-_INTEGERS: Mapping[str, Callable[..., Any]] = {  # what sizes compute themselves
+_INTEGERS: Mapping[str, Callable[..., Any]] = {  # ops that sizes compute themselves
     "Add": operator.add,
     "Sub": operator.sub,
     "Mul": operator.mul,
@@ -33,9 +33,9 @@ _INTEGERS: Mapping[str, Callable[..., Any]] = {  # what sizes compute themselves
 
 
 def fold_sizes(op: Op, site: Site) -> list[Array] | None:
-    """The values of a node some of whose known inputs have sizes among their elements.
+    """Return the values of a node if some of its known inputs have sizes among their elements.
 
-    None for ops that need the numbers: they compute with the arrays of these.
+    The result is None for ops that need the numbers, and compute with arrays of them.
     """
     if not any(isinstance(v, SizedArray) for v in site.values):
         return None
@@ -45,12 +45,12 @@ def fold_sizes(op: Op, site: Site) -> list[Array] | None:
 
 
 def _elements(value: Any) -> list[Any]:
-    """The elements of an array in order."""
+    """Return the elements of an array in order."""
     return list(value.reshape(-1).tolist())
 
 
 def _moved(op: Op, site: Site) -> list[Array]:
-    """The values of an op that only moves elements: where each goes is found by their places."""
+    """Return the values of an op that only moves elements, found by moving their indices."""
     elements: list[Any] = []
     values = list(site.values)
     for i in range(len(values) if op.movement is Movement.JOINED else 1):
@@ -64,7 +64,7 @@ def _moved(op: Op, site: Site) -> list[Array]:
 
 
 def _computed(op: Op, site: Site) -> list[Array]:
-    """The value of an elementwise op, an element at a time."""
+    """Return the value of an elementwise op, computed element by element."""
     values = [site.known(i, "an input") for i in range(len(site.values))]
     places = np.broadcast_arrays(*(np.arange(v.size).reshape(v.shape) for v in values))
     elements = [_elements(v) for v in values]
@@ -88,7 +88,7 @@ def _computed(op: Op, site: Site) -> list[Array]:
 
 
 def _one(op: Op, site: Site, kinds: Sequence[Any], *numbers: Any) -> Any:
-    """One element of the value of an elementwise op."""
+    """Return one element of the value of an elementwise op."""
     assert op.fold is not None
     values = tuple(np.array(n, kind) for n, kind in zip(numbers, kinds, strict=True))
     ins = tuple(None if t is None else t.but(()) for t in site.ins)
