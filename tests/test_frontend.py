@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 
 import llvmlite.binding as llvm
@@ -14,7 +15,16 @@ from engine.kernels.compiler import emit, frontend, lower
 from engine.kernels.compiler.load import compile_kernel, linker
 from engine.kernels.registry import templates
 from engine.kernels.target import Target, host
-from engine.kernels.vocabulary.kernel import Body, Template, inline, kernel, outline
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Template,
+    imax,
+    inline,
+    kernel,
+    off,
+    outline,
+)
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.plan import KernelSpec
 
 X = np.array([2.5, -2.5, np.nan, 0.0, -0.0, 7.0])
@@ -75,17 +85,61 @@ def power(target: Target, T: str) -> Body:
     return body
 
 
-def by_name(name: str) -> Template:
-    """A template that passes an argument by its name."""
+@inline
+def difference(x, y):
+    return x - y
+
+
+@kernel("y: update i64[...]  n: i64", T=("i64",))
+def named(target: Target, T: str) -> Body:
+    """Calls by name, of an inline function, a native and a row program; for these tests."""
+    add = loop(T, "a[] b -> a[] = a + b; sum(a)")
+
+    def body(y, n, tid, nthreads):
+        y[0] = difference(y=n, x=10)
+        y[1] = difference(n, y=1)
+        y[2] = imax(b=n, a=1)
+        # a is read and written, c is no operand of the program.
+        y[3] = add(length=2, c=y, b=n, a=off(y, 4))
+
+    return body
+
+
+def calling(name: str, function: str) -> Template:
+    """A template that passes y and n to a function by wrong names."""
+
+    def call(which):
+        @inline
+        def missing(y, n):
+            return difference(x=n)
+
+        @inline
+        def unknown(y, n):
+            return difference(x=n, y=n, z=n)
+
+        @inline
+        def twice_given(y, n):
+            return difference(n, n, x=n)
+
+        @inline
+        def lacks_an_operand(y, n):
+            return loop_a_b(b=n, length=1)
+
+        return {f.__name__: f for f in (missing, unknown, twice_given, lacks_an_operand)}[which]
 
     @kernel("y: update i64[...]  n: i64", T=("i64",))
-    def named(target: Target, T: str) -> Body:
+    def calls(target: Target, T: str) -> Body:
+        wrong = call(function)
+
         def body(y, n, tid, nthreads):
-            y[0] = twice(x=n)
+            y[0] = wrong(y, n)
 
         return body
 
-    return Template(name, named.parameters, named.build, named.ranges)
+    return Template(name, calls.parameters, calls.build, calls.ranges)
+
+
+loop_a_b = loop("i64", "a[] b -> sum(a + b)")
 
 
 @pytest.fixture
@@ -136,9 +190,32 @@ def test_an_inline_function_is_compiled_once_for_all_kernels(
     assert sorted(inlined) == ["scaled", "scaled", "twice"]  # of two values of `factor`
 
 
-def test_arguments_are_passed_by_position(call: Callable[..., None]) -> None:
-    with pytest.raises(InternalError, match=r"kernel named_twice\('i64',\) cannot be compiled"):
-        call(by_name("named_twice"), "i64", np.arange(4), 4)
+def test_arguments_are_passed_by_name(call: Callable[..., None]) -> None:
+    y = np.arange(7)
+    call(named, "i64", y, 4)
+    assert y.tolist() == [6, 3, 4, 4 + 5, 4 + 4, 5 + 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("missing", r"missing: \['y'\], not taken by name: \[\]"),
+        ("unknown", r"missing: \[\], not taken by name: \['z'\]"),
+        ("twice_given", r"missing: \[\], not taken by name: \['x'\]"),
+        ("lacks_an_operand", r"missing: \['a'\], not taken by name: \[\]"),
+    ],
+)
+def test_a_call_by_wrong_names_is_refused(
+    call: Callable[..., None], function: str, expected: str
+) -> None:
+    with pytest.raises(InternalError, match="cannot be compiled") as refused:
+        call(calling("calls", function), "i64", np.arange(4), 4)
+    assert re.search(expected, str(refused.value.__cause__))
+
+
+def test_no_operand_of_a_row_program_is_named_as_its_length_is() -> None:
+    with pytest.raises(ValueError, match="an operand named length"):
+        loop("f32", "length[] -> sum(length)")
 
 
 def test_an_outlined_function_is_called_and_its_code_is_there_once(

@@ -14,8 +14,9 @@ Three things make it several times faster than numba as it comes:
 from __future__ import annotations
 
 import functools
+import inspect
 import types as pytypes
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from numba import types
@@ -41,14 +42,42 @@ Emit = Callable[[Any, Any, Any, Any], Any]  # (context, builder, signature, valu
 
 
 class Callee:
-    """What a kernel can call: a native operation, or a function marked `inline` or `outline`.
+    """Something that a kernel can call: a native operation, or an `inline` or `outline` function.
 
-    `resolve(typing context, *types of the arguments)` returns the signature of the call and what
-    emits its code.  Arguments are passed by position.
+    `resolve(typing context, *types of the arguments)` returns the signature of the call and the
+    function that emits its code.
+
+    Arguments are passed by position, or by `names`, which may hold a name twice: both places get
+    the argument.  `ignores`: arguments by other names are left out, so that one call can serve
+    programs of different operands.
     """
 
-    def __init__(self, name: str, resolve: Callable[..., tuple[Any, Emit]]) -> None:
-        self.name, self.resolve = name, resolve
+    def __init__(
+        self,
+        name: str,
+        resolve: Callable[..., tuple[Any, Emit]],
+        names: Sequence[str] = (),
+        *,
+        ignores: bool = False,
+    ) -> None:
+        self.name, self.resolve, self.names, self.ignores = name, resolve, tuple(names), ignores
+
+    def order(self, count: int, keywords: Sequence[str]) -> list[int]:
+        """Return which argument of a call goes to each place: `count` by position, then keywords.
+
+        Raises:
+            NumbaTypeError: a name is unknown, given twice, or missing.
+        """
+        rest = self.names[count:]
+        given = {name: count + i for i, name in enumerate(keywords)}
+        missing = [name for name in rest if name not in given]
+        unknown = [name for name in given if name not in rest]
+        if missing or (unknown and not self.ignores):
+            raise NumbaTypeError(
+                f"{self.name}({', '.join(self.names)}) is called with {count} arguments by "
+                f"position; missing: {missing}, not taken by name: {unknown}"
+            )
+        return [*range(count), *(given[name] for name in rest)]
 
 
 class CalleeType(types.Callable, types.Opaque):
@@ -56,15 +85,34 @@ class CalleeType(types.Callable, types.Opaque):
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
-        self.emitters: dict[tuple[Any, ...], Emit] = {}
+        self.emitters: dict[Any, Emit] = {}  # by signature of a call
         super().__init__(f"Callee({callee.name} at {id(callee):#x})")
 
     def get_call_type(self, context: Any, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        """The signature of a call with arguments of these types."""
+        """Return the signature of a call with arguments of these types."""
         if kws:
-            raise NumbaTypeError(f"{self.callee.name} takes its arguments by position")
+            return self._by_name(context, args, kws)
         signature, emit = self.callee.resolve(context, *map(types.unliteral, args))
-        self.emitters[signature.args] = emit
+        self.emitters[signature] = emit
+        return signature
+
+    def _by_name(self, context: Any, args: Sequence[Any], kws: Mapping[str, Any]) -> Any:
+        """Return the signature of a call by name, which has the arguments in the call's order.
+
+        numba evaluates arguments in that order, so a call by name is the same code as one by
+        position whose arguments are written in the same order.
+        """
+        names, order = [*self.callee.names[: len(args)], *kws], self.callee.order(len(args), [*kws])
+        given = [types.unliteral(kind) for kind in (*args, *kws.values())]
+        inner, emit = self.callee.resolve(context, *(given[i] for i in order))
+        for place, kind in zip(order, inner.args, strict=True):
+            given[place] = kind  # what the callee takes, to which numba casts the argument
+        named = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+        signature = typing.signature(inner.return_type, *given)
+        signature = signature.replace(pysig=inspect.Signature(named))
+        self.emitters[signature] = lambda code, b, _, values: emit(
+            code, b, inner, [values[i] for i in order]
+        )
         return signature
 
     def get_call_signatures(self) -> tuple[list[Any], bool]:
@@ -132,7 +180,7 @@ class _CodeContext(CPUContext):
     def get_function(self, fn: Any, sig: Any, _firstcall: bool = True) -> Any:
         """What emits a call: callees know it themselves."""
         if isinstance(fn, CalleeType):
-            emit = fn.emitters[sig.args]
+            emit = fn.emitters[sig]
             return lambda builder, args, loc=None: emit(self, builder, sig, args)
         return super().get_function(fn, sig, _firstcall)
 
@@ -233,7 +281,7 @@ def called_function(fn: Callable[..., Any], *, inline: bool) -> Callee:
 
         return result.signature, emit
 
-    return Callee(fn.__name__, resolve)
+    return Callee(fn.__name__, resolve, [*inspect.signature(fn).parameters])
 
 
 def key(value: Any) -> Hashable:

@@ -8,6 +8,7 @@ builder, signature, args)` writes the IR.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -271,5 +272,8 @@ BUILTINS = {
 
 @functools.cache
 def build(native: Native, target: Target) -> Callee:
-    """A native operation for a target, as kernels call it."""
-    return Callee(native.name, _BUILDERS[native.name](target, *native.params))
+    """Return a native operation for a target, as kernels call it."""
+    op = _BUILDERS[native.name](target, *native.params)
+    if native.names:
+        return Callee(native.name, op, native.names, ignores=True)
+    return Callee(native.name, op, [*inspect.signature(op).parameters][1:])

@@ -68,29 +68,15 @@ def _combine(op: str, x: Expr, y: Expr) -> Expr:
     return ({"sum": "add", "prod": "mul"}.get(op, op), x, y)
 
 
-def _finish(T: str, after: str, form: str, access: str) -> Any:
-    """Inline function: finish(total, count, m, y, flag, n) writes y = after(...) over n elements.
+def _finish(T: str, after: str, form: str, access: str) -> Native:
+    """Return a native that writes y = after(...), called by the names total, count, m, y and flag.
 
-    `access`: how the total comes, "k" as a scalar or "v" as a vector of n.
+    `access`: how the total comes, "k" as a scalar or "v" as a vector.
     """
     form = form.strip("-")
     total, beside = ("total", "*") if access == "k" else ("total[]", "[]")
     more = {"": "", "m": f"m{beside}", "u": f"y{beside} flag:b1*"}[form]
-    write = loop(T, f"{total} count:i64 {more} -> y[] = {after}")
-
-    @inline
-    def plain(total, count, m, y, flag, n):
-        write(total, count, y, n)
-
-    @inline
-    def about(total, count, m, y, flag, n):
-        write(total, count, m, y, n)
-
-    @inline
-    def update(total, count, m, y, flag, n):
-        write(total, count, y, flag, y, n)
-
-    return {"": plain, "m": about, "u": update}[form]
+    return loop(T, f"{total} count:i64 {more} -> y[] = {after}")
 
 
 _FORM = "where form in ('', '-', 'm', 'u')"
@@ -116,16 +102,6 @@ def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: 
     finish = _finish(T, after, form, "k")
     run = loop(T, f"x[] {'m*' if form == 'm' else ''} -> {op}({before})")
 
-    @inline
-    def plain(row, m, n):
-        return run(row, n)
-
-    @inline
-    def about(row, m, n):
-        return run(row, m, n)
-
-    part = about if form == "m" else plain
-
     def body(x, m, y, flag, g, tid, nthreads):
         rows, n, parts, count = g.rows, g.n, g.parts, g.count
         first, last = share(rows * parts, tid, nthreads)
@@ -135,9 +111,9 @@ def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: 
             total = none(0)
             while begin < end:
                 k = imin(end - begin, RUN)
-                total = join(total, part(off(x, a * n + begin), off(m, a), k), 1)
+                total = join(total, run(x=off(x, a * n + begin), m=off(m, a), length=k), 1)
                 begin += k
-            finish(total, count, off(m, a), off(y, i), flag, 1)
+            finish(total=total, count=count, m=off(m, a), y=off(y, i), flag=flag, length=1)
 
     return body
 
@@ -189,54 +165,37 @@ def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: 
             while r < end:
                 single(acc, off(x, (a * n + r) * cols + j), about, cols, k)
                 r += 1
-            finish(acc, count, about, off(y, ap * cols + j), flag, k)
+            into = off(y, ap * cols + j)
+            finish(total=acc, count=count, m=about, y=into, flag=flag, length=k)
 
     return body
 
 
 def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
-    """Inline function: gang(acc, x, m, ld, n) folds `group` rows of x into acc, pairwise."""
+    """Return an inline function: gang(acc, x, m, ld, n) folds `group` rows of x into acc, pairwise.
+
+    Pairs of rows meet before the accumulator does: it is loaded and stored once for the group, and
+    a sum's error grows with the number of groups, not of rows.
+    """
     value = expression.parse(before, ("x", "m"), T=T)
     m: Expr = ("in", 1 + group)
     terms = [expression.substitute(value, [("in", 1 + i), m]) for i in range(group)]
     while len(terms) > 1:
         terms = [_combine(op, x, y) for x, y in zip(terms[::2], terms[1::2], strict=True)]
     ins = (Input(T),) * (1 + group + (form == "m"))
-    run = Native("rows", (Program.computing(ins, [(T, _combine(op, ("in", 0), terms[0]))]),))
+    program = Program.computing(ins, [(T, _combine(op, ("in", 0), terms[0]))])
+    names = ("acc", *(f"x{i}" for i in range(group)), *["m"] * (form == "m"), "acc", "length")
+    run = Native("rows", (program,), names)
 
     @inline
-    def one(acc, x, m, ld, n):
-        run(acc, x, acc, n)
-
-    @inline
-    def one_m(acc, x, m, ld, n):
-        run(acc, x, m, acc, n)
-
-    @inline
-    def four_m(acc, x, m, ld, n):
-        run(acc, x, off(x, ld), off(x, 2 * ld), off(x, 3 * ld), m, acc, n)
-
-    @inline
-    def eight(acc, x, m, ld, n):
+    def gang(acc, x, m, ld, n):
         z = off(x, 4 * ld)
         run(
-            acc,
-            x,
-            off(x, ld),
-            off(x, 2 * ld),
-            off(x, 3 * ld),
-            z,
-            off(z, ld),
-            off(z, 2 * ld),
-            off(z, 3 * ld),
-            acc,
-            n,
-        )
+            acc=acc, x0=x, x1=off(x, ld), x2=off(x, 2 * ld), x3=off(x, 3 * ld), x4=z,
+            x5=off(z, ld), x6=off(z, 2 * ld), x7=off(z, 3 * ld), m=m, length=n,
+        )  # fmt: skip
 
-    with_m = form == "m"
-    if group == 1:
-        return one_m if with_m else one
-    return four_m if with_m else eight
+    return gang
 
 
 # --- lowering

@@ -77,28 +77,12 @@ def softmax_cols(target: Target, T: str, log: int) -> Body:
     """
     first_max, more_max = loop(T, "x[] -> m[] = x"), loop(T, "x[] m[] -> m[] = max(x, m)")
     zero, invert = loop(T, "-> s[] = 0"), loop(T, f"s[] -> s[] = {'log(s)' if log else '1 / s'}")
-    exps = loop(T, "x[] m[] s[] -> e = exp(x - m); y[] = e; s[] = s + e")
-    add = loop(T, "s[] x[] m[] -> s[] = s + exp(x - m)")
-    scale = loop(T, "y[] k[] -> y[] = y * k")
-    shift = loop(T, "x[] m[] log_s[] -> y[] = x - m - log_s")
-
-    @inline
-    def plain(x, y, m, s, k):
-        exps(x, m, s, y, s, k)
-
-    @inline
-    def logs(x, y, m, s, k):
-        add(s, x, m, s, k)
-
-    @inline
-    def plain_end(x, y, m, s, k):
-        scale(y, s, y, k)
-
-    @inline
-    def logs_end(x, y, m, s, k):
-        shift(x, m, s, y, k)
-
-    collect, end = (logs, logs_end) if log else (plain, plain_end)
+    # y keeps the exponentials, as an exp costs more than a load; the logarithm needs x itself.
+    collect = loop(T, "x[] m[] s[] -> e = exp(x - m); y[] = e; s[] = s + e")
+    end = loop(T, "y[] s[] -> y[] = y * s")
+    if log:
+        collect = loop(T, "s[] x[] m[] -> s[] = s + exp(x - m)")
+        end = loop(T, "x[] m[] s[] -> y[] = x - m - s")
 
     def body(x, y, work, outer, n, inner, block, tid, nthreads):
         blocks = udiv(inner + block - 1, block)
@@ -115,10 +99,12 @@ def softmax_cols(target: Target, T: str, log: int) -> Body:
                 more_max(off(x, at + c * inner), m, m, k)
             zero(s, k)
             for c in range(n):
-                collect(off(x, at + c * inner), off(y, at + c * inner), m, s, k)
+                p = at + c * inner
+                collect(x=off(x, p), y=off(y, p), m=m, s=s, length=k)
             invert(s, s, k)
             for c in range(n):
-                end(off(x, at + c * inner), off(y, at + c * inner), m, s, k)
+                p = at + c * inner
+                end(x=off(x, p), y=off(y, p), m=m, s=s, length=k)
 
     return body
 

@@ -12,6 +12,7 @@ Weights, and sums of their gradients, lie by vectors of channels: [channel / lan
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -35,18 +36,21 @@ from engine.kernels.vector_ir.vectors import (
 )
 from engine.kernels.vocabulary.kernel import BIAS, RELU
 
-# What the windows of a row of tiles see, see `depthwise.py`; all but pointers, in this order:
+# What the windows of a row of tiles see (`depthwise.py` computes it).  A tile has line 0 and, if
+# `two`, line 1.  "From ... to ..." are distances: in x and w in elements, else in columns of x.
 GEOMETRY = (
-    "n",  # channels
+    "channels",
     "tiles",  # along the lines
-    "o", "outs",  # the first pixel of the first tile, which may be -1, and the pixels of a line
-    "col", "size",  # the column of x that the tile begins with, that of tap 0; those there are
+    "first", "outs",  # the first pixel of the first tile, which may be -1, and the pixels of a line
+    "col", "size",  # the column of x that tap 0 of the first tile sees; the columns of x
     "col_tile", "col_pixel", "col_tap",  # columns from tile to tile, pixel to pixel, tap to tap
-    "nd", "xd", "wd",  # taps along the depth; from one to the next in x, and in w
-    "a0", "a1", "b0", "b1", "c0", "c1",  # rows that line 0 alone sees, both, line 1 alone
-    "xh", "wh",  # from row to row in x, and in w
-    "nw", "ww",  # taps in a row; from one to the next in w
-    "xw", "x_pixel", "x_tile",  # from column to column in x by taps, by pixels, by tiles
+    "taps_d", "x_depth", "w_depth",  # taps along the depth; from one to the next in x, and in w
+    "only0_begin", "only0_end",  # the rows that line 0 alone sees,
+    "both_begin", "both_end",  # those that both see, which are loaded once for both,
+    "only1_begin", "only1_end",  # and those that line 1 alone sees
+    "x_row", "w_row",  # from row to row in x, and in w
+    "taps_w", "w_tap",  # taps in a row; from one to the next in w
+    "x_tap", "x_pixel", "x_tile",  # from column to column in x by taps, by pixels, by tiles
     "y_pixel",  # from pixel to pixel in y
     "taps",  # of a window
     "two",  # whether line 1 is wanted
@@ -100,7 +104,7 @@ class Tiles:
 
         def tile(t: Any) -> None:
             first = b.mul(t, I64(self.many))
-            self.o, self.col = b.add(g.o, first), b.add(g.col, b.mul(t, g.col_tile))
+            self.o, self.col = b.add(g.first, first), b.add(g.col, b.mul(t, g.col_tile))
             self.x_at, self.y_at = b.mul(t, g.x_tile), b.mul(first, g.y_pixel)
             whole = self._whole()
             if before is not None:
@@ -125,15 +129,15 @@ class Tiles:
                     body()
 
             def masked(c: Any) -> None:
-                left, self.c = b.sub(g.n, c), c
+                left, self.c = b.sub(g.channels, c), c
                 self.v.part(left)
                 either(b.and_(whole, b.icmp_signed(">=", left, I64(self.v.lanes))))
 
             if self.v.masks:
-                counted(b, I64(0), b.add(g.n, I64(self.v.lanes - 1)), self.v.lanes, masked)
+                counted(b, I64(0), b.add(g.channels, I64(self.v.lanes - 1)), self.v.lanes, masked)
                 self.v.mask = None
             else:
-                self.v.each(g.n, channels, 1)
+                self.v.each(g.channels, channels, 1)
             if after is not None:
                 self.c, self.checked = I64(0), True
                 after()
@@ -146,7 +150,7 @@ class Tiles:
         if self.width:
             low, reach = self.col, I64(columns(self.many, self.width, self.step) - 1)
         else:
-            taps = b.mul(b.sub(g.nw, I64(1)), g.col_tap)
+            taps = b.mul(b.sub(g.taps_w, I64(1)), g.col_tap)
             back = b.icmp_signed("<", taps, I64(0))
             low = b.add(self.col, b.select(back, taps, I64(0)))
             reach = b.add(b.select(back, b.neg(taps), taps), b.mul(g.col_pixel, I64(self.many - 1)))
@@ -196,16 +200,20 @@ class Tiles:
         b, g = self.b, self.g
 
         def depth(d: Any) -> None:
-            x, w = b.mul(d, g.xd), b.mul(d, g.wd)
+            x, w = b.mul(d, g.x_depth), b.mul(d, g.w_depth)
             x, w = b.add(self.x_at, x), b.add(b.mul(self.c, g.taps), w)
-            for lines, begin, end in (((0,), g.a0, g.a1), ((0, 1), g.b0, g.b1), ((1,), g.c0, g.c1)):
+            for lines, begin, end in (
+                ((0,), g.only0_begin, g.only0_end),
+                ((0, 1), g.both_begin, g.both_end),
+                ((1,), g.only1_begin, g.only1_end),
+            ):
 
                 def row(r: Any, lines: tuple[int, ...] = lines) -> None:
-                    body(lines, b.add(x, b.mul(r, g.xh)), b.add(w, b.mul(r, g.wh)))
+                    body(lines, b.add(x, b.mul(r, g.x_row)), b.add(w, b.mul(r, g.w_row)))
 
                 counted(b, begin, end, 1, row)
 
-        counted(b, I64(0), g.nd, 1, depth)
+        counted(b, I64(0), g.taps_d, 1, depth)
 
     def row(
         self,
@@ -225,7 +233,7 @@ class Tiles:
             with taps(weights_at, self.width) as weights:
                 for i in range(columns(self.many, self.width, self.step)):
                     with self._among(b.add(self.col, I64(i)), g.size):
-                        place = b.add(b.add(at, b.mul(g.xw, I64(i))), self.c)
+                        place = b.add(b.add(at, b.mul(g.x_tap, I64(i))), self.c)
                         value = self.v.read(x, place)
                         if i >= self.width - abs(self.step):
                             self.ask(x, b.add(place, b.mul(g.ahead, g.x_tile)))
@@ -236,15 +244,28 @@ class Tiles:
             return
 
         def tap(k: Any) -> None:
-            column, here = b.mul(k, g.col_tap), b.add(at, b.mul(k, g.xw))
-            with taps(b.add(weights_at, b.mul(k, g.ww)), 1) as weights:
+            column, here = b.mul(k, g.col_tap), b.add(at, b.mul(k, g.x_tap))
+            with taps(b.add(weights_at, b.mul(k, g.w_tap)), 1) as weights:
                 for p in range(self.many):
                     col = b.add(b.add(self.col, column), b.mul(g.col_pixel, I64(p)))
                     with self._among(col, g.size):
                         offset = b.add(here, b.mul(g.x_pixel, I64(p)))
                         add(weights, self.v.read(x, b.add(offset, self.c)), p, 0)
 
-        counted(b, I64(0), g.nw, 1, tap)
+        counted(b, I64(0), g.taps_w, 1, tap)
+
+
+def _op(T: str, emit: Callable[..., Any]) -> Any:
+    """Return the callee of a native of tiles, whose arguments have the names of its docstring."""
+
+    def op(typingctx: Any, *given: Any) -> Any:
+        kinds = [types.CPointer(NUMBA[T])] * 6 + [types.int64] * (len(GEOMETRY) + 1)
+        return types.void(*kinds), emit
+
+    names = ("typingctx", "x", "w0", "w1", "y0", "y1", "bias", *GEOMETRY, "mode")
+    parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+    op.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for calls by name
+    return op
 
 
 def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
@@ -253,7 +274,6 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
     y0, y1: the two lines; w0, w1: the weights that they give to row 0.  `width`, `step`: the taps
     of a row and the stride as `tap_of` has it, or 0 where they are known at run time.
     """
-    P = types.CPointer(NUMBA[T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, bias, *rest, mode = args
@@ -281,10 +301,7 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
         tiles.each(tile)
         return context.get_dummy_value()
 
-    def op(typingctx, *given):
-        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
-
-    return op
+    return _op(T, emit)
 
 
 def tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
@@ -292,7 +309,6 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
 
     y0, y1: the gradients of two lines; w0, w1: the sums for the weights they give to row 0.
     """
-    P = types.CPointer(NUMBA[T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, _, *rest, _ = args
@@ -310,10 +326,7 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
         tiles.each(tile)
         return context.get_dummy_value()
 
-    def op(typingctx, *given):
-        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
-
-    return op
+    return _op(T, emit)
 
 
 def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
@@ -322,7 +335,6 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
     As `window_dots`, but the sum is over channels too: y0, y1 are one line, of two of its channels,
     w0, w1 the weights of their two filters, bias those of the two.
     """
-    P = types.CPointer(NUMBA[T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, bias, *rest, mode = args
@@ -359,10 +371,7 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
         tiles.each(lambda: _weigh(tiles, x, weights_of, sums), clear, finish)
         return context.get_dummy_value()
 
-    def op(typingctx, *given):
-        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
-
-    return op
+    return _op(T, emit)
 
 
 def filter_tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
@@ -370,7 +379,6 @@ def filter_tap_dots(target: Target, T: str, pixels: int, width: int, step: int) 
 
     y0, y1: the gradients of one line by two of its channels; w0, w1: the sums of their filters.
     """
-    P = types.CPointer(NUMBA[T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, _, *rest, _ = args
@@ -389,10 +397,7 @@ def filter_tap_dots(target: Target, T: str, pixels: int, width: int, step: int) 
         tiles.each(lambda: _gather(tiles, x, sums_of, tops), start)
         return context.get_dummy_value()
 
-    def op(typingctx, *given):
-        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
-
-    return op
+    return _op(T, emit)
 
 
 def _weigh(tiles: Tiles, x: Any, weights_of: Sequence[Any], sums: Sequence[Sequence[Any]]) -> None:

@@ -73,10 +73,15 @@ REAL, NUMBER, MOVED, ANY, OPEN = "real", "number", "moved", "any", "open"
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """An operation of `natives.py` by name, with its compile-time parameters."""
+    """An operation of `natives.py` by name, with its compile-time parameters.
+
+    names: of the arguments, if they are not those of its builder.  A call by name may then pass
+    more, which are ignored.
+    """
 
     name: str
     params: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
         raise TypeError(f"native operation {self.name!r} exists only in compiled kernels")

@@ -187,8 +187,32 @@ def _fold_of(statement: str) -> _Fold:
 
 
 def loop(T: str, source: str, **functions: Expr) -> Native:
-    """The native run(in..., out..., n) of a row program; it returns what the program folds."""
-    return Native("rows", (Program.of(source, T, **functions),))
+    """Return the native run(in..., out..., length) of a row program, which returns its folds.
+
+    A call by name passes each operand under its name in the text, one that is read and written
+    once, and the number of elements as `length`.  It may pass operands that this program lacks:
+    variants of a kernel share a call.
+    """
+    program = Program.of(source, T, **functions)
+    return Native("rows", (program,), (*_names(source), "length"))
+
+
+def _names(source: str) -> list[str]:
+    """Return the names of the inputs and the outputs in the text of a program.
+
+    Raises:
+        ValueError: an operand is named `length`.
+    """
+    head, _, body = source.partition("->")
+    statements = (" ".join(part.split()) for part in body.split(";"))
+    matches = [
+        *(_OPERAND.fullmatch(word) for word in head.split()),
+        *(_OUTPUT.fullmatch(statement) for statement in statements),
+    ]
+    names = [match[1] for match in matches if match]
+    if "length" in names:
+        raise ValueError(f"an operand named length, which is the number of elements: {source!r}")
+    return names
 
 
 def operands(count: int, rank: int) -> dict[str, Field]:

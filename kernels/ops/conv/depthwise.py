@@ -86,23 +86,28 @@ COPIES_WORDS = Words("copies", n="elements of the smaller tensor", times="copies
 
 @inline
 def seen(o, back, size, stride, pad, dilation, taps):
-    """What output o sees along an axis: tap `first + t step` of input `at + t move`.
+    """Return how output o sees the inputs of an axis: tap `first + t step` at `at + t move`.
 
     Returns first, step, at, move, and the t in [begin, end) for which that is in [0, size).
     """
     if back == 0:
+        # Tap t sees input o stride - pad + t dilation.  udiv takes no negative numbers, hence imax.
         at = o * stride - pad
         begin = udiv(imax(-at, 0) + dilation - 1, dilation)
         end = imin(udiv(imax(size - at, 0) + dilation - 1, dilation), taps)
         return 0, 1, at, dilation, begin, imax(begin, end)
+    # Forward: output i of the convolution sees input o = i stride - pad + k dilation; so o gets
+    # gradient from i = (o + pad - k dilation) / stride, where that is whole.  Taps for which it is
+    # whole are `step` apart: the least step for which step dilation is a multiple of the stride.
     step = 1
     while udiv(step * dilation, stride) * stride != step * dilation:
         step += 1
-    first, far = 0, taps * dilation  # far: what is divided must not be negative
+    first, far = 0, taps * dilation  # far: udiv takes no negative numbers
     above = o + pad + far * stride
     while first < taps and udiv(above, stride) * stride != above:
         first += 1
         above -= dilation
+    # From tap to tap i falls by `move`, so the bounds are those of the forward case in reverse.
     at, move = udiv(above, stride) - far, udiv(step * dilation, stride)
     begin = udiv(imax(at - size + 1, 0) + move - 1, move)
     end = imin(udiv(imax(at + move, 0), move), udiv(taps - first + step - 1, step))
@@ -110,13 +115,15 @@ def seen(o, back, size, stride, pad, dilation, taps):
 
 
 def across_of(kw: int, sw: int) -> Inline:
-    """Inline function: the pixels o = r + m s' of a line, where s' is the step of what sees alike.
+    """Return an inline function that walks the output pixels r, r + s', r + 2 s', ... of a line.
 
-    across(q, back, r) -> the first m, the number of m, the column that the tile at the first begins
-    with; columns from tile to tile, from m to m, and from tap to tap; first tap, number and step of
-    taps; s'
+    s' is the distance between pixels whose windows see the same taps: 1, or when back the stride.
+    across(q, back, r) -> the first m of r + m s', the number of m, the column where the tile at the
+    first starts; columns from tile to tile, from m to m, and from tap to tap; first tap, number and
+    step of taps; s'
     """
     if kw == 0:
+        # The window is known at run time only: taps are a loop.
 
         @inline
         def late(q, back, r):
@@ -133,6 +140,9 @@ def across_of(kw: int, sw: int) -> Inline:
         return late
     reach = (kw - 1) // 2
 
+    # The taps of a row are unrolled.  When back, of stride 2, pixels of both phases are one tile,
+    # which sees PIXELS / 2 columns: `tap_of` in slide_dots.py pairs them.  So a line is walked
+    # once, from a pixel that tap 0 meets, which may be pixel -1.
     @inline
     def early(q, back, r):
         if back == 0:
@@ -144,8 +154,9 @@ def across_of(kw: int, sw: int) -> Inline:
 
 
 def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) -> Inline:
-    """Inline function: the native over the lines [begin, end) of y, channels [c0, c1), two by two.
+    """Return an inline function: a native over lines [begin, end) and channels [c0, c1) of y.
 
+    Lines are taken two by two where they can be.
     walk(x, w, y, bias, q, back, mode, begin, end, c0, c1); w: [channel / lanes][tap][lanes].
     """
     across = across_of(kw, sw)
@@ -156,8 +167,11 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) 
     def walk(x, w, y, bias, q, back, mode, begin, end, c0, c1):
         c, plane_x, row_x = q.ldx, q.size_h * q.size_w * q.ldx, q.size_w * q.ldx
         row_w, taps = q.taps_w * lanes, q.taps_d * q.taps_h * q.taps_w
+        # Channels go in chunks of equal size whose weights stay in the first-level cache: every
+        # tile of a line reads them again.
         chunks = udiv(taps * (c1 - c0) + room - 1, room)
         chunk = udiv(udiv(c1 - c0 + lanes - 1, lanes) + chunks - 1, imax(chunks, 1)) * lanes
+        # A tile further on by so many tiles is asked for, the fewer the more channels a tile has.
         ahead = udiv(AHEAD * lanes + imin(chunk, c) - 1, imin(chunk, c))
         line = begin
         while line < end:
@@ -173,18 +187,23 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) 
             # Line 0 of the tiles sees row r by tap k0 + r step_h for h0 <= r < h1, line 1 by
             # k1 + r step_h for e0 <= r < e1; neither begins or ends later than line 1.
             two, line0, line1, k1, e0, e1 = 0, line, line, k0, h1, h1
+            # With a dilation neighbouring lines see different rows, so there is nothing to share.
             if oh + 1 < q.out_h and line + 1 < end and q.dilation_h == 1:
                 k2, _, _, _, g0, g1 = seen(
                     oh + 1, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
                 )
                 if h0 < h1 and g0 < g1:
                     if back == 0:
+                        # The next line sees the same rows by taps that are `stride` earlier.
                         two, line1, k1 = 1, line + 1, -q.stride_h
                         e0, e1 = g0 + q.stride_h, g1 + q.stride_h
                     elif q.stride_h == 2 and k0 == 0:
+                        # Both see the same rows, one by even taps and the other by odd ones.  The
+                        # line of the odd taps begins no later: it is line 0.
                         two, line0, k0, k1, e0, e1, h0, h1 = 1, line + 1, k2, 0, h0, h1, g0, g1
             row = ((n * q.size_d + d + d0 * move_d) * q.size_h + h) * row_x
             first = (kd + d0 * step_d) * q.taps_h * row_w
+            # When back, pixels whose columns differ by the stride see the same taps: one walk each.
             for r in range(q.stride_w if kw == 0 and back != 0 else 1):
                 o, outs, col, per_tile, per_pixel, per_tap, k, nw, step_w, apart = across(
                     q, back, r
@@ -194,42 +213,46 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) 
                     weights = off(w, at * taps + first + k * lanes)
                     pixel = (r + o * apart) * c + at
                     tiles(
-                        off(x, row + col * c + at),
-                        off(weights, k0 * row_w),
-                        off(weights, k1 * row_w),
-                        off(y, line0 * q.out_w * c + pixel),
-                        off(y, line1 * q.out_w * c + pixel),
-                        off(bias, at),
-                        imin(chunk, c1 - at),
-                        udiv(outs - o + PIXELS - 1, PIXELS),
-                        o,
-                        outs,
-                        col,
-                        q.size_w,
-                        per_tile,
-                        per_pixel,
-                        per_tap,
-                        d1 - d0,
-                        move_d * plane_x,
-                        step_d * q.taps_h * row_w,
-                        h0,
-                        imin(h1, e0),
-                        e0,
-                        imin(h1, e1),
-                        imax(h1, e0),
-                        e1,
-                        move_h * row_x,
-                        step_h * row_w,
-                        nw,
-                        step_w * lanes,
-                        per_tap * c,
-                        per_pixel * c,
-                        per_tile * c,
-                        apart * c,
-                        taps,
-                        two,
-                        ahead,
-                        mode,
+                        x=off(x, row + col * c + at),
+                        w0=off(weights, k0 * row_w),
+                        w1=off(weights, k1 * row_w),
+                        y0=off(y, line0 * q.out_w * c + pixel),
+                        y1=off(y, line1 * q.out_w * c + pixel),
+                        bias=off(bias, at),
+                        channels=imin(chunk, c1 - at),
+                        # Along the line: its tiles, pixels and columns.
+                        tiles=udiv(outs - o + PIXELS - 1, PIXELS),
+                        first=o,
+                        outs=outs,
+                        col=col,
+                        size=q.size_w,
+                        col_tile=per_tile,
+                        col_pixel=per_pixel,
+                        col_tap=per_tap,
+                        # The taps along depth and height, those of the height by the lines that
+                        # see them: line 0 the rows [h0, h1), line 1 the rows [e0, e1).
+                        taps_d=d1 - d0,
+                        x_depth=move_d * plane_x,
+                        w_depth=step_d * q.taps_h * row_w,
+                        only0_begin=h0,
+                        only0_end=imin(h1, e0),
+                        both_begin=e0,
+                        both_end=imin(h1, e1),
+                        only1_begin=imax(h1, e0),
+                        only1_end=e1,
+                        x_row=move_h * row_x,
+                        w_row=step_h * row_w,
+                        # The taps along the width, and distances in elements.
+                        taps_w=nw,
+                        w_tap=step_w * lanes,
+                        x_tap=per_tap * c,
+                        x_pixel=per_pixel * c,
+                        x_tile=per_tile * c,
+                        y_pixel=apart * c,
+                        taps=taps,
+                        two=two,
+                        ahead=ahead,
+                        mode=mode,
                     )
                     at += chunk
             line += 1 + two

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from engine.kernels.loops.fold import RUN
 from engine.kernels.ops.norm.channels import channel_sums_join
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share
+from engine.kernels.vocabulary.kernel import Body, Native, imin, kernel, off, share
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -41,30 +40,12 @@ PART = 1 << 14  # elements of a part of the rows
 
 # --- kernels
 
+# Calls are by name: a form ignores the operands that it does not have.
 _FORMS = {
     "": "x[] mean inv -> y[] = (x - mean) * inv",
     "s": "x[] mean inv scale[] -> y[] = (x - mean) * inv * scale",
     "sb": "x[] mean inv scale[] b[] -> y[] = (x - mean) * inv * scale + b",
 }
-
-
-def _writer(T: str, form: str) -> Any:
-    """Inline function: write(x, mean, inv, scale, b, y, n)."""
-    run = loop(T, _FORMS[form])
-
-    @inline
-    def plain(x, mean, inv, scale, b, y, n):
-        run(x, mean, inv, y, n)
-
-    @inline
-    def scaled(x, mean, inv, scale, b, y, n):
-        run(x, mean, inv, scale, y, n)
-
-    @inline
-    def shifted(x, mean, inv, scale, b, y, n):
-        run(x, mean, inv, scale, b, y, n)
-
-    return {"": plain, "s": scaled, "sb": shifted}[form]
 
 
 @kernel(
@@ -82,32 +63,40 @@ def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
     total = loop(T, "x[] -> sum(x)")
     apart = loop(T, "x[] m -> sum(x - m); sum((x - m) * (x - m))")
     inverse = loop(T, "var epsilon -> 1 / sqrt(var + epsilon)")
-    write = _writer(T, form)
+    write = loop(T, _FORMS[form])
 
     def body(x, scale, b, y, mean, inv, rows, n, epsilon, tid, nthreads):
         first, last = share(rows, tid, nthreads)
         for r in range(first, last):
             row = off(x, r * n)
             m, rest, square = 0.0, 0.0, 0.0
+            # Partial sums are closed every RUN elements: the error of a sum grows with its length.
             if rms == 0:
                 for j in range(0, n, RUN):
                     m += total(off(row, j), imin(RUN, n - j))
                 m /= n
+            # Squares are of differences from the mean: sum x^2 - n mean^2 would cancel where the
+            # mean is large.  The row is still in the cache, so this second pass costs little.
             for j in range(0, n, RUN):
                 s1, s2 = apart(off(row, j), m, imin(RUN, n - j))
                 rest += s1
                 square += s2
             if rms == 0:
+                # The first mean was rounded: sum (x - m) is not quite 0.  With the true mean
+                # m + rest / n, sum (x - mean)^2 = sum (x - m)^2 - rest^2 / n.
                 m += rest / n
                 square -= rest * rest / n
             mean[r] = m
             inv[r] = inverse(square / n, epsilon, 1)
-            write(row, mean[r], inv[r], scale, b, off(y, r * n), n)
+            # Read back, so that y has the mean and inv of type T that the gradient will read.
+            write(
+                x=row, mean=mean[r], inv=inv[r], scale=scale, b=b, y=off(y, r * n), length=n,
+            )  # fmt: skip
 
     return body
 
 
-# What the gradient reads; g, the gradient of the normalised values; d, x less the mean.
+# Forward: y = h scale + B with h = (x - mean) inv; so dh = dy scale.  g is dh, d is x - mean.
 _GRADS = {
     "": "dy[] x[] mean inv {} -> g = dy; d = x - mean; ",
     "s": "dy[] x[] mean inv scale[] {} -> g = dy * scale; d = x - mean; ",
@@ -127,28 +116,15 @@ def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> 
 
     form: "s" where there is a scale.  wants: whether the sums are made.
     """
+    # Forward: mean and inv are functions of every x of the row; their share of dx is the mean of g
+    # and h times the mean of g h, for which `sums` folds g and g h.
     sums = loop(T, _GRADS[form].format("") + "sum(g); sum(g * d * inv)")
-    run = loop(T, _GRADS[form].format("level slope") + "dx[] = inv * (g - level - d * inv * slope)")
+    write = loop(
+        T, _GRADS[form].format("level slope") + "dx[] = inv * (g - level - d * inv * slope)"
+    )
+    # Forward: y = h scale + B in every row; so dscale = sum of dy h over rows, dB = sum of dy.
     add = loop(T, _GRADS[""].format("ds[] db[]") + "ds[] = ds + g * d * inv; db[] = db + g")
     zero = Native("zero", (T,))
-
-    @inline
-    def plain_sums(dy, x, mean, inv, scale, n):
-        return sums(dy, x, mean, inv, n)
-
-    @inline
-    def scaled_sums(dy, x, mean, inv, scale, n):
-        return sums(dy, x, mean, inv, scale, n)
-
-    @inline
-    def plain(dy, x, mean, inv, scale, level, slope, dx, n):
-        run(dy, x, mean, inv, level, slope, dx, n)
-
-    @inline
-    def scaled(dy, x, mean, inv, scale, level, slope, dx, n):
-        run(dy, x, mean, inv, scale, level, slope, dx, n)
-
-    both, write = (scaled_sums, scaled) if form else (plain_sums, plain)
 
     def body(dy, x, scale, mean, inv, dx, part, rows, n, parts, tid, nthreads):
         begin, end = share(parts, tid, nthreads)
@@ -163,14 +139,21 @@ def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> 
                     m = mean[r]
                 level, slope = 0.0, 0.0
                 for j in range(0, n, RUN):
-                    s0, s1 = both(off(top, j), off(row, j), m, i, off(scale, j), imin(RUN, n - j))
+                    s0, s1 = sums(
+                        dy=off(top, j), x=off(row, j), mean=m, inv=i, scale=off(scale, j),
+                        length=imin(RUN, n - j),
+                    )  # fmt: skip
                     level += s0
                     slope += s1
-                if rms != 0:
+                if rms != 0:  # the forward pass subtracted no mean
                     level = 0.0
+                # Before dx is written, which may be dy's memory or x's.
                 if wants != 0:
-                    add(top, row, m, i, into, off(into, n), into, off(into, n), n)
-                write(top, row, m, i, scale, level / n, slope / n, off(dx, r * n), n)
+                    add(dy=top, x=row, mean=m, inv=i, ds=into, db=off(into, n), length=n)
+                write(
+                    dy=top, x=row, mean=m, inv=i, scale=scale, level=level / n, slope=slope / n,
+                    dx=off(dx, r * n), length=n,
+                )  # fmt: skip
 
     return body
 

@@ -148,7 +148,7 @@ def _program(T: str, source: str, **curves: str) -> Native:
 
 
 def lstm(T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Native:
-    """run(i, o, f, c, s, [pi, po, pf], i, o, f, c, s, y): gates and cell state s in place."""
+    """Return run(i, o, f, c, s, pi, po, pf, y), by name: gates and cell state s in place."""
     seen = "i = i + pi * s; f = f + pf * s;" if peephole else ""
     forget = "1.0 - i" if couple else "f(f)"
     out = "o + po * s" if peephole else "o"
@@ -166,7 +166,12 @@ def lstm(T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Native:
 def lstm_grad(
     T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int, couple: int
 ) -> Native:
-    """run(i, o, f, c, s, s', dy, dh, ds, [pi, po, pf], di, do, df, dc, ds', 0)."""
+    """Return run(i, o, f, c, s, b, dy, dh, ds, pi, po, pf, di, do, df, dc, zero), by name.
+
+    b: the cell state before the step.  ds: its gradient, from that of s to that of b.
+    """
+    # Forward, from the last line to the first: y = o h(s); o = f(a_o + po s); s = f b + i c;
+    # c = g(a_c); f = f(a_f + pf b) or 1 - i; i = f(a_i + pi b).  So each line undoes one of them.
     through = (" + po * do", " + pi * di + pf * df") if peephole else ("", "")
     gates = (
         "di = ds * (c - b) * slope_f(i); df = 0.0"
@@ -187,7 +192,7 @@ def lstm_grad(
 
 
 def gru(T: str, f: str, g: str) -> Native:
-    """run(z, r, n, q, h, z, r, n, h): gates and state in place."""
+    """Return run(z, r, n, q, h), by name: gates and state in place."""
     return _program(
         T,
         """z[] r[] n[] q[] h[] -> z = f(z); r = f(r); n = g(n + r * q);
@@ -203,49 +208,59 @@ _GRU_GRAD = """dh = dh + dy; dz = dh * (h - n) * slope_f(z); dn = dh * (1.0 - z)
 
 
 def gru_grad(T: str, slope_f: str, slope_g: str) -> Native:
-    """run(z, r, n, q, h', dy, dh, dz, dr, dn, dz, dr, dq, dh'), but what comes through q."""
+    """Return run(z, r, n, q, h, dy, dh, dz, dr, dn, iz, ir, iq), by name.
+
+    h: the state before the step; dh: its gradient, without the part that comes through q.
+    """
+    # Forward: n = g(a_n + r q), q = R_n h + b, so dr = dn q and dq = dn r.  iz, ir, iq: the
+    # gradients of the products with h, which are those with x except for q's.
     return _program(
         T,
         f"""z[] r[] n[] q[] h[] dy[] dh[] -> {_GRU_GRAD} dr = dn * q * slope_f(r);
-        dz[]; dr[]; dn[]; dz[]; dr[]; dq[] = dn * r; dh[]""",
+        dz[]; dr[]; dn[]; iz[] = dz; ir[] = dr; iq[] = dn * r; dh[]""",
         slope_f=slope_f,
         slope_g=slope_g,
     )
 
 
 def gru_reset(T: str, f: str) -> Native:
-    """run(z, r, h, z, r, r h): the gates that come before n if the state is reset first."""
+    """Return run(z, r, h, q), by name: the gates before n if the state is reset first; q = r h."""
     return _program(T, "z[] r[] h[] -> z = f(z); r = f(r); z[]; r[]; q[] = r * h", f=f)
 
 
 def gru_state(T: str, g: str) -> Native:
-    """run(n, z, h, n, h): the rest of that."""
+    """Return run(n, z, h), by name: the rest of such a step, gate n and state in place."""
     return _program(T, "n[] z[] h[] -> n = g(n); n[]; h[] = (1.0 - z) * n + z * h", g=g)
 
 
 def gru_state_grad(T: str, slope_f: str, slope_g: str) -> Native:
-    """run(z, n, h', dy, dh, dz, dn, dh'), but what comes through r h'."""
+    """Return run(z, n, h, dy, dh, dz, dn), by name.
+
+    h: the state before the step; dh: its gradient, without the part that comes through r h.
+    """
     source = f"z[] n[] h[] dy[] dh[] -> {_GRU_GRAD} dz[]; dn[]; dh[]"
     return _program(T, source, slope_f=slope_f, slope_g=slope_g)
 
 
 def gru_reset_grad(T: str, slope_f: str) -> Native:
-    """run(r, h', d(r h'), dh', dr, dh', r h')."""
+    """Return run(r, h, dq, dh, dr, q), by name: adds the part of dh through q = r h."""
+    # Forward: q = r h, n = g(a_n + R_n q); dq = R_n^T dn, so dr = dq h and dh += dq r.  q is
+    # written for the gradient of R_n.
     source = "r[] h[] dq[] dh[] -> dr[] = dq * h * slope_f(r); dh[] = dh + dq * r; q[] = r * h"
     return _program(T, source, slope_f=slope_f)
 
 
 def rnn(T: str, f: str) -> Native:
-    """run(a, h)."""
+    """Return run(a, h)."""
     return _program(T, "a[] -> h[] = f(a)", f=f)
 
 
 def rnn_grad(T: str, slope_f: str) -> Native:
-    """run(y, dy, dh, da, 0)."""
+    """Return run(y, dy, dh, da, zero)."""
     source = "y[] dy[] dh[] -> da[] = (dh + dy) * slope_f(y); zero[] = 0.0"
     return _program(T, source, slope_f=slope_f)
 
 
 def add_product(T: str) -> Native:
-    """run(x, a, b, x + a b)."""
+    """Return run(x, a, b), by name: x += a b."""
     return loop(T, "x[] a[] b[] -> x[] = x + a * b")

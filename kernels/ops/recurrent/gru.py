@@ -56,7 +56,7 @@ def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
 
     @inline
     def end(a, q, h, n):
-        whole(a, off(a, n), off(a, 2 * n), q, h, a, off(a, n), off(a, 2 * n), h, n)
+        whole(z=a, r=off(a, n), n=off(a, 2 * n), q=q, h=h, length=n)
 
     return middle, end
 
@@ -73,7 +73,7 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
             at = state_at(g, d, b) * n
             if t < lens[b]:
                 a = off(gates, row_at(g, d, t, b) * 3 * n)
-                reset(a, off(a, n), off(h, at), a, off(a, n), off(work, at), n)
+                reset(z=a, r=off(a, n), h=off(h, at), q=off(work, at), length=n)
             else:
                 zero(off(work, at), n)
         at, to = state_at(g, d, r0) * n, off(gates, row_at(g, d, t, r0) * 3 * n + 2 * n)
@@ -206,22 +206,10 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     @inline
     def cell(a, q, old, dy, dh, da, di, n):
         run(
-            a,
-            off(a, n),
-            off(a, 2 * n),
-            q,
-            old,
-            dy,
-            dh,
-            da,
-            off(da, n),
-            off(da, 2 * n),
-            di,
-            off(di, n),
-            off(di, 2 * n),
-            dh,
-            n,
-        )
+            z=a, r=off(a, n), n=off(a, 2 * n), q=q, h=old, dy=dy, dh=dh,
+            dz=da, dr=off(da, n), dn=off(da, 2 * n), iz=di, ir=off(di, n), iq=off(di, 2 * n),
+            length=n,
+        )  # fmt: skip
 
     def body(
         gates,
@@ -333,7 +321,8 @@ def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         copy(off(past, i + n), old, n)
                         add, da, to = off(dy, dy_at(g, d, t, b) * n), off(dgates, i), off(dh, at)
                         z, u = off(gates, i), off(gates, i + 2 * n)
-                        state(z, u, old, add, to, da, off(da, 2 * n), to, n)
+                        dn = off(da, 2 * n)
+                        state(z=z, n=u, h=old, dy=add, dh=to, dz=da, dn=dn, length=n)
                     else:
                         zero(off(past, i), 3 * n)
                         zero(off(dgates, i), 3 * n)
@@ -346,7 +335,8 @@ def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         if t < lens[b]:
                             old, r, dq = off(past, i), off(gates, i + n), off(work, at)
                             dr, to = off(dgates, i + n), off(dh, at)
-                            reset(r, old, dq, to, dr, to, off(past, i + 2 * n), n)
+                            rh = off(past, i + 2 * n)
+                            reset(r=r, h=old, dq=dq, dh=to, dr=dr, q=rh, length=n)
                     to = off(dh, state_at(g, d, r0) * n)
                     times(a, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE)
 

@@ -69,16 +69,11 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
 
     @inline
-    def plain(a, c, p, h, n):
+    def cell(a, c, p, h, n):
+        """One step of a row: gates a and cell state c in place, h the new state."""
         o, f, u = off(a, n), off(a, 2 * n), off(a, 3 * n)
-        run(a, o, f, u, c, a, o, f, u, c, h, n)
-
-    @inline
-    def peeping(a, c, p, h, n):
-        o, f, u = off(a, n), off(a, 2 * n), off(a, 3 * n)
-        run(a, o, f, u, c, p, off(p, n), off(p, 2 * n), a, o, f, u, c, h, n)
-
-    cell = peeping if peephole else plain
+        po, pf = off(p, n), off(p, 2 * n)  # ignored where there are no peepholes
+        run(i=a, o=o, f=f, c=u, s=c, pi=p, po=po, pf=pf, y=h, length=n)
 
     def body(gates, panels, lens, h0, c0, p, y, h, c, cells, has_y, has_cells, g, tid, nthreads):
         n = g.hidden
@@ -115,7 +110,7 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
 def _adjoint(
     T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int, couple: int
 ) -> Inline:
-    """Inline function: the adjoint of one step of a row."""
+    """Return an inline function: the adjoint of one step of a row, with that of its peepholes."""
     run = cells_.lstm_grad(T, h, slope_f, slope_g, slope_h, peephole, couple)
     add = cells_.add_product(T)
 
@@ -123,17 +118,23 @@ def _adjoint(
     def plain(a, s, old, dy, dh, ds, p, da, dp, n):
         o, f, u = off(a, n), off(a, 2 * n), off(a, 3 * n)
         do, df, du = off(da, n), off(da, 2 * n), off(da, 3 * n)
-        run(a, o, f, u, s, old, dy, dh, ds, da, do, df, du, ds, dh, n)
+        po, pf = off(p, n), off(p, 2 * n)  # ignored where there are no peepholes
+        # dh is 0 afterwards: the product of the gates' gradients with R^T adds to it, for the
+        # step before.  That step's dc is what is left in ds.
+        run(
+            i=a, o=o, f=f, c=u, s=s, b=old, dy=dy, dh=dh, ds=ds, pi=p, po=po, pf=pf,
+            di=da, do=do, df=df, dc=du, zero=dh, length=n,
+        )  # fmt: skip
 
     @inline
     def peeping(a, s, old, dy, dh, ds, p, da, dp, n):
-        o, f, u = off(a, n), off(a, 2 * n), off(a, 3 * n)
-        do, df, du = off(da, n), off(da, 2 * n), off(da, 3 * n)
-        po, pf, dpo, dpf = off(p, n), off(p, 2 * n), off(dp, n), off(dp, 2 * n)
-        run(a, o, f, u, s, old, dy, dh, ds, p, po, pf, da, do, df, du, ds, dh, n)
-        add(dp, da, old, dp, n)
-        add(dpo, do, s, dpo, n)
-        add(dpf, df, old, dpf, n)
+        plain(a, s, old, dy, dh, ds, p, da, dp, n)
+        # Forward: i and f saw P_i c' and P_f c' of the state before the step, o saw P_o c of the
+        # new one; so dP_i = di c', dP_f = df c', dP_o = do c.
+        dpo, dpf = off(dp, n), off(dp, 2 * n)
+        add(x=dp, a=da, b=old, length=n)
+        add(x=dpo, a=off(da, n), b=s, length=n)
+        add(x=dpf, a=off(da, 2 * n), b=old, length=n)
 
     return peeping if peephole else plain
 
