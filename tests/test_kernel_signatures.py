@@ -38,9 +38,9 @@ def all_clauses(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "x: T[...]  y: out f32|f64[rows]  g: i64[]",
+    "x: T[...]  b: T[...] if seed  y: out f32|f64[rows]  g: i64[]",
     words={"g": STRIDED},
-    reach=lambda c: {"x": c.span(0, (c.rows, c.step))},
+    reach=lambda c: {"x": c.span(0, (c.rows, c.step)), "b": c.rows},
 )
 def by_function(target: Target, T: str) -> Body:
     """Another one."""
@@ -58,7 +58,7 @@ def test_a_signature_is_read_in_order() -> None:
     x, index, b, y, _ = all_clauses.parameters[:5]
     assert (x.kind, index.kind, b.condition) == ("T*", "i64*", "biased")
     assert (index.within, y.aliases, y.updates) == (("x", "n"), ("x",), "adds")
-    assert by_function.takes("f32") == ("f32*", "f32|f64*", "i64[3+]")
+    assert by_function.takes("f32") == ("f32*", "f32*", "f32|f64*", "i64[3+]")
 
 
 def test_the_reach_follows_from_shapes_and_conditions() -> None:
@@ -81,6 +81,15 @@ def test_numbers_are_refused(consts: tuple[int, ...], said: str) -> None:
         call_of(all_clauses, *consts).reach()
 
 
+@pytest.mark.parametrize("name", ["y", "z"])
+def test_a_function_answers_for_operands_without_a_shape_alone(name: str) -> None:
+    made = kernel("x: T[...]  y: out T[n]  n: i64", reach=lambda c: {"x": 1, name: 1})(
+        all_clauses.build
+    )
+    with pytest.raises(AssertionError, match=f"reach= answers for .*{name}"):
+        call_of(made, 3).reach()
+
+
 def test_numbers_of_words_are_named_and_checked() -> None:
     call = call_of(by_function, 3, -2, -(1 << 60), 7, 8)
     assert call.numbers == {"rows": 3, "step": -2, "seed": -(1 << 60), "dims": (7, 8)}
@@ -88,7 +97,11 @@ def test_numbers_of_words_are_named_and_checked() -> None:
         call.reach()
     with pytest.raises(PlanError, match="rows is -3"):
         call_of(by_function, -3, 2, 0).reach()
-    assert call_of(by_function, 3, 2, 0).reach() == {"x": 5, "y": 3}
+    assert call_of(by_function, 3, 2, 1).reach() == {"x": 5, "b": 3, "y": 3}
+
+
+def test_a_condition_holds_for_what_a_function_answers() -> None:
+    assert call_of(by_function, 3, 2, 0).reach() == {"x": 5, "b": 0, "y": 3}
 
 
 def test_the_first_operand_that_is_too_small_is_named() -> None:

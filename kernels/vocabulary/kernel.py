@@ -93,6 +93,7 @@ class Order:
 
     words: the name of the last parameter, the words that follow; "" if there are none.
     names, needed: of all arguments, and of those that every call has.
+    shapeless: the operands for which `reach` answers.
     may_alias: pairs of places of pointers (written, read).
     """
 
@@ -101,6 +102,7 @@ class Order:
     words: str
     names: frozenset[str]
     needed: frozenset[str]
+    shapeless: frozenset[str]
     may_alias: tuple[tuple[int, int], ...]
     updates: bool
 
@@ -117,6 +119,7 @@ class Order:
             last,
             frozenset((*place, *numbers, *filter(None, (last,)))),
             frozenset(numbers),
+            frozenset((*(p.name for p in pointers if not p.size), OPERANDS)),
             tuple((place[p.name], place[other]) for p in pointers for other in p.aliases),
             any(p.updates for p in pointers),
         )
@@ -263,7 +266,15 @@ class Template:
             text = ", ".join(f"{p.name!r}: {p.reach}" for p in sized)
             code = self._compiled["reach"] = compiled(f"{{{text}}}")
         found: dict[str, int | Sequence[int]] = evaluate(code, names)
-        return found if self.reach is None else {**found, **self.reach(call)}
+        if self.reach is not None:
+            answers = self.reach(call)
+            unknown = answers.keys() - self.order.shapeless
+            assert not unknown, f"{self.name}: reach= answers for {sorted(unknown)}"
+            found |= answers
+            for p in self.order.pointers:
+                if p.condition and not p.size and not self.holds(p.condition, names):
+                    found[p.name] = 0
+        return found
 
     def multiply_adds_of(self, call: KernelCall) -> int:
         """Return the multiply-adds of a call."""
