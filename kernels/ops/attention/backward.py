@@ -115,6 +115,11 @@ def attention_grad(target: Target, T: str) -> Body:
 
     @inline
     def drop_block(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk):
+        """x = dropped P of s, and u dropped in place, by the mask that the forward kernel drew.
+
+        The numbers of draws are those of the elements of the whole matrix of probabilities, so the
+        mask depends on neither blocks nor threads.
+        """
         seed = g.seed
         if g.fixed == 0:
             seed = noise.seed
@@ -130,8 +135,11 @@ def attention_grad(target: Target, T: str) -> Body:
 
     @inline
     def by_vectors(x, row, n, rows, wanted, spare):
-        """Rows of n elements as a right factor, which a product reads by whole vectors, and their
-        stride: x itself, or a copy, since the last row of x may end where its memory does."""
+        """Rows of n elements as a right factor of a product, and their stride.
+
+        A product reads whole vectors: x itself, or a copy where rows are not whole vectors, since
+        the last row of x may end where its memory does.
+        """
         step = udiv(n + lanes - 1, lanes) * lanes
         if step != n and wanted != 0:
             for i in range(rows):
@@ -139,23 +147,78 @@ def attention_grad(target: Target, T: str) -> Body:
         return pick(step - n, spare, x), step if step != n else row
 
     @inline
-    def whole(
-        q, k, v, bias, mask, noise, y, lse, dy, dq, dk, dv, dbias, mine,
-        scale, cap, fill, ratio, g, b, h, q0, nq,
-    ):  # fmt: skip
-        bq, bk, width, columns = g.block_queries, g.block_keys, g.width, g.value_width
+    def scratch(mine, g):
+        """The parts of a thread's scratch, as `backward_work` counts them."""
+        bq, block = g.block_queries, g.block_queries * g.block_keys
+        qt = mine  # Q^T scaled, dQ^T and dY^T: columns are queries, as in the blocks of scores
+        dqt = off(qt, bq * g.width)
+        dyt = off(dqt, bq * g.width)
+        s = off(dyt, bq * g.value_width)  # blocks: S, then P, then dS;
+        u = off(s, block)  # dP;
+        x = off(u, block)  # the dropped P, and scratch of bias and mask;
+        z = off(x, block)  # scratch with a row a query;
+        capped = off(z, block)  # the capped scores
+        delta = off(capped, block)  # rows of a number a query: D, m and log l
+        return qt, dqt, dyt, s, u, x, z, capped, delta, off(delta, bq), off(delta, 2 * bq)
+
+    @inline
+    def turned(qt, dyt, delta, qh, yh, dyh, scale, g, nq, n):
+        """Q^T scaled, dY^T, and D = rows of sum(dY * Y) of a block of queries."""
+        bq = g.block_queries
+        flip(qt, bq, qh, g.q_row, nq, g.width)
+        for r in range(g.width):
+            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
+        flip(dyt, bq, dyh, g.dy_row, nq, g.value_width)
+        # Forward: P = softmax(S), so dS = P (dP - sum over keys of P dP).  As dP = dY V^T and
+        # Y = P V, this sum is that of dY Y: a number a query, known before the first block of keys.
+        for i in range(nq):
+            delta[i] = dot(off(dyh, i * g.dy_row), off(yh, i * g.y_row), g.value_width)
+
+    @inline
+    def through_scores(s, u, x, z, capped, delta, mask_h, dbias_h, scale, cap, g, q0, nq, k0, nk):
+        """dS of a block in place of P, with the bias's gradient, through mask and cap to Q K^T."""
+        bq, bk = g.block_queries, g.block_keys
         n = udiv(nq + lanes - 1, lanes) * lanes
-        qt = mine
-        dqt = off(qt, bq * width)
-        dyt = off(dqt, bq * width)
-        s = off(dyt, bq * columns)
-        u = off(s, bq * bk)
-        x = off(u, bq * bk)
-        z = off(x, bq * bk)
-        capped = off(z, bq * bk)
-        delta = off(capped, bq * bk)
-        top, log_l = off(delta, bq), off(delta, 2 * bq)
+        # Forward: Y = P V and P = softmax(S); so dS = P (dP - D).  With neither bias nor cap
+        # between S and Q K^T the scale of Q K^T is taken along, which saves a pass over the block.
+        factor = scale
+        if g.wants_bias + g.is_capped != 0:
+            factor = number(1.0)
+        for r in range(nk):
+            row = off(s, r * bq)
+            slope(row, off(u, r * bq), delta, factor, row, n)
+        # Forward: a masked score is `fill`, whatever it was; so its gradient ends here.  Where
+        # `fill` is -inf its P, and so its dS, is 0 already.
+        if g.is_filled != 0:
+            blank(s, x, z, mask_h, g, number(0.0), q0, nq, k0, nk)
+        # Forward: S = capped + bias; so dbias += dS, by rows of queries as the bias lies.
+        if g.wants_bias != 0:
+            flip(z, bk, s, bq, nk, nq)
+            for i in range(nq):
+                row = off(dbias_h, (q0 + i) * g.dbias_query + k0)
+                add(off(z, i * bk), row, row, nk)
+        # Forward: capped = cap tanh(S / cap); so dS = dcapped (1 - (capped / cap)^2).
+        if g.is_capped != 0:
+            uncap(s, capped, reciprocal(cap, 1), s, nk * bq)
+        if g.wants_bias + g.is_capped != 0:
+            copy_scaled(s, scale, s, nk * bq)
+
+    @inline
+    def whole(inputs, outs, noise, mine, numbers, g, place):
+        """The gradients of a block of queries: dQ of it, its part of dK and dV, its rows of dbias.
+
+        inputs, outs: of the kernel; numbers: scale, cap, fill, ratio; place: the batch, the head,
+        the first query and the number of queries.
+        """
+        q, k, v, bias, mask, y, lse, dy = inputs
+        dq, dk, dv, dbias = outs
+        scale, cap, fill, ratio = numbers
+        b, h, q0, nq = place
+        bq, bk, width, columns = g.block_queries, g.block_keys, g.width, g.value_width
+        n = udiv(nq + lanes - 1, lanes) * lanes  # whole vectors: blocks have room for them
+        qt, dqt, dyt, s, u, x, z, capped, delta, top, log_l = scratch(mine, g)
         spare = off(delta, 3 * bq)
+        # Where this head lies in each operand; several heads of Q share one of K and V.
         qh = off(q, b * g.q_batch + h * g.q_head + q0 * g.q_row)
         yh = off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row)
         dyh = off(dy, b * g.dy_batch + h * g.dy_head + q0 * g.dy_row)
@@ -167,55 +230,42 @@ def attention_grad(target: Target, T: str) -> Body:
         bias_h = off(bias, b * g.bias_batch + h * g.bias_head)
         mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
         dbias_h = off(dbias, b * g.dbias_batch + h * g.dbias_head)
-        inner = g.wants_q + g.wants_k + g.wants_bias
         rows_q, ldq = by_vectors(qh, g.q_row, width, nq, g.wants_k, spare)
         spare_dy = off(spare, bq * udiv(width + lanes - 1, lanes) * lanes)
         rows_dy, ldy = by_vectors(dyh, g.dy_row, columns, nq, g.wants_v, spare_dy)
-        flip(qt, bq, qh, g.q_row, nq, width)
-        for r in range(width):
-            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
-        flip(dyt, bq, dyh, g.dy_row, nq, columns)
+        turned(qt, dyt, delta, qh, yh, dyh, scale, g, nq, n)
         at = (b * g.heads + h) * g.queries + q0
         copy(top, off(lse, at), nq)
         copy(log_l, off(lse, at + g.batch * g.heads * g.queries), nq)
-        for i in range(nq):
-            delta[i] = dot(off(dyh, i * g.dy_row), off(yh, i * g.y_row), columns)
         zero(dqt, width * bq)
         k0, end = visible(g, q0, nq)
         while k0 < end:
             nk = imin(bk, end - k0)
+            # Forward again: S = scale Q K^T, adjusted; P = exp(S - m - log l).  The row sums are
+            # known, so P comes at once, without the running maximum of the forward kernel.
             right(off(kh, k0 * g.k_row), g.k_row, qt, bq, s, bq, width, nk, nq, 0)
             change(s, capped, x, z, bias_h, mask_h, g, cap, fill, q0, nq, k0, nk)
             for r in range(nk):
                 exps(off(s, r * bq), top, log_l, off(s, r * bq), n)
             p = s
+            # Forward: Y = P V; so dP = dY V^T.
             right(off(vh, k0 * g.v_row), g.v_row, dyt, bq, u, bq, columns, nk, nq, 0)
+            # Forward: Y = drop(P) V; so dV needs drop(P), in x, and dP is dropped as P was.
             if g.drops != 0:
                 drop_block(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk)
                 p = x
+            # Forward: Y = P V; so dV += P^T dY.  Blocks lie transposed: P^T is what p holds.
             if g.wants_v != 0:
                 right(
                     p, bq, rows_dy, ldy, off(dvh, k0 * g.dv_row), g.dv_row, nq, nk, columns,
                     ACCUMULATE,
                 )  # fmt: skip
-            if inner != 0:
-                factor = scale
-                if g.wants_bias + g.is_capped != 0:
-                    factor = number(1.0)
-                for r in range(nk):
-                    row = off(s, r * bq)
-                    slope(row, off(u, r * bq), delta, factor, row, n)
-                if g.is_filled != 0:
-                    blank(s, x, z, mask_h, g, number(0.0), q0, nq, k0, nk)
-                if g.wants_bias != 0:
-                    flip(z, bk, s, bq, nk, nq)
-                    for i in range(nq):
-                        row = off(dbias_h, (q0 + i) * g.dbias_query + k0)
-                        add(off(z, i * bk), row, row, nk)
-                if g.is_capped != 0:
-                    uncap(s, capped, reciprocal(cap, 1), s, nk * bq)
-                if g.wants_bias + g.is_capped != 0:
-                    copy_scaled(s, scale, s, nk * bq)
+            if g.wants_q + g.wants_k + g.wants_bias != 0:
+                through_scores(
+                    s, u, x, z, capped, delta, mask_h, dbias_h, scale, cap, g, q0, nq, k0, nk
+                )
+                # Forward: S = scale Q K^T; so dK += scale dS^T Q and dQ += scale dS K, the scale
+                # being in dS by now.
                 if g.wants_k != 0:
                     right(
                         s, bq, rows_q, ldq, off(dkh, k0 * g.dk_row), g.dk_row, nq, nk, width,
@@ -224,6 +274,7 @@ def attention_grad(target: Target, T: str) -> Body:
                 if g.wants_q != 0:
                     left(off(kh, k0 * g.k_row), g.k_row, s, bq, dqt, bq, nk, width, nq, ACCUMULATE)
             k0 += bk
+        # All keys are done: no other thread adds to these rows of dQ.
         if g.wants_q != 0:
             dqh = off(dq, b * g.dq_batch + h * g.dq_head + q0 * g.dq_row)
             flip(dqh, g.dq_row, dqt, bq, width, nq)
@@ -235,7 +286,10 @@ def attention_grad(target: Target, T: str) -> Body:
 
     @inline
     def prepare(dk, dv, dbias, g, b, group, part):
-        """Zeros where this part of a group adds up; its rows of the bias's gradient if first."""
+        """Zero the part of dK and dV of a group, and its rows of dbias if the group is the first.
+
+        The first of those that add to the same rows: later ones add to what is there.
+        """
         if g.wants_k != 0:
             clear(off(dk, b * g.dk_batch + group * g.dk_head), g.dk_row, g.width, g.keys)
         if g.wants_v != 0:
@@ -260,8 +314,11 @@ def attention_grad(target: Target, T: str) -> Body:
         blocks = udiv(g.queries + bq - 1, bq)
         each = udiv(g.heads, g.groups)
         mine = off(work, tid * g.per_thread)
-        c, limit, hidden = number(scale), number(cap), number(fill)
-        b_apart, g_apart = g.batch, g.groups  # what different threads may have
+        inputs = q, k, v, bias, mask, y, lse, dy
+        numbers = number(scale), number(cap), number(fill), ratio
+        # What different threads may have.  Batches and heads that share a bias add to the same
+        # gradient: one thread has all of them, so that they are added in one order.
+        b_apart, g_apart = g.batch, g.groups
         if g.together_batch != 0:
             b_apart = 1
         if g.together_head != 0:
@@ -273,21 +330,25 @@ def attention_grad(target: Target, T: str) -> Body:
             part = i - outer * parts
             b_outer = udiv(outer, g_apart)
             g_outer = outer - b_outer * g_apart
+            # Threads that share the queries of a head add to parts of dK and dV of their own,
+            # which another kernel sums in the order of the parts.
             mine_k, mine_v = off(dk, part * g.part_k), off(dv, part * g.part_v)
+            outs = dq, mine_k, mine_v, dbias
             for b in range(b_outer * b_inside, (b_outer + 1) * b_inside):
                 for group in range(g_outer * g_inside, (g_outer + 1) * g_inside):
                     prepare(mine_k, mine_v, dbias, g, b, group, part)
                     for h in range(group * each, (group + 1) * each):
+                        # Under a causal band later blocks see more keys, so parts take them in
+                        # turns from either end.  With a bias a part keeps its rows: others would
+                        # add to them at the same time.
                         at = part
-                        if h & 1 == 1 and g.wants_bias == 0:  # else a part keeps its rows of it
+                        if h & 1 == 1 and g.wants_bias == 0:
                             at = parts - 1 - part
                         while at < blocks:
                             q0 = at * bq
                             nq = imin(bq, g.queries - q0)
-                            whole(
-                                q, k, v, bias, mask, noise, y, lse, dy, dq, mine_k, mine_v, dbias,
-                                mine, c, limit, hidden, ratio, g, b, h, q0, nq,
-                            )  # fmt: skip
+                            place = b, h, q0, nq
+                            whole(inputs, outs, noise, mine, numbers, g, place)
                             at += parts
             i += nthreads
 
