@@ -126,7 +126,7 @@ class _Clock:
     def _count(self, task: Task) -> tuple[dict[Hashable, Use], dict[Hashable, int]]:
         """Count what a call moves; return what it uses, and how many bytes it touches of each."""
         used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
-        sizes = touched(task.spec.template, used)
+        sizes = touched(task, used)
         self._now += sum(sizes.values())
         return used, sizes
 

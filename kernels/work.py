@@ -76,11 +76,6 @@ class Task(NamedTuple):
     numbered: bool = False
 
 
-# Kernels that choose elements by an index: of a table that they read or add to they touch as much
-# as they move from or to it.
-CHOOSING = ("gather", "scatter")
-
-
 def tasks(plan: Plan) -> list[Task]:
     """The steps of a plan as tasks; buffers are told by their numbers."""
     specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
@@ -147,7 +142,7 @@ def _moves(
     used: what it reads and writes.
     written: the buffers that calls before it in its group have written.
     """
-    sizes = touched(task.spec.template, used)
+    sizes = touched(task, used)
     far, near, footprint, close = 0, 0, 0, 0
     for name, use in used.items():
         times = 2 if use.mode == "u" else 1
@@ -163,16 +158,18 @@ def _moves(
     return tuple((nbytes, memory) for nbytes, memory in ((far, footprint), (near, close)) if nbytes)
 
 
-def touched(template: str, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
+def touched(task: Task, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
     """How many bytes of each buffer a call touches.
 
-    A table that a kernel chooses elements of counts as far as it moves from or to it.
+    Of a table whose elements an index chooses a call touches what it moves from or to it: at most
+    as much as of any other buffer.
     """
     sizes = {name: use.nbytes for name, use in used.items()}
-    if template.startswith(CHOOSING) and len(sizes) > 1:
-        table = max(sizes, key=lambda name: sizes[name])
-        if used[table].mode != "w":
-            sizes[table] = max(size for name, size in sizes.items() if name != table)
+    for at in templates()[task.spec.template].order.tables:
+        table = task.uses[at]
+        if table.name is not None and table.mode != "w" and len(sizes) > 1:
+            most = max([size for name, size in sizes.items() if name != table.name])
+            sizes[table.name] = min(table.nbytes, most)
     return sizes
 
 

@@ -14,7 +14,8 @@ from engine.kernels.registry import templates
 from engine.kernels.target import host
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import TensorType
-from engine.kernels.work import work
+from engine.kernels.work import NULL, Task, Use, touched, work
+from engine.runtime.plan import KernelSpec, Mode
 from engine.tools import ship
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.workloads import WORKLOADS
@@ -118,6 +119,31 @@ def test_a_table_counts_as_far_as_it_is_read() -> None:
     (step,) = [w for s, w in zip(plan.steps, work(plan), strict=True) if "gather" in s.kernel]
     assert step.flops == 0
     assert step.nbytes < 3 * 10 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("kernel", "uses", "expected"),
+    [
+        ("quantised_rows", {"q": ("r", 800), "index": ("r", 16), "y": ("w", 80)}, {"q": 80}),
+        ("scatter_elements", {"index": ("r", 80), "u": ("r", 40), "y": ("u", 20)}, {}),
+        ("scatter_nd", {"index": ("r", 16), "u": ("r", 40), "y": ("u", 400)}, {"y": 40}),
+        ("gather_grad_rows", {"next": ("r", 16), "dy": ("r", 90), "dx": ("w", 60)}, {"dy": 60}),
+    ],
+)
+def test_what_an_index_chooses_of_is_the_table(
+    kernel: str, uses: dict[str, tuple[Mode, int]], expected: dict[str, int]
+) -> None:
+    """Its signature names it: it is neither the largest operand, nor one of a kernel's name."""
+    template = templates()[kernel]
+    operands = [
+        Use(p.name, uses[p.name][0], uses[p.name][1], 1) if p.name in uses else NULL
+        for p in template.parameters
+        if p.is_pointer
+    ]
+    task = Task(KernelSpec(kernel, ("f32",)), tuple(operands), ())
+    used = {use.name: use for use in operands if use is not NULL}
+    sizes = {name: nbytes for name, (_, nbytes) in uses.items()}
+    assert touched(task, used) == {**sizes, **expected}
 
 
 def test_every_case_has_work_that_can_be_counted() -> None:

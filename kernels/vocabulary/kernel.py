@@ -95,6 +95,7 @@ class Order:
     names, needed: of all arguments, and of those that every call has.
     shapeless: the operands for which `reach` answers.
     may_alias: pairs of places of pointers (written, read).
+    tables: the places of pointers whose elements an index chooses.
     """
 
     pointers: tuple[Parameter, ...]
@@ -104,6 +105,7 @@ class Order:
     needed: frozenset[str]
     shapeless: frozenset[str]
     may_alias: tuple[tuple[int, int], ...]
+    tables: tuple[int, ...]
     updates: bool
 
     @classmethod
@@ -121,6 +123,7 @@ class Order:
             frozenset(numbers),
             frozenset((*(p.name for p in pointers if not p.size), OPERANDS)),
             tuple((place[p.name], place[other]) for p in pointers for other in p.aliases),
+            tuple(sorted({place[p.within[0]] for p in pointers if p.within[0]})),
             any(p.updates for p in pointers),
         )
 

@@ -73,7 +73,8 @@ def _tiling(params: Parameters, numbers: Numbers) -> Blocks:
 
 @kernel(
     """
-    first: i64[rows]   next: i64[count]   dy: T[count, inner]   dx: out T[rows, inner]
+    first: i64[rows] within next.count   next: i64[count] within dy.count
+    dy: T[count, inner]   dx: out T[rows, inner]
     rows, inner: i64   block: i64 where block >= 1   count: i64
     """,
     tiling=_tiling,
