@@ -28,7 +28,7 @@ from bench.instructions import Program, compile_plugin, program
 from bench.machine_code import Block, Instruction, cycles, disassemble
 from bench.rows import Bench, Cells, Option
 from engine.errors import InputError
-from engine.kernels.work import work
+from engine.kernels.flops import work
 from engine.tools.trimmed import plans
 from engine.tools.trimmed.targets import resolve
 from engine.tools.workloads import WORKLOADS

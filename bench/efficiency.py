@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from bench.programs import Training, written
 from bench.rows import Bench, Cells
 from engine.kernels.cost import begin, limits, step_seconds
-from engine.kernels.work import tasks
+from engine.kernels.flops import tasks
 from engine.profiling import Profile
 from engine.runtime.plan import Plan
 from engine.tools.workloads import WORKLOADS

@@ -13,8 +13,8 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
+from engine.kernels.flops import work
 from engine.kernels.target import host
-from engine.kernels.work import work
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program

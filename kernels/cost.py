@@ -21,8 +21,8 @@ from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.flops import Task, Use, grouped, operations, tasks, touched
 from engine.kernels.vocabulary.row_program import Program
-from engine.kernels.work import Task, Use, grouped, operations, tasks, touched
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.roofline import Roofline
 

@@ -8,9 +8,9 @@ import pytest
 
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.cost import EFFICIENCY, nominal, seconds, step_seconds
+from engine.kernels.flops import Task, Use, tasks
 from engine.kernels.registry import templates
 from engine.kernels.target import host
-from engine.kernels.work import Task, Use, tasks
 from engine.runtime.plan import KernelSpec
 from engine.runtime.roofline import Roofline
 from engine.tools.workloads.mobilenets import mobilenet

@@ -35,7 +35,7 @@ LAYERS = (
     ("engine.kernels.vector_ir", "engine.kernels.loops"),
     ("engine.kernels.ops",),
     ("engine.kernels.registry",),
-    ("engine.kernels.work", "engine.kernels.bounds"),
+    ("engine.kernels.flops", "engine.kernels.bounds"),
     ("engine.kernels.cost",),
     ("engine.kernels.compiler",),
     ("engine.kernels.shipped", "engine.kernels.sets"),

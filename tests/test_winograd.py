@@ -11,11 +11,11 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import linker, object_code
+from engine.kernels.flops import work
 from engine.kernels.loops.window import Axis, parts
 from engine.kernels.ops.conv import convolution, weight_gradient, winograd_calls
 from engine.kernels.target import Target, host
 from engine.kernels.vocabulary.op import TensorType
-from engine.kernels.work import work
 from engine.runtime.arena import allocate
 from engine.runtime.plan import align
 from engine.runtime.program import Program

@@ -97,7 +97,7 @@ def _run(part: Part, watch: Stopwatch, number: int) -> Spans:
 
 def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
     """The steps of a part with their times."""
-    from engine.kernels.work import work
+    from engine.kernels.flops import work
 
     plan = part.program.plan
     barriers = [step.barrier for step in plan.steps]

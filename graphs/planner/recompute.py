@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from engine.graphs.planner.draft import Call, Draft, Value
 from engine.graphs.planner.rows import makes_rows
-from engine.kernels.work import NULL, Task, Use
+from engine.kernels.flops import NULL, Task, Use
 from engine.runtime.plan import FAULT
 
 NEVER = 1 << 60  # behind all calls

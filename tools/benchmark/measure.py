@@ -19,7 +19,7 @@ from typing import IO, Protocol
 import engine
 from engine.errors import EngineError, InputError, nearest
 from engine.kernels import sets
-from engine.kernels.work import work
+from engine.kernels.flops import work
 from engine.runtime import roofline
 from engine.tools.benchmark import machine
 from engine.tools.benchmark.result import Peer, Result, Row

@@ -10,11 +10,11 @@ import pytest
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.flops import NULL, Task, Use, touched, work
 from engine.kernels.registry import templates
 from engine.kernels.target import host
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import TensorType
-from engine.kernels.work import NULL, Task, Use, touched, work
 from engine.runtime.plan import KernelSpec, Mode
 from engine.tools import ship
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of

@@ -1,6 +1,7 @@
-"""How much work a step of a plan is: floating-point operations of its products, and bytes it moves.
+"""Floating-point operations of the products of each step of a plan, and the bytes that it moves.
 
-The same is told of the calls of a draft, which have no place in memory yet: both are `Task`s here.
+The calls of a draft, which have no place in memory yet, are counted the same way: a `Task` is a
+call of either.
 
 Operations are those of multiply-adds, two each, in matrix products, convolutions, attention and
 recurrent networks: those of the operation, whatever algorithm computes it.  A convolution by
