@@ -23,7 +23,7 @@ from bench.measuring import MIB, output
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine.checking import Check, Subject, check
-from engine.kernels.sets import current
+from engine.kernels.source import current
 from engine.runtime.roofline import Roofline
 from engine.runtime.roofline import measure as measure_roofline
 from engine.tools.workloads import WORKLOADS

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InternalError
-from engine.kernels import sets
+from engine.kernels import source
 from engine.kernels.compiler import fingerprint, load, workers
 from engine.kernels.registry import templates
 from engine.kernels.target import Target, host
@@ -262,7 +262,7 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
 
     asked = []
 
-    def resolve(self: sets.KernelSet, kernels: Any) -> dict[str, int]:
+    def resolve(self: source.KernelSet, kernels: Any) -> dict[str, int]:
         asked.append([k.symbol for k in kernels])
         return {symbol: 1 for symbol in asked[-1]}
 
@@ -270,7 +270,7 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     assert len(load._coming) == 2, "processes start before the model is planned"
-    monkeypatch.setattr(sets.KernelSet, "resolve", resolve)
+    monkeypatch.setattr(source.KernelSet, "resolve", resolve)
     module._train.program([(4, 784), (4,)])
     assert asked[0][:2] == [LAUNCH.symbol, WORKER.symbol]
     assert len(asked[0]) > 10

@@ -174,7 +174,7 @@ def test_a_plan_whose_kernels_are_gone_is_not_used(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A set that compiled what it lacked, and cannot any more, has the same name."""
-    from engine.kernels.sets import KernelSet
+    from engine.kernels.source import KernelSet
 
     train()
     monkeypatch.setattr(KernelSet, "__contains__", lambda *_: False)

@@ -38,7 +38,7 @@ LAYERS = (
     ("engine.kernels.flops", "engine.kernels.bounds"),
     ("engine.kernels.cost",),
     ("engine.kernels.compiler",),
-    ("engine.kernels.shipped", "engine.kernels.sets"),
+    ("engine.kernels.shipped", "engine.kernels.source"),
     ("engine.graphs.ir",),
     ("engine.graphs.io",),
     ("engine.graphs.passes",),

@@ -25,7 +25,7 @@ from onnx import helper
 from engine import Trainer, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import CacheWarning, EngineError, FileError, InputError
-from engine.kernels import levels, sets, shipped
+from engine.kernels import levels, shipped, source
 from engine.runtime import cache
 from engine.tools import cli, prepare, ship
 from engine.tools.dev import zoo
@@ -290,9 +290,9 @@ def test_the_best_set_that_plans_were_prepared_for_is_used(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
-    here = sets.current()
-    better = sets.KernelSet("better", here.target)
-    monkeypatch.setattr(sets, "usable", lambda: [better, here])
+    here = source.current()
+    better = source.KernelSet("better", here.target)
+    monkeypatch.setattr(source, "usable", lambda: [better, here])
     assert work.of(lambda: train(folder)) == NONE
     with pytest.warns(CacheWarning, match="and this is kernel set better.*2 threads"):
         assert work.of(lambda: train(folder, threads=2)) == ALL

@@ -13,7 +13,7 @@ import pytest
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import FileError, InputError, LabelError, ShapeError, StateError
-from engine.kernels import sets
+from engine.kernels import source
 from engine.profiling import PHASES, Profile, StepTime
 from engine.profiling.measure import Spans, boxes, forward_node, waits
 from engine.runtime.context import STEP
@@ -232,8 +232,8 @@ def test_a_thread_without_a_call_has_no_time() -> None:
 
 
 def test_a_machine_has_limits() -> None:
-    found = measure(1, sets.current().resolve)
-    assert found is measure(1, sets.current().resolve)
+    found = measure(1, source.current().resolve)
+    assert found is measure(1, source.current().resolve)
     assert found.flops > 0
     assert tuple(size for size, _ in found.streams) == SIZES
     speeds = [speed for _, speed in found.streams]

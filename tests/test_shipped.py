@@ -17,7 +17,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, FileError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels import levels, sets, shipped
+from engine.kernels import levels, shipped, source
 from engine.kernels.compiler import load
 from engine.kernels.levels import LEVELS
 from engine.kernels.registry import templates
@@ -139,8 +139,8 @@ def test_shipped_kernels_compute_what_compiled_ones_do(
         found[mode], module = trained(name)
         assert module._memory.kernels.name.startswith(f"{mode} {HERE[0].name} ")
         assert module._memory.kernels.name in str(module.plan(*_shapes(name)))
-    compiled = sets.KernelSet("compiled for the level", HERE[0].target())
-    monkeypatch.setattr(sets, "current", lambda *_: compiled)
+    compiled = source.KernelSet("compiled for the level", HERE[0].target())
+    monkeypatch.setattr(source, "current", lambda *_: compiled)
     assert found["shipped"] == found["auto"] == trained(name)[0]
 
 
@@ -172,12 +172,12 @@ def test_a_module_keeps_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_set_with_prepared_plans_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
-    best, prepared = (sets.of_level(HERE[0], mode) for mode in ("auto", "shipped"))
+    best, prepared = (source.of_level(HERE[0], mode) for mode in ("auto", "shipped"))
     assert best is not None
     assert prepared is not None
-    assert sets.current() is sets.current({"native x", "shipped x86-64-v4 0"}) is best
-    assert sets.current({prepared.name}) is prepared
-    assert sets.current({prepared.name, best.name}) is best
+    assert source.current() is source.current({"native x", "shipped x86-64-v4 0"}) is best
+    assert source.current({prepared.name}) is prepared
+    assert source.current({prepared.name, best.name}) is best
 
 
 @pytest.mark.usefixtures("here")
@@ -210,7 +210,7 @@ def chain(*ops: str) -> Graph:
 @pytest.mark.usefixtures("here")
 def test_formulas_that_are_not_shipped_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
-    kernels, x = sets.current(), np.linspace(-2, 2, 210, dtype=np.float32).reshape(3, 70)
+    kernels, x = source.current(), np.linspace(-2, 2, 210, dtype=np.float32).reshape(3, 70)
     plan = make_plan(
         chain("Softplus", "Atan", "Sinh"), {}, target=kernels.target, threads=2, kernels=kernels
     )
@@ -230,7 +230,7 @@ def test_formulas_that_are_not_shipped_are_interpreted(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("here")
 def test_what_is_not_shipped_is_compiled_for_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
-    kernels, asked = sets.current(), list[Target]()
+    kernels, asked = source.current(), list[Target]()
     compiler = load.linker
 
     def linker(target: Target) -> load.Linker:
@@ -243,8 +243,8 @@ def test_what_is_not_shipped_is_compiled_for_the_level(monkeypatch: pytest.Monke
     )
     assert set(kernels.resolve(plan.kernels)) == {k.symbol for k in plan.specs}
     assert asked == [HERE[0].target()]
-    monkeypatch.setattr(sets, "can_compile", lambda: False)
-    alone = sets.current()
+    monkeypatch.setattr(source, "can_compile", lambda: False)
+    alone = source.current()
     assert alone.name.startswith("shipped ")
     with pytest.raises(EngineError, match="nothing can compile here: install numba"):
         alone.resolve(plan.kernels)
@@ -338,35 +338,35 @@ def test_damage_is_an_error_or_the_compiler(
     monkeypatch.setattr(shipped, "FOLDER", broken)
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
     with pytest.raises(FileError, match="shipped kernels"):
-        sets.current()
+        source.current()
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
     with pytest.warns(RuntimeWarning, match="Kernels are compiled instead"):
-        assert sets.current().name.startswith("native ")
-    monkeypatch.setattr(sets, "can_compile", lambda: False)
+        assert source.current().name.startswith("native ")
+    monkeypatch.setattr(source, "can_compile", lambda: False)
     with pytest.raises(FileError, match="shipped kernels"):
-        sets.current()
+        source.current()
 
 
 def test_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
     with pytest.raises(EngineError, match="ships no kernels for this CPU"):
-        sets.current()
+        source.current()
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert sets.current().name.startswith("native ")
+        assert source.current().name.startswith("native ")
     monkeypatch.setenv("EDGEGRAD_KERNELS", "fast")
     with pytest.raises(EngineError, match="expected one of native, shipped, auto"):
-        sets.current()
+        source.current()
 
 
 @pytest.mark.usefixtures("here")
 def test_a_cpu_without_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "features", dict[str, bool])
     monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
-    assert sets.current().name.startswith("native ")
-    sets._native.cache_clear()
-    monkeypatch.setattr(sets, "can_compile", lambda: False)
+    assert source.current().name.startswith("native ")
+    source._native.cache_clear()
+    monkeypatch.setattr(source, "can_compile", lambda: False)
     with pytest.raises(EngineError, match=r"none that is known.*pip install edgegrad"):
-        sets.current()
+        source.current()

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import engine
 from engine.errors import BudgetError, EngineError, InputError
-from engine.kernels import sets
+from engine.kernels import source
 from engine.kernels.levels import LEVELS, SYSTEMS, Level
-from engine.kernels.sets import KernelSet
+from engine.kernels.source import KernelSet
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Plan
 from engine.runtime.program import LAUNCH, WORKER
@@ -143,7 +143,7 @@ def _plan(
             f"{paths['train'].parent}: plans of the {unkept[0]} cannot be kept: it has "
             "operators of your own"
         )
-    if kernels in sets.usable():
+    if kernels in source.usable():
         progress.say("compiling the kernels that are not there yet")
         kernels.resolve({LAUNCH, WORKER, *(kernel for plan in plans for kernel in plan.kernels)})
     return models
@@ -162,7 +162,7 @@ def elsewhere(name: str) -> KernelSet:
         EngineError: nothing is shipped for it, or this installation ships nothing.
     """
     level = _level(name)
-    found = sets.of_level(level, "shipped", level.systems[0])
+    found = source.of_level(level, "shipped", level.systems[0])
     if found is None:
         raise EngineError(
             f"--target {name}: this installation ships no kernels, so it does not know those of "

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
-from engine.kernels import sets
+from engine.kernels import source
 from engine.kernels.levels import LEVELS
 
 STEPS, THREADS = 3, 2
@@ -26,8 +26,8 @@ HEAVY = {"flatbuffers", "llvmlite", "numba", "onnx", "tqdm"}
 def main(folder: Path, level: str) -> None:
     if level:
         (found,) = (v for v in LEVELS if v.name == level)
-        compiled = sets.KernelSet("compiled here", found.target())
-        sets.current = lambda *prepared: compiled
+        compiled = source.KernelSet("compiled here", found.target())
+        source.current = lambda *prepared: compiled
     batches = np.load(folder / "trace.npz")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(

@@ -21,10 +21,10 @@ _START = """
 import sys
 import engine.trainer.trainer
 from engine.reports.process import peak
-from engine.kernels import sets
+from engine.kernels import source
 from engine.kernels.registry import templates
 templates()
-for kernels in sets.usable()[:1]:
+for kernels in source.usable()[:1]:
     kernels.load()
     if kernels.compiles:
         import engine.kernels.compiler.load

@@ -22,7 +22,7 @@ from engine.runtime.turn import Turn
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    from engine.kernels.sets import KernelSet
+    from engine.kernels.source import KernelSet
     from engine.training.model import Model
 
 Array = npt.NDArray[Any]
@@ -82,9 +82,9 @@ class Memory:
             EngineError: no kernels can run here.
         """
         if self._kernels is None:
-            from engine.kernels import sets
+            from engine.kernels import source
 
-            self._kernels = sets.current(self.prepared)
+            self._kernels = source.current(self.prepared)
         return self._kernels
 
     @property
@@ -99,10 +99,10 @@ class Memory:
 
     def head_start(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
-        from engine.kernels import sets
+        from engine.kernels import source
 
         with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
-            sets.current().head_start()
+            source.current().head_start()
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """The bytes of every region that all programs share."""

@@ -71,8 +71,8 @@ from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
 from engine.graphs.planner.updates import settle_updates
-from engine.kernels.sets import KernelSet
 from engine.kernels.sizes import Noted, Sizes
+from engine.kernels.source import KernelSet
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
 from engine.runtime.config import switch

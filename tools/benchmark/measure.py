@@ -18,7 +18,7 @@ from typing import IO, Protocol
 
 import engine
 from engine.errors import EngineError, InputError, nearest
-from engine.kernels import sets
+from engine.kernels import source
 from engine.kernels.flops import work
 from engine.runtime import roofline
 from engine.tools.benchmark import machine
@@ -138,7 +138,7 @@ def measure(
     for name in names:
         if name not in WORKLOADS:
             raise InputError(f"no workload {name!r}{nearest(name, WORKLOADS)}")
-    kernels = sets.current()
+    kernels = source.current()
     limits = {n: roofline.measure(n, kernels.resolve).flops for n in threads}
     about = machine.describe(kernels.name)
     rows = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from engine.kernels import sets
+from engine.kernels import source
 from engine.runtime import config
 from engine.tools import prepare
 from engine.tools.commands import options
@@ -58,7 +58,7 @@ def command(
     """
     if not batches and not shapes:
         raise click.UsageError("give the samples of a step, as --batch 8, or --shape")
-    kernels = [prepare.elsewhere(name) for name in targets] or [sets.current()]
+    kernels = [prepare.elsewhere(name) for name in targets] or [source.current()]
     numbers = [config.threads(n) for n in threads] or [config.threads()]
     settings = list(itertools.product(kernels, numbers))
     asked = _shapes(shapes, batches)

@@ -1,4 +1,4 @@
-"""Kernel sets: where the machine code of a process comes from, as EDGEGRAD_KERNELS chooses.
+"""Source of kernels: where the machine code of a process comes from, as EDGEGRAD_KERNELS chooses.
 
     native   every kernel is compiled for this very CPU, and kept in the cache
     shipped  kernels of the wheel alone; formulas that it has no kernel for are interpreted
