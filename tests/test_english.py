@@ -23,10 +23,12 @@ CLEAN = (
     "engine/errors.py",
     "engine/reports",
     "engine/runtime",
+    "graphs/offline",
     "graphs/passes",
     "tools/commands",
     "tools/run_config.py",
 )
+OPEN = ("graphs/offline/losses", "graphs/offline/samples.py")  # inside of these, not yet
 
 _NO = r"(?<!there )(?<!there's )"
 _MORE = r"(?:longer|more|less|fewer|sooner|later|better|worse|\w+er than)\b"
@@ -181,7 +183,8 @@ def test_a_page_reads_well(page: Path) -> None:
 
 @pytest.mark.parametrize("place", CLEAN)
 def test_docstrings_comments_and_messages_read_well(place: str) -> None:
-    assert not [found for path in files_of(place) for found in in_code(path)]
+    later = {path for each in OPEN for path in files_of(each)}
+    assert not [text for path in files_of(place) if path not in later for text in in_code(path)]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_the_weights_are_those_of_the_seed() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: graph("{ y = Relu(x) }"), "made by an input, which is no last layer"),
+        (lambda: graph("{ y = Relu(x) }"), "made by an input, which cannot be replaced"),
         (
             lambda: graph("{ h = Gemm(x, w) y = Tanh(h) }", w=normal(4, 6)),
             "made by Tanh .*export the model with as many outputs as there are classes",
@@ -108,7 +108,7 @@ def test_the_weights_are_those_of_the_seed() -> None:
         (
             lambda: graph("{ h = Conv<group=2>(x, w) y = Flatten(h) }", IMAGE,
                           w=normal(6, 2, 2, 2)),
-            "none of a last layer",
+            "do not fit a last layer",
         ),
     ],
 )  # fmt: skip

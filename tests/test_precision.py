@@ -116,7 +116,7 @@ def test_a_dynamically_quantised_model_says_what_trains() -> None:
 def test_integer_weights_are_told_with_what_to_do(tmp_path: Path) -> None:
     text = (
         r"'\*' matches none of 0 parameters; 1 of 1 products are integer, its weights are integers "
-        r"behind DequantizeLinear \(QDQ\); it has no float parameters: give it adapters "
+        r"before DequantizeLinear \(QDQ\); it has no float parameters: give it adapters "
     )
     with pytest.raises(NameNotFoundError, match=text):
         Trainer.from_onnx(static(), "cross_entropy")

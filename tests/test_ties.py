@@ -105,7 +105,7 @@ def test_an_export_has_the_copies_apart_and_equal(tmp_path: Path) -> None:
 
 
 def test_copies_are_told_of_unless_somebody_has_decided() -> None:
-    text = r"'other' is equal to 'wte'.*train apart now.* tie='auto'"
+    text = r"'other' is equal to 'wte'.*are now trained separately.* tie='auto'"
     with pytest.warns(ModelWarning, match=text):
         trainer(model())
     with warnings.catch_warnings():
@@ -136,7 +136,7 @@ def test_what_only_looks_alike_is_no_copy() -> None:
         ([["wte", "mix"]], ShapeError, r"'mix' float32\[8, 8\] is neither equal to 'wte'"),
         ([["wte", "hed"]], NameNotFoundError, "no initializer 'hed'; nearest: 'head'"),
         ([["wte"]], InputError, "fewer than two names"),
-        ([["wte", "head"], ["head", "other"]], InputError, "'head' stands there twice"),
+        ([["wte", "head"], ["head", "other"]], InputError, "'head' appears twice"),
         ("all", InputError, "expected 'auto', or groups of names"),
         (3, DTypeError, "tie: expected a list, text or None, got 3"),
     ],
@@ -147,7 +147,7 @@ def test_ties_that_cannot_be_are_refused(given: Any, error: type[Exception], tex
 
 
 def test_one_parameter_cannot_be_trained_in_part() -> None:
-    with pytest.raises(InputError, match=r"\['wte'\] are trained and \['head'\] are not"):
+    with pytest.raises(InputError, match=r"trained: \['wte'\], frozen: \['head'\]"):
         trainer(model(), tie=[["wte", "head"]], train=["wte", "mix"])
 
 

@@ -1,1 +1,1 @@
-"""The offline half: from a forward model to the graphs of the artifacts."""
+"""Offline half of the package: from a forward model to the graphs of the artifacts."""

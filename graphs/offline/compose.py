@@ -1,7 +1,8 @@
-"""Compose: a `ModelProto` is extended in place, step by step, for the blocks of `engine.onnxblock`.
+"""Composition of models: a `ModelProto` is extended in place, step by step, for the blocks of
+`engine.onnxblock`.
 
 The checker and the shape inference of ONNX are given a skeleton of the model, in which large
-initializers are inputs.  A step then costs the same however large the initializers are.
+initializers are inputs.  The cost of a step then does not depend on the size of the initializers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SMALL = 1024  # elements of the largest constant that a skeleton keeps: it may 
 
 
 def empty(opset: int | None) -> ModelProto:
-    """A model without nodes.
+    """Return a model without nodes.
 
     opset: of ONNX's operators, by default the newest.  The domain com.microsoft is imported, too.
     """
@@ -52,12 +53,12 @@ def empty(opset: int | None) -> ModelProto:
 
 
 def opened(model: ModelProto, path: str | None) -> ModelProto:
-    """A copy of a model that holds its external data.
+    """Return a copy of a model with its external data inside.
 
-    path: of the model's file, beside which external data lies.
+    path: the path of the model's file; external data lie beside it.
 
     Raises:
-        InputError: it is no model, or it has external data and there is no path.
+        InputError: the argument is not a model, or it has external data and no path is given.
         FileError: external data cannot be read.
     """
     if not isinstance(model, ModelProto):
@@ -75,12 +76,12 @@ def opened(model: ModelProto, path: str | None) -> ModelProto:
 
 
 def copy_of(model: ModelProto) -> ModelProto:
-    """A copy of a model."""
+    """Return a copy of a model."""
     return opened(model, None)
 
 
 def _skeleton(model: ModelProto) -> ModelProto:
-    """A copy of the model in which large initializers are inputs."""
+    """Return a copy of the model in which large initializers are inputs."""
     out = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     out.opset_import.extend(model.opset_import)
     out.functions.extend(model.functions)
@@ -98,7 +99,7 @@ def _skeleton(model: ModelProto) -> ModelProto:
 
 
 def check(model: ModelProto) -> None:
-    """Check the model by ONNX's checker.
+    """Check a model with ONNX's checker.
 
     Raises:
         ModelError: the model is malformed; the message is the checker's.
@@ -110,7 +111,9 @@ def check(model: ModelProto) -> None:
 
 
 def infer_shapes(model: ModelProto) -> None:
-    """Add the types that ONNX's inference finds to the model, then those that only ours finds."""
+    """Add the types that ONNX's inference finds to the model, and then those that only ours
+    finds.
+    """
     graph = model.graph
     inferred = onnx.shape_inference.infer_shapes(_skeleton(model)).graph
     known = {v.name for v in (*graph.value_info, *graph.output, *graph.input)}
@@ -124,12 +127,12 @@ def infer_shapes(model: ModelProto) -> None:
             raise
         except EngineError:  # an op that is not supported here: its types stay unknown
             return
-        found = {n: types[n] for n in missing if n in types}
-        graph.value_info.extend(value_proto(n, t) for n, t in found.items())
+        known_types = {n: types[n] for n in missing if n in types}
+        graph.value_info.extend(value_proto(n, t) for n, t in known_types.items())
 
 
 def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
-    """Make values the outputs of the model, in place of those it has.
+    """Replace the outputs of the model by these values.
 
     Raises:
         NameNotFoundError: there is no such value, or its type is not known.
@@ -140,7 +143,7 @@ def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
     lost = [n for n in names if n not in known]
     if lost:
         raise NameNotFoundError(
-            "the model has no value of a known type that is named "
+            "the model has no value of a known type named "
             + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
         )
     chosen = [_copied(known[n]) for n in dict.fromkeys(names)]
@@ -149,7 +152,7 @@ def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
 
 
 def find(values: Sequence[ValueInfoProto], name: str) -> ValueInfoProto | None:
-    """The value of that name; None if there is none."""
+    """Return the value of this name, or None."""
     return next((v for v in values if v.name == name), None)
 
 
@@ -164,14 +167,14 @@ def add_input_like(model: ModelProto, like: str, name: str) -> None:
     """Add an input with the type of an input or output.
 
     Raises:
-        NameNotFoundError: there is none of that name.
+        NameNotFoundError: there is no input or output of this name.
     """
     graph = model.graph
-    found = find(graph.input, like) or find(graph.output, like)
-    if found is None:
+    value = find(graph.input, like) or find(graph.output, like)
+    if value is None:
         known = [v.name for v in (*graph.input, *graph.output)]
         raise NameNotFoundError(f"the model has no input or output {like!r}{nearest(like, known)}")
-    graph.input.append(_copied(found, name))
+    graph.input.append(_copied(value, name))
 
 
 def append(
@@ -183,7 +186,7 @@ def append(
     domain: str = "",
     **attrs: Any,
 ) -> None:
-    """Append a node, and import its domain if that is new."""
+    """Append a node, and import its domain if necessary."""
     model.graph.node.append(
         onnx.helper.make_node(op, list(inputs), [output], name=name, domain=domain, **attrs)
     )
@@ -201,7 +204,9 @@ def _import(model: ModelProto, opsets: Mapping[str, int]) -> None:
 
 
 def _view(model: ModelProto) -> Graph:
-    """A graph with the names and types of a model, without attributes and values of constants."""
+    """Return a graph with the names and types of a model, without attributes and values of
+    constants.
+    """
     graph = model.graph
     typed = {v.name: value_type(v) for v in (*graph.value_info, *graph.output)}
     inputs = {v.name: value_type(v) for v in graph.input}
@@ -231,7 +236,7 @@ def _blank(t: TensorProto) -> Array:
 def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] = ()) -> T:
     """Let `build` append nodes and values to a graph of the model, and add these to the model.
 
-    build: is given a graph without attributes and values of constants; its result is returned.
+    build: takes a graph without attributes and values of constants; its result is returned.
     reads: names of the values whose types `build` needs.
     """
     graph = _view(model)
@@ -256,23 +261,23 @@ def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] 
 
 
 def constant(name: str, value: Any, dtype: str) -> TensorProto:
-    """A constant of an element type."""
+    """Return a constant of an element type."""
     return tensor_proto(name, np.asarray(value, NUMPY[dtype]))
 
 
 def array_of(tensor: TensorProto) -> Array:
-    """The value of a constant."""
+    """Return the value of a constant."""
     return np.asarray(onnx.numpy_helper.to_array(tensor))
 
 
 def tensor_copy(tensor: TensorProto) -> TensorProto:
-    """A copy of a constant, which does not belong to a model."""
+    """Return a copy of a constant, which does not belong to a model."""
     out = TensorProto()
     out.CopyFrom(tensor)
     return out
 
 
 def type_of(model: ModelProto, name: str) -> TensorType | None:
-    """The type of a value; None if it is not known."""
+    """Return the type of a value, or None if it is unknown."""
     graph = _view(model)
     return graph.inputs.get(name) or graph.types.get(name)

@@ -1,9 +1,9 @@
 """Reverse-mode differentiation of a graph, by the gradient rules of its ops.
 
     differentiate(graph, loss, wrt): walk the nodes backwards from the loss; each rule turns the
-    gradients of a node's outputs into ONNX nodes that make those of its inputs.
+    gradients of a node's outputs into ONNX nodes that make the gradients of its inputs.
 
-Names are those of onnxruntime-training: the gradient of `x` is `x_grad`, the nodes made for node
+Names follow onnxruntime-training: the gradient of `x` is `x_grad`, the nodes made for node
 `n` are called `n_Grad/<op>_<count>`, and the loss's own gradient is the initializer `<loss>_grad`.
 """
 
@@ -37,12 +37,12 @@ def differentiate(
     """Append the nodes that compute d loss / d x for every x of `wrt`; return x -> gradient name.
 
     Only the nodes between `wrt` and the loss are differentiated.  No gradient flows through inputs
-    that an op declares as `no_gradient`, or through values that are no floats.  Every node of the
-    graph must have a name of its own.  Optional outputs that gradient rules need are added to the
-    nodes.
+    that an op declares as `no_gradient`, or through values of other types than floats.  Every node
+    of the graph must have a name of its own.  Optional outputs that gradient rules need are added
+    to the nodes.
 
     wrt: the names of the values with respect to which the loss is differentiated.
-    types: of all values of the graph.
+    types: the types of all values of the graph.
 
     Before   y = Mul(x, w);  z = Add(y, w);  loss = ReduceMean(z);  wrt = [w]
     After    ...  loss_grad = 1.0
@@ -53,11 +53,13 @@ def differentiate(
              w_grad      = Sum(w_grad_0, w_grad_1)          # AccumulateGrad_w_grad
 
     Raises:
-        NameNotFoundError: the loss or a name of `wrt` is no value of the graph.
-        ShapeError, DTypeError: the loss is no floating-point scalar, or a name of `wrt` no float.
+        NameNotFoundError: the graph has no value with the name of the loss or a name of `wrt`.
+        ShapeError, DTypeError: the loss is not a floating-point scalar, or a value of `wrt` is not
+            of floats.
         NoInfluenceError: the loss does not depend on a name of `wrt`, or only through inputs that
             have no gradient.
-        UnsupportedOpError: ops between `wrt` and the loss have no gradient rule; it lists them all.
+        UnsupportedOpError: ops between `wrt` and the loss have no gradient rule; the message lists
+            them all.
     """
     types = _expand(graph, wrt, types)
     job = _Backward(graph, loss, wrt, types)
@@ -67,35 +69,35 @@ def differentiate(
 
 
 def reached(graph: Graph, ends: Sequence[str], types: Mapping[str, TensorType]) -> set[str]:
-    """Return the values that have a gradient if `ends` have one, these included.
+    """Return the values that have a gradient if `ends` have one, including `ends`.
 
-    types: of all values of the graph.
+    types: the types of all values of the graph.
     """
-    found = {name for name in ends if _is_float(types, name)}
+    values = {name for name in ends if _is_float(types, name)}
     for node in reversed(graph.nodes):
-        if not found.isdisjoint(node.outputs):
-            found.update(_edges(graph, node, types))
-    return found
+        if not values.isdisjoint(node.outputs):
+            values.update(_edges(graph, node, types))
+    return values
 
 
 def _edges(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> list[str]:
-    """The inputs of a node to which a gradient can flow."""
+    """Return the inputs of a node to which a gradient can flow."""
     stop = declaration(graph, node).no_gradient
     return [i for k, i in enumerate(node.inputs) if i and k not in stop and _is_float(types, i)]
 
 
 def _is_float(types: Mapping[str, TensorType], name: str) -> bool:
-    """Whether a value is of a floating-point type."""
+    """Return whether a value is of a floating-point type."""
     return name in types and types[name].dtype in (*FLOATS, "f16")
 
 
 def _dependent(graph: Graph, wrt: Sequence[str]) -> set[str]:
     """Return the values that depend on `wrt`."""
-    found = set(wrt)
+    values = set(wrt)
     for node in graph.nodes:
-        if any(i in found for i in node.inputs):
-            found.update(o for o in node.outputs if o)
-    return found
+        if any(i in values for i in node.inputs):
+            values.update(o for o in node.outputs if o)
+    return values
 
 
 def _expand(
@@ -105,14 +107,14 @@ def _expand(
 
     A node whose op stops the gradient stays, as its expansion would let the gradient through.
 
-    Pairs of a quantiser and a dequantiser are joined before, see `fake_quantize`.
+    Pairs of a quantiser and a dequantiser are joined first, see `fake_quantize`.
     """
     needed, nodes = _dependent(graph, wrt), graph.nodes
     fake_quantize(graph, needed, types)
 
     def chosen(node: Node, op: Op) -> bool:
         nonlocal needed, nodes
-        if nodes is not graph.nodes:  # those of the expansions before
+        if nodes is not graph.nodes:  # the types before the expansions
             needed, nodes = _dependent(graph, wrt), graph.nodes
         flows = (i for k, i in enumerate(node.inputs) if k not in op.no_gradient)
         return op.grad is None and any(i in needed for i in flows)
@@ -121,9 +123,9 @@ def _expand(
 
 
 class _Backward:
-    """The state of one differentiation.
+    """State of one differentiation.
 
-    Gradients are made under temporary names, and renamed when all is known.
+    Gradients are made under temporary names, and renamed at the end.
     """
 
     def __init__(
@@ -142,37 +144,37 @@ class _Backward:
         self.needed = self._needed()
         self.active = self._active()
 
-    # --- what takes part
+    # --- the nodes between
 
     def edges(self, node: Node) -> list[str]:
-        """The inputs of a node to which a gradient can flow."""
+        """Return the inputs of a node to which a gradient can flow."""
         return _edges(self.graph, node, self.types)
 
     def is_float(self, name: str) -> bool:
-        """Whether a value is of a floating-point type."""
+        """Return whether a value is of a floating-point type."""
         return _is_float(self.types, name)
 
     def _needed(self) -> set[str]:
-        """The values that depend on `wrt`."""
-        found = set(self.wrt)
+        """Return the values that depend on `wrt`."""
+        values = set(self.wrt)
         for node in self.graph.nodes:
-            if any(i in found for i in self.edges(node)):
-                found.update(o for o in node.outputs if o and self.is_float(o))
-        return found
+            if any(i in values for i in self.edges(node)):
+                values.update(o for o in node.outputs if o and self.is_float(o))
+        return values
 
     def _active(self) -> list[Node]:
-        """The nodes between `wrt` and the loss, in reverse order."""
-        reached, found = {self.loss}, []
+        """Return the nodes between `wrt` and the loss, in reverse order."""
+        reached, nodes = {self.loss}, []
         for node in reversed(self.graph.nodes):
             inputs = [i for i in self.edges(node) if i in self.needed]
             if inputs and any(o in reached for o in node.outputs):
                 reached.update(inputs)
-                found.append(node)
+                nodes.append(node)
         self.reached = reached
-        return found
+        return nodes
 
     def check(self) -> None:
-        """Refuse what cannot be differentiated before anything is added to the graph."""
+        """Refuse impossible differentiations before anything is added to the graph."""
         known = set(self.graph.values())
         for name in (self.loss, *self.wrt):
             if name not in known:
@@ -245,12 +247,12 @@ class _Backward:
             if dx not in rule.made or dx in self.final:
                 dx = rule.op(
                     "Identity", dx
-                )  # it is another value already, so it needs a name of its own
+                )  # it already names another value, so it needs a name of its own
             self.final[dx] = dx
             self.parts.setdefault(node.inputs[i], []).append(dx)
 
     def gradient(self, name: str) -> str | None:
-        """The gradient of a value, whose readers have all been visited; None if it has none."""
+        """Return the gradient of a value whose readers have all been visited, or None."""
         if name in self.gradients:
             return self.gradients[name]
         parts = self.parts.get(name)
@@ -277,15 +279,15 @@ class _Backward:
         Returns the name of the gradient of each value of `wrt`.
         """
         every = {name: self.gradient(name) for name in self.wrt}
-        found = {name: dx for name, dx in every.items() if dx is not None}
-        lost = [name for name in self.wrt if name not in found]
+        gradients = {name: dx for name, dx in every.items() if dx is not None}
+        lost = [name for name in self.wrt if name not in gradients]
         if lost:
             raise NoInfluenceError(
                 f"{self.graph.name}: the gradient of {self.loss!r} with respect to "
                 f"{', '.join(map(repr, lost))} is zero everywhere",
                 tuple(lost),
             )
-        wanted, kept = set(found.values()), []
+        wanted, kept = set(gradients.values()), []
         for node in reversed(self.nodes):
             if any(o in wanted for o in node.outputs):
                 wanted.update(node.inputs)
@@ -302,24 +304,26 @@ class _Backward:
         self.graph.initializers = {
             n: a for n, a in self.graph.initializers.items() if n not in unread
         }
-        return {name: self.final.get(dx, dx) for name, dx in found.items()}
+        return {name: self.final.get(dx, dx) for name, dx in gradients.items()}
 
     def between(self, starts: Iterable[str], end: str) -> list[Node]:
-        """The nodes of the graph that need one of `starts` and that `end` needs, in order."""
-        after, found = set(starts), []
+        """Return the nodes of the graph that need one of `starts` and that `end` needs, in
+        order.
+        """
+        after, nodes = set(starts), []
         for node in self.graph.nodes:
             if not after.isdisjoint(node.reads()):
                 after.update(filter(None, node.outputs))
-                found.append(node)
+                nodes.append(node)
         wanted, kept = {end}, []
-        for node in reversed(found):
+        for node in reversed(nodes):
             if not wanted.isdisjoint(node.outputs):
                 wanted.update(node.reads())
                 kept.append(node)
         return kept[::-1]
 
     def constant(self, value: Array, dtype: str) -> str:
-        """The name of a constant; equal constants are added once."""
+        """Return the name of a constant; equal constants are added once."""
         key = (dtype, value.shape, value.tobytes())
         if key not in self.shared:
             shape = "x".join(map(str, value.shape)) or "scalar"
@@ -331,7 +335,7 @@ class _Backward:
 
 
 class _Rule:
-    """What the gradient rule of one node may ask and do (`kernels.vocabulary.op.Grad`)."""
+    """Interface for the gradient rule of one node (`kernels.vocabulary.op.Grad`)."""
 
     def __init__(self, job: _Backward, node: Node) -> None:
         self.job, self.node = job, node
@@ -385,7 +389,7 @@ class _Rule:
         x: f32[3,1], shape [batch,3,4]:  r = ReduceSum(dy, [0,2], keepdims=1); Squeeze(r, [0])
         x: f32[n],   shape [m]:          n may be 1 at run time, so nodes compute the axes then
 
-        shape: by default that of the first output.
+        shape: by default the shape of the first output.
         """
         mine = self.site.type(i).shape
         whole = self.job.types[self.node.outputs[0]].shape if shape is None else shape
@@ -408,12 +412,12 @@ class _Rule:
         return str(out)
 
     def agrees(self, d: str, axis: int) -> bool:
-        """Whether every input has the size `d` or 1 on an axis, counted from the end."""
+        """Return whether every input has the size `d` or 1 on an axis, counted from the end."""
         shapes = [t.shape for t in self.site.ins if t is not None and t.rank >= -axis]
         return all(shape[axis] in (d, 1) for shape in shapes)
 
     def replay(self, value: str, instead: Mapping[str, str]) -> str:
-        """Copy the nodes between the values `instead` and `value`, behind the gradients so far."""
+        """Copy the nodes between the values `instead` and `value`, after the gradients so far."""
         job, now = self.job, dict(instead)
         for node in job.between(instead, value):
             title = job.names.fresh(f"{self.node.name}_Grad/{node.op}_{self.count}")
@@ -432,7 +436,9 @@ class _Rule:
         return now.get(value, value)
 
     def _reduce_open(self, dy: str, i: int, shape: tuple[Dim, ...] | None) -> str:
-        """As `reduce_to`, by nodes that find the axes in every run: onnxruntime-training's way."""
+        """Do as `reduce_to`, with nodes that compute the axes in every run, as onnxruntime-training
+        does.
+        """
         mine = self.op("Shape", self.x(i))
         whole = self.op("Shape", self.y(0) if shape is None else dy)
         axes, _ = self.op("BroadcastGradientArgs", mine, whole, domain=MS, outputs=2)

@@ -1,4 +1,4 @@
-"""Export: an evaluation graph with its parameters in it, which any ONNX runtime can run."""
+"""Export of an evaluation graph with its parameters inside, which any ONNX runtime can run."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def inference_model(
     *,
     tied_apart: bool = True,
 ) -> Graph:
-    """The inference model of an evaluation model.
+    """Return the inference model of an evaluation model.
 
     Its outputs are the values `output_names`.  Its parameters are initializers with the values
-    `parameters`.  Whatever the outputs do not need is left out: the loss, the labels, parameters
-    that nothing reads.  Weights of which a part was trained are whole again, and copies of tied
-    parameters are apart if `tied_apart`.  Nodes are in their
-    inference form: the evaluation models of onnxruntime-training have batch normalisations with
-    the outputs that only training has, which ONNX forbids.  The evaluation model stays as it is.
+    `parameters`.  Everything that the outputs do not need is left out: the loss, the labels, unread
+    parameters.  Partly trained weights are whole again, and copies of tied parameters are separate
+    if `tied_apart`.  Nodes are in their inference form: the batch normalisations in evaluation
+    models of onnxruntime-training have outputs for training, which ONNX forbids.  The evaluation
+    model is not changed.
 
     Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
     After    inputs x; initializers w;  y = MatMul(x, w);                    outputs y
 
     Raises:
         InputError: there are no output names.
-        NameNotFoundError: the model has no value of such a name.
+        NameNotFoundError: the model has no value with one of the names.
         ShapeError, DTypeError: a parameter does not fit the model.
-        UnsupportedOpError: the outputs need operators that only training has.
+        UnsupportedOpError: the outputs need operators that exist only for training.
     """
     source = eval_model if isinstance(eval_model, Graph) else onnx_io.load(eval_model)
     graph = inference_mode(select(source, output_names))
@@ -64,20 +64,20 @@ def inference_model(
     if paths != Paths():
         graph.metadata[METADATA] = paths.text()
     _refuse_training_ops(graph)
-    graph.types = infer(graph.copy()).types  # those of the eval model may be false
+    graph.types = infer(graph.copy()).types  # the types in the eval model may be wrong
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}
     return graph.check()
 
 
 def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
-    """A copy of an evaluation model with these outputs, and with what they need alone.
+    """Return a copy of an evaluation model with these outputs, and only the nodes that they need.
 
     Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
     After    inputs x, w;          y = MatMul(x, w);                         outputs y
 
     Raises:
         InputError: there are no output names.
-        NameNotFoundError: the model has no value of such a name.
+        NameNotFoundError: the model has no value with one of the names.
     """
     graph = eval_model.copy()
     names = [] if isinstance(output_names, str) else arguments.names("output names", output_names)
@@ -95,10 +95,10 @@ def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
 
 
 def model_outputs(eval_model: Graph, target: str) -> list[str]:
-    """The outputs of the forward model that an evaluation model was made of.
+    """Return the outputs of the forward model from which an evaluation model was made.
 
-    They are the values that do not depend on the input `target`, of which something that does
-    depend on it is computed.  Constants, parameters and inputs are none.
+    They are the values that do not depend on the input `target`, but are operands of nodes that do.
+    Constants, parameters and inputs do not count.
 
     Before   y = MatMul(x, w); loss = SoftmaxCrossEntropyLoss(y, labels)
     After    for "labels": y
@@ -123,7 +123,7 @@ def inference_model_bytes(
     *,
     tied_apart: bool = True,
 ) -> bytes:
-    """The inference model as bytes, see `inference_model`.
+    """Return the inference model as bytes, see `inference_model`.
 
     Raises:
         ModelError: it would exceed the 2 GiB of one message; otherwise as `inference_model`.
@@ -138,7 +138,7 @@ def save_inference_model(
     output_names: Sequence[str],
     path: str | os.PathLike[str],
 ) -> None:
-    """Write the inference model to a file; a model of about 2 GiB gets `<path>.data` beside it.
+    """Write the inference model to a file; beyond about 2 GiB, also `<path>.data` beside it.
 
     Raises:
         FileError: it cannot be written; otherwise as `inference_model`.
@@ -164,27 +164,27 @@ def _prune(graph: Graph) -> Graph:
 
 
 def _embed(graph: Graph, parameters: Mapping[str, Array]) -> None:
-    """Turn the inputs that are parameters into initializers."""
+    """Turn the inputs with the names of parameters into initializers."""
     for name, array in parameters.items():
         declared = graph.inputs.pop(name, None)
         if declared is None:
             continue
-        found = type_of(array)
-        if found.dtype != declared.dtype:
-            raise DTypeError(f"parameter {name!r} is {found}; the model has {declared}")
-        if found.shape != declared.shape:
-            raise ShapeError(f"parameter {name!r} is {found}; the model has {declared}")
+        t = type_of(array)
+        if t.dtype != declared.dtype:
+            raise DTypeError(f"parameter {name!r} is {t}; the model has {declared}")
+        if t.shape != declared.shape:
+            raise ShapeError(f"parameter {name!r} is {t}; the model has {declared}")
         graph.initializers[name] = array
 
 
 def _refuse_training_ops(graph: Graph) -> None:
-    found = [
+    operators = [
         f"{n.op} {n.name!r}"
         for n in graph.nodes
         if (op := ops().get((n.domain, n.op))) and (n.domain == OURS or op.is_for_training)
     ]
-    if found:
+    if operators:
         raise UnsupportedOpError(
-            f"{graph.name}: operators that only training has, so no inference model: "
-            + ", ".join(found)
+            f"{graph.name}: cannot make an inference model; operators for training only: "
+            + ", ".join(operators)
         )

@@ -1,4 +1,4 @@
-"""Heads: the last layer of a classifier, replaced by one for another number of classes.
+"""Heads: replacement of the last layer of a classifier for another number of classes.
 
     Before   scores = Gemm(features, fc.weight[1000, 512], fc.bias[1000]) transB=1
     After    scores = Gemm(features, fc.weight[5, 512], fc.bias[5]) transB=1       for 5 classes
@@ -21,7 +21,7 @@ from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import TensorType
 
 _NORMALISING = {"Softmax", "LogSoftmax"}
-# What may stand between the last layer and the scores: it keeps the number of classes.
+# Ops that may lie between the last layer and the scores: they keep the number of classes.
 _KEEPING = {
     "Identity", "Dropout", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Relu", "Clip", "Reshape",
     "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean", *_NORMALISING,
@@ -30,12 +30,12 @@ _KEEPING = {
 
 @dataclass(slots=True)
 class Head:
-    """The layer that makes scores.
+    """Layer that computes scores.
 
-    weight, axis: the initializer, and which of its axes counts the classes.
+    weight, axis: the initializer, and its axis of classes.
     bias: the initializer that is added; empty if there is none.
-    values: what depends on the number of classes, from the layer to the scores.
-    shapes: initializers that Reshape nodes on that way take as shape.
+    values: the values from the layer to the scores that depend on the number of classes.
+    shapes: initializers that Reshape nodes between them take as shape.
     """
 
     node: Node
@@ -47,26 +47,26 @@ class Head:
 
 
 def output_classes(graph: Graph, output: str) -> int | None:
-    """How many classes a value has scores of, which are on axis 1; None if it is not known."""
+    """Return the number of classes on axis 1 of a value of scores, or None if it is unknown."""
     known = graph.types.get(output) or _type(graph, output)
     size = known.shape[1] if len(known.shape) > 1 else None
     return size if isinstance(size, int) else None
 
 
 def _type(graph: Graph, value: str) -> TensorType:
-    """The type of a value by inference, which folds constants, and so works on a copy."""
+    """Return the type of a value by inference on a copy, because inference folds constants."""
     typed = graph.copy()
     infer(typed)
     return typed.types[value]
 
 
 def drop_normalisation(graph: Graph, output: int = 0) -> str:
-    """Let an output be scores where it is their Softmax, which a loss takes itself.
+    """Drop a Softmax that makes an output, because losses apply it to the scores themselves.
 
     Before   scores = Gemm(...); p = Softmax(scores); output p
     After    scores = Gemm(...); output scores
 
-    Returns the op that is gone; empty if the output is made by another op.
+    Returns the op that was dropped; empty if another op makes the output.
     """
     maker = graph.producers().get(graph.outputs[output])
     if maker is None or maker.domain or maker.op not in _NORMALISING:
@@ -79,10 +79,10 @@ def drop_normalisation(graph: Graph, output: int = 0) -> str:
 
 
 def find_head(graph: Graph, output: str) -> Head:
-    """The layer that makes the scores `output`: a Gemm, a MatMul (and Add), or a Conv.
+    """Return the layer that makes the scores `output`: a Gemm, a MatMul (and Add), or a Conv.
 
     Raises:
-        ModelError: another op makes them, or the layer's parameters are no initializers of its own.
+        ModelError: another op makes them, or the layer's parameters are computed or shared.
     """
     makers, bias, values, shapes = graph.producers(), "", [output], list[str]()
     node = makers.get(output)
@@ -105,13 +105,13 @@ def find_head(graph: Graph, output: str) -> Head:
         node = makers.get(name)
     what = "an input" if node is None else f"{node.op} (node {node.name!r})"
     raise ModelError(
-        f"the scores {output!r} are made by {what}, which is no last layer that can be replaced "
-        "(Gemm, MatMul and Add, Conv): export the model with as many outputs as there are classes"
+        f"the scores {output!r} are made by {what}, which cannot be replaced (supported: "
+        "Gemm, MatMul and Add, Conv): export the model with as many outputs as there are classes"
     )
 
 
 def _layer(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[str]) -> Head:
-    """The head that a linear node is."""
+    """Return the head for a linear node."""
     weight, axis = node.inputs[1], 1
     if node.op == "Conv":
         axis = 0
@@ -123,7 +123,7 @@ def _layer(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[
     if maker is not None and maker.op == "Transpose" and node.op != "Conv":
         values.append(weight)
         weight, axis = maker.inputs[0], 1 - axis
-    found = Head(node, weight, axis, bias, values, shapes)
+    head = Head(node, weight, axis, bias, values, shapes)
     consumers = graph.consumers()
     for name in filter(None, (weight, bias)):
         if name not in graph.initializers:
@@ -142,17 +142,17 @@ def _layer(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[
     if graph.initializers[weight].ndim != wanted or node.attrs.get("group", 1) != 1:
         raise ModelError(
             f"the last layer {node.name!r} ({node.op}) has weights {weight!r} of shape "
-            f"{list(graph.initializers[weight].shape)}, which are none of a last layer"
+            f"{list(graph.initializers[weight].shape)}, which do not fit a last layer"
         )
-    return found
+    return head
 
 
 def replace_head(graph: Graph, classes: int, seed: int, output: int = 0) -> Head:
-    """Give the scores of a model another number of classes: its last layer begins anew.
+    """Replace the last layer of a model by a new one for another number of classes.
 
     Raises:
-        ModelError: as `find_head`.
-        ShapeError: the model then has other scores than (batch, classes, ...).
+        ModelError: see `find_head`.
+        ShapeError: the scores of the model would not have the shape (batch, classes, ...).
     """
     name = graph.outputs[output]
     head = find_head(graph, name)
@@ -174,10 +174,10 @@ def replace_head(graph: Graph, classes: int, seed: int, output: int = 0) -> Head
     for value in head.values:
         graph.types.pop(value, None)
     graph.types[name] = _type(graph, name)
-    found = graph.types[name].shape
-    if len(found) < 2 or found[1] != classes:
+    scores_shape = graph.types[name].shape
+    if len(scores_shape) < 2 or scores_shape[1] != classes:
         raise ShapeError(
-            f"with a last layer of {classes} classes the scores {name!r} are {list(found)}, "
+            f"with a last layer of {classes} classes the scores {name!r} are {list(scores_shape)}, "
             f"expected (batch, {classes}): export the model with as many outputs as there are "
             "classes"
         )

@@ -1,27 +1,27 @@
-"""Joined graphs: a training graph that updates each parameter itself, as its optimizer would.
+"""Joined graphs: training graphs that update each parameter themselves, as the optimizer would.
 
-Every trained parameter gets a node of the optimizer's op for itself alone.  It reads the gradient
-where it is made, so that no gradient has to be kept for an optimizer model that runs later.
+Every trained parameter gets a node of the optimizer's op for itself alone, which reads the gradient
+when it is made, so no gradient is kept for an optimizer model that runs later.
 
     Before   training   ...; dw = Gemm(dy, x); InPlaceAccumulatorV2(w_grad.accumulation.buffer, dw)
              optimizer  flag = AdamWOptimizer(lr, step, params, gradients, m, v)
     After    ...; dw = Gemm(dy, x); go = UpdateSignal(loss, check);
              AdamWOptimizer(lr, step, w, dw, w.m, w.v, go)
 
-Where gradients are scaled down to a norm over all of them, that norm must be known first:
+If gradients are scaled down to a norm over all of them, that norm must be known first:
 
     After    ...; go = UpdateSignal(loss, check); factor = ClipFactor(dw, db, ...);
              AdamWOptimizer(lr, step, w, dw, w.m, w.v, go, factor); ...
 
-Where the optimizer model skips updates whose gradients are not finite, all of them must be known,
-too; the norm tells it of clipped ones:
+If the optimizer model skips updates whose gradients are not finite, all gradients must be known as
+well; for clipped gradients their norm suffices:
 
     After    ...; kept = UpdateSignal(loss, check); go = GradientSignal(kept, dw, db, ...);
              AdamWOptimizer(lr, step, w, dw, w.m, w.v, go); ...
 
-All updates are appended: no node of the training graph reads a parameter behind its update,
-whatever passes make of it.  `graphs/planner/updates.py` moves the calls forward.  The running
-statistics of batch normalisations move behind the signal, too:
+All updates are appended, so no node of the training graph reads a parameter after its update,
+whatever the passes do.  `graphs/planner/updates.py` moves the calls forward.  The running
+statistics of batch normalisations also move after the signal:
 
     Before   y, m', v', mean, inv = BatchNormInternal(x, s, b, m, v), which also moves m and v
     After    y, mean, var, mean, inv = BatchNormHeld(x, s, b, m, v); ...;
@@ -56,9 +56,9 @@ _UNUSED = ("parameters", "begins", "dims", "state_begins")  # attributes of node
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A joined graph, whose inputs and output for the update are the ports of runtime/plan.py.
+    """Joined graph, whose inputs and output for the update are the ports of runtime/plan.py.
 
-    states: of each input that is a state of the optimizer, where it lies.
+    states: the place of each input that is a state of the optimizer.
     """
 
     graph: Graph
@@ -66,14 +66,14 @@ class Joined:
 
 
 def obstacle(training: Graph, optimizer: Graph) -> str:
-    """Why two models cannot be joined, as part of a sentence; empty if they can.
+    """Return the reason why two models cannot be joined, as part of a sentence, or "".
 
-    An optimizer model can be joined that updates parameters from gradients, clipped or not,
-    skipped or not, and does no more.
+    An optimizer model can be joined if it only updates parameters from gradients, clipped or not,
+    skipped or not.
     """
     taken = {RATE, COUNT, CHECK, DONE} & set(training.values())
     if taken:
-        return f"the training model has values of the names {sorted(taken)}"
+        return f"the training model has values with the names {sorted(taken)}"
     known, signals = updates(optimizer), signals_of(optimizer)
     every = tuple(inputs_of(optimizer, "gradients"))
     factors = {n.outputs[0] for n in optimizer.nodes if (n.domain, n.op) == FACTOR}
@@ -94,13 +94,13 @@ def join(
     gradients: Mapping[str, str],
     layout: Layout,
 ) -> Joined:
-    """Make a training graph and an optimizer graph one; the graphs given stay as they are.
+    """Make one graph of a training graph and an optimizer graph, without changing these.
 
     gradients: the accumulation buffer of each trained parameter, by the name of the parameter, in
         the order in which they are placed.
-    layout: where the states of the optimizer lie.
+    layout: the places of the optimizer's states.
 
-    *Requires* that there is no `obstacle`.
+    *Requires* that `obstacle` returns "".
     """
     optimizer = optimizer.copy()
     clip_in_steps(optimizer)
@@ -158,14 +158,14 @@ def join(
 
 
 def _take_gradients(graph: Graph, buffers: Mapping[str, str]) -> dict[str, str]:
-    """Drop the accumulation of these gradients; return the values they are, by parameter."""
+    """Drop the accumulation of these gradients; return their values by parameter."""
     owners = {buffer: name for name, buffer in buffers.items()}
-    found: dict[str, str] = {}
+    gradients: dict[str, str] = {}
     kept: list[Node] = []
     resets = set[str]()
     for node in graph.nodes:
         if node.op == "InPlaceAccumulatorV2" and node.inputs[0] in owners:
-            found[owners[node.inputs[0]]] = node.inputs[1]
+            gradients[owners[node.inputs[0]]] = node.inputs[1]
             resets.update(node.inputs[2:3])
         else:
             kept.append(node)
@@ -175,13 +175,13 @@ def _take_gradients(graph: Graph, buffers: Mapping[str, str]) -> dict[str, str]:
         graph.inputs.pop(name, None)
     known = set(graph.values())
     graph.outputs = [name for name in graph.outputs if name in known]
-    return found
+    return gradients
 
 
 def _hold_statistics(graph: Graph, names: Names) -> None:
-    """Let running statistics move where the signal says that the step counts.
+    """Move running statistics only if the signal says that the step counts.
 
-    Those that something reads after they have moved do so in the forward pass, as before.
+    Statistics that are read after they have moved still move in the forward pass.
     """
     moving: list[Node] = []
     read = {*graph.outputs, *(name for node in graph.nodes for name in node.reads())}
@@ -203,8 +203,10 @@ def _hold_statistics(graph: Graph, names: Names) -> None:
 
 
 def _updates(optimizer: Graph) -> Iterator[tuple[Node, Update, int]]:
-    """The optimizer nodes of a model, how each changes parameters, and how many states it reads."""
+    """Yield the optimizer nodes of a model, their kinds of update, and the number of states they
+    read.
+    """
     for node in updates(optimizer):
         op = declaration(optimizer, node)
-        assert op.optimizer is not None, f"{node.op} is no optimizer"
+        assert op.optimizer is not None, f"{node.op} is not an optimizer"
         yield node, op.optimizer, len(op.optimizer.states({**op.attrs, **node.attrs}))

@@ -1,4 +1,4 @@
-"""Linear layers of a forward model: products of a value and a weight, whatever that is behind.
+"""Linear layers of a forward model: products of a value and a weight, however it is stored.
 
     y = MatMul(x, Transpose(w))                    w: [out, in]
     y = MatMul(x, DequantizeLinear(q, s))          q: int8 [in, out]
@@ -6,8 +6,8 @@
     y = Conv(x, w, b) group=g                      w: [out, in / g, kernel...]
     y = MatMulNBits(x, q, s)                       q: [out, in / block, bytes]
 
-The weight is the operand that the product reads.  It depends on initializers alone; the initializer
-that its data come from, along the first inputs of the nodes between, is its root.
+The weight is the operand that the product reads.  It depends on initializers alone; its root is the
+initializer that its data come from, along the first inputs of the nodes between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.paths import Paths
 
 # Why a product whose weight a pattern names has no adapter, by op.
 _INTEGERS = (
-    "a product of integers has no gradient, so that nothing below it would learn: quantise the "
+    "a product of integers has no gradient, so nothing before it would learn: quantise the "
     "weight as DequantizeLinear or MatMulNBits"
 )
 _REASONS = {
@@ -45,7 +45,7 @@ _PRODUCTS = {("", "MatMul"), ("", "Gemm"), (MS, "FusedMatMul")}
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight.
+    """Weight of a product.
 
     operand: the value that the product reads.
     root: the initializer that its data come from.
@@ -59,17 +59,18 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A layer that can have an adapter, as one of its nodes uses it.
+    """Layer that can have an adapter, as one of its nodes uses it.
 
-    x: the value that is multiplied.
-    side: of a product, on which side of x the weight stands: "right" or "left"; else "conv".
+    x: the operand that the weight multiplies.
+    side: the side of x on which a product has the weight, "right" or "left"; "conv" for a
+        convolution.
     flips_x, flips_weight: the product transposes x, or the weight that it reads.
     lead: the batch axes of the weight.
-    inputs, outputs: how many values the layer takes and makes; of a convolution channels of a
-        group, and all channels.
-    factor: what the product multiplies its result by.
-    groups, kernel: of a convolution.
-    packed: the weight is the packed one of MatMulNBits.
+    inputs, outputs: the numbers of values that the layer takes and makes; for a convolution, the
+        input channels of a group and all output channels.
+    factor: the factor of the product's result.
+    groups, kernel: attributes of a convolution.
+    packed: whether the weight is the packed weight of MatMulNBits.
     """
 
     node: Node
@@ -94,9 +95,9 @@ def _is_random(node: Node) -> bool:
 
 
 class Layers:
-    """The linear layers of a graph; `types` are those of all its values.
+    """Linear layers of a graph; `types` are the types of all its values.
 
-    Nodes in bodies of control flow are not among them.
+    Nodes in bodies of control flow are left out.
     """
 
     def __init__(self, graph: Graph, types: Mapping[str, TensorType]) -> None:
@@ -105,7 +106,9 @@ class Layers:
         self._known: dict[str, bool] = {}
 
     def __iter__(self) -> Iterator[tuple[Node, Weight, Linear | str]]:
-        """Every node that has a weight, with it, and how it uses it or why it has no adapter."""
+        """Yield every node with a weight, the weight, and its use or the reason why it has no
+        adapter.
+        """
         for node in self.graph.nodes:
             key = (node.domain, node.op)
             if key in _PRODUCTS:
@@ -131,7 +134,7 @@ class Layers:
             yield node, weight, self.linear(node, weight, place)
 
     def is_constant(self, name: str) -> bool:
-        """Whether a value depends on initializers alone."""
+        """Return whether a value depends on initializers alone."""
         if name not in self._known:
             maker = self.makers.get(name)
             self._known[name] = name in self.graph.initializers or (
@@ -143,7 +146,7 @@ class Layers:
         return self._known[name]
 
     def weight(self, operand: str) -> Weight:
-        """The weight that a constant operand is."""
+        """Return the weight for a constant operand."""
         name, way = operand, list[str]()
         while name in self.makers and self.makers[name].inputs:
             maker = self.makers[name]
@@ -152,7 +155,9 @@ class Layers:
         return Weight(operand, name, tuple(reversed(way)))
 
     def linear(self, node: Node, weight: Weight, place: int) -> Linear | str:
-        """How a node uses its weight, which is input number `place`; or why it has no adapter."""
+        """Return how a node uses its weight, input number `place`, or the reason why it has no
+        adapter.
+        """
         x = node.inputs[1 - place]
         dtype, t = self.types[x].dtype, self.types[weight.operand]
         if dtype not in FLOATS:
@@ -162,7 +167,7 @@ class Layers:
             return Linear(node, weight, x, dtype, "right", *sizes, packed=True)
         shape = _known(t.shape)
         if shape is None:
-            return f"its weight is {t}, of a size that is not known"
+            return f"its weight is {t}, whose size is not known"
         if node.op == "Conv":
             return self._convolution(node, weight, x, shape)
         if len(shape) < 2 or self.types[x].rank < 2:
@@ -200,14 +205,14 @@ def _known(shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
     return sizes if len(sizes) == len(shape) else None
 
 
-# Names of weights that exporters make up.
+# Names that exporters give weights.
 _MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|/")
 
 
 def layer_name(node: Node, root: str, paths: Paths) -> str:
-    """The name of the layer that a product is, as the module calls it.
+    """Return the name of the layer that a product computes, as in the module.
 
-    It is that of the weight without `.weight`, or else the submodule that the node is of:
+    It is the name of the weight without `.weight`, or otherwise the submodule of the node:
 
     encoder.fc.weight, encoder.fc.weight_quantized          encoder.fc
     val_34, onnx::MatMul_7 with the path encoder.fc.weight  encoder.fc

@@ -1,4 +1,4 @@
-"""LoRA: chosen linear layers of a forward model get y = W x + scale B (A x).
+"""LoRA for chosen linear layers of a forward model: y = W x + scale B (A x).
 
     Before   y = MatMul(x, w)                                       w: [in, out]
     After    y_base = MatMul(x, w)
@@ -10,10 +10,10 @@
              h = Mul(Conv(x, fc.lora_A.weight) group=g, scale)          A: [g r, in / g, 1, 1]
              y = Add(y_base, Conv(h, fc.lora_B.weight) group=g)         B: [out, r, 1, 1]
 
-The shapes of A and B are peft's; weights with batch axes lend them to both.  Of a grouped
-convolution every group has an adapter of its own, which can be merged; in peft one A is shared by
-all groups, and cannot.  The weight is read as it is, quantised or behind other nodes, and stays a
-constant.  A is uniform in +-1 / sqrt(in), as peft's Kaiming initialisation is; B is zero.
+The shapes of A and B are peft's; if the weight has batch axes, both have them too.  Every group of
+a grouped convolution has an adapter of its own, which can be merged; peft shares one A among all
+groups, which cannot.  The weight is read as it is, quantised or computed by other nodes, and stays
+a constant.  A is uniform in +-1 / sqrt(in), like peft's Kaiming initialisation; B is zero.
 
 Source: Hu et al., "LoRA: low-rank adaptation of large language models", arXiv 2106.09685; the scale
 alpha / sqrt(r) is Kalajdzievski's, arXiv 2312.03732.
@@ -43,7 +43,7 @@ from engine.paths import Paths, listed
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A layer that has got an adapter.
+    """Layer with a new adapter.
 
     ops: the kinds of nodes that use it.  inputs, outputs: its sizes.  added: parameters of A and B.
     """
@@ -58,7 +58,7 @@ class Adapted:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node that a pattern names, but that can have no adapter, and why."""
+    """Node that a pattern names but that cannot have an adapter, and the reason."""
 
     name: str
     weight: str
@@ -68,9 +68,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What has been adapted.
+    """Summary of the adaptation.
 
-    values: how many values the initializers of the model have, the adapters not counted.
+    values: the number of values in the initializers of the model, without the adapters.
     """
 
     note: Note
@@ -80,7 +80,7 @@ class Summary:
 
     @property
     def added(self) -> int:
-        """How many parameters the adapters have."""
+        """Number of parameters of the adapters."""
         return sum(layer.added for layer in self.layers)
 
     def __str__(self) -> str:
@@ -97,13 +97,13 @@ class Summary:
                 f"  {row.name:{width}}  {', '.join(row.ops):12} {sizes:14} {row.added:>9,}"
             )
         lines += [
-            f"  {row.name:{width}}  {row.op}, left as it is: {row.reason}" for row in self.left
+            f"  {row.name:{width}}  {row.op}, left unchanged: {row.reason}" for row in self.left
         ]
         return "\n".join(lines)
 
 
 def note_of(graph: Graph) -> Note | None:
-    """What a model tells of its adapters; None if it has none.
+    """Return the note of a model on its adapters, or None.
 
     Raises:
         ModelError: the note is damaged, or a parameter that it names is missing.
@@ -115,7 +115,7 @@ def note_of(graph: Graph) -> Note | None:
 
 
 def keep_note(graph: Graph, source: Graph) -> None:
-    """Let a part of a model tell of the adapters that it has left."""
+    """Give a part of a model the note on the adapters that it still has."""
     text = source.metadata.get(METADATA)
     if text is None:
         return
@@ -136,33 +136,33 @@ def adapt(
     rank_stabilised: bool = False,
     seed: int = 0,
 ) -> Summary:
-    """Give adapters to the layers that patterns name, in place.
+    """Add adapters to the layers that patterns name, in place.
 
-    patterns: regular expressions; one that is found anywhere in the name of a layer, of its weight
-        or of a node that uses it names the layer.  Upper and lower case differ.
-    The other arguments are those of `engine.lora.Lora`.
+    patterns: regular expressions; a layer is named by a pattern that occurs anywhere in its name,
+    in the name of its weight, or in the name of a node that uses it.  Case matters.  For the other
+    arguments see `engine.lora.Lora`.
 
-    Nodes that read one weight in one way share one adapter, as a layer does that is called twice.
-    Loops and branches become plain nodes, as training has them.
+    Nodes that read one weight in the same way share one adapter, as a layer that is called twice
+    does.  Loops and branches become plain nodes, as in training.
 
     Raises:
-        NameNotFoundError: a pattern is found in no name of a layer; the message lists near ones.
-        UnsupportedOpError: none of the layers that are named can have an adapter, or dropout is
-            asked for in a model of an opset that has none of a fitting form.
-        InputError: a pattern is no regular expression, or the model has adapters already.
+        NameNotFoundError: a pattern occurs in no name of a layer; the message lists similar names.
+        UnsupportedOpError: none of the named layers can have an adapter, or dropout is requested
+            for a model whose opset is too old.
+        InputError: a pattern is not a valid regular expression, or the model already has adapters.
     """
     if note_of(graph) is not None:
-        raise InputError(f"{graph.name}: the model has adapters already: merge them first")
+        raise InputError(f"{graph.name}: the model already has adapters: merge them first")
     if dropout and graph.opsets.get("", 0) < 12:
         raise UnsupportedOpError(
-            f"lora: dropout={dropout} in a model of opset {graph.opsets.get('', 0)}; from 12 on a "
-            "Dropout drops in training alone"
+            f"lora: dropout={dropout} in a model of opset {graph.opsets.get('', 0)}; dropout of "
+            "adapters is supported from opset 12"
         )
     values = sum(a.size for a in graph.initializers.values())
     name_nodes(unroll(separate_equal(graph)))
     types = infer(graph.copy()).types
-    found = _find(Layers(graph, types), patterns, Paths.of(graph.metadata))
-    adapted, left, made = _sorted_out(found, graph)
+    named = _find(Layers(graph, types), patterns, Paths.of(graph.metadata))
+    adapted, left, made = _sorted_out(named, graph)
     note = Note(rank, alpha, dropout, rank_stabilised, made)
     work = _Rewriting(graph, types, note, seed)
     for name, uses in adapted.items():
@@ -187,7 +187,7 @@ Found = tuple[str, Node, Weight, Linear | str]
 
 
 def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
-    """The nodes that patterns name, each with its layer's name, its weight and how it is used."""
+    """Return the nodes that patterns name, each with its layer's name, its weight and its use."""
     rows = [(layer_name(node, w.root, paths), node, w, use) for node, w, use in layers]
     names = {
         row[1]: (row[0], *paths.names(row[2].root), row[1].name, paths.module(row[1].name))
@@ -199,8 +199,8 @@ def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
             search = re.compile(pattern).search
         except re.error as error:
             raise InputError(
-                f"lora: {pattern!r} is no regular expression: {error}; names of layers are "
-                "searched for it, as 'attn.*(q|v)'"
+                f"lora: {pattern!r} is not a valid regular expression: {error}; expected "
+                "one that occurs in names of layers, such as 'attn.*(q|v)'"
             ) from None
         hits = {node for _, node, *_ in rows if any(map(search, names[node]))}
         if not hits:
@@ -213,22 +213,22 @@ def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
-    """Names of layers, the nearest to a pattern first."""
+    """Return names of layers, the nearest to a pattern first."""
     plain = re.sub(r"[\\^$.*+?{}()\[\]|]+", ".", pattern)
-    found = list(dict.fromkeys(names))
-    found.sort(key=lambda name: -difflib.SequenceMatcher(None, plain, name).ratio())
-    return listed(found) or "the model has no such layer"
+    near = list(dict.fromkeys(names))
+    near.sort(key=lambda name: -difflib.SequenceMatcher(None, plain, name).ratio())
+    return listed(near) or "the model has no such layer"
 
 
 def _sorted_out(
     found: Sequence[Found], graph: Graph
 ) -> tuple[dict[str, list[Linear]], list[Left], dict[str, Layer]]:
-    """The layers to adapt by name, those that cannot be, and what the note says of the first.
+    """Return the layers to adapt by name, the nodes left unchanged, and the note on the layers.
 
-    Layers that differ get names that differ.
+    Different layers get different names.
 
     Raises:
-        UnsupportedOpError: none can be adapted.
+        UnsupportedOpError: no layer can be adapted.
     """
     names, uses = dict[tuple[str, ...], str](), dict[str, list[Linear]]()
     left, taken = list[Left](), {n.removesuffix(DOWN) for n in graph.values() if n.endswith(DOWN)}
@@ -246,7 +246,7 @@ def _sorted_out(
         uses.setdefault(names[key], []).append(use)
     if not uses:
         reasons = "".join(f"\n  {row.op} {row.name!r}: {row.reason}" for row in left)
-        raise UnsupportedOpError(f"lora: no layer that is named can have an adapter:{reasons}")
+        raise UnsupportedOpError(f"lora: none of the named layers can have an adapter:{reasons}")
     made = {
         name: Layer(rows[0].weight.root, tuple(use.node.name for use in rows))
         for name, rows in uses.items()
@@ -255,16 +255,16 @@ def _sorted_out(
 
 
 class _Rewriting:
-    """Adds the nodes of adapters; `types` are those of all values before."""
+    """Addition of the nodes of adapters; `types` are the types of all values before."""
 
     def __init__(self, graph: Graph, types: dict[str, TensorType], note: Note, seed: int) -> None:
         self.graph, self.types, self.note, self.seed = graph, types, note, seed
         self.names = Names(graph)
-        self.behind: dict[Node, list[Node]] = {}  # the nodes to stand behind each adapted one
+        self.behind: dict[Node, list[Node]] = {}  # the nodes to insert after each adapted one
         self.constants: dict[tuple[str, str], str] = {}
 
     def layer(self, name: str, uses: Sequence[Linear]) -> None:
-        """Add the parameters of one layer, and the nodes of all that use it."""
+        """Add the parameters of one layer, and the nodes for all its uses."""
         first, rank = uses[0], self.note.rank
         kind = NUMPY[first.dtype]
         down = (*first.lead, rank, first.inputs)
@@ -280,7 +280,7 @@ class _Rewriting:
             self.node(use, name)
 
     def node(self, use: Linear, name: str) -> None:
-        """Add to the result of one node what the adapter of its layer makes."""
+        """Add the result of the layer's adapter to the result of one node."""
         node, made = use.node, list[Node]()
 
         def op(kind: str, part: str, *inputs: str, output: str = "", **attrs: object) -> str:
@@ -317,7 +317,7 @@ class _Rewriting:
         self.behind[node] = made
 
     def constant(self, name: str, value: Array) -> str:
-        """The initializer of a constant, which all layers share."""
+        """Return the initializer of a constant, which all layers share."""
         key = (name, value.dtype.name)
         if key not in self.constants:
             self.constants[key] = self.names.fresh(name)
@@ -325,7 +325,7 @@ class _Rewriting:
         return self.constants[key]
 
     def finish(self) -> None:
-        """Put the new nodes where they belong."""
+        """Insert the new nodes at their places."""
         self.graph.nodes = [
             n for node in self.graph.nodes for n in (node, *self.behind.get(node, ()))
         ]
@@ -333,5 +333,5 @@ class _Rewriting:
 
 
 def _swapped(rank: int) -> list[int]:
-    """The permutation that swaps the last two of so many axes."""
+    """Return the permutation that swaps the last two of `rank` axes."""
     return [*range(rank - 2), rank - 1, rank - 2]

@@ -1,11 +1,11 @@
-"""Merging: adapters become part of the weights that they adapt.
+"""Merging of adapters into the weights that they adapt.
 
     Before   y_base = MatMul(x, Transpose(w)); y = Add(y_base, MatMul(Mul(MatMul(x, ...), s), ...))
     After    y = MatMul(x, Transpose(w + s B A))
 
-The initializer keeps its name and form where the way from it to the product only moves values and
-nothing else reads it.  Else the product reads a new initializer, as where a weight is tied to an
-embedding.
+The initializer keeps its name and form if the nodes between it and the product only move values,
+and nothing else reads it.  Otherwise, for example if a weight is tied to an embedding, the product
+reads a new initializer.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ BLOCK = 1 << 22  # bytes of a weight that are merged at once
 def merge(graph: Graph, dequantise: bool) -> list[str]:
     """Merge the adapters of a model into its weights, in place.
 
-    dequantise: also into quantised weights, which become floats.
+    dequantise: also merge into quantised weights, which become floats.
 
-    Returns the names of the layers that keep their adapters: those of quantised weights, and those
-    whose weights onnx's reference cannot compute.
+    Returns the names of the layers that keep their adapters: layers with quantised weights, and
+    layers whose weights onnx's reference cannot compute.
 
     Raises:
         InputError: the model has no adapters, or they are inputs and have no values.
@@ -69,7 +69,7 @@ def merge(graph: Graph, dequantise: bool) -> list[str]:
 
 
 class _Merging:
-    """The state of one merging; `uses` are the linear layers by the names of their nodes."""
+    """State of one merging; `uses` are the linear layers by the names of their nodes."""
 
     def __init__(self, graph: Graph, types: dict[str, TensorType]) -> None:
         self.graph, self.types, self.names = graph, types, Names(graph)
@@ -79,11 +79,12 @@ class _Merging:
     def layer(self, name: str, uses: Sequence[Linear], scale: float) -> bool:
         """Merge the adapter of one layer; False if the value of the weight cannot be computed."""
         first = uses[0]
-        found = _unpacked(self.graph, first) if first.packed else self.value(first.weight.operand)
-        if found is None:
+        weight = _unpacked(self.graph, first) if first.packed else self.value(first.weight.operand)
+        if weight is None:
             return False
         down, up = (self.graph.initializers[name + end] for end in (DOWN, UP))
-        merged = _summed(found, first, down, up, scale, down.dtype if first.packed else found.dtype)
+        kind = down.dtype if first.packed else weight.dtype
+        merged = _summed(weight, first, down, up, scale, kind)
         for use in uses:
             self.drop(use)
         chains = [self.chain(use.weight.operand) for use in uses]
@@ -99,7 +100,7 @@ class _Merging:
         return True
 
     def value(self, name: str) -> Array | None:
-        """The value of a constant; None if onnx's reference cannot compute it."""
+        """Return the value of a constant, or None if onnx's reference cannot compute it."""
         if name in self.graph.initializers:
             return self.graph.initializers[name]
         maker = self.layers.makers[name]
@@ -110,15 +111,15 @@ class _Merging:
         return np.asarray(done[maker.outputs.index(name)]) if done else None
 
     def chain(self, operand: str) -> list[Node]:
-        """The nodes from an operand back to its root."""
-        found, makers = list[Node](), self.layers.makers
+        """Return the nodes from an operand back to its root."""
+        nodes, makers = list[Node](), self.layers.makers
         while operand in makers and makers[operand].inputs:
-            found.append(makers[operand])
+            nodes.append(makers[operand])
             operand = makers[operand].inputs[0]
-        return found
+        return nodes
 
     def is_alone(self, root: str, chains: Sequence[Sequence[Node]], uses: Sequence[Linear]) -> bool:
-        """Whether nothing but these layers reads a weight, which on its way is only moved."""
+        """Return whether only these layers read a weight, and the nodes in between only move it."""
         way = {node for chain in chains for node in chain}
         values = {root, *(o for node in way for o in node.outputs)}
         mine = way | {use.node for use in uses}
@@ -131,7 +132,7 @@ class _Merging:
         )
 
     def undone(self, node: Node, value: Array) -> Array:
-        """What a node that moves values must be given to make this value."""
+        """Return the input from which a node that moves values would make this value."""
         shape = self.types[node.inputs[0]].dims
         if node.op != "Transpose":
             return value.reshape(shape)
@@ -157,7 +158,7 @@ class _Merging:
             self.graph.nodes.insert(at, Node("Add", (product, bias), (out,), {}, "", title))
 
     def drop(self, use: Linear) -> None:
-        """Take the sum with the adapter away behind a node."""
+        """Remove the sum with the adapter after a node."""
         (total,) = self.graph.consumers()[use.node.outputs[0]]
         use.node.outputs = (total.outputs[0],)
         self.graph.nodes.remove(total)
@@ -168,7 +169,7 @@ def _summed(
 ) -> Array:
     """W + scale B A in the form of the operand that a layer reads, computed in float64.
 
-    Of a matrix it is computed by blocks of rows.
+    For a matrix it is computed by blocks of rows.
     """
     out = mapping.room(weight.shape, kind)
     is_matrix = use.side != "conv" and down.ndim == up.ndim == weight.ndim == 2
@@ -199,7 +200,7 @@ def _delta(use: Linear, down: Array, up: Array) -> Array:
 
 
 def _unpacked(graph: Graph, use: Linear) -> Array | None:
-    """The weight [in, out] of a MatMulNBits; None if its parts are no initializers."""
+    """Return the weight [in, out] of a MatMulNBits; None if its parts are not initializers."""
     node = use.node
     parts = [graph.initializers.get(i) if i else None for i in (*node.inputs[1:5], "", "")[:3]]
     packed, scales, zeros = parts
@@ -219,13 +220,13 @@ def _unpacked(graph: Graph, use: Linear) -> Array | None:
 
 
 def _numbers(packed: Array, bits: int) -> Array:
-    """Bytes [rows, n] as numbers of so many bits, the lowest first: [rows, 8 n / bits]."""
+    """Return bytes [rows, n] as integers of `bits` bits, the lowest first: [rows, 8 n / bits]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return np.asarray(parts.reshape(packed.shape[0], -1), np.float64)
 
 
 def _moves(node: Node) -> bool:
-    """Whether a node only moves its first input, which `undone` can undo."""
+    """Return whether a node only moves its first input in a way that `undone` can undo."""
     op = ops().get((node.domain, node.op))
     return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")

@@ -1,4 +1,4 @@
-"""Normal forms: small changes of a model before and after its training graph is made."""
+"""Normal forms: small changes to a model before and after its training graph is made."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ def name_nodes(graph: Graph) -> Graph:
 
 
 def separate_equal(graph: Graph) -> Graph:
-    """Give every parameter that PyTorch's older exporter stored once with an equal one its own.
+    """Give every parameter that PyTorch's older exporter stored once with an equal one its own
+    copy.
 
     In evaluation mode that exporter stores equal tensors once, and an Identity gives the tensor its
-    other names.  Trained so they would stay equal, and running statistics would be those of another
-    parameter.  Parameters that a module shares on purpose have one name, and no Identity.
+    other names.  If they were trained this way, they would stay equal, and layers would share
+    running statistics.  Parameters that a module shares on purpose have one name, and no Identity.
 
-    The exporter calls such a node `Identity_1`, and its output as the parameter.  What the module
-    itself copies is not among them: the names of nodes begin with a scope, `/` or `node_`, or, as
-    PyTorch 1.12 wrote them, those of their outputs are numbers.  Nor are weights that the exporter
-    has transposed ahead, `onnx::MatMul_7`: a layer that is used twice has two that are equal.
+    The exporter names such a node `Identity_1`, and its output like the parameter.  Copies that the
+    module itself makes are different: the names of their nodes begin with a scope, `/` or `node_`,
+    or, as in PyTorch 1.12, the names of their outputs are numbers.  Weights that the exporter has
+    transposed, such as `onnx::MatMul_7`, are excluded too: a layer that is used twice has two equal
+    ones.
 
     Before   initializers n.weight;  m.weight = Identity(n.weight)          producer pytorch
     After    initializers n.weight, m.weight
@@ -49,28 +51,28 @@ def separate_equal(graph: Graph) -> Graph:
         is_name = re.fullmatch(r"Identity_\d+", node.name) and not re.match(
             r"onnx::|\d+$", node.outputs[0]
         )
-        found = graph.initializers.get(node.inputs[0]) if node.op == "Identity" else None
-        if found is None or not is_name or node.domain or node.outputs[0] in ends:
+        array = graph.initializers.get(node.inputs[0]) if node.op == "Identity" else None
+        if array is None or not is_name or node.domain or node.outputs[0] in ends:
             kept.append(node)
         else:
-            graph.initializers[node.outputs[0]] = found
+            graph.initializers[node.outputs[0]] = array
             graph.types.pop(node.outputs[0], None)
     graph.nodes = kept
     return graph
 
 
 def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
-    """Turn initializers into inputs, behind the other inputs; return the arrays that they had.
+    """Turn initializers into inputs, after the other inputs; return their arrays.
 
     Before   inputs x; initializers w, c
     After    inputs x, w; initializers c
     """
     chosen = set(names)
-    found = {name: array for name, array in graph.initializers.items() if name in chosen}
-    for name, array in found.items():
+    arrays = {name: array for name, array in graph.initializers.items() if name in chosen}
+    for name, array in arrays.items():
         graph.inputs[name] = type_of(array)
         del graph.initializers[name]
-    return found
+    return arrays
 
 
 def rename(graph: Graph, old: str, new: str) -> Graph:
@@ -93,7 +95,7 @@ def rename(graph: Graph, old: str, new: str) -> Graph:
 def inference_mode(graph: Graph) -> Graph:
     """Let batch normalisations use their running statistics, and dropouts drop nothing.
 
-    Ops that only say where gradients go are copies of what they pass on.
+    Ops that only control gradients become copies of their input.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1;  z = Dropout(y, r, true)
     After    y       = BatchNormalization(x, s, b, m0, v0) training_mode=0;  z = Dropout(y, r, "")
@@ -111,17 +113,17 @@ def inference_mode(graph: Graph) -> Graph:
 
 
 def pass_on(graph: Graph) -> Graph:
-    """Replace the ops that only say where gradients go, once these are known or not wanted.
+    """Replace the ops that only control gradients, once these are known or not wanted.
 
-    What was there for a gradient alone goes with them.
+    Nodes that only a gradient needed are dropped too.
 
     Before   z = StopGradient(y);  d = Cotangent(z);  e = Neg(d);  w = Redirect(z, d, x, e)
     After    z = Identity(y);      w = Identity(z)
     """
     known = ops()
-    found = [n for n in graph.nodes if (op := known.get((n.domain, n.op))) and op.is_identity]
-    for node in found:
+    nodes = [n for n in graph.nodes if (op := known.get((n.domain, n.op))) and op.is_identity]
+    for node in nodes:
         node.op, node.domain, node.inputs = "Identity", "", node.inputs[:1]
-    if found and not any(node.domain == OURS for node in prune(graph).nodes):
+    if nodes and not any(node.domain == OURS for node in prune(graph).nodes):
         graph.opsets.pop(OURS, None)
     return graph

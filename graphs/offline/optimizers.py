@@ -1,13 +1,12 @@
-"""The graphs of optimizers: nodes over the sequences of all parameters and their gradients.
+"""Graphs of optimizers: nodes over the sequences of all parameters and their gradients.
 
-One node updates all parameters, as onnxruntime-training has it.  With groups there is one node of
-the domain `engine` for each, which names its parameters in the attribute `parameters` and has its
-own `lr_scale` and `weight_decay`; all read the same sequences.
+One node updates all parameters, as in onnxruntime-training.  With groups there is one node of the
+domain `engine` for each, which names its parameters in the attribute `parameters` and has its own
+`lr_scale` and `weight_decay`; all read the same sequences.
 
-A sequence holds tensors of one element type.  Parameters of several types are in as many: those of
-the first type in `params`, `gradients` and so on, those of f64 behind it in `params.f64`,
-`gradients.f64`.  Then there is one node for each group and type, and ClipFactor takes one norm over
-all gradients.
+A sequence holds tensors of one element type.  Each further type has sequences of its own: `params`,
+`gradients` and so on hold the first type, `params.f64`, `gradients.f64` the parameters of f64.
+Then there is one node for each group and type, and ClipFactor takes one norm over all gradients.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ CLIPPING = "InplaceClipGradNorm"
 FACTOR = (OURS, "ClipFactor")
 SCALARS = ("learning_rate", "step")  # inputs of every optimizer model
 LISTS = ("params", "gradients")  # the others, for each element type
-ENDINGS = ("", *(f".{dtype}" for dtype in sorted(FLOATS)))  # of inputs, by their element types
+ENDINGS = ("", *(f".{dtype}" for dtype in sorted(FLOATS)))  # of inputs, by element type
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A group of parameters that one node updates.
+    """Group of parameters that one node updates.
 
-    parameters: their names; none: all that there are.
+    parameters: their names; empty: all parameters.
     attrs: the attributes in which the node differs from the others.
-    ending: of the names of the inputs that it reads.
+    ending: the ending of the names of the inputs that it reads.
     """
 
     parameters: tuple[str, ...] = ()
@@ -69,15 +68,15 @@ def build(
     parts: Sequence[Part],
     skip_nonfinite: bool = False,
 ) -> Graph:
-    """The optimizer model of a rule.
+    """Return the optimizer model of a rule.
 
     opset: of ONNX's operators.  kinds: the element types of the parameters, f32 or f64, by name.
     clip_grad: the norm to which gradients are scaled down; None leaves them as they are.
-    parts: what each node updates, see `split`.
-    skip_nonfinite: whether nothing is updated where a gradient is NaN or infinite, see `guard`.
+    parts: the parameters that each node updates, see `split`.
+    skip_nonfinite: whether to update nothing if a gradient is NaN or infinite, see `guard`.
 
     Raises:
-        InputError: `clip_grad` is no positive number.
+        InputError: `clip_grad` is not a positive number.
     """
     graph = Graph("optimizer", {}, [], {}, [], {MS: 1, "": opset}, ir_version=OPTIMIZER_IR)
     declare(graph, rule, kinds)
@@ -97,7 +96,7 @@ def by_type(kinds: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def endings(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Return for each element type, in their order, what the names of its inputs end in.
+    """Return the ending of the names of the inputs for each element type, in their order.
 
     kinds: the element types of the parameters.
     """
@@ -116,9 +115,10 @@ def is_divided(groups: Sequence[Group], kinds: Mapping[str, str]) -> bool:
 
 
 def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
-    """Return what each node updates: the parameters of a group that have one element type.
+    """Return the parts that nodes update: the parameters of a group that have one element type.
 
-    Each parameter belongs to the first group that matches it, the rest to one more group.
+    Each parameter belongs to the first group that matches it, and the remaining ones form another
+    group.
 
     Raises:
         NameNotFoundError: a name or pattern of a group matches no parameter.
@@ -130,12 +130,12 @@ def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
     taken: dict[str, int] = {}
     for at, group in enumerate(groups):
         for pattern in arguments.names("match", group.match):
-            found = [n for n in parameters if n == pattern or fnmatchcase(n, pattern)]
-            if not found:
+            matches = [n for n in parameters if n == pattern or fnmatchcase(n, pattern)]
+            if not matches:
                 raise NameNotFoundError(
                     f"match: no trainable parameter {pattern!r}{nearest(pattern, parameters)}"
                 )
-            for name in found:
+            for name in matches:
                 taken.setdefault(name, at)
     out = []
     for at, group in enumerate(groups):
@@ -171,12 +171,11 @@ def clip(
 ) -> tuple[Sequence[str], str]:
     """Append a node that takes the norm over all gradients, to scale them down to `max_norm`.
 
-    Return what the gradients are then, and the factor with which steps multiply them; "" where they
-    do not.  Gradients of one element type are scaled in place, as onnxruntime-training has it.
-    None appends nothing.
+    Return the new gradients, and the factor with which steps multiply them, or "".  Gradients of
+    one element type are scaled in place, as in onnxruntime-training.  None appends nothing.
 
     Raises:
-        InputError: `max_norm` is no positive number.
+        InputError: `max_norm` is not a positive number.
     """
     if max_norm is None:
         return gradients, ""
@@ -203,8 +202,8 @@ def append(
 ) -> str:
     """Append one node for each part; return the output of the last, a flag that it has run.
 
-    gradients: what is read in the place of each input of gradients.
-    factor: what steps multiply them by; "": nothing.
+    gradients: the value that replaces each input of gradients. factor: the factor with which steps
+        multiply them, or "".
     """
     names, flag = Names(graph), ""
     scalars = SCALARS if rule.has_step else SCALARS[:1]
@@ -222,28 +221,29 @@ def append(
 
 
 def guard(graph: Graph) -> None:
-    """Let an optimizer model update nothing where a gradient is NaN or infinite, in place.
+    """Let an optimizer model skip updates if a gradient is NaN or infinite, in place.
 
     Before   flag = AdamWOptimizer(lr, step, params, gradients, m, v)
     After    finite = GradientSignal("", gradients);
              flag = AdamWOptimizer(lr, step, params, gradients, m, v, finite)
 
-    A model that does so stays as it is.  A signal that its nodes read already must hold, too.
+    A model that already does so stays as it is.  If its nodes already read a signal, that signal
+    must allow the update too.
 
     Raises:
-        ModelError: its nodes read signals of several origins.
+        ModelError: its nodes read several signals.
     """
     if signals_of(graph):
         return
-    names, found = Names(graph), updates(graph)
-    before = {"".join(node.inputs[_signal_place(graph, node) :][:1]) for node in found}
+    names, nodes = Names(graph), updates(graph)
+    before = {"".join(node.inputs[_signal_place(graph, node) :][:1]) for node in nodes}
     if len(before) > 1:
         raise ModelError(f"the optimizer model has updates with several signals: {sorted(before)}")
     finite, title = names.fresh("gradients_are_finite"), names.fresh("GradientSignal")
     inputs = (before.pop(), *inputs_of(graph, "gradients"))
     signal = Node("GradientSignal", inputs, (finite,), {}, OURS, title)
-    graph.nodes.insert(graph.nodes.index(found[0]), signal)
-    for node in found:
+    graph.nodes.insert(graph.nodes.index(nodes[0]), signal)
+    for node in nodes:
         at = _signal_place(graph, node)
         given = [*node.inputs, *[""] * (at + 1 - len(node.inputs))]
         given[at] = finite
@@ -253,9 +253,11 @@ def guard(graph: Graph) -> None:
 
 
 def _signal_place(graph: Graph, node: Node) -> int:
-    """The place of the signal among the inputs of an optimizer node; the factor stands behind."""
+    """Return the index of the signal among the inputs of an optimizer node; the factor follows
+    it.
+    """
     op = declaration(graph, node)
-    assert op.optimizer is not None, f"{node.op} is no optimizer"
+    assert op.optimizer is not None, f"{node.op} is not an optimizer"
     return 3 + op.optimizer.has_step + len(op.optimizer.states({**op.attrs, **node.attrs}))
 
 
@@ -263,36 +265,36 @@ def _signal_place(graph: Graph, node: Node) -> int:
 
 
 def signals_of(graph: Graph) -> set[str]:
-    """The signals by which an optimizer model skips updates whose gradients are not finite."""
+    """Return the signals by which an optimizer model skips updates if gradients are not finite."""
     return {n.outputs[0] for n in graph.nodes if (n.domain, n.op) == SIGNAL}
 
 
 def updates(graph: Graph) -> list[Node]:
-    """The optimizer nodes of a model, at least one.
+    """Return the optimizer nodes of a model; there is at least one.
 
     Raises:
         ModelError: there is none.
         UnsupportedOpError: the op of a node is not known.
     """
-    found = [n for n in graph.nodes if declaration(graph, n).optimizer is not None]
-    if not found:
+    nodes = [n for n in graph.nodes if declaration(graph, n).optimizer is not None]
+    if not nodes:
         known = sorted({name for (_, name), op in ops().items() if op.optimizer is not None})
         raise ModelError(f"the model has no optimizer node: expected one of {', '.join(known)}")
-    return found
+    return nodes
 
 
 def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
-    """The table of states of an optimizer model: one row for each input that keeps a state.
+    """Return the table of states of an optimizer model: one row for each input that keeps a state.
 
-    Inputs that keep the same of parameters of several element types are one row.  The model of
-    plain gradient descent has such an input that no node reads; it gets the shapes of the
+    Inputs that keep the same state for parameters of several element types are one row.  The model
+    of plain gradient descent has such an input that no node reads; it gets the shapes of the
     parameters.
 
     kinds: the element types of the trained parameters, by name.
 
     Raises:
         ModelError, DTypeError: the model does not fit these parameters.
-        ShapeError, UnsupportedOpError: no step could do what a node says.
+        ShapeError, UnsupportedOpError: no step could perform a node.
     """
     nodes, ends = updates(graph), endings(kinds)
     fixed = {"learning_rate": "f32[1]", "step": "i64[1]"}
@@ -307,7 +309,7 @@ def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
     keeping = {end: _kept_in(others, end, list(ends.values())) for end in ends.values()}
     names = keeping[""]
     if any(each != names for each in keeping.values()):
-        raise ModelError(f"the optimizer model keeps other states of each element type: {keeping}")
+        raise ModelError(f"the optimizer model keeps different states by element type: {keeping}")
     rows: dict[str, State] = {}
     for node in nodes:
         for state in _check_inputs(graph, node, names):
@@ -336,7 +338,7 @@ def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
 
 
 def _kept_in(names: Sequence[str], ending: str, others: Sequence[str]) -> list[str]:
-    """Return the inputs of an ending, without it; others: all endings that there are."""
+    """Return the names of the inputs with an ending, without the ending; others: all endings."""
     longer = tuple(other for other in others if other and other != ending)
     return [
         name.removesuffix(ending)
@@ -346,7 +348,7 @@ def _kept_in(names: Sequence[str], ending: str, others: Sequence[str]) -> list[s
 
 
 def _ending(node: Node) -> str:
-    """Return what the names of the inputs end in that hold what an optimizer node updates."""
+    """Return the ending of the input names that hold the parameters of an optimizer node."""
     read = (name for name in node.inputs if name.startswith("params"))
     return next((end for name in read for end in ENDINGS if name == "params" + end), "")
 
@@ -354,7 +356,7 @@ def _ending(node: Node) -> str:
 def _check_rules(
     graph: Graph, nodes: Sequence[Node], kinds: Mapping[str, str], states: Sequence[State]
 ) -> None:
-    """Ask the shape rules of all nodes, so that what no step could do is refused at once.
+    """Run the shape rules of all nodes, to refuse impossible steps at once.
 
     They also check the values of attributes, and the types of signals.  Only `nodes`, which
     update, may touch parameters and states.
@@ -367,7 +369,7 @@ def _check_rules(
                 f"the optimizer model: {node.op} {node.name!r} reads {touched}; expected that "
                 "only optimizer nodes do, and others gradients alone"
             )
-    flat, size = graph.copy(), (1,)  # as plans have them, of a parameter of one element
+    flat, size = graph.copy(), (1,)  # as in plans, for a parameter of one element
     for dtype, end in endings(kinds).items():
         types = dict.fromkeys(LISTS, dtype) | {s.name: s.dtype or dtype for s in states}
         flat.inputs |= {name + end: TensorType(T, size) for name, T in types.items()}
@@ -412,7 +414,7 @@ def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]
     """
     op = declaration(graph, node)
     update, end = op.optimizer, _ending(node)
-    assert update is not None, f"{node.op} is no optimizer"
+    assert update is not None, f"{node.op} is not an optimizer"
     gradients = f"gradients{end}"
     wanted = (*SCALARS[: 1 + update.has_step], f"params{end}", gradients)
     if len(node.inputs) < len(wanted):
@@ -430,18 +432,18 @@ def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]
         )
     if not node.outputs or not node.outputs[0]:
         raise ModelError(f"{node.op} {node.name!r} has no output that says it has run")
-    found = [name.removesuffix(end) for name in kept]
-    return [replace(row, name=name) for row, name in zip(rows, found, strict=False)]
+    titles = [name.removesuffix(end) for name in kept]
+    return [replace(row, name=name) for row, name in zip(rows, titles, strict=False)]
 
 
 def clip_in_steps(graph: Graph) -> None:
-    """Let steps multiply the gradients that they read; a pass over all of them before is saved.
+    """Let steps multiply the gradients that they read, which saves a pass over all gradients.
 
     Before   c = InplaceClipGradNorm(gradients); flag = AdamWOptimizer(.., c, m, v)
     After    f = ClipFactor(gradients); flag = AdamWOptimizer(.., gradients, m, v, "", f)
 
-    The gradients then stay as they are.  A clipping that anything else reads is left alone.  A
-    signal of gradients whose norm is taken reads that:
+    The gradients then stay unchanged.  A clipping that anything else reads is left alone.  If the
+    norm of gradients is computed, their signal reads it:
 
     Before   go = GradientSignal("", gradients); f = ClipFactor(gradients)
     After    f, n = ClipFactor(gradients); go = GradientSignal("", n)
@@ -464,7 +466,9 @@ def clip_in_steps(graph: Graph) -> None:
 
 
 def _signal_by_norm(graph: Graph, names: Names) -> None:
-    """Let the signal of gradients whose norm is taken read that, and stand behind it."""
+    """Let the signal of gradients read their norm, if it is computed, and place it after the
+    norm.
+    """
     every = tuple(inputs_of(graph, "gradients"))
     taking = next((n for n in graph.nodes if (n.domain, n.op) == FACTOR), None)
     if taking is None or taking.inputs != every:
@@ -483,7 +487,7 @@ def place(
     begins: Mapping[str, tuple[int, Shape]],
     layout: Layout,
 ) -> None:
-    """Write into nodes where their parameters and states begin: clipping, and domain `engine`.
+    """Write the offsets of parameters and states into nodes: clipping, and the domain `engine`.
 
     kinds: the element type of each trained parameter, in the order in which they lie.
     begins: the first element of each in the flat tensor of all parameters of its type, and its
@@ -500,7 +504,7 @@ def place(
     for node in graph.nodes:
         if node.op in (CLIPPING, FACTOR[1]):
             chosen = [gradients[name] for name in node.inputs]
-            gradients |= zip(node.outputs, chosen, strict=False)  # of what is clipped again
+            gradients |= zip(node.outputs, chosen, strict=False)  # these are clipped again
             each = [begins[name] for names in chosen for name in names]
             node.attrs["begins"] = [begin for begin, _ in each]
             node.attrs["sizes"] = [math.prod(shape) for _, shape in each]

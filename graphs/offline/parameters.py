@@ -1,4 +1,4 @@
-"""Parameters: which initializers of a forward model are trained where nobody names them."""
+"""Parameters: the initializers of a forward model that are trained by default."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from engine.paths import Paths
 
 
 def parameters(graph: Graph) -> list[str]:
-    """The initializers of a forward model that are its parameters.
+    """Return the initializers of a forward model that are its parameters.
 
-    Where the exporter has written down the parameters of the module, and has folded none of them,
-    it is these.  Elsewhere it is those of float32 or float64 that are no scalars, and from which a
-    gradient can flow to an output of the model: running statistics of a batch normalisation are
-    none, nor are sizes, bounds and what the exporter calls a buffer.
+    If the exporter has recorded the parameters of the module, and has folded none of them, these
+    are returned.  Otherwise they are the initializers of float32 or float64, other than scalars,
+    from which a gradient can flow to an output of the model: this excludes running statistics of
+    batch normalisations, sizes, bounds and whatever the exporter calls a buffer.
 
-    A model that has adapters (lora.py) has them alone: whatever else it has stays a constant.
+    If a model has adapters (lora.py), only their parameters are returned; everything else stays a
+    constant.
     """
     note = note_of(graph)
     if note is not None:
@@ -37,12 +38,12 @@ def parameters(graph: Graph) -> list[str]:
 
 
 def _differentiable(graph: Graph) -> set[str]:
-    """The values from which a gradient can flow to an output."""
+    """Return the values from which a gradient can flow to an output."""
     reached = set(graph.outputs)
     for node in reversed(graph.nodes):
         if reached.isdisjoint(node.outputs):
             continue
-        op = ops().get((node.domain, node.op))  # one that is missing is refused when it matters
+        op = ops().get((node.domain, node.op))  # a missing one is refused when it matters
         stop = set[int]() if op is None else {*op.no_gradient}
         if (node.domain, node.op) == ("", "BatchNormalization"):
             stop |= {*STATISTICS}
@@ -51,12 +52,12 @@ def _differentiable(graph: Graph) -> set[str]:
 
 
 def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
-    """The parameters that patterns name, in the order of the model.
+    """Return the parameters that patterns name, in the order of the model.
 
-    patterns: names, or patterns of names with `*`, `?` and `[...]`, upper and lower case apart, of
-        the initializers themselves or of their paths in the module (engine/paths.py).  A name
-        stands for the initializer of that name, whatever it is; one that begins with `!` takes
-        away what it matches from those before it.
+    patterns: names, or patterns of names with `*`, `?` and `[...]`, with upper and lower case
+        distinct, of the initializers themselves or of their paths in the module (engine/paths.py).
+        A name stands for the initializer of that name, whatever it is.  A pattern that begins with
+        `!` removes its matches from the earlier ones.
 
     Raises:
         NameNotFoundError: a pattern matches nothing.
@@ -64,14 +65,14 @@ def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
     known, chosen, paths = parameters(graph), set[str](), Paths.of(graph.metadata)
     for pattern in arguments.names("parameters to train", patterns):
         wanted = pattern.removeprefix("!")
-        found = {name for name in known if paths.matches(name, wanted)}
-        found.update(n for n in paths.resolved([wanted], graph.initializers)
+        names = {name for name in known if paths.matches(name, wanted)}
+        names.update(n for n in paths.resolved([wanted], graph.initializers)
                      if n in graph.initializers)  # fmt: skip
-        if not found:
+        if not names:
             why = tell(graph, known)
             raise NameNotFoundError(
                 f"parameters to train: {pattern!r} matches none of {len(known)} parameters"
                 f"{paths.nearest(wanted, known)}{f'; {why}' if why else ''}"
             )
-        chosen = chosen - found if pattern != wanted else chosen | found
+        chosen = chosen - names if pattern != wanted else chosen | names
     return [name for name in graph.initializers if name in chosen]

@@ -1,7 +1,7 @@
-"""Precision: what a model with half floats or integers in place of its weights can be trained as.
+"""Precision: how models with half floats or integers as weights can be trained.
 
 float16             every value becomes float32: weights, inputs and outputs; see `as_singles`
-integer products    no gradient flows through them: what is before them stays as it is
+integer products    no gradient flows through them: nodes before them stay as they are
 integer weights     of DequantizeLinear and MatMulNBits: they are frozen, adapters train beside them
 """
 
@@ -38,9 +38,10 @@ _FLOAT = "train the float model that it was made from, and quantise that again"
 
 
 def tell(graph: Graph, parameters: Sequence[str]) -> str:
-    """What a model with integers in place of weights is, and what of it trains; "" of others.
+    """Return a text on a model with integer weights and its trainable parameters; "" for other
+    models.
 
-    parameters: those of the model that can be trained, as `parameters` of parameters.py finds them.
+    parameters: the trainable parameters of the model, see `parameters` of parameters.py.
     """
     kinds = {
         "dynamically quantised": [n for n in graph.nodes if n.op in DYNAMIC],
@@ -54,9 +55,9 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
     if not integer:
         return ""
     told = [f"{integer} of {total} products are integer"]
-    told += [f"it is {kind} int8" for kind, found in kinds.items() if found]
+    told += [f"it is {kind} int8" for kind, nodes in kinds.items() if nodes]
     if read:
-        told.append("its weights are integers behind DequantizeLinear (QDQ)")
+        told.append("its weights are integers before DequantizeLinear (QDQ)")
     if packed:
         bits = sorted({str(n.attrs.get("bits", 4)) for n in packed})
         told.append(f"its weights have {' and '.join(bits)} bits ({packed[0].op})")
@@ -71,12 +72,12 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
 
 
 def stops_gradients(graph: Graph) -> bool:
-    """Whether a model has products through which no gradient flows, as they are of integers."""
+    """Return whether a model has products of integers, through which no gradient flows."""
     return any(n.op in DYNAMIC | STATIC for n in graph.nodes)
 
 
 def as_singles(graph: Graph) -> Graph:
-    """Let a graph hold float32 wherever it holds float16, inputs and outputs included, in place.
+    """Convert a graph from float16 to float32, inputs and outputs included, in place.
 
     Before   x: f16; w: f16; y = MatMul(x, w); z = Cast(y) to f16
     After    x: f32; w: f32; y = MatMul(x, w); z = Cast(y) to f32
@@ -90,18 +91,18 @@ def as_singles(graph: Graph) -> Graph:
 
 
 def has_half_weights(graph: Graph) -> bool:
-    """Whether weights of a model are float16."""
+    """Return whether weights of a model are float16."""
     return any(a.dtype == np.float16 and a.ndim for a in graph.initializers.values())
 
 
 def _integer_weights(graph: Graph) -> set[str]:
-    """The values that are integer constants as floats, and their transposes."""
-    found: set[str] = set()
+    """Return the dequantised integer constants, and their transposes."""
+    names: set[str] = set()
     for node in graph.nodes:
         is_weight = node.op == "DequantizeLinear" and node.inputs[0] in graph.initializers
-        if is_weight or (_moves(node) and node.inputs[0] in found):
-            found.add(node.outputs[0])
-    return found
+        if is_weight or (_moves(node) and node.inputs[0] in names):
+            names.add(node.outputs[0])
+    return names
 
 
 def _moves(node: Node) -> bool:
@@ -110,6 +111,6 @@ def _moves(node: Node) -> bool:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """The first of the names, and how many more there are."""
+    """Return the first of the names, and the number of further ones."""
     shown = ", ".join(map(repr, names[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,19 +1,19 @@
-"""The proximal term of FedProx: every gradient also pulls its parameter back to its anchor.
+"""Proximal term of FedProx: every gradient also pulls its parameter back to its anchor.
 
     Before   inputs w; ...; dw = Gemm(dy, x); InPlaceAccumulatorV2(buffer, dw, reset)
     After    inputs w, w.anchor, proximal_mu; ...; dw = Gemm(dy, x);
              far = Sub(w, w.anchor); pull = Mul(far, proximal_mu); held = Add(dw, pull);
              InPlaceAccumulatorV2(buffer, held, reset)
 
-These are nodes of ONNX, so that onnxruntime-training and trimmed builds run them.  The planner
-makes one elementwise kernel of the three, which overwrites dw.  The evaluation model has the inputs
-too, unread, since onnxruntime-training feeds all parameters to both.  Two other forms were weighed.
+These are nodes of ONNX, so onnxruntime-training and trimmed builds can run them.  The planner makes
+one elementwise kernel of the three, which overwrites dw.  The evaluation model has the inputs too,
+unread, since onnxruntime-training feeds all parameters to both.  Two other forms were weighed.
 
-* The term as part of the loss.  Its gradient is the same, but the loss of a step is then no longer
-  that of the data, and every parameter is read and summed up once more: a step of the MLP takes
-  19 % longer than without the term, in place of 6 %, of MiniLM 3.9 in place of 2.8 %.
-* An optimizer op that reads the anchor.  It saves a pass over the gradient, but optimizer models
-  would run nowhere else, and each of the optimizers would need such a twin.
+* * The term as part of the loss.  Its gradient is the same, but the loss of a step then includes
+the term, and every parameter is read and summed once more: a step of the MLP takes 19 % longer than
+without the term instead of 6 %, a step of MiniLM 3.9 % instead of 2.8 %.  * An optimizer op that
+reads the anchor.  It saves a pass over the gradient, but the optimizer models would run nowhere
+else, and each optimizer would need such a variant.
 
 engine/proximal.py has the formula, its source, and what sets the anchors.
 """
@@ -32,7 +32,7 @@ from engine.proximal import ANCHOR, MU
 
 
 def anchors_of(trainable: Mapping[str, Array]) -> dict[str, Array]:
-    """The parameters that the term adds to a checkpoint: anchors, which are the values, and mu = 0.
+    """Return the parameters that the term adds to a checkpoint: the anchors, and mu = 0.
 
     trainable: the trained parameters.  If they are of several element types, mu has the widest.
 
@@ -46,9 +46,9 @@ def anchors_of(trainable: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def hold(graph: Graph, names: Sequence[str], gradients: Mapping[str, str]) -> dict[str, str]:
-    """Append the pull to the anchors; return the gradients with it, by parameter.
+    """Append the pull to the anchors; return the new gradients by parameter.
 
-    names: the trained parameters.  gradients: the values that are their gradients.
+    names: the trained parameters.  gradients: their gradients.
 
     *Requires* that mu and the anchors are inputs of the graph.
     """

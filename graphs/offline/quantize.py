@@ -1,4 +1,4 @@
-"""Quantisation in training graphs: pairs that round values become ops that have a gradient."""
+"""Quantisation in training graphs: pairs of ops that round values become ops with a gradient."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from engine.kernels.vocabulary.op import MS, OURS, TensorType
 def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
     """Join each quantiser with the dequantiser that undoes it, in place.
 
-    No gradient could flow through the integers between them.  It does flow through the op that
-    takes their place.
+    No gradient could flow through the integers between them, but it flows through the op that
+    replaces both.
 
     needed: only quantisers of these values are joined.
 
@@ -41,7 +41,7 @@ def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, Tens
 def _quantizer(
     graph: Graph, makers: Mapping[str, Node], name: str, types: Mapping[str, TensorType]
 ) -> tuple[Node | None, tuple[int, int]]:
-    """The QuantizeLinear that makes a value, or None; and the least and largest integer it gives.
+    """Return the QuantizeLinear that makes a value, or None, and the bounds of its integers.
 
     A Clip between them narrows these bounds.
     """
@@ -56,12 +56,12 @@ def _quantizer(
                 bound = int(side.reshape(()))
                 low, high = (low, min(high, bound)) if i else (max(low, bound), high)
             maker = makers.get(maker.inputs[0])
-    found = maker is not None and maker.op == "QuantizeLinear" and maker.domain in ("", MS)
-    return (maker if found else None), (low, high)
+    is_found = maker is not None and maker.op == "QuantizeLinear" and maker.domain in ("", MS)
+    return (maker if is_found else None), (low, high)
 
 
 def _undoes(graph: Graph, node: Node, maker: Node) -> bool:
-    """Whether a dequantiser has the scale, zero point and axis of the quantiser `maker`."""
+    """Return whether a dequantiser has the scale, zero point and axis of the quantiser `maker`."""
     pairs = [(*n.inputs[1:], "", "")[:2] for n in (node, maker)]
     settings = [(n.attrs.get("axis", 1), n.attrs.get("block_size", 0)) for n in (node, maker)]
     return settings[0] == settings[1] and all(
@@ -70,6 +70,6 @@ def _undoes(graph: Graph, node: Node, maker: Node) -> bool:
 
 
 def _equal(graph: Graph, a: str, b: str) -> bool:
-    """Whether two initializers have the same type and values."""
+    """Return whether two initializers have the same type and values."""
     x, y = graph.initializers.get(a), graph.initializers.get(b)
     return x is not None and y is not None and x.dtype == y.dtype and np.array_equal(x, y)

@@ -1,25 +1,25 @@
-"""Graphs for ranks: a training graph of which each rank of a group runs its part of a batch.
+"""Graphs for ranks: training graphs with which each rank of a group runs its part of a batch.
 
-Every rank runs the same graph on samples of its own.  Afterwards the loss, the gradients and, where
-asked for, the statistics of batch normalisations are those of the joined batch on all ranks.
+Every rank runs the same graph on samples of its own.  Afterwards every rank has the loss, the
+gradients and, if requested, the statistics of batch normalisations of the joined batch.
 
     Before   loss = Loss(y, labels); dy = LossGrad(loss_grad, ...); dw = ...; accumulate(dw)
     After    own = Loss(y, labels); loss = JoinLoss(own, #share); dy = LossGrad(#share, ...)
              dw = ...; b = AllReduceStart(dw, db); ...; s = AllReduceWait(b)
              dw_joined = BucketPart(s); accumulate(dw_joined)
 
-The backward pass begins with the share of this rank's loss in that of the joined batch, so each
-gradient in it is one of the joined loss, and sums over ranks need no weights.
+The backward pass begins with this rank's share of the joined loss, so each gradient in it is a
+gradient of the joined loss, and sums over ranks need no weights.
 
 Gradients travel in buckets, in the order in which the backward pass completes them.  The sum of a
-bucket begins as soon as it is complete, and is awaited behind the backward pass, so that it runs
-beside what that still computes.  Where memory is scarce it is awaited when `IN_FLIGHT` more have
-begun: then few bytes are on their way at a time.
+bucket begins as soon as the bucket is complete, and is awaited after the backward pass, so
+communication overlaps with computation.  If memory is scarce, it is awaited when `IN_FLIGHT` more
+sums have begun, which bounds the bytes in flight.
 
-How large buckets are: k buckets cost (k - 1) L more than one, L the latency of a sum, but only the
-last one is not hidden behind computing; it takes B / (k R) of B bytes at a rate R.  The sum of both
-is least where a bucket has sqrt(B L R) bytes.  By a ring of n ranks with the latency ALPHA and the
-rate RATE of each message, L = 2 (n - 1) ALPHA and R = RATE n / (2 (n - 1)).
+The size of buckets: k buckets cost (k - 1) L more than one, where L is the latency of a sum, but
+only the last one does not overlap with computation; it takes B / (k R) for B bytes at a rate R.
+The sum of both is least for buckets of sqrt(B L R) bytes.  In a ring of n ranks whose messages have
+the latency ALPHA and the rate RATE, L = 2 (n - 1) ALPHA and R = RATE n / (2 (n - 1)).
 
 Source: Li et al., arXiv 2006.15704 (buckets of torch's DistributedDataParallel, 25 MB); Sergeev,
 Del Balso, arXiv 1802.05799 (fusion of tensors in Horovod); Thakur, Rabenseifner, Gropp,
@@ -46,7 +46,7 @@ from engine.runtime.collective import ORDINAL, PART, RANKS, SAMPLES, SHARE
 
 ALPHA, RATE = 50e-6, 117e6  # seconds and bytes a second of a message: gigabit Ethernet with TCP
 LEAST, MOST = 1 << 20, 25 << 20  # bytes of a bucket, if there is more than one
-IN_FLIGHT = 2  # buckets that are on their way when the next one is complete, if memory is scarce
+IN_FLIGHT = 2  # buckets in flight when the next one is complete, if memory is scarce
 
 ACCUMULATOR = (MS, "InPlaceAccumulatorV2")
 PORTS = (RANKS, SHARE, SAMPLES, PART)
@@ -54,10 +54,10 @@ PORTS = (RANKS, SHARE, SAMPLES, PART)
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A gradient of a parameter.
+    """Gradient of a parameter.
 
     buffer: its accumulation buffer, an input of the training graph.
-    dtype, shape: of the parameter.
+    dtype, shape: the type and shape of the parameter.
     """
 
     buffer: str
@@ -66,12 +66,12 @@ class Gradient:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Number of bytes of its elements."""
         return ITEMSIZE[self.dtype] * math.prod(self.shape)
 
 
 def bucket_bytes(total: int, size: int) -> int:
-    """The bytes of a bucket, for gradients of `total` bytes on so many ranks."""
+    """Return the bytes of a bucket, for gradients of `total` bytes on `size` ranks."""
     if size < 2 or total <= LEAST:
         return max(total, 1)
     latency, rate = 2 * (size - 1) * ALPHA, RATE * size / (2 * (size - 1))
@@ -87,23 +87,22 @@ def for_ranks(
     statistics: bool,
     is_tight: bool = False,
 ) -> Graph:
-    """The graph that each of `size` ranks runs; the graph given stays as it is.
+    """Return the graph that each of `size` ranks runs; the given graph is not changed.
 
-    outputs: those of the training graph that are kept, the loss first.
-    statistics: whether batch normalisations that train use the statistics of the joined batch; else
-        each rank those of its own part.
-    is_tight: whether memory is scarce.  All ranks must say the same.
+    outputs: the outputs of the training graph to keep, the loss first.
+    statistics: whether trained batch normalisations use the statistics of the joined batch;
+        otherwise each rank uses the statistics of its own part.
+    is_tight: whether memory is scarce.  All ranks must pass the same value.
 
     The new graph has the inputs `PORTS` of engine/runtime/collective.py.
 
     Raises:
-        ModelError: the graph has no initializer that begins the backward pass, or a value has the
-            name of a port.
+        ModelError: no initializer begins the backward pass, or a value has the name of a port.
     """
     graph = training.copy()
     taken = sorted(set(PORTS) & set(graph.values()))
     if taken:
-        raise ModelError(f"the training model has values of the names {taken}")
+        raise ModelError(f"the training model has values with the names {taken}")
     job = _Ranks(graph, Names(graph), {g.buffer: g for g in gradients})
     job.begin(outputs[0])
     job.proximal()
@@ -124,9 +123,9 @@ def for_ranks(
 
 @dataclass(slots=True)
 class _Ranks:
-    """The state of one rewriting.
+    """State of one rewriting.
 
-    gradients: by their buffers.
+    gradients: the gradients by their buffers.
     """
 
     graph: Graph
@@ -152,12 +151,14 @@ class _Ranks:
         self._rename(seed, SHARE)
 
     def _rename(self, name: str, other: str) -> None:
-        """Let all nodes read another value in the place of one."""
+        """Let all nodes read another value instead of this one."""
         for node in self.graph.nodes:
             node.inputs = tuple(other if each == name else each for each in node.inputs)
 
     def proximal(self) -> None:
-        """Let each rank add its part of what gradients have besides those of the loss."""
+        """Divide the proximal term by the number of ranks, so that the summed gradient contains it
+        once.
+        """
         graph = self.graph
         if MU not in graph.inputs:
             return
@@ -173,7 +174,7 @@ class _Ranks:
         ]
 
     def loss(self, outputs: Sequence[str]) -> None:
-        """Let output 0 be the loss of the joined batch, made behind all of the forward pass."""
+        """Let output 0 be the loss of the joined batch, computed after the forward pass."""
         graph, loss = self.graph, outputs[0]
         own = self.names.fresh(f"{loss}/own")
         wanted, last = set(outputs), -1
@@ -190,7 +191,7 @@ class _Ranks:
         graph.nodes.insert(last + 1, Node("JoinLoss", inputs, (loss,), {"ordinal": 0}, OURS, title))
 
     def norms(self) -> None:
-        """Let batch normalisations that train use the statistics of the joined batch."""
+        """Let trained batch normalisations use the statistics of the joined batch."""
         graph = self.graph
         nodes, graph.nodes = graph.nodes, []
         for node in nodes:
@@ -201,7 +202,7 @@ class _Ranks:
                 part = PART if node.op == NORMS[GRADIENT] else SAMPLES
                 node.inputs = (*node.inputs[:5], part, RANKS)
                 node.attrs["ordinal"] = 0
-            elif key == (OURS, "ChannelMoments"):  # of a gradient that computes them again
+            elif key == (OURS, "ChannelMoments"):  # for a gradient that computes them again
                 own = tuple(self.names.fresh(f"{name}/own") for name in node.outputs)
                 title = self.names.fresh(f"{node.name}/JoinMoments")
                 inputs, outputs, node.outputs = (RANKS, *own, SAMPLES), node.outputs, own
@@ -210,7 +211,9 @@ class _Ranks:
                 )
 
     def _trains(self, node: Node) -> bool:
-        """Whether a batch normalisation, or the gradient of one, uses the batch's statistics."""
+        """Return whether a batch normalisation, or the gradient of one, uses the batch's
+        statistics.
+        """
         if (node.domain, node.op) == GRADIENT:
             return True
         site = site_of(self.graph, node, {}, {})
@@ -219,9 +222,9 @@ class _Ranks:
     def buckets(self, limit: int, in_flight: int) -> None:
         """Sum gradients in buckets of about `limit` bytes before they are accumulated.
 
-        The gradients of a bucket have one element type.  A gradient of as many bytes is a bucket
-        by itself, and is summed where it lies.  At most `in_flight` are on their way when another
-        one is complete.
+        The gradients of a bucket have one element type.  A gradient of at least `limit` bytes is a
+        bucket by itself, and is summed in place.  At most `in_flight` sums are in progress when
+        another bucket is complete.
         """
         graph = self.graph
         makers = {o: n for n, node in enumerate(graph.nodes) for o in node.outputs if o}
@@ -229,7 +232,7 @@ class _Ranks:
         left = {id(n) for n in mine}
         mine.sort(key=lambda n: makers.get(n.inputs[1], -1))
         buckets: list[list[Node]] = []
-        small: dict[str, list[Node]] = {}  # by element type, of which a bucket has one
+        small: dict[str, list[Node]] = {}  # by element type, because a bucket has only one
         for node in mine:
             gradient = self.gradients[node.inputs[0]]
             if gradient.nbytes >= limit:
@@ -262,17 +265,19 @@ class _Ranks:
         graph.nodes = nodes
 
     def _is_accumulator(self, node: Node) -> bool:
-        """Whether a node accumulates the gradient of a parameter."""
+        """Return whether a node accumulates the gradient of a parameter."""
         return (node.domain, node.op) == ACCUMULATOR and node.inputs[0] in self.gradients
 
     def _start(self, bucket: Sequence[Node]) -> Node:
-        """The node that begins the sum of a bucket, given what accumulates its gradients."""
+        """Return the node that starts the sum of a bucket, given the accumulators of its
+        gradients.
+        """
         title = self.names.fresh(f"{bucket[-1].inputs[1]}/AllReduceStart")
         inputs = (RANKS, *(node.inputs[1] for node in bucket))
         return Node("AllReduceStart", inputs, (f"{title}_output",), {"ordinal": 0}, OURS, title)
 
     def _finish(self, bucket: Sequence[Node], name: str) -> Iterator[Node]:
-        """The nodes that await the sum of a bucket and accumulate its gradients."""
+        """Yield the nodes that await the sum of a bucket and accumulate its gradients."""
         title = self.names.fresh(f"{bucket[-1].inputs[1]}/AllReduceWait")
         joined = f"{title}_output"
         yield Node("AllReduceWait", (RANKS, name), (joined,), {"ordinal": 0}, OURS, title)

@@ -1,28 +1,30 @@
-"""Sparse updates: the parameters that are trained, and weights of which a part is trained.
+"""Sparse updates: training chosen parameters, and parts of weights.
 
-A weight of which the first input channels are trained becomes two parameters that the graph joins:
+If only the first input channels of a weight are trained, the weight becomes two parameters that the
+graph joins:
 
     Before   initializer w f32[64,32,3,3];    y = Conv(x, w)
     After    parameters w.trained f32[64,8,3,3], w.frozen f32[64,24,3,3];
              w = Concat(w.trained, w.frozen) axis=1;    y = Conv(x, w)
 
-Its gradient is ONNX's own: a slice of that of w, which the planner makes that of a slice of x
-(graphs/passes/narrow.py).  Three other forms were weighed.
+Its gradient follows from ONNX's rules: a slice of the gradient of w, which the planner computes
+from a slice of x (graphs/passes/narrow.py).  Three other forms were weighed.
 
 * One parameter w whose gradient is a slice.  Names stay, but the optimizer models of
-  onnxruntime-training take parameters and gradients of one shape, so that they could not run it,
-  and moments would be whole or have a shape of their own in checkpoints.
+  onnxruntime-training take parameters and gradients of one shape, so they could not run it, and
+  moments would be whole or have a shape of their own in checkpoints.
 * The whole w frozen, and its first channels a second time as a parameter that is written over it.
   The name w stays, with an old value: two truths in a checkpoint, and more memory by the share.
 * Two convolutions, of the first channels and of the others.  No join of weights, but the output is
-  written twice and sums are in another order, so exported models would not be those trained.
+  written twice and sums are in another order, so exported models would differ from the trained
+  ones.
 
-With two parameters everything is what it says it is: moments and gradients have the shape of what
-is trained, onnxruntime-training and trimmed builds need to know nothing new, and a checkpoint holds
-each number once.  The price is a join: each step copies such a weight twice, once in the forward
-pass and once, where dX needs it, in the backward pass, so that no joined weight is kept between.
-That is 4 bytes read and written for each weight, below 1 % of a step of MobileNetV2.  Exported
-models have w again, whole and under its name (`joined`).
+With two parameters nothing is special: moments and gradients have the shape of the trained part,
+onnxruntime-training and trimmed builds need no changes, and a checkpoint holds each number once.
+The price is a join: each step copies such a weight twice, once in the forward pass and, if dX needs
+it, once in the backward pass, so that no joined weight is kept in between.  This reads and writes 4
+bytes for each weight, less than 1 % of a step of MobileNetV2.  Exported models have w again, whole
+and under its name (`joined`).
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _NORMS = op_keys(
 )
 _SKIP_NORMS = op_keys(
     f"{MS}::SkipLayerNormalization {MS}::SkipSimplifiedLayerNormalization"
-)  # whose inputs are x, skip, scale, shift and a bias
+)  # with inputs x, skip, scale, shift and a bias
 _BIASED = op_keys(f"Conv ConvTranspose Gemm {MS}::FusedConv {MS}::FusedGemm")
 _RECURRENT = op_keys("LSTM GRU RNN")
 _BIASED_GELUS = op_keys(f"{MS}::BiasGelu {MS}::FastGelu")
@@ -62,10 +64,11 @@ _ELEMENTWISE = op_keys("Add Sub Mul Div Where Concat Sum Pow")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a sparse update trains of a model.
+    """Parameters of a model that a sparse update trains.
 
     trained: names of initializers.
-    parts: of those of which a part is trained, the axis of the input channels and how many are.
+    parts: for each partly trained initializer, the axis of the input channels and the number of
+        trained ones.
     frozen_norms: names of batch normalisations whose scale is not trained.
     """
 
@@ -76,11 +79,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A node that takes a parameter, and how.
+    """Node that takes a parameter, and how it takes it.
 
-    place: of the node in the graph.  at: the index of the input.
-    axes: for each axis of the input the axis of the parameter, where nothing but transposes lies
-        between them.
+    place: the position of the node in the graph.  at: the index of the input.
+    axes: for each axis of the input the axis of the parameter, if only transposes lie between them.
     """
 
     node: Node
@@ -90,56 +92,55 @@ class _Use:
 
 
 def choose(graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None = None) -> Chosen:
-    """What an update trains of a forward model, whose nodes must have names of their own.
+    """Choose the parameters that an update trains in a forward model with unique names of nodes.
 
     candidates: the initializers that it may choose; None: all parameters of the model.
 
     Raises:
         NameNotFoundError: a pattern matches no candidate, or there is no such layer.
-        InputError: of a weight that `channels` names no part can be trained, or nothing is chosen.
+        InputError: `channels` names a weight that cannot be partly trained, or nothing is chosen.
     """
     known = parameters(graph) if candidates is None else list(candidates)
     uses, paths = _uses(graph, set(known)), Paths.of(graph.metadata)
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in update.layers:
-        found |= _matched(pattern, known, uses, paths)
+        names |= _matched(pattern, known, uses, paths)
     if update.biases:
-        found |= {name for name in known if _is_bias(graph, name, uses[name])}
+        names |= {name for name in known if _is_bias(graph, name, uses[name])}
     if update.norms:
-        found |= {name for name in known if any(_is_of_norm(use) for use in uses[name])}
+        names |= {name for name in known if any(_is_of_norm(use) for use in uses[name])}
     if update.last:
-        found |= _last_layers(graph, uses, update.last)
+        names |= _last_layers(graph, uses, update.last)
     parts = {}
     for pattern, share in update.channels.items():
         for name, axis in _splittable(pattern, known, uses, paths):
             channels = graph.initializers[name].shape[axis]
             count = math.ceil(share * channels)
-            if count < channels and name not in found:
+            if count < channels and name not in names:
                 parts[name] = (axis, count)
             else:
-                found.add(name)
-    parts = {name: part for name, part in parts.items() if name not in found}
-    trained = tuple(n for n in graph.initializers if n in found or n in parts)
+                names.add(name)
+    parts = {name: part for name, part in parts.items() if name not in names}
+    trained = tuple(n for n in graph.initializers if n in names or n in parts)
     if not trained:
         raise InputError(f"{update}: it chooses none of {len(known)} parameters of the model")
     norms = [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
-    still = tuple(n.name for n in norms if n.inputs[1] not in found)
+    still = tuple(n.name for n in norms if n.inputs[1] not in names)
     return Chosen(trained, parts, still)
 
 
 def choose_and_split(
     graph: Graph, update: SparseUpdate, candidates: Sequence[str], frozen: Sequence[str]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Let a forward graph have what an update trains as parameters of their own, in place.
+    """Give a forward graph the parameters that an update trains, in place.
 
     candidates: the initializers that the update may choose; empty means all parameters.
-    frozen: those that are frozen anyway.
+    frozen: the parameters that are frozen anyway.
 
-    Returns the parameters that are trained, those that are frozen, and the batch normalisations
-    that are.
+    Returns the trained parameters, the frozen ones, and the frozen batch normalisations.
 
     Raises:
-        EngineError: as `choose` and `split`.
+        EngineError: see `choose` and `split`.
     """
     candidates = Paths.of(graph.metadata).resolved(candidates, graph.initializers)
     known = candidates or [n for n in parameters(graph) if n not in {*frozen}]
@@ -149,21 +150,21 @@ def choose_and_split(
             "requires_grad: the model has no initializer "
             + ", ".join(f"{n!r}{nearest(n, graph.initializers)}" for n in lost)
         )
-    found = choose(name_nodes(graph), update, known)
-    split(graph, found.parts)
-    rest = [name for name in known if name not in found.trained]
-    trained = [name + TRAINED if name in found.parts else name for name in found.trained]
-    still = [name + FROZEN for name in found.parts]
-    return trained, [*frozen, *rest, *still], list(found.frozen_norms)
+    chosen = choose(name_nodes(graph), update, known)
+    split(graph, chosen.parts)
+    rest = [name for name in known if name not in chosen.trained]
+    trained = [name + TRAINED if name in chosen.parts else name for name in chosen.trained]
+    still = [name + FROZEN for name in chosen.parts]
+    return trained, [*frozen, *rest, *still], list(chosen.frozen_norms)
 
 
 def split(graph: Graph, parts: Mapping[str, tuple[int, int]]) -> Graph:
-    """Make two initializers of each weight of which a part is trained, and join them in the graph.
+    """Split each partly trained weight into two initializers, and join them in the graph.
 
-    parts: as `Chosen` has them.  See the head of this file.
+    parts: see `Chosen` and the docstring of this file.
 
     Raises:
-        InputError: the model has a value of the name that a part would have.
+        InputError: the model has a value with the name of a part.
     """
     taken, names = set(graph.values()), Names(graph)
     joins = []
@@ -181,7 +182,7 @@ def split(graph: Graph, parts: Mapping[str, tuple[int, int]]) -> Graph:
 
 
 def joined(graph: Graph) -> Graph:
-    """Make one initializer again of the parts of each weight that `split` has made two of.
+    """Join the parts of each weight that `split` has split into one initializer again.
 
     Before   initializers w.trained, w.frozen; w = Concat(w.trained, w.frozen); y = Conv(x, w)
     After    initializer w; y = Conv(x, w)
@@ -195,19 +196,19 @@ def joined(graph: Graph) -> Graph:
 
 
 def joins(graph: Graph) -> dict[str, Node]:
-    """The nodes that join the parts of weights that `split` has made, by the weight's name."""
-    found = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
+    """Return the nodes that join the parts of split weights, by the weight's name."""
+    concats = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
     return {
         node.outputs[0]: node
-        for node in found
+        for node in concats
         if node.inputs == (node.outputs[0] + TRAINED, node.outputs[0] + FROZEN)
     }
 
 
 def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
-    """The nodes that take each of these initializers, through nodes that only move them.
+    """Return the nodes that take each of these initializers, through nodes that only move them.
 
-    Ops that exporters decompose are found as those ops, where the model can be inferred.
+    Decomposed ops are recognised as the original ops if the model can be inferred.
     """
     source: dict[str, tuple[str, tuple[int, ...] | None]] = {
         n: (n, tuple(range(graph.initializers[n].ndim))) for n in known
@@ -226,29 +227,29 @@ def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
 
 
 def _fused(graph: Graph, known: set[str]) -> Graph:
-    """A copy of the graph with decomposed ops as one, if it can be inferred; else the graph.
+    """Return a copy of the graph with decomposed ops fused; if it cannot be inferred, the graph.
 
-    known: the initializers that are no constants.
+    known: the initializers that are not constants.
     """
-    found = graph.copy()
-    parameters_to_inputs(found, known)
+    copy = graph.copy()
+    parameters_to_inputs(copy, known)
     try:
-        fuse_patterns(found, infer(found))
+        fuse_patterns(copy, infer(copy))
     except InternalError:
         raise
     except EngineError:
-        return graph  # what the model lacks is told when its artifacts are made
-    return found
+        return graph  # faults of the model are reported when its artifacts are made
+    return copy
 
 
 def _moves(node: Node) -> bool:
-    """Whether a node only moves the elements of its first input, which `_moved` follows."""
+    """Return whether a node only moves the elements of its first input, which `_moved` follows."""
     op = ops().get((node.domain, node.op))
     return op is not None and (op.keeps_elements or op.title == "Transpose")
 
 
 def _moved(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The axes of a parameter behind a node that moves it; None where they are no longer known."""
+    """Return the axes of a parameter after a node that moves it, or None if they are unknown."""
     if axes is None or node.op in ("Identity", "Cast"):
         return axes
     if node.op != "Transpose":
@@ -257,13 +258,15 @@ def _moved(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 
 def _is_bias(graph: Graph, name: str, uses: Sequence[_Use]) -> bool:
-    """Whether a parameter is only added to something."""
+    """Return whether a parameter is only added to something."""
     thin = max(graph.initializers[name].shape, default=1) == graph.initializers[name].size
     return bool(uses) and all(_adds(use, thin) for use in uses)
 
 
 def _adds(use: _Use, thin: bool) -> bool:
-    """Whether a node adds its input to something; thin: it has at most one axis longer than 1."""
+    """Return whether a node adds its input to something; thin: it has at most one axis longer than
+    1.
+    """
     key = (use.node.domain, use.node.op)
     if key in _NORMS or key in _BIASED:
         return use.at == 2
@@ -277,7 +280,7 @@ def _adds(use: _Use, thin: bool) -> bool:
 
 
 def _is_of_norm(use: _Use) -> bool:
-    """Whether a node takes its input as the scale or shift of a normalisation."""
+    """Return whether a node takes its input as the scale or shift of a normalisation."""
     key = (use.node.domain, use.node.op)
     shifted = key[1] == "SkipLayerNormalization"
     return (key in _NORMS and use.at in (1, 2)) or (
@@ -288,8 +291,8 @@ def _is_of_norm(use: _Use) -> bool:
 def _matched(
     pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
 ) -> set[str]:
-    """The parameters that a pattern names, by their names and paths, or by those of their nodes."""
-    found = {
+    """Return the parameters that match a pattern by name or path, or whose nodes match it."""
+    names = {
         name
         for name in known
         if paths.matches(name, pattern)
@@ -298,22 +301,22 @@ def _matched(
             for use in uses[name] for title in (use.node.name, paths.module(use.node.name))
         )
     }  # fmt: skip
-    if not found:
+    if not names:
         raise NameNotFoundError(
             f"layers: {pattern!r} matches none of {len(known)} parameters, and no node of one"
             f"{paths.nearest(pattern, known)}"
         )
-    return found
+    return names
 
 
 def _last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -> set[str]:
-    """The parameters of the last layers, as `SparseUpdate.last` says.
+    """Return the parameters of the last layers, see `SparseUpdate.last`.
 
     Raises:
         NameNotFoundError: there are fewer layers.
     """
-    layers: list[tuple[int, set[str]]] = []  # of each the place of its node, and its parameters
-    every = ((use.place, use.at, name, use) for name, found in uses.items() for use in found)
+    layers: list[tuple[int, set[str]]] = []  # place of the node, parameters
+    every = ((use.place, use.at, name, use) for name, takers in uses.items() for use in takers)
     for place, _, name, use in sorted(every, key=lambda row: row[:2]):
         is_weight = graph.initializers[name].ndim > 1 and not _adds(use, thin=True)
         is_weight &= (use.node.domain, use.node.op) not in _ELEMENTWISE
@@ -329,13 +332,14 @@ def _last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -
 def _splittable(
     pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
 ) -> list[tuple[str, int]]:
-    """The weights that a pattern of `channels` names, each with the axis of its input channels.
+    """Return the weights that a pattern of `channels` names, each with the axis of its input
+    channels.
 
-    Parameters of other kinds that the pattern matches too, as biases, are left out.
+    Other parameters that the pattern matches, such as biases, are left out.
 
     Raises:
         NameNotFoundError: it matches no parameter.
-        InputError: none of those that it matches is such a weight, and why.
+        InputError: no match is such a weight; the message says why.
     """
     matched = [name for name in known if paths.matches(name, pattern)]
     if not matched:
@@ -344,18 +348,18 @@ def _splittable(
             f"{paths.nearest(pattern, known)}"
         )
     axes = {name: _input_axis(uses[name]) for name in matched}
-    found = [(name, axis) for name, axis in axes.items() if isinstance(axis, int)]
-    if not found:
+    weights = [(name, axis) for name, axis in axes.items() if isinstance(axis, int)]
+    if not weights:
         reasons = ", ".join(f"{paths.title(n)} {why}" for n, why in list(axes.items())[:3])
         raise InputError(
             f"channels: {pattern!r} matches no weight of a convolution without groups, MatMul or "
             f"Gemm: {reasons}"
         )
-    return found
+    return weights
 
 
 def _input_axis(uses: Sequence[_Use]) -> int | str:
-    """The axis of the input channels of a weight; in words why it has none."""
+    """Return the axis of the input channels of a weight, or the reason why it has none."""
     if len(uses) != 1:
         return f"is read by {len(uses)} nodes"
     (use,) = uses

@@ -1,4 +1,4 @@
-"""Support: which nodes of a model can be trained.  Each node is planned alone, then its gradient.
+"""Support for training of each node of a model: the node is planned alone, then its gradient.
 
 A node is tried with the types that it has in the model.  Symbolic dimensions are given numbers.
 """
@@ -32,14 +32,14 @@ FORWARD, UNSUPPORTED = "forward only", "unsupported"
 
 SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # for symbolic dimensions, one after another
 _LOST = "the type of {} is not known"
-SMALL = 64  # elements from which a constant of floats counts as a weight, which is trained
+SMALL = 64  # least elements of a constant of floats that counts as a trained weight
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One node of a model, its status, and the reason if it cannot be trained.
+    """Node of a model, its status, and the reason if it cannot be trained.
 
-    module: the submodule that it is of, as far as the exporter has written it down.
+    module: the submodule of the node, if the exporter has recorded it.
     """
 
     node: str
@@ -52,27 +52,26 @@ class Support:
 
     @property
     def follows(self) -> bool:
-        """Whether the reason is another node, of whose output nothing is known."""
+        """True if the reason is another node whose output is unknown."""
         before, after = _LOST.split("{}")
         return self.reason.startswith(before) and self.reason.endswith(after)
 
 
 class Table(list[Support]):
-    """The rows for the nodes of a model, in order.  `str` writes them as a table.
+    """Table of the nodes of a model, in order; `str` formats it.
 
-    notes: sentences on what an exporter has folded, so that the model trains otherwise than the
-        module that it was exported from, and on weights that are integers or half floats; behind
-        the rows.
+    notes: sentences after the rows, on folded nodes that make the model train differently from the
+        exported module, and on weights of integers or half floats.
     """
 
     notes: tuple[str, ...] = ()
 
     def count(self, status: object) -> int:
-        """The number of nodes of a status."""
+        """Return the number of nodes of a status."""
         return sum(row.status == status for row in self)
 
     def __str__(self) -> str:
-        known = any(r.module for r in self)  # else there is no such column
+        known = any(r.module for r in self)  # otherwise there is no such column
         rows = [["node", *["module"] * known, "op", "opset", "status", ""]]
         for r in self:
             op = f"{r.domain}::{r.op}" if r.domain else r.op
@@ -85,10 +84,10 @@ class Table(list[Support]):
         kinds = (TRAINABLE, NEUTRAL, FORWARD, UNSUPPORTED)
         total = ", ".join(f"{self.count(kind)} {kind}" for kind in kinds if self.count(kind))
         lacking = (r for r in self if r.status in (FORWARD, UNSUPPORTED) and not r.follows)
-        found: dict[str, list[str]] = {}
+        advised: dict[str, list[str]] = {}
         for r in lacking:
-            found.setdefault(advice(r.domain, r.op), []).append(r.node)
-        todo = [f"what to do about {', '.join(found[what])}: {what}" for what in found if what]
+            advised.setdefault(advice(r.domain, r.op), []).append(r.node)
+        todo = [f"what to do about {', '.join(advised[what])}: {what}" for what in advised if what]
         end = [f"{len(self)} nodes: {total}", *todo, *(f"warning: {note}" for note in self.notes)]
         return "\n".join([*(line.rstrip() for line in lines), *end])
 
@@ -110,11 +109,11 @@ def supported(model: onnx_io.Model) -> Table:
 
 
 def _supported(graph: Graph) -> Table:
-    """The rows for the nodes of a graph."""
+    """Return the rows for the nodes of a graph."""
     with contextlib.suppress(EngineError):
         unroll(graph)
         infer(merged := graph.copy())
-        graph.inputs = merged.inputs  # in which symbols that have to be equal are one
+        graph.inputs = merged.inputs  # where symbols that must be equal are one
     table = _try(graph, False)
     return min(table, _try(graph, True), key=_faults) if _faults(table) else table
 
@@ -132,16 +131,16 @@ def _try(graph: Graph, equal: bool) -> Table:
 
 
 class _Trial:
-    """The walk over a graph of concrete inputs.
+    """Walk over a graph of concrete inputs.
 
-    types, constants: of the values so far.
+    types, constants: the types and constants of the values so far.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.types: dict[str, TensorType] = dict(graph.inputs)
         self.constants: dict[str, Array] = dict(graph.initializers)
-        self.known: dict[str, tuple[str, str]] = {}  # text of all that decides -> status and reason
+        self.known: dict[str, tuple[str, str]] = {}  # key of a node -> status, reason
 
     def run(self) -> Table:
         table = Table()
@@ -152,20 +151,22 @@ class _Trial:
         return table
 
     def node(self, node: Node) -> tuple[str, str]:
-        """The status of a node, and the reason; the types of its outputs are noted."""
+        """Return the status of a node and the reason; note the types of its outputs."""
         lost = [i for i in node.reads() if i not in self.types and i not in self.constants]
         if lost:
             self.believe(node)
             return UNSUPPORTED, _LOST.format(repr(lost[0]))
         one = self.alone(node)
         try:
-            found = infer(unroll(one.copy()), settled=True)
+            inferred = infer(unroll(one.copy()), settled=True)
         except EngineError as error:
             self.believe(node)
             return UNSUPPORTED, _reason(error)
         outputs = [o for o in node.outputs if o]
-        self.types.update((o, found.types[o]) for o in outputs)
-        self.constants.update((o, found.constants[o]) for o in outputs if o in found.constants)
+        self.types.update((o, inferred.types[o]) for o in outputs)
+        self.constants.update(
+            (o, inferred.constants[o]) for o in outputs if o in inferred.constants
+        )
         if all(o in self.constants for o in outputs):
             return NEUTRAL, ""
         values = {n: (str(a.dtype), a.shape, a.tobytes()) for n, a in one.initializers.items()}
@@ -175,18 +176,20 @@ class _Trial:
         ]
         key = repr((node.domain, node.op, sorted(node.attrs.items()), len(node.outputs), inputs))
         if key not in self.known:
-            self.known[key] = self.outcome(one, found)
+            self.known[key] = self.outcome(one, inferred)
         return self.known[key]
 
     def believe(self, node: Node) -> None:
-        """Note the types that the model gives a node's outputs, as they cannot be inferred."""
+        """Note the model's types of a node's outputs, because they cannot be inferred."""
         for o in node.outputs:
             t = self.graph.types.get(o)
             if t is not None and all(isinstance(d, int) for d in t.shape):
                 self.types[o] = t
 
     def alone(self, node: Node) -> Graph:
-        """The graph of one node.  What it reads is an input, or a constant that is no weight."""
+        """Return the graph of one node, whose operands are inputs, or constants other than
+        weights.
+        """
         constants, inputs = {}, {}
         for i in node.reads():
             value = self.constants.get(i)
@@ -198,7 +201,7 @@ class _Trial:
         return Graph(node.name, inputs, outputs, constants, [node], self.graph.opsets)
 
     def outcome(self, one: Graph, found: Inferred) -> tuple[str, str]:
-        """The status and reason of a node whose types are known: plan it, then its gradient."""
+        """Return the status and reason of a node with known types: plan it, then its gradient."""
         try:
             make_plan(one, {}, target=host(), threads=1)
         except EngineError as error:
@@ -219,7 +222,9 @@ class _Trial:
 
 
 def _gradient(one: Graph, output: str, wrt: str) -> Graph:
-    """The graph of the gradient, with respect to `wrt`, of the sum of squares of an output."""
+    """Return the graph of the gradient, with respect to `wrt`, of the sum of squares of an
+    output.
+    """
     graph = unroll(one.copy())
     graph.nodes.append(Node("Mul", (output, output), ("/square",)))
     graph.nodes.append(Node("ReduceSum", ("/square",), ("/loss",), {"keepdims": 0}))
@@ -229,7 +234,7 @@ def _gradient(one: Graph, output: str, wrt: str) -> Graph:
 
 
 def _reason(error: EngineError) -> str:
-    """The text of an error in one line, without the name of the node with which it begins."""
+    """Return the text of an error in one line, without the name of the node at its beginning."""
     text = " ".join(str(error).split())
     node = r"[\w.:]+ '[^']*' \(opset \d+[^)]*\)( in '[^']*')?"
     return re.sub(f"^(.*: no gradient for )?{node}", "", text).lstrip(": ") or "no gradient"

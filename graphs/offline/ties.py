@@ -1,4 +1,4 @@
-"""Ties: parameters that an exporter has copied, and that are trained as one.
+"""Ties: parameters that an exporter has copied and that are trained as one.
 
 A language model may read one table twice: as embedding and, transposed, as output layer.  Exporters
 that fold the transpose, or write each use by itself, store two tensors, which then train apart.
@@ -7,8 +7,8 @@ that fold the transpose, or write each use by itself, store two tensors, which t
     After    initializer wte;                 e = Gather(wte, ids);
              head = Transpose(wte); y = MatMul(h, head)
 
-The gradients of both uses add up, as those of everything that is read twice.  The node that makes
-the copy has the name `Tie/<copy>`, by which an export finds it and makes it an initializer again.
+The gradients of both uses add up, as for every value that is read twice.  The node that makes the
+copy has the name `Tie/<copy>`, by which an export finds it and makes it an initializer again.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from engine.kernels.vocabulary.op import Array
 
 AUTO = "auto"
 MARK = "Tie/"
-DISTINCT = 16  # values that differ, at least, in a tensor that is taken for a copy of another
+DISTINCT = 16  # least number of distinct values in a tensor that counts as a copy of another
 BLOCK = 1 << 24  # bytes
-_MADE = re.compile(r"onnx::|[a-z_]*\d+$")  # names of what PyTorch's exporters have computed
+_MADE = re.compile(r"onnx::|[a-z_]*\d+$")  # names of values that PyTorch's exporters have computed
 
 
 def find(graph: Graph, trained: Sequence[str], frozen: Sequence[str]) -> list[list[str]]:
-    """Groups of initializers that look like copies of one parameter, in the model's order.
+    """Return groups of initializers that look like copies of one parameter, in the model's order.
 
     At least one of a group is among `trained` and none among `frozen`; others may be constants.
 
-    Such are of two dimensions and more, have equal values, or those of the transpose, and not a
-    few values alone, as identities and masks do.  PyTorch's exporters keep parameters of one name
-    as one; of theirs one of two must have a name that the exporter has made.  Parameters that the
-    exporter lists are apart.
+    Copies have at least two dimensions, equal or transposed values, and more distinct values than
+    identities and masks.  PyTorch's exporters keep parameters of one name as one, so in their
+    models one of two copies must have a name that the exporter has made up.  Parameters that the
+    exporter lists are separate.
     """
     alike: dict[tuple[object, ...], list[list[str]]] = defaultdict(list)
     chosen, still = set(trained), set(frozen)
     for name, array in graph.initializers.items():
         if name in still or array.ndim < 2 or OF_NUMPY.get(array.dtype) not in FLOATS:
             continue
-        diagonal = array.reshape(array.shape[0], -1).diagonal()  # that of the transpose, too
+        diagonal = array.reshape(array.shape[0], -1).diagonal()  # the transpose, too
         key = (array.dtype.str, tuple(sorted(array.shape)), diagonal.tobytes())
         for group in alike[key]:
             if _copies(graph, group[0], name) is not None and _may_share(graph, group[0], name):
@@ -55,7 +55,7 @@ def find(graph: Graph, trained: Sequence[str], frozen: Sequence[str]) -> list[li
                 break
         else:
             alike[key].append([name])
-    every = (group for found in alike.values() for group in found if len(group) > 1)
+    every = (group for same in alike.values() for group in same if len(group) > 1)
     groups = [group for group in every if not chosen.isdisjoint(group)]
     groups = [g for g in groups if _is_varied(graph.initializers[g[0]])]
     order = {name: k for k, name in enumerate(graph.initializers)}
@@ -63,7 +63,7 @@ def find(graph: Graph, trained: Sequence[str], frozen: Sequence[str]) -> list[li
 
 
 def tell(graph: Graph, groups: Sequence[Sequence[str]]) -> str:
-    """What a warning says of copies that are to train apart."""
+    """Return the warning about copies that are trained separately."""
     told = []
     for group in groups:
         is_equal = _copies(graph, group[0], group[1]) is False
@@ -72,31 +72,34 @@ def tell(graph: Graph, groups: Sequence[Sequence[str]]) -> str:
     more = "" if len(told) <= 3 else f" and {len(told) - 3} more pairs"
     return (
         f"{', '.join(told[:3])}{more}: if the model shares them, as an embedding and its output "
-        "layer, they train apart now, or one stays as it is; tie='auto', or tie=[[names], ...], "
-        "trains them as one, and tie=[] says that they are apart"
+        "layer, they are now trained separately, or only one is trained; tie='auto', or "
+        "tie=[[names], ...], trains them as one, and tie=[] keeps them separate"
     )
 
 
 def tie(
     graph: Graph, given: Sequence[Sequence[str]] | str, trained: list[str], frozen: list[str]
 ) -> tuple[list[str], list[str]]:
-    """Let the parameters of each group be one, the first one, in place.
+    """Let the parameters of each group be one parameter, the first one, in place.
 
     given: groups of names of initializers, or "auto" for those that `find` finds.
     trained, frozen: names of parameters.
 
-    Returns these with the first one in the place of its copies.
+    Returns these, with copies replaced by the first one.
 
     Raises:
-        InputError, NameNotFoundError: the groups are malformed, or a part of one is frozen alone.
-        ShapeError: what is to be one has several values.
+        InputError, NameNotFoundError: the groups are malformed, or only a part of one is frozen.
+        ShapeError: the values of a group differ.
     """
     groups = find(graph, trained, frozen) if given == AUTO else _checked(graph, given)
     for group in groups:
         first, *copies = group
         moving, still = (sorted(set(group) & set(part)) for part in (trained, frozen))
         if moving and still:
-            raise InputError(f"tie: {moving} are trained and {still} are not: they are one")
+            raise InputError(
+                f"tie: tied parameters must be trained or frozen together; trained: {moving}, "
+                f"frozen: {still}"
+            )
         for copy in copies:
             _join(graph, first, copy)
         trained, frozen = (
@@ -107,7 +110,7 @@ def tie(
 
 
 def apart(graph: Graph) -> Graph:
-    """Make initializers again of the copies of a model whose parameters are initializers.
+    """Make the copies in a model whose parameters are initializers separate initializers again.
 
     Before   initializer wte; head = Transpose(wte); y = MatMul(h, head)
     After    initializers wte, head;                 y = MatMul(h, head)
@@ -124,7 +127,7 @@ def apart(graph: Graph) -> Graph:
 
 
 def _checked(graph: Graph, given: object) -> list[list[str]]:
-    """Groups that a caller gives."""
+    """Return the groups that a caller gives."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InputError(f"tie={given!r}; expected 'auto', or groups of names [['a', 'b'], ...]")
     groups = [arguments.names("tie", group) for group in given]
@@ -138,7 +141,7 @@ def _checked(graph: Graph, given: object) -> list[list[str]]:
                     f"tie: the model has no initializer {name!r}{nearest(name, graph.initializers)}"
                 )
             if name in seen:
-                raise InputError(f"tie: {name!r} stands there twice")
+                raise InputError(f"tie: {name!r} appears twice")
             seen.add(name)
         for name in group[1:]:
             if _copies(graph, group[0], name) is None:
@@ -151,7 +154,7 @@ def _checked(graph: Graph, given: object) -> list[list[str]]:
 
 
 def _copies(graph: Graph, first: str, other: str) -> bool | None:
-    """Whether a tensor is the transpose of another; None if it is neither that nor equal to it."""
+    """Return whether a tensor is the transpose of another (False: equal to it); None if neither."""
     a, b = graph.initializers[first], graph.initializers[other]
     if a.dtype != b.dtype:
         return None
@@ -161,7 +164,7 @@ def _copies(graph: Graph, first: str, other: str) -> bool | None:
 
 
 def _same(a: Array, b: Array) -> bool:
-    """Whether two tensors of one type have the same values, to the last bit."""
+    """Return whether two tensors of one type have the same bytes."""
     if a.shape != b.shape:
         return False
     if not a.ndim:
@@ -175,7 +178,7 @@ def _same(a: Array, b: Array) -> bool:
 
 
 def _is_varied(array: Array) -> bool:
-    """Whether a tensor has at least `DISTINCT` values that differ."""
+    """Return whether a tensor has at least `DISTINCT` values that differ."""
     seen, step = set[float](), _rows_of_block(array)
     for i in range(0, len(array), step):
         seen.update(np.unique(array[i : i + step])[:DISTINCT].tolist())
@@ -185,19 +188,19 @@ def _is_varied(array: Array) -> bool:
 
 
 def _rows_of_block(array: Array) -> int:
-    """How many rows of a tensor are looked at together, so that little of it is copied."""
+    """Return how many rows of a tensor are compared at a time, so that little of it is copied."""
     return max(1, BLOCK * len(array) // max(array.nbytes, 1))
 
 
 def _may_share(graph: Graph, a: str, b: str) -> bool:
-    """Whether two equal tensors may have been one parameter, by what the exporter tells."""
+    """Return whether two equal tensors may have been one parameter, by the exporter's metadata."""
     if {a, b} <= set(graph.parameters):
         return False
     return graph.producer != "pytorch" or bool(_MADE.match(a) or _MADE.match(b))
 
 
 def _join(graph: Graph, first: str, copy: str) -> None:
-    """Let a copy be made of the first one."""
+    """Let a copy be computed from the first one."""
     transposed = _copies(graph, first, copy)
     del graph.initializers[copy]
     graph.types.pop(copy, None)

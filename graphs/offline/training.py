@@ -1,4 +1,4 @@
-"""Training: the training graph and the evaluation graph are made of a forward graph."""
+"""Training: making the training graph and the evaluation graph of a forward graph."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ BuildLoss = Callable[[Graph], str]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which initializers of a model become parameters of the artifacts, by name.
+    """Names of the initializers of a model that become parameters of the artifacts.
 
-    trainable: those that are trained.
-    frozen: those that the checkpoint holds, but that are not trained.
-    inputs: inputs of the graph whose gradients are accumulated, too.
+    trainable: the trained ones. frozen: the ones in the checkpoint that are not trained. inputs:
+        inputs of the graph whose gradients are accumulated, too.
     """
 
     trainable: tuple[str, ...]
@@ -47,7 +46,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Artifacts:
-    """The two graphs, whose parameters are inputs, and the values of the parameters, in order."""
+    """Two graphs, whose parameters are inputs, and the values of the parameters, in order."""
 
     training: Graph
     evaluation: Graph
@@ -64,8 +63,8 @@ def choose(
 
     Raises:
         InputError: a name is in both lists.
-        NameNotFoundError: a name is no initializer (and, of those to train, no input either).
-        DTypeError: a name to train is not of float32 or float64.
+        NameNotFoundError: a name is not an initializer (nor, for training, an input).
+        DTypeError: a parameter to train is not float32 or float64.
     """
     train, freeze = list(requires_grad or ()), list(frozen or ())
     both = sorted(set(train) & set(freeze))
@@ -103,11 +102,11 @@ def make_artifacts(
     *,
     proximal: bool = False,
 ) -> Artifacts:
-    """Make the training and the evaluation graph of a forward graph, which is changed on the way.
+    """Make the training and the evaluation graph of a forward graph, which is modified.
 
     build_loss: appends the loss.  None: the first output of the graph is the loss.
-    additional_outputs: names of values that are outputs of both graphs, behind the loss.
-    frozen_norms: see `batchnorm.choose_trained`.  Running statistics that training moves become
+    additional_outputs: names of values that are outputs of both graphs, after the loss.
+    frozen_norms: see `batchnorm.choose_trained`.  Running statistics that training updates become
         frozen parameters.
     proximal: whether gradients have a pull to anchors, see graphs/offline/proximal.py.
 
@@ -117,10 +116,10 @@ def make_artifacts(
                           outputs loss, w_grad.accumulation.out
 
     Raises:
-        ModelError: the model uses a name that the artifacts need; and what `differentiate` and
-            `infer` raise.
-        NameNotFoundError: an additional output is no value of the graph.
-        DTypeError: a parameter to train is not of f32 or f64.
+        ModelError: the model uses a name that the artifacts need; see also `differentiate` and
+            `infer`.
+        NameNotFoundError: an additional output is not a value of the graph.
+        DTypeError: a parameter to train is not f32 or f64.
     """
     users = dict(forward.inputs)
     name_nodes(forward)
@@ -149,7 +148,7 @@ def make_artifacts(
     held = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
     forward.inputs = {**users, **new, **mine, **held}
     infer(name_nodes(forward))  # again, for the loss
-    evaluation = inference_mode(forward.copy())  # before fusion: its ops are exported as they came
+    evaluation = inference_mode(forward.copy())  # with the original ops, before fusion
     training_form(forward, moving)
     fuse_patterns(forward, infer(forward))
     training = _training(forward, choice, infer(forward).types, is_held=proximal)
@@ -166,7 +165,7 @@ def make_artifacts(
 
 
 def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choice:
-    """The choice with these initializers frozen, too, and without those that nothing reads now."""
+    """Return the choice with these initializers also frozen, without unread ones."""
     frozen = {*choice.frozen, *names}
     read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
     lost = {n for n in choice.frozen if n not in read} if names else set()
@@ -175,20 +174,20 @@ def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choi
 
 
 def name_loss(graph: Graph, made: str, before: Container[str], outputs: Container[str]) -> None:
-    """Rename the value that a loss has made to `loss`, in the outputs, too.
+    """Rename the value of a loss to `loss`, in the outputs, too.
 
-    A value of that name that a node of the model makes gets a fresh one, `loss_1`.  Where it is an
-    input, an initializer or an output, it is the loss that does.
+    If a node of the model makes a value named `loss`, that value becomes `loss_1`.  If it is an
+    input, an initializer or an output, the loss gets the fresh name instead.
 
-    before: the values of the model without the loss.  A loss that is one of them keeps its name.
-    outputs: those of the model without the loss.
+    before: the values of the model without the loss.  A loss among them keeps its name. outputs:
+        the outputs of the model without the loss.
 
     Raises:
         NameNotFoundError: there is no such value.
     """
     known = set(graph.values())
     if made not in known:
-        raise NameNotFoundError(f"the loss returned {made!r}, which is no value of the graph")
+        raise NameNotFoundError(f"the loss returned {made!r}, which is not a value of the graph")
     if made in before or made == LOSS:
         return
     name = LOSS
@@ -212,7 +211,7 @@ def _find(graph: Graph, names: Sequence[str]) -> None:
 
 
 def _fixed_names(names: Sequence[str]) -> list[str]:
-    """What onnxruntime-training knows by name in a training model, where these are trained."""
+    """Return the names in a training model of these parameters that onnxruntime-training fixes."""
     ends = ("buffer", "out")
     return (
         [RESET, *(f"{n}_grad.accumulation.{end}" for n in names for end in ends)] if names else []
@@ -220,16 +219,16 @@ def _fixed_names(names: Sequence[str]) -> list[str]:
 
 
 def _refuse_taken(graph: Graph, names: Iterable[str]) -> None:
-    """Refuse a graph that has values of names which the format of the artifacts fixes.
+    """Refuse a graph with values whose names the format of the artifacts fixes.
 
     Raises:
-        ModelError: it has.
+        ModelError: the graph has such values.
     """
     taken = sorted(set(names) & set(graph.values()))
     if taken:
         raise ModelError(
-            f"{graph.name}: the model has values named as the artifacts' own, whose names their "
-            f"format fixes: {', '.join(map(repr, taken))}; rename them"
+            f"{graph.name}: the model uses names that the format of the "
+            f"artifacts reserves: {', '.join(map(repr, taken))}; rename them"
         )
 
 
@@ -238,7 +237,7 @@ def _training(
 ) -> Graph:
     """Append the gradients, and the nodes that add them to their buffers.
 
-    is_held: whether gradients have a pull to anchors, which are inputs of the graph.
+    is_held: whether gradients include a pull to anchors, which are inputs of the graph.
     """
     chosen = {*choice.trainable, *choice.inputs}
     names = [n for n in graph.inputs if n in chosen]

@@ -1,4 +1,4 @@
-"""Ops without a gradient, with advice: derived from the declarations of the ops."""
+"""Ops without a gradient, with advice derived from the declarations of the ops."""
 
 from __future__ import annotations
 
