@@ -23,10 +23,10 @@ from engine.checkpoint.storage import Checkpoint
 from engine.errors import EngineError, InputError, InternalError, UnknownValueError, nearest
 from engine.runtime import config
 from engine.signatures import checked
-from engine.training.kept import Records
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.model_file import ModelSource
+from engine.training.plan_cache import Records
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from engine.kernels.compiler import load, workers
 from engine.runtime import cache
-from engine.training import kept
+from engine.training import plan_cache
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(autouse=True)
 def _plans_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no plans: what earlier runs have left on disk must not decide what a test sees."""
-    monkeypatch.setattr(kept, "folder", lambda: None)
+    monkeypatch.setattr(plan_cache, "folder", lambda: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -36,7 +36,7 @@ from engine.graphs.io import onnx_io
 from engine.lora.adapter import Adapter
 from engine.runtime import cache, files
 from engine.trainer.runs import RunFolder
-from engine.training import kept
+from engine.training import plan_cache
 from tests.simulated_disk import Disk
 
 F32 = np.float32
@@ -190,16 +190,16 @@ def model_is(folder: Path) -> str:
 
 def prepared(value: int) -> Callable[[Path], object]:
     """Write prepared plans."""
-    return lambda folder: kept.write_prepared(
-        os.fspath(folder / kept.PREPARED),
-        kept.Made("1", "s", {"d": "m"}, [("k", "t", 1)]),
+    return lambda folder: plan_cache.write_prepared(
+        os.fspath(folder / plan_cache.PREPARED),
+        plan_cache.Made("1", "s", {"d": "m"}, [("k", "t", 1)]),
         {"ab" * 32: b"%d" % value * 500},
     )
 
 
 def prepared_is(folder: Path) -> str:
     """Which of two prepared plans are there; damaged ones are made anew."""
-    found = kept.Prepared(os.fspath(folder / kept.PREPARED)).get("ab" * 32)
+    found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED)).get("ab" * 32)
     if found is None:
         raise EngineError("nothing is prepared")
     return _word(int(chr(found[0])))

@@ -33,7 +33,7 @@ from engine.runtime.verify import verify
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
 from engine.tools.plans import check_file
-from engine.training import kept
+from engine.training import plan_cache
 from tests import tiny
 from tests.guard.rows import KINDS, cases
 from tests.guard.run import run, run_forged
@@ -191,19 +191,19 @@ def test_a_forged_plan_beside_artifacts_is_not_run(
     )
     command = [sys.executable, "-m", "engine.tools.cli", "prepare", str(tmp_path), "--batch", "4"]
     subprocess.run([*command, "--threads", "1"], cwd=ROOT, check=True, capture_output=True)
-    forge_prepared(tmp_path / kept.PREPARED)
+    forge_prepared(tmp_path / plan_cache.PREPARED)
     monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(tmp_path / "cache"))
     state = CheckpointState.load_checkpoint(str(tmp_path / "checkpoint"))
     module = Module(str(tmp_path / "training_model.onnx"), state, threads=1)
     with pytest.warns(CacheWarning, match=r"it reaches \d+ elements into argument"):
         module(tiny.X[:4], tiny.LABELS[:4])
     with pytest.raises(PlanError, match="it reaches"):
-        check_file(tmp_path / kept.PREPARED)
+        check_file(tmp_path / plan_cache.PREPARED)
 
 
 def forge_prepared(path: Path) -> None:
     """Write another number into the first product of every prepared plan, and all digests anew."""
-    found = kept.Prepared(os.fspath(path))
+    found = plan_cache.Prepared(os.fspath(path))
     assert found.made is not None
     records = {}
     for name in found.names():
@@ -214,4 +214,4 @@ def forge_prepared(path: Path) -> None:
             at = next(n for n, s in enumerate(plan.steps) if s.kernel.startswith("gemm"))
             record = plan_file.to_bytes([numbered(plan, at, 2, 1000)], plan.target)
         records[name] = record
-    kept.write_prepared(os.fspath(path), found.made, records)
+    plan_cache.write_prepared(os.fspath(path), found.made, records)

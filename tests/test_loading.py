@@ -17,7 +17,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.checkpoint import flatbuffer, storage
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.errors import CheckpointError
-from tests.test_kept import GOLDENS, ROOT, TRACE
+from tests.test_plan_cache import GOLDENS, ROOT, TRACE
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.tools import cli
 from engine.tools.trimmed.plans import bind_shapes
-from engine.training import kept
+from engine.training import plan_cache
 
 GOLDENS = Path(__file__).parent / "data/goldens"
 MLP = GOLDENS / "mlp"
@@ -135,7 +135,7 @@ def test_prepared_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixtur
         shutil.copy(MLP / name, tmp_path)
     assert cli.main(["prepare", str(tmp_path), "--batch", "2", "--threads", "1"]) == 0
     capsys.readouterr()
-    path = tmp_path / kept.PREPARED
+    path = tmp_path / plan_cache.PREPARED
     assert "threads 1  training model" in said(capsys, path, "--verify")
     data = bytearray(path.read_bytes())
     data[-10] ^= 1

@@ -29,8 +29,8 @@ from engine.kernels import levels, shipped, source
 from engine.runtime import cache
 from engine.tools import cli, prepare, ship
 from engine.tools.dev import zoo
-from engine.training import kept
-from tests.test_kept import ALL, GOLDENS, MLP, NONE, ROOT, TRACE, Work, train
+from engine.training import plan_cache
+from tests.test_plan_cache import ALL, GOLDENS, MLP, NONE, ROOT, TRACE, Work, train
 
 MODELS = ("mlp", "cnn", "mobilenet", "transformer")
 FILES = ("checkpoint", "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")
@@ -42,7 +42,7 @@ needs_level = pytest.mark.skipif(not HERE, reason="no kernels are shipped for th
 def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Work:
     """Counts what planning does; nothing is kept in the cache folder."""
     found = Work(monkeypatch, tmp_path / "plans")
-    monkeypatch.setattr(kept, "folder", lambda: None)
+    monkeypatch.setattr(plan_cache, "folder", lambda: None)
     return found
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_planned_that_was_prepared(
     expected = {(rows, n): train(folder, n, slice(0, rows)) for rows in (1, 2) for n in (1, 2)}
     words = [str(folder), "--batch", "1,2", "--threads", "1,2"]
     assert cli.invoke(["prepare", *words]) == 0
-    path = folder / kept.PREPARED
+    path = folder / plan_cache.PREPARED
     assert capsys.readouterr().out == f"{path}: {path.stat().st_size:,} bytes\n"
     for (rows, threads), values in expected.items():
         before = work.read, work.planned
@@ -169,7 +169,7 @@ def test_an_artifact_may_be_missing(work: Work, folder: Path) -> None:
 def test_wrong_words(words: list[str], error: Any, message: str, folder: Path) -> None:
     with pytest.raises(error, match=message):
         cli.invoke(["prepare", str(folder), *words])
-    assert not (folder / kept.PREPARED).exists()
+    assert not (folder / plan_cache.PREPARED).exists()
 
 
 def test_folders_that_cannot_be_prepared(folder: Path, tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def other_model(folder: Path) -> None:
 
 def of_others(folder: Path, **changes: Any) -> None:
     """The prepared file as others would have made it: no key of its records is known here."""
-    path = os.fspath(folder / kept.PREPARED)
-    found = kept.Prepared(path).made
+    path = os.fspath(folder / plan_cache.PREPARED)
+    found = plan_cache.Prepared(path).made
     assert found is not None
-    kept.write_prepared(path, replace(found, **changes), {})
+    plan_cache.write_prepared(path, replace(found, **changes), {})
 
 
 def cut(folder: Path) -> None:
-    path = folder / kept.PREPARED
+    path = folder / plan_cache.PREPARED
     path.write_bytes(path.read_bytes()[:200])
 
 
@@ -232,7 +232,9 @@ def test_a_stale_file_is_told_once_and_costs_time_only(
     expected = train(folder)
     cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
     STALE[message](folder)
-    with pytest.warns(CacheWarning, match=f"{kept.PREPARED} {message}.*`edgegrad prepare {folder}"):
+    with pytest.warns(
+        CacheWarning, match=f"{plan_cache.PREPARED} {message}.*`edgegrad prepare {folder}"
+    ):
         np.testing.assert_array_equal(train(folder), expected)
     assert work.of(lambda: np.testing.assert_array_equal(train(folder), expected))[1] > 0
 
@@ -240,14 +242,14 @@ def test_a_stale_file_is_told_once_and_costs_time_only(
 def indexed(index: bytes) -> bytes:
     """A prepared file with an index behind the right digest."""
     sealed = cache.seal("index", "", index)
-    return kept._HEAD.pack(kept.MAGIC, len(sealed)) + sealed
+    return plan_cache._HEAD.pack(plan_cache.MAGIC, len(sealed)) + sealed
 
 
 def wrong_indexes(whole: bytes) -> list[bytes]:
     """What is whole, and no index; or one of other fields than it should have."""
-    magic, size = kept._HEAD.unpack(whole[: kept._HEAD.size])
-    text = cache.unseal("index", "", whole[kept._HEAD.size :][:size])
-    assert magic == kept.MAGIC
+    magic, size = plan_cache._HEAD.unpack(whole[: plan_cache._HEAD.size])
+    text = cache.unseal("index", "", whole[plan_cache._HEAD.size :][:size])
+    assert magic == plan_cache.MAGIC
     assert text is not None
     index = json.loads(text)
     key = next(iter(index["records"]))
@@ -266,7 +268,7 @@ def test_no_prepared_file_stops_a_training(work: Work, folder: Path) -> None:
     """Whatever its bytes are: a result, perhaps after a warning."""
     expected = train(folder)
     cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
-    path = folder / kept.PREPARED
+    path = folder / plan_cache.PREPARED
     whole = path.read_bytes()
     rng = random.Random(0)
     spoiled = [b"", whole[:10], whole[:-1], whole + b"more"]
@@ -280,7 +282,7 @@ def test_no_prepared_file_stops_a_training(work: Work, folder: Path) -> None:
     for data in (*spoiled, None):
         path.unlink()
         path.write_bytes(data) if data is not None else os.mkfifo(path)
-        kept._told.clear()
+        plan_cache._told.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CacheWarning)
             np.testing.assert_array_equal(train(folder), expected)
@@ -449,7 +451,7 @@ def test_plans_for_another_architecture(
 ) -> None:
     monkeypatch.setattr(shipped, "FOLDER", kernels)
     cli.invoke(["prepare", str(folder), "--batch", "4", "--threads", "1,4", "--target", target])
-    found = kept.Prepared(os.fspath(folder / kept.PREPARED))
+    found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED))
     assert found.made is not None
     level = prepare.elsewhere(target)
     assert {s[:2] for s in found.made.settings} == {(level.name, level.target.name)}
@@ -461,8 +463,8 @@ def test_plans_of_the_cache_are_prepared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan that the cache folder had was not made, and so left out of the file."""
-    monkeypatch.setattr(kept, "folder", lambda: tmp_path / "plans")
-    kept.Records().put("name", b"content")
-    assert kept.Records().cached("name") == b"content"
+    monkeypatch.setattr(plan_cache, "folder", lambda: tmp_path / "plans")
+    plan_cache.Records().put("name", b"content")
+    assert plan_cache.Records().cached("name") == b"content"
     assert prepare.Collected().cached("name") is None
     assert prepare.Collected().prepared("name") is None

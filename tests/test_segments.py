@@ -25,7 +25,7 @@ from engine.kernels.target import Target
 from engine.runtime.plan import CHECK, COUNT, RATE, Plan
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
-from engine.training import kept
+from engine.training import plan_cache
 from engine.training.planning import Update
 from tests.builds import load, needs_cc
 from tests.test_tiles import groups, model
@@ -83,7 +83,7 @@ def trained(
     """The plan of a module, and the loss and the gradients of its step on random data, twice."""
     if how != WHOLE:
         monkeypatch.setattr(pipeline, "group", by_samples)
-    monkeypatch.setattr(kept, "sources", lambda: how)
+    monkeypatch.setattr(plan_cache, "sources", lambda: how)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=threads)
     rng = np.random.default_rng(batch)
@@ -182,7 +182,7 @@ def test_budgets_below_what_single_layers_touch(
         before = now
     assert len(ran) > 3
     monkeypatch.setattr(Ladder, "_by_samples", lambda *_: iter(()))
-    monkeypatch.setattr(kept, "sources", lambda: WHOLE)
+    monkeypatch.setattr(plan_cache, "sources", lambda: WHOLE)
     with pytest.raises(BudgetError) as whole:
         Joined(artifacts, 32).plan(1)
     work = [e.value.least - free.nbytes + free.region_bytes("work") for e in (refused, whole)]

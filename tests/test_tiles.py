@@ -29,7 +29,7 @@ from engine.runtime.plan import Arg, Plan, Step
 from engine.runtime.verify import verify
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
-from engine.training import kept
+from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model
 from tests.builds import load, needs_cc
@@ -178,7 +178,7 @@ def module(
     """A module whose plans have groups, or none."""
     if not grouped:
         monkeypatch.setattr(pipeline, "group", lambda *_: None)
-        monkeypatch.setattr(kept, "sources", lambda: "without groups")
+        monkeypatch.setattr(plan_cache, "sources", lambda: "without groups")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     return state, Module(folder / "training_model.onnx", state, threads=threads)
 

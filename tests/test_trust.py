@@ -26,7 +26,7 @@ from engine.kernels.target import host
 from engine.runtime import cache, files, trust
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH
-from engine.training import kept
+from engine.training import plan_cache
 from tests.test_errors import run_in_threads
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files have no owners and modes")
@@ -128,7 +128,7 @@ def test_nothing_is_made_in_what_others_own(shared: Cache, monkeypatch: pytest.M
         with pytest.warns(CacheWarning, match="belongs to user"):
             cache.write(new, CONTENT)
         assert not cache.writable(new.path.parent)
-        assert kept.folder() is None
+        assert plan_cache.folder() is None
     assert not (shared.above / "x").exists()
 
 

@@ -21,7 +21,7 @@ from engine.runtime.plan_file import MAGIC, PlanReader, Tables
 from engine.runtime.verify import verify
 from engine.tools.trimmed.plans import artifacts, batch_shapes, bind_shapes, make_plans
 from engine.tools.trimmed.progress import Progress
-from engine.training import kept
+from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import NotJoinableError
@@ -195,7 +195,7 @@ def is_plan_file(path: Path) -> bool:
     if path.is_dir():
         return False
     start = files.read(os.fspath(path), "plan file")[:8]
-    return start.startswith((MAGIC, kept.MAGIC[:6]))
+    return start.startswith((MAGIC, plan_cache.MAGIC[:6]))
 
 
 def check_file(path: Path) -> list[str]:
@@ -232,15 +232,15 @@ def _checked(tables: Tables) -> list[str]:
 
 
 def _check_prepared(path: Path) -> list[str]:
-    found = kept.Prepared(os.fspath(path))
+    found = plan_cache.Prepared(os.fspath(path))
     made = found.made
     damaged = [name for name in found.names() if found.get(name) is None]
     if made is None or damaged:
-        raise PlanError(f"{path}: damaged; run `{kept.command(os.fspath(path.parent))}`")
-    if made.sources != kept.sources():
+        raise PlanError(f"{path}: damaged; run `{plan_cache.command(os.fspath(path.parent))}`")
+    if made.sources != plan_cache.sources():
         raise PlanError(
             f"{path}: made by another version of edgegrad ({made.version}); run "
-            f"`{kept.command(os.fspath(path.parent))}`"
+            f"`{plan_cache.command(os.fspath(path.parent))}`"
         )
     for name in found.names():
         record = found.get(name) or b""

@@ -25,7 +25,7 @@ from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.plans import artifacts, batch_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
-from engine.training import kept
+from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.planning import NotJoinableError, Update
@@ -35,7 +35,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 _SYSTEMS = {"linux": "linux", "darwin": "apple", "win32": "windows"}  # in triples
 
 
-class Collected(kept.Records):
+class Collected(plan_cache.Records):
     """Records in memory, which begin empty."""
 
     def __init__(self) -> None:
@@ -77,14 +77,14 @@ def prepare(
         progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
         for model in _plan(paths, kernels, threads, shapes, collected, progress, budget):
             models[model.digest] = model.what
-    made = kept.Made(
+    made = plan_cache.Made(
         engine.__version__,
-        kept.sources(),
+        plan_cache.sources(),
         models,
         [(kernels.name, kernels.target.name, threads) for kernels, threads in settings],
     )
-    path = folder / kept.PREPARED
-    return path, kept.write_prepared(os.fspath(path), made, collected.found)
+    path = folder / plan_cache.PREPARED
+    return path, plan_cache.write_prepared(os.fspath(path), made, collected.found)
 
 
 def _plan(

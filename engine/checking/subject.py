@@ -12,10 +12,10 @@ import numpy as np
 from engine.checkpoint.contents import Checkpoint, NominalTensor
 from engine.element_types import NUMPY
 from engine.runtime.plan import Plan
-from engine.training.kept import Records
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.model_file import BUFFER, UPDATED
+from engine.training.plan_cache import Records
 from engine.training.planning import NotJoinableError, Update
 from engine.training.state import CheckpointState, Slot
 

@@ -1,7 +1,7 @@
 """The interface of a model: what the runtime must know of it as long as no plan has to be made.
 
 Reading an ONNX model takes the onnx package and, for a large one, most of the time to the first
-step.  An `Interface` is found out once and kept (kept.py); the graph is then read only where
+step.  An `Interface` is found out once and kept (plan_cache.py); the graph is then read only where
 something must be planned or exported.
 """
 

@@ -32,10 +32,10 @@ from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
 from engine.runtime.progress import announced
 from engine.runtime.states import Layout, State, lay_out
-from engine.training import artifact_set, checks, kept
-from engine.training.kept import Records
+from engine.training import artifact_set, checks, plan_cache
 from engine.training.memory import Memory
 from engine.training.model_file import BUFFER, RESET, UPDATED, ModelFile, ModelSource
+from engine.training.plan_cache import Records
 from engine.training.planning import Planners, Update
 from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
@@ -257,7 +257,7 @@ class Model(ModelFile):
         if records is None:
             return make(), None
         setting = self.setting()
-        key = kept.key(
+        key = plan_cache.key(
             kind,
             self.digest,
             self.what,
@@ -302,7 +302,7 @@ class Model(ModelFile):
         raw: the plan as it was read.
         """
         target = self.memory.kernels.target
-        passed = kept.key("stays inside", raw, target)
+        passed = plan_cache.key("stays inside", raw, target)
         if records.cached(passed) is not None:
             return True
         from engine.kernels.bounds import check
@@ -382,7 +382,7 @@ class Model(ModelFile):
 
     def _states(self, kinds: Mapping[str, str]) -> tuple[State, ...]:
         """The table of states for parameters of these types, from the records or the graph."""
-        key = kept.key("states", self.digest, list(kinds.items()))
+        key = plan_cache.key("states", self.digest, list(kinds.items()))
         raw = None if self.records is None else self.records.get(key)
         if raw is not None:
             with contextlib.suppress(ValueError, TypeError, RecursionError):
@@ -397,7 +397,7 @@ class Model(ModelFile):
 
     def skips_updates(self) -> bool:
         """Whether this optimizer model updates nothing where a gradient is NaN or infinite."""
-        key = kept.key("skips", self.digest)
+        key = plan_cache.key("skips", self.digest)
         raw = None if self.records is None else self.records.get(key)
         if raw in (b"0", b"1"):
             return raw == b"1"
@@ -443,7 +443,7 @@ class Model(ModelFile):
         known = self.interface.notes.get("outputs")
         if known is None and self.outputs[1:]:
             return self.outputs[1:]
-        key = kept.key("outputs", self.digest)
+        key = plan_cache.key("outputs", self.digest)
         if known is None and self.records is not None:
             raw = self.records.get(key)
             known = None if raw is None else raw.decode(errors="replace")

@@ -16,11 +16,11 @@ from engine.runtime import forks, mapping
 from engine.runtime.arena import view
 from engine.runtime.files import NOTE
 from engine.runtime.mapping import Content
-from engine.training import artifact_set, kept
+from engine.training import artifact_set, plan_cache
 from engine.training.artifact_set import SetId
 from engine.training.interface import Interface, external_digest, pieces
-from engine.training.kept import Records
 from engine.training.memory import Memory
+from engine.training.plan_cache import Records
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -37,7 +37,7 @@ class ModelFile:
     """The file of one ONNX model.
 
     Its graph is read when something is planned or exported.  What else is needed of it is its
-    interface, which is kept with its plans if there are records (see kept.py).
+    interface, which is kept with its plans if there are records (see plan_cache.py).
 
     what: what messages call the model.
     digest: of all in the file that decides plans, and of what is selected of it.
@@ -82,7 +82,7 @@ class ModelFile:
             self._graphs = self._load(None)
             self.interface = Interface.of(*self._graphs, FROZEN_BYTES)
 
-    def setting(self) -> kept.Setting:
+    def setting(self) -> plan_cache.Setting:
         """What plans of this model run on."""
         kernels = self.memory.kernels
         return kernels.name, kernels.target.name, self.threads
@@ -110,10 +110,10 @@ class ModelFile:
         else:
             path = arguments.path("model", source)
             data, records = mapping.read(path, "model"), make(os.path.dirname(path))
-        self.digest = self._content = kept.digest(data)
+        self.digest = self._content = plan_cache.digest(data)
         if self.selected is not None:
-            self.digest = kept.key("selected", self.digest, self.selected)
-        key = kept.key("interface", self.digest, FROZEN_BYTES)
+            self.digest = plan_cache.key("selected", self.digest, self.selected)
+        key = plan_cache.key("interface", self.digest, FROZEN_BYTES)
         raw = records.get(key)
         if raw is not None:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
@@ -146,7 +146,7 @@ class ModelFile:
         """
         self.records = records
         if interface.external:
-            self.digest = kept.key("external", self.digest, interface.stamp)
+            self.digest = plan_cache.key("external", self.digest, interface.stamp)
 
     @property
     def _path(self) -> str:
@@ -188,11 +188,11 @@ class ModelFile:
                 found = records.complaint(self.digest, self.setting())
             if records is not None:
                 folder = records.folder
-            command = kept.command(folder, self.threads)
+            command = plan_cache.command(folder, self.threads)
             raise MissingPackageError(
                 f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
                 f"it is not installed (pip install edgegrad); {found}or run `{command}` where it "
-                f"is, and copy {kept.PREPARED} beside the model"
+                f"is, and copy {plan_cache.PREPARED} beside the model"
             ) from error
 
     def _loaded(self) -> tuple[Graph, Graph]:

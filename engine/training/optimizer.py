@@ -17,10 +17,10 @@ from engine.runtime.program import Program
 from engine.runtime.states import Layout
 from engine.signatures import checked
 from engine.training import artifact_set
-from engine.training.kept import Records
 from engine.training.model import Array, Model
 from engine.training.model_file import ModelSource
 from engine.training.module import Module
+from engine.training.plan_cache import Records
 from engine.training.state import GROUP, CheckpointState, Pending
 
 DEFAULT_LEARNING_RATE = 0.001

@@ -24,7 +24,7 @@ from engine.lora import Adapter
 from engine.lora.adapter import CONFIG, TENSORS
 from engine.runtime import plan_file
 from engine.tools import run_config
-from engine.training import kept
+from engine.training import plan_cache
 from engine.training.interface import Interface
 from tests.fuzz import octets
 from tests.fuzz.kind import Kind
@@ -96,16 +96,16 @@ class Prepared(_File):
     name, plans = "prepared", True
 
     def make(self) -> tuple[bytes, ...]:
-        made = kept.Made("1", "0", {"00": "training model"}, [("native", "x86-64", 1)])
+        made = plan_cache.Made("1", "0", {"00": "training model"}, [("native", "x86-64", 1)])
         records = {"ab" * 32: b"x" * 40, "cd" * 32: b"y" * 3}
         with tempfile.TemporaryDirectory() as folder:
-            kept.write_prepared(f"{folder}/{kept.PREPARED}", made, records)
-            return (Path(folder, kept.PREPARED).read_bytes(),)
+            plan_cache.write_prepared(f"{folder}/{plan_cache.PREPARED}", made, records)
+            return (Path(folder, plan_cache.PREPARED).read_bytes(),)
 
     def read(self, data: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, kept.PREPARED).write_bytes(data)
-            records = kept.Records(folder)
+            Path(folder, plan_cache.PREPARED).write_bytes(data)
+            records = plan_cache.Records(folder)
             records.complaint("00", ("native", "x86-64", 1))
             records.kernel_sets("00", 1)
             beside = records.beside

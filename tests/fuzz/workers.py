@@ -25,7 +25,7 @@ from typing import Any
 
 import engine
 from engine.errors import EngineError, InternalError, PlanError
-from engine.training import kept
+from engine.training import plan_cache
 from tests.fuzz.kind import Kind
 
 CPU_SECONDS = 30.0  # that one mutation may take of the processor, in all threads
@@ -97,7 +97,7 @@ def bounded() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, used + ADDRESSES))
     signal.signal(signal.SIGPROF, _too_slow)
-    kept.folder = lambda: None  # plans of mutations are for nobody
+    plan_cache.folder = lambda: None  # plans of mutations are for nobody
 
 
 def _too_slow(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.planner import pipeline
 from engine.kernels.target import host
 from engine.runtime import cache
-from engine.training import kept, model_file
+from engine.training import model_file, plan_cache
 from engine.training.interface import Interface, Large, pieces
 from engine.training.model import Model
 from tests.harness import untyped
@@ -44,7 +44,7 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.read, self.planned, self.folder = 0, 0, folder
-        monkeypatch.setattr(kept, "folder", lambda: self.folder)
+        monkeypatch.setattr(plan_cache, "folder", lambda: self.folder)
         load, plan = onnx_io.load, pipeline.Planner.plan
 
         def counted_load(*args: Any, **rest: Any) -> Any:
@@ -152,7 +152,7 @@ def test_whatever_decides_a_plan_is_in_its_key(
     shutil.copy(MLP / "eval_model.onnx", other)
     train(other)
     assert again.planned == 3
-    monkeypatch.setattr(kept, "sources", lambda: "another version")
+    monkeypatch.setattr(plan_cache, "sources", lambda: "another version")
     assert again.of(train) == ALL
 
 
@@ -162,7 +162,7 @@ def test_a_plan_of_another_kernel_set_is_not_used(
     train()
     setting = Model.setting
 
-    def other(model: Model) -> kept.Setting:
+    def other(model: Model) -> plan_cache.Setting:
         name, target, threads = setting(model)
         return f"another {name}", target, threads
 
@@ -258,11 +258,11 @@ def test_a_disk_that_is_full_or_read_only_costs_time_only(
 def test_the_cache_is_bounded(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     train()
     size = sum(r.stat().st_size for r in work.records())
-    monkeypatch.setattr(kept, "CACHE_BYTES", size)
+    monkeypatch.setattr(plan_cache, "CACHE_BYTES", size)
     for rows in (1, 2, 3):
         train(rows=slice(0, rows))
         assert 0 < sum(r.stat().st_size for r in work.records()) <= size
-    monkeypatch.setattr(kept, "CACHE_BYTES", 1)
+    monkeypatch.setattr(plan_cache, "CACHE_BYTES", 1)
     for record in work.records():
         record.unlink()
     assert work.of(train) == work.of(train) == ALL
@@ -290,7 +290,7 @@ def test_the_least_recently_used_goes(tmp_path: Path) -> None:
 def test_processes_that_write_and_remove_do_not_disturb_one_another(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "CACHE_BYTES", 20_000)  # always somebody removes something
+    monkeypatch.setattr(plan_cache, "CACHE_BYTES", 20_000)  # always somebody removes something
     expected, wrong = train(), list[object]()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What planning finds out, kept on disk: the interfaces of models, the states of optimizers, plans.
+"""Plan cache: plans, interfaces of models and states of optimizers, kept on disk.
 
 A *record* is bytes under a key.  The key is a digest of all that decides the content: the sources
 of this package, the file of the model, and for a plan the shapes, the target, the threads, the
