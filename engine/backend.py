@@ -61,7 +61,7 @@ class Session:
             UnsupportedOpError: naming the node.
         """
         arrays = self._arrays(inputs)
-        with self._memory.turn.take():
+        with self._memory.lock.take():
             program = self._program(arrays)
             for name, place in program.inputs.items():
                 np.copyto(place, arrays[name])

@@ -17,12 +17,12 @@ import pytest
 from engine import backend
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import StateError
+from engine.runtime.lock import RunLock
 from engine.runtime.program import team
-from engine.runtime.turn import Turn
 from tests.builds import GOLDENS
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals")
-FILES = {"turn.py", "program.py", "module.py", "optimizer.py", "session.py", "backend.py"}
+FILES = {"lock.py", "program.py", "module.py", "optimizer.py", "session.py", "backend.py"}
 
 
 class Training:
@@ -150,14 +150,14 @@ def test_other_threads_wait_for_their_turn() -> None:
     assert not failed
 
 
-def test_an_error_gives_the_turn_back() -> None:
-    turn = Turn("work")
+def test_an_error_gives_the_lock_back() -> None:
+    lock = RunLock("work")
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), turn.take():
+        with pytest.raises(KeyboardInterrupt), lock.take():
             raise KeyboardInterrupt
-    with turn.take(), pytest.raises(StateError, match="work has begun"), turn.take():
+    with lock.take(), pytest.raises(StateError, match="work has begun"), lock.take():
         pass
-    with turn.take():
+    with lock.take():
         pass
 
 

@@ -38,9 +38,9 @@ from engine.runtime.context import (
     TILES,
     tile_words,
 )
+from engine.runtime.lock import RunLock
 from engine.runtime.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
 from engine.runtime.timing import TIMED_KERNEL, Stopwatch
-from engine.runtime.turn import Turn
 from engine.runtime.verify import verify
 from engine.runtime.words import LINE
 
@@ -90,7 +90,7 @@ class Team:
         code = resolve((LAUNCH, WORKER))
         self._launch = _ENTRY(code[LAUNCH.symbol])
         self._worker = _ENTRY(code[WORKER.symbol])
-        self._turn = Turn("a run of these threads")
+        self._run_lock = RunLock("a run of these threads")
         self._sync = np.zeros(2 * _HALF, np.uint8)  # zero bytes are a valid mutex and condition
         context = _context()
         self._address = context.ctypes.data
@@ -128,7 +128,7 @@ class Team:
         Raises:
             StateError: the team was stopped, or this thread is inside a run of it.
         """
-        with self._turn.take():
+        with self._run_lock.take():
             if self._words["stop"]:
                 raise StateError("the worker threads were stopped: the interpreter is exiting")
             self._words["table"], self._words["steps"] = table, steps
@@ -137,7 +137,7 @@ class Team:
 
     def stop(self) -> None:
         """End the threads; the team cannot run afterwards."""
-        with self._turn.take():
+        with self._run_lock.take():
             self._words["stop"], self._words["steps"] = 1, 0
             if self._workers:
                 # thread 0 must not enter the final barrier: wake the others without running
@@ -169,7 +169,7 @@ def _constants(plan: Plan, known: MutableMapping[bytes, Bytes]) -> Bytes:
 
 
 _teams: dict[tuple[int, Resolver], Team] = {}
-_teams_turn = Turn("the start of worker threads")
+_teams_lock = RunLock("the start of worker threads")
 
 
 def team(threads: int, resolve: Resolver) -> Team:
@@ -177,7 +177,7 @@ def team(threads: int, resolve: Resolver) -> Team:
     found = _teams.get((threads, resolve))
     if found is not None:
         return found
-    with _teams_turn.take():
+    with _teams_lock.take():
         key = (threads, resolve)
         if key not in _teams:
             _teams[key] = Team(threads, resolve)
@@ -191,7 +191,7 @@ def _stop_teams() -> None:
 
 def _forget_teams() -> None:
     """Start anew in a forked child, which has no thread but this one."""
-    _teams_turn.renew()
+    _teams_lock.renew()
     _teams.clear()
 
 

@@ -63,7 +63,7 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
     """What the message says of the origin of the values that spoil a batch."""
     module, model = trainer.module, trainer.module._train
     arrays = trainer._arrays(model, batch)
-    with module._memory.turn.take():
+    with module._memory.lock.take():
         bound = trainer._steps.program([a.shape for a in arrays])
         draws = trainer.state.draws - bound.draws  # the batch has counted itself
         found = search(module, model, bound, arrays, draws, _scalars(trainer))
@@ -78,7 +78,7 @@ def find(trainer: Trainer, batch: Sequence[Any]) -> NonFinite | None:
     """See `Trainer.find_nonfinite`."""
     module, model = trainer.module, trainer.module._train
     arrays = trainer._checked(batch)
-    with module._memory.turn.take():
+    with module._memory.lock.take():
         shapes = [a.shape for a in arrays]
         if trainer.optimizer is None:
             bound = model.program(shapes)

@@ -121,7 +121,7 @@ class Steps:
         trainer, obstacle = self._trainer, ""
         optimizer, module = trainer._need_optimizer(), trainer.module
         count = self.count(shapes)
-        with module._memory.turn.take():
+        with module._memory.lock.take():
             if count > 1:
                 obstacle = f"a batch is trained on in {count} parts"
                 program = module._train.program(self.splitter.shapes(shapes, count))
@@ -132,7 +132,7 @@ class Steps:
             return StepPlan(program.plan, update, obstacle, budget, count, paths)
 
     def program(self, shapes: Shapes) -> Program:
-        """The program that has seen a batch of these shapes last; for who has the turn."""
+        """The program that has seen a batch of these shapes last; the caller must hold the lock."""
         if self._trainer.state.gradients_gone:
             return self._joined.program(shapes)
         return self._trainer.module._train.program(shapes)
@@ -164,7 +164,7 @@ class Steps:
     def _least_count(self, shapes: Shapes) -> int:
         """As `_count`, where the budget alone decides: a batch is halved until its parts fit."""
         module = self._trainer.module
-        with module._memory.turn.take():
+        with module._memory.lock.take():
             try:
                 self._program(shapes)
                 return 1
@@ -187,7 +187,7 @@ class Steps:
         raise refused
 
     def _program(self, shapes: Shapes) -> Program:
-        """The program of a step on a whole batch; for who has the turn."""
+        """The program of a step on a whole batch; the caller must hold the lock."""
         if not self.obstacle:
             try:
                 return self._joined.program(shapes)

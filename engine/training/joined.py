@@ -28,7 +28,9 @@ class JoinedStep:
         self._model, self._state, self._memory = module._train, module._state, module._memory
 
     def program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
-        """The program for these shapes of the inputs of the training model; for who has the turn.
+        """Return the program for these shapes of the inputs of the training model.
+
+        The caller must hold the lock.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -50,7 +52,7 @@ class JoinedStep:
             StateError: another Optimizer was made for the state, or as `program`.
         """
         state = self._state
-        with self._memory.turn.take():
+        with self._memory.lock.take():
             state.settle()
             program, after = self.program([a.shape for a in arrays]), self._optimizer.after_step()
             for name, array in zip(self._model.inputs, arrays, strict=True):

@@ -15,10 +15,10 @@ from engine.errors import EngineError
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.config import plan_bytes
+from engine.runtime.lock import RunLock
 from engine.runtime.mapping import MappedFile, Piece
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
-from engine.runtime.turn import Turn
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
 def _renew_locks() -> None:
     """Replace all locks in a forked child, where a thread that held one does not exist."""
     for memory in _memories:
-        memory.turn.renew()
+        memory.lock.renew()
 
 
 if hasattr(os, "register_at_fork"):
@@ -53,7 +53,7 @@ class Memory:
     budget: the bytes that all regions of a plan may have together, but for what is mapped; None: as
         many as they need.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
-    turn: is held during a run, since runs share the memory.
+    lock: is held during a run, since runs share the memory.
     """
 
     def __init__(self, kernels: KernelSet | None = None) -> None:
@@ -68,7 +68,7 @@ class Memory:
         self.budget: int | None = None
         self.prepared: set[str] = set()
         self._kernels = kernels
-        self.turn = Turn("a step of this model")
+        self.lock = RunLock("a step of this model")
         _memories.add(self)
 
     @property

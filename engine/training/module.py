@@ -142,7 +142,7 @@ class Module:
     def _run(self, model: Model, user_inputs: Sequence[Any]) -> tuple[Array, ...]:
         """Run a model on inputs and return its outputs; see `__call__`."""
         arrays = model.arrays(user_inputs)
-        with self._memory.turn.take():
+        with self._memory.lock.take():
             self._state.settle()  # of an interrupted step, whose flag this run may overwrite
             overwrite = self._overwrite
             program = model.program([a.shape for a in arrays])
@@ -217,7 +217,7 @@ class Module:
 
         model = self._model()
         arrays = model.arrays(user_inputs)
-        with self._memory.turn.take():
+        with self._memory.lock.take():
             bound = model.program([a.shape for a in arrays])
             return search(self, model, bound, arrays, self._state.draws, {})
 
@@ -367,7 +367,7 @@ class Module:
                 else "an eval step has no update: profile it without an optimizer"
             )
         arrays = model.arrays(user_inputs)
-        with self._memory.turn.take():
+        with self._memory.lock.take():
             update = None if optimizer is None else optimizer._ready()
             program = model.program([a.shape for a in arrays])
 
@@ -401,7 +401,7 @@ class Module:
         found = [
             arguments.shape(f"input {n!r}", s) for n, s in zip(model.inputs, shapes, strict=True)
         ]
-        with self._memory.turn.take():
+        with self._memory.lock.take():
             return model.program(found).plan
 
     def plans(self) -> list[Plan]:

@@ -102,7 +102,7 @@ def search(
 ) -> NonFinite | None:
     """Run a program of a model once more, and find the first tensor that is not finite.
 
-    For who has the turn.  Parameters, gradients, states and counts stay as they are.
+    The caller must hold the lock.  Parameters, gradients, states and counts stay as they are.
 
     bound: the program.  arrays: the caller's inputs.  draws: how many steps have drawn random
     numbers before.  scalars: other inputs of the program, by name.

@@ -214,7 +214,7 @@ class Optimizer:
         """As `step`, however many steps were skipped."""
         if self._state.gradients_gone:
             raise StateError("the last step kept no gradients: there is nothing to update from")
-        with self._module._memory.turn.take():
+        with self._module._memory.lock.take():
             program, state = self._ready(), self._state
             (flag,) = program.outputs.values()
             flag[...] = False
@@ -252,7 +252,9 @@ class Optimizer:
             )
 
     def _ready(self) -> Program:
-        """The program of the update with its inputs set for the next step; for who has the turn.
+        """Return the program of the update with its inputs set for the next step.
+
+        The caller must hold the lock.
 
         Raises:
             StateError: as `step`.
@@ -292,7 +294,7 @@ class Optimizer:
             CheckpointError, ShapeError: it is the state of another optimizer.  Nothing has changed.
             StateError: a nominal state has no values yet.
         """
-        with self._module._memory.turn.take():
+        with self._module._memory.lock.take():
             layout = self.layout()
             groups = saved.groups or [OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})]
             self._check(groups[0].states, layout)

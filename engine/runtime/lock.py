@@ -1,4 +1,4 @@
-"""Turns: one thread at a time, and an error where a thread would wait for itself.
+"""Lock for runs: one thread at a time, and an error where a thread would wait for itself.
 
 Python runs a signal handler in the main thread between any two lines.  If the handler starts a run
 while the main thread is inside another one, a plain lock never comes free, and a re-entrant one
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from engine.errors import StateError
 
 
-class Turn:
+class RunLock:
     """Held by one thread at a time; other threads wait for it, its holder gets an error."""
 
     def __init__(self, what: str) -> None:
@@ -28,7 +28,7 @@ class Turn:
 
     @contextlib.contextmanager
     def take(self) -> Iterator[None]:
-        """Wait for the turn, hold it inside the `with` block, and give it back.
+        """Wait for the lock, hold it inside the `with` block, and give it back.
 
         Raises:
             StateError: this thread has it already.
