@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def origin(build: Callable[..., Any]) -> bytes:
     Raises:
         OSError: it was not written in a file.
     """
-    path = Path(build.__code__.co_filename)
+    path = Path(inspect.unwrap(build).__code__.co_filename)
     inside = {p: m for m, p in sources().items()}.get(path.resolve())
     digest = _environment()
     if inside is None:

@@ -134,7 +134,11 @@ def _type_of(callee: Callee, _: Any) -> CalleeType:
 
 
 # Where what kernels use of the language is declared; all else of numba is left out.
-_DECLARED = {"numba.core.typing.builtins", "engine.kernels.compiler.words"}
+_DECLARED = {
+    "numba.core.typing.builtins",
+    "engine.kernels.compiler.arguments",
+    "engine.kernels.compiler.words",
+}
 
 
 def _is_declared(template: Any) -> bool:

@@ -14,10 +14,11 @@ from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from engine.kernels.compiler import frontend, natives
+from engine.kernels.compiler.arguments import Arguments
 from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.target import Target
 from engine.kernels.vector_ir.vectors import I64, LLVM, NUMBA
-from engine.kernels.vocabulary.kernel import Native, Template
+from engine.kernels.vocabulary.kernel import BY_NAME, Native, Template
 
 _INLINE: dict[Hashable, frontend.Callee] = {}  # by code, what it closes over, and target
 
@@ -67,6 +68,9 @@ def lower(
         WordsPointer(layouts[name]) if name in layouts else numba_type(kind, params)
         for name, kind in template.signature
     ]
+    if body.__code__.co_varnames[0] == BY_NAME:
+        names = [p.name for p in template.parameters]
+        fields = [Arguments(tuple(zip(names, fields, strict=True)))]
     args = (*fields, types.int64, types.int64)
     result = frontend.compile_function(body, args, symbol, types.void, inline=False)
     inner, library = f"{symbol}.body", result.library

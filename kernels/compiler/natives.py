@@ -14,6 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from engine.kernels.compiler.frontend import Callee, Emit
 from engine.kernels.compiler.words import WordsPointer
@@ -31,7 +32,9 @@ from engine.kernels.vector_ir import (
     unpack,
     vectors,
 )
+from engine.kernels.vector_ir.vectors import NUMBA
 from engine.kernels.vocabulary.kernel import Native
+from engine.kernels.vocabulary.row_program import Program
 from engine.runtime.words import Words
 
 I64 = ir.IntType(64)
@@ -54,6 +57,40 @@ def _records(target: Target, words: Words) -> Any:
 
     def op(typingctx, p):
         return WordsPointer(words)(p), lambda context, b, sig, a: a[0]
+
+    return op
+
+
+def _update_rows(
+    target: Target,
+    program: Program,
+    vectors: tuple[str, ...],
+    places: tuple[int, ...],
+    numbers: tuple[str, ...],
+) -> Any:
+    """update_rows(call, k, values, i, n): run a program over elements i..i + n of operands.
+
+    The inputs of the program are the operands `vectors` of the call, k, the values of a tuple, and
+    the `numbers` of the call.  It writes the vectors at `places`.
+    """
+
+    def op(typingctx, call, k, values, i, n):
+        def emit(context, b, sig, args):
+            arguments, factor, own, at, count = args
+            pointers = [b.gep(call.read(b, arguments, name), [at]) for name in vectors]
+            scalars = [(k, factor), *zip(values, cgutils.unpack_tuple(b, own), strict=True)]
+            scalars += [(call.fields[name], call.read(b, arguments, name)) for name in numbers]
+            kinds = [NUMBA[i.dtype] for i in program.ins[len(vectors) :]]
+            ins = [
+                *pointers,
+                *(context.cast(b, x, t, kind) for (t, x), kind in zip(scalars, kinds, strict=True)),
+            ]
+            saved = elementary.fused.set(target.fma)
+            rows.emit_loop(b, program, target, ins, [pointers[j] for j in places], count)
+            elementary.fused.reset(saved)
+            return context.get_dummy_value()
+
+        return types.void(call, k, values, types.int64, types.int64), emit
 
     return op
 
@@ -209,6 +246,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "fetch_add": _fetch_add,
     "exchange": _exchange,
     "invoke": _invoke,
+    "update_rows": _update_rows,
     "tile": tile.tile,
     "multiply_adds": registers.multiply_adds,
     "copy": vectors.copy,

@@ -13,6 +13,12 @@ the body's parameters, their shapes and how they are used (`signature.py`):
                 y[i] = x[i] + x[i]
         return body
 
+A body with many parameters takes them by name, as one that is called `call`:
+
+        def body(call, tid, nthreads):
+            begin, end = share(call.n, tid, nthreads)
+            ...
+
 `T` stands for the first compile-time parameter.  The compiled symbol has one shape for all kernels,
 `void symbol(const word *args, i64 tid, i64 nthreads)`; args holds one 64-bit word per parameter.
 A parameter typed `i64[]` is last and receives the address of the words that follow.  `words` says
@@ -65,6 +71,8 @@ Parameters: TypeAlias = tuple[str | int, ...]
 Call: TypeAlias = tuple[str, Parameters]  # a template by name, with its parameters
 Numbers: TypeAlias = tuple[int | float, ...]
 Tile: TypeAlias = Callable[[Parameters, Numbers], Tiling | None]
+
+BY_NAME = "call"  # the first parameter of a body that takes all of the signature by name
 
 # Kinds of element types: floats; these and integers; those that stand for all of their size; any of
 # them.  And no kind at all: not to be listed.

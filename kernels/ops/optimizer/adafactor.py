@@ -36,7 +36,8 @@ from engine.kernels.loops.blocks import Blocks
 from engine.kernels.ops.optimizer.clipping import LINE, square_root
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0, below_1
 from engine.kernels.ops.optimizer.ranges import RUN
-from engine.kernels.ops.optimizer.step import Part, Step, factor_of, optimizer
+from engine.kernels.ops.optimizer.step import Part, Step, optimizer
+from engine.kernels.ops.optimizer.update import factor_of, is_due
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import Declared, KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
@@ -237,31 +238,13 @@ def adafactor_rows(target: Target, T: str) -> Body:
     start = loop(T, "g[] k -> g = g * k; s[] = g * g; sum(g * g)")
     add = loop(T, "g[] s[] k -> g = g * k; s[] = s + g * g; sum(g * g)")
 
-    def body(
-        step,
-        signal,
-        table,
-        g,
-        clip,
-        rows,
-        partial,
-        count,
-        signalled,
-        units,
-        tall,
-        width,
-        block,
-        clips,
-        decay,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            k = factor_of(clip, clips)
-            fresh = raised(float(step[0]), decay, 1)
-            for r in range(count):
-                part = off(table.parts, r)
-                first, last = share_blocks(part.units, block, tid, nthreads)
+    def body(call, tid, nthreads):
+        if is_due(call):
+            k = factor_of(call)
+            fresh = raised(float(call.step[0]), call.decay, 1)
+            for r in range(call.count):
+                part = off(call.table.parts, r)
+                first, last = share_blocks(part.units, call.block, tid, nthreads)
                 for u in range(first, last):
                     b_begin, b_end, i_begin, i_end = bounds(part, u)
                     for b in range(b_begin, b_end):
@@ -272,16 +255,16 @@ def adafactor_rows(target: Target, T: str) -> Body:
                             n = imin(part.columns, part.size - row * part.columns)
                             total = 0.0
                             for c in range(0, n, RUN):
-                                x = off(g, part.begin + row * part.columns + c)
-                                y = off(partial, sums + c)
+                                x = off(call.g, part.begin + row * part.columns + c)
+                                y = off(call.partial, sums + c)
                                 m = imin(RUN, n - c)
                                 if i == i_begin:
                                     total += start(x, k, y, m)
                                 else:
                                     total += add(x, y, k, y, m)
                             if part.is_factored != 0:
-                                old = rows[part.row_begin + row]
-                                rows[part.row_begin + row] = old + fresh * (total / n - old)
+                                old = call.rows[part.row_begin + row]
+                                call.rows[part.row_begin + row] = old + fresh * (total / n - old)
 
     return body
 
@@ -299,18 +282,18 @@ def adafactor_columns(target: Target, T: str) -> Body:
     add = loop(T, "s[] more[] -> s[] = s + more")
     blend = loop(T, "v[] s[] fresh mean -> v[] = v + fresh * (s * mean - v)")
 
-    def body(step, signal, table, partial, columns, count, signalled, decay, tid, nthreads):
-        if signalled == 0 or signal[0] != 0:
-            fresh = raised(float(step[0]), decay, 1)
-            for r in range(count):
-                part = off(table.parts, r)
+    def body(call, tid, nthreads):
+        if is_due(call):
+            fresh = raised(float(call.step[0]), call.decay, 1)
+            for r in range(call.count):
+                part = off(call.table.parts, r)
                 first, last = share_blocks(part.kept, LINE, tid, nthreads)
                 n = last - first
-                sums = off(partial, part.partial + first)
+                sums = off(call.partial, part.partial + first)
                 for k in range(1, part.blocks):
-                    more = off(partial, part.partial + k * part.batch * part.columns + first)
+                    more = off(call.partial, part.partial + k * part.batch * part.columns + first)
                     add(sums, more, sums, n)
-                v = off(columns, part.column_begin + first)
+                v = off(call.columns, part.column_begin + first)
                 blend(v, sums, fresh, 1.0 / part.rows, v, n)
 
     return body
@@ -334,53 +317,40 @@ def adafactor_norms(target: Target, T: str) -> Body:
         T, "p[] g[] c[] f k floor -> g = g * f; sum(p * p); sum((g * g) / max(k * c, floor))"
     )
 
-    def body(
-        signal,
-        table,
-        p,
-        g,
-        clip,
-        rows,
-        columns,
-        sums,
-        count,
-        signalled,
-        units,
-        tall,
-        width,
-        block,
-        clips,
-        eps,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            f = factor_of(clip, clips)
-            for r in range(count):
-                part = off(table.parts, r)
-                first, last = share_blocks(part.units, block, tid, nthreads)
+    def body(call, tid, nthreads):
+        if is_due(call):
+            f, eps = factor_of(call), call.eps
+            for r in range(call.count):
+                part = off(call.table.parts, r)
+                first, last = share_blocks(part.units, call.block, tid, nthreads)
                 for u in range(first, last):
                     b_begin, b_end, i_begin, i_end = bounds(part, u)
                     pp = 0.0
                     uu = 0.0
                     for b in range(b_begin, b_end):
-                        scale = row_scale(rows, part, b, eps) if part.is_factored != 0 else 1.0
+                        scale = row_scale(call.rows, part, b, eps) if part.is_factored != 0 else 1.0
                         for i in range(i_begin, i_end):
                             row = b * part.rows + i
                             n = imin(part.columns, part.size - row * part.columns)
                             k = scale
                             if part.is_factored != 0:
-                                k *= rows[part.row_begin + row]
+                                k *= call.rows[part.row_begin + row]
                             for c in range(0, n, RUN):
                                 at = part.begin + row * part.columns + c
-                                v = off(columns, part.column_begin + b * part.columns + c)
+                                v = off(call.columns, part.column_begin + b * part.columns + c)
                                 p_sum, u_sum = run(
-                                    off(p, at), off(g, at), v, f, k, eps * eps, imin(RUN, n - c)
+                                    off(call.p, at),
+                                    off(call.g, at),
+                                    v,
+                                    f,
+                                    k,
+                                    eps * eps,
+                                    imin(RUN, n - c),
                                 )
                                 pp += p_sum
                                 uu += u_sum
-                    sums[2 * (part.first_unit + u)] = pp
-                    sums[2 * (part.first_unit + u) + 1] = uu
+                    call.sums[2 * (part.first_unit + u)] = pp
+                    call.sums[2 * (part.first_unit + u) + 1] = uu
 
     return body
 
@@ -414,73 +384,48 @@ def adafactor_apply(
         u = rate * (g * f / sqrt(max(k * c, floor))); {outs}""",
     )
 
-    def body(
-        lr,
-        step,
-        p,
-        g,
-        clip,
-        signal,
-        table,
-        rows,
-        columns,
-        m,
-        sums,
-        count,
-        signalled,
-        units,
-        tall,
-        width,
-        block,
-        clips,
-        scale,
-        eps,
-        least,
-        clipping,
-        decay,
-        beta1,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            keep = 1.0 - lr[0] * scale * decay
-            f = factor_of(clip, clips)
-            for r in range(count):
-                part = off(table.parts, r)
-                first, last = share_blocks(part.units, block, tid, nthreads)
+    def body(call, tid, nthreads):
+        if is_due(call):
+            keep = 1.0 - call.lr[0] * call.scale * call.decay
+            f, eps = factor_of(call), call.eps
+            for r in range(call.count):
+                part = off(call.table.parts, r)
+                first, last = share_blocks(part.units, call.block, tid, nthreads)
                 pp = 0.0
                 uu = 0.0
                 if first < last:
                     for u in range(part.first_unit, part.first_unit + part.units):
-                        pp += sums[2 * u]
-                        uu += sums[2 * u + 1]
-                rate = lr[0] * scale
+                        pp += call.sums[2 * u]
+                        uu += call.sums[2 * u + 1]
+                rate = call.lr[0] * call.scale
                 if is_relative != 0:
-                    bound = 1.0 / square_root(float(step[0]), 1)
+                    bound = 1.0 / square_root(float(call.step[0]), 1)
                     rate = bound if bound < rate else rate
                 if is_scaled != 0:
                     size = square_root(pp / part.size, 1)
-                    rate *= size if size > least else least
-                excess = square_root(uu / part.size, 1) / clipping
+                    rate *= size if size > call.least else call.least
+                excess = square_root(uu / part.size, 1) / call.clipping
                 if excess > 1.0:
                     rate /= excess
                 for u in range(first, last):
                     b_begin, b_end, i_begin, i_end = bounds(part, u)
                     for b in range(b_begin, b_end):
-                        k_scale = row_scale(rows, part, b, eps) if part.is_factored != 0 else 1.0
+                        k_scale = (
+                            row_scale(call.rows, part, b, eps) if part.is_factored != 0 else 1.0
+                        )
                         for i in range(i_begin, i_end):
                             row = b * part.rows + i
                             n = imin(part.columns, part.size - row * part.columns)
                             k = k_scale
                             if part.is_factored != 0:
-                                k *= rows[part.row_begin + row]
+                                k *= call.rows[part.row_begin + row]
                             at = part.begin + row * part.columns
-                            q, w = off(p, at), off(m, at)
-                            v = off(columns, part.column_begin + b * part.columns)
+                            q, w = off(call.p, at), off(call.m, at)
+                            v = off(call.columns, part.column_begin + b * part.columns)
                             one, two = (w, q) if is_moving else (q, w)
                             run(
                                 q,
-                                off(g, at),
+                                off(call.g, at),
                                 v,
                                 w,
                                 f,
@@ -488,8 +433,8 @@ def adafactor_apply(
                                 eps * eps,
                                 rate,
                                 keep,
-                                beta1,
-                                1.0 - beta1,
+                                call.beta1,
+                                1.0 - call.beta1,
                                 one,
                                 two,
                                 n,
@@ -534,9 +479,9 @@ def _cut(part: Part, first_unit: int, partial: int) -> Packed:
     )
 
 
-def _lower_adafactor(lowering: Lowering) -> None:
+def _lower(lowering: Lowering) -> None:
     attrs = lowering.site.attrs
-    step, found = Step(lowering, Adafactor.states(attrs)), list[Packed]()
+    step, found = Step(lowering, Adafactor), list[Packed]()
     all_units = sums = 0
     for part in step.parts:
         if part.size:
@@ -587,4 +532,4 @@ def _lower_adafactor(lowering: Lowering) -> None:
 
 
 KERNELS = (adafactor_rows, adafactor_columns, adafactor_norms, adafactor_apply)
-OPS = (optimizer(Adafactor, _lower_adafactor, *KERNELS),)
+OPS = (optimizer(Adafactor, *KERNELS, lower=_lower),)

@@ -16,19 +16,10 @@ from typing import Any
 
 from engine import arguments
 from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
-from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
-from engine.kernels.ops.optimizer.step import (
-    COMMON,
-    COUNTS,
-    Step,
-    factor_of,
-    in_blocks,
-    optimizer,
-)
+from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
-from engine.kernels.vocabulary.op import Lowering
-from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.kernel import inline
 from engine.runtime.states import State
 
 # --- options
@@ -65,68 +56,22 @@ class Adagrad(Method):
 # --- kernels
 
 
-@kernel(
-    f"{COMMON}   v: update T[...]   {COUNTS}   eps, decay, lr_decay: f64",
-    words=TABLES,
-    reach=ranges_reach,
-    tiling=in_blocks(1),
+@inline
+def _values(call, rate):
+    return (rate / (1.0 + (call.step[0] - 1) * call.lr_decay),)
+
+
+@update_kernel(
+    states=("v",), numbers={"eps": "epsilon", "decay": "weight_decay", "lr_decay": "lr_decay"}
 )
-def adagrad(target: Target, T: str) -> Body:
+def adagrad(target: Target, T: str) -> Formula:
     """One step of Adagrad in place of p, v from g; nothing where the signal is false.
 
     v: the initial value before the first step.
     """
-    run = loop(
-        T,
-        """p[] g[] v[] k rate decay eps -> d = g * k + decay * p; v = v + d * d;
-        v[]; p[] = p - rate * d / (sqrt(v) + eps)""",
-    )
-
-    def body(
-        lr,
-        step,
-        p,
-        g,
-        clip,
-        signal,
-        ranges,
-        v,
-        count,
-        total,
-        block,
-        clips,
-        signalled,
-        scale,
-        eps,
-        decay,
-        lr_decay,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            rate = lr[0] * scale / (1.0 + (step[0] - 1) * lr_decay)
-            k = factor_of(clip, clips)
-            first, last = share_blocks(total, block, tid, nthreads)
-            at = 0
-            for r in range(count):
-                i, n = part(ranges, r, at, first, last)
-                at += off(ranges.ranges, r).size
-                pi, vi = off(p, i), off(v, i)
-                run(pi, off(g, i), vi, k, rate, decay, eps, vi, pi, n)
-
-    return body
+    text = "d = g + decay * p; v = v + d * d; p = p - rate * d / (sqrt(v) + eps)"
+    return Formula(f"rate -> {text}", _values)
 
 
-# --- lowering
-
-
-def _lower_adagrad(lowering: Lowering) -> None:
-    step = Step(lowering, Adagrad.states(lowering.site.attrs))
-    (v,) = step.states
-    eps, decay, lr_decay = (step.real(n) for n in ("epsilon", "weight_decay", "lr_decay"))
-    step.call(adagrad(step.T), v=v, eps=eps, decay=decay, lr_decay=lr_decay)
-    step.finish()
-
-
-OPS = (optimizer(Adagrad, _lower_adagrad, adagrad),)
-KERNELS = (adagrad,)
+OPS = (optimizer(Adagrad, adagrad),)
+KERNELS = (adagrad.template,)

@@ -32,23 +32,17 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
-from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
-from engine.kernels.ops.optimizer.step import (
-    COMMON,
-    COUNTS,
-    Step,
+from engine.kernels.ops.optimizer.step import Step, optimizer, rule
+from engine.kernels.ops.optimizer.update import (
+    Formula,
     everything,
-    factor_of,
-    in_blocks,
-    optimizer,
     power,
-    rule,
     stretch,
+    update_kernel,
 )
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
+from engine.kernels.vocabulary.kernel import inline
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Site, TensorType, Update
-from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
 DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam; the first two are adam_mode
@@ -143,99 +137,42 @@ class Adam(_Moments):
 # --- kernels
 
 
-@kernel(
-    f"{COMMON}   m, v: update T[...]   {COUNTS}   a, b, eps, decay: f64   unbias: i64",
-    words=TABLES,
-    reach=ranges_reach,
-    tiling=in_blocks(2),
+@update_kernel(
+    states=("m", "v"),
+    numbers={"a": "alpha", "b": "beta", "eps": "epsilon", "decay": "weight_decay"},
+    integers="unbias",
     mode=(DECOUPLED, HUGGING_FACE, COUPLED, LAZY + DECOUPLED, LAZY + HUGGING_FACE),
 )
-def adam(target: Target, T: str, mode: int) -> Body:
+def adam(target: Target, T: str, mode: int) -> Formula:
     """One step of Adam in place of p, m, v from g; nothing where the signal is false.
 
-    p, g, m, v: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.  A mode with LAZY passes
-    over the rows of the ranges that have no gradient.
+    A mode with LAZY passes over the rows of the ranges that have no gradient.
     """
-    row_of, mode = stretch(T) if mode & LAZY else everything, mode & ~LAZY
+    is_lazy, mode = mode & LAZY, mode & ~LAZY
     d = "g + keep * p" if mode == COUPLED else "g"
     p = {
         DECOUPLED: "p * keep - rate * m / (sqrt(v * whole) + eps)",
         HUGGING_FACE: "(p - rate * m / (sqrt(v) + eps)) * keep",
         COUPLED: "p - rate * m / (sqrt(v * whole) + eps)",
     }[mode]
-    run = loop(
-        T,
-        f"""p[] g[] m[] v[] k keep rate whole a a1 b b1 eps -> g = g * k;
-        d = {d}; m = a * m + a1 * d; v = b * v + b1 * (d * d); m[]; v[]; p[] = {p}""",
+
+    @inline
+    def values(call, rate):
+        keep = call.decay if mode == COUPLED else 1.0 - rate * call.decay
+        root = 1.0
+        if call.unbias != 0:
+            rate /= 1.0 - power(call.a, call.step[0])
+            root = 1.0 - power(call.b, call.step[0])
+            if mode == HUGGING_FACE:
+                rate *= square_root(root, 1)
+        return keep, rate, 1.0 / root, 1.0 - call.a, 1.0 - call.b
+
+    return Formula(
+        f"""keep rate whole a1 b1 -> d = {d};
+        m = a * m + a1 * d; v = b * v + b1 * (d * d); p = {p}""",
+        values,
+        stretch(T) if is_lazy else everything,
     )
-
-    def body(
-        lr,
-        step,
-        p,
-        g,
-        clip,
-        signal,
-        ranges,
-        m,
-        v,
-        count,
-        total,
-        block,
-        clips,
-        signalled,
-        scale,
-        a,
-        b,
-        eps,
-        decay,
-        unbias,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            rate = lr[0] * scale
-            keep = decay if mode == COUPLED else 1.0 - rate * decay
-            root = 1.0
-            if unbias != 0:
-                rate /= 1.0 - power(a, step[0])
-                root = 1.0 - power(b, step[0])
-                if mode == HUGGING_FACE:
-                    rate *= square_root(root, 1)
-            k = factor_of(clip, clips)
-            first, last = share_blocks(total, block, tid, nthreads)
-            at = 0
-            for r in range(count):
-                found = off(ranges.ranges, r)
-                i, n = part(ranges, r, at, first, last)
-                at += found.size
-                end = i + n
-                while i < end:
-                    stop, moves = row_of(found, g, i, end)
-                    q, u, w = off(p, i), off(m, i), off(v, i)
-                    if moves:
-                        run(
-                            q,
-                            off(g, i),
-                            u,
-                            w,
-                            k,
-                            keep,
-                            rate,
-                            1.0 / root,
-                            a,
-                            1.0 - a,
-                            b,
-                            1.0 - b,
-                            eps,
-                            u,
-                            w,
-                            q,
-                            stop - i,
-                        )
-                    i = stop
-
-    return body
 
 
 # --- lowering
@@ -248,21 +185,11 @@ def _infer_adamw(site: Site) -> tuple[TensorType, ...]:
     return rule(Update(AdamW.states), SCHEMA)(site)
 
 
-def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
-    step, unbias = (
-        Step(lowering, AdamW.states(lowering.site.attrs)),
-        lowering.site.attrs.get("correct_bias", 1),
-    )
-    if mode is None:
-        mode = lowering.site.attrs["adam_mode"]
-    a, b = step.real("alpha"), step.real("beta")
-    eps, decay = step.real("epsilon"), step.real("weight_decay")
-    m, v = step.states
-    lazy = bool(lowering.site.attrs.get("lazy", 0))
-    step.call(
-        adam(step.T, mode + lazy * LAZY), m=m, v=v, a=a, b=b, eps=eps, decay=decay, unbias=unbias,
-        by_rows=lazy,
-    )  # fmt: skip
+def _lower(lowering: Lowering) -> None:
+    attrs, step = lowering.site.attrs, Step(lowering, AdamW)
+    lazy = bool(attrs.get("lazy", 0))
+    mode = attrs.get("adam_mode", COUPLED) + lazy * LAZY
+    step.update(adam, mode, by_rows=lazy, unbias=attrs.get("correct_bias", 1))
     step.finish()
 
 
@@ -274,11 +201,11 @@ OPS = (
         outputs=4,
         attrs=SCHEMA,
         infer=_infer_adamw,
-        lower=_lower_adam,
-        calls=(adam, *MAP_KERNELS),
+        lower=_lower,
+        calls=(adam.template, *MAP_KERNELS),
         optimizer=Update(AdamW.states),
     ),
-    optimizer(AdamW, _lower_adam, adam, lazy=0),
-    optimizer(Adam, lambda s: _lower_adam(s, COUPLED), adam),
+    optimizer(AdamW, adam, lower=_lower, lazy=0),
+    optimizer(Adam, adam, lower=_lower),
 )
-KERNELS = (adam,)
+KERNELS = (adam.template,)

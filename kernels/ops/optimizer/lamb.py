@@ -37,7 +37,8 @@ from engine.kernels.ops.optimizer.ranges import (
     runs_of,
     within,
 )
-from engine.kernels.ops.optimizer.step import Step, factor_of, optimizer, power
+from engine.kernels.ops.optimizer.step import Step, optimizer
+from engine.kernels.ops.optimizer.update import factor_of, is_due, power
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
@@ -45,6 +46,7 @@ from engine.kernels.vocabulary.kernel import (
     Numbers,
     Parameters,
     imin,
+    inline,
     kernel,
     off,
     share,
@@ -102,6 +104,12 @@ def _apply_reach(c: KernelCall) -> Reach:
     return {**ranges_reach(c), "sums": 2 * runs}
 
 
+@inline
+def corrections(call):
+    """Return what the first moment and the second are multiplied by, as they began with 0."""
+    return 1.0 / (1.0 - power(call.a, call.step[0])), 1.0 / (1.0 - power(call.b, call.step[0]))
+
+
 @kernel(
     f"""
     step: i64[1]   p, g: T[...]   clip: f64[1] if clips   m, v: update T[...]
@@ -125,60 +133,23 @@ def lamb_moments(target: Target, T: str) -> Body:
         m[]; v[]; sum(p * p); sum(u * u)""",
     )
 
-    def body(
-        step,
-        p,
-        g,
-        clip,
-        m,
-        v,
-        signal,
-        ranges,
-        sums,
-        count,
-        runs,
-        block,
-        clips,
-        signalled,
-        a,
-        b,
-        eps,
-        decay,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            rate = 1.0 / (1.0 - power(a, step[0]))
-            whole = 1.0 / (1.0 - power(b, step[0]))
-            k = factor_of(clip, clips)
-            first, last = share_blocks(runs, block, tid, nthreads)
+    def body(call, tid, nthreads):
+        if is_due(call):
+            rate, whole = corrections(call)
+            k, a, b, eps = factor_of(call), call.a, call.b, call.eps
+            first, last = share_blocks(call.runs, call.block, tid, nthreads)
             at = 0
-            for r in range(count):
-                low, high, own = within(ranges, r, at, first, last)
+            for r in range(call.count):
+                low, high, own = within(call.ranges, r, at, first, last)
                 for c in range(low, high):
-                    i = off(ranges.ranges, r).begin + c * RUN
-                    n = imin(RUN, off(ranges.ranges, r).size - c * RUN)
-                    u, w = off(m, i), off(v, i)
+                    i = off(call.ranges.ranges, r).begin + c * RUN
+                    n = imin(RUN, off(call.ranges.ranges, r).size - c * RUN)
+                    p, g, m, v = off(call.p, i), off(call.g, i), off(call.m, i), off(call.v, i)
                     pp, uu = run(
-                        off(p, i),
-                        off(g, i),
-                        u,
-                        w,
-                        k,
-                        rate,
-                        whole,
-                        a,
-                        1.0 - a,
-                        b,
-                        1.0 - b,
-                        eps,
-                        decay,
-                        u,
-                        w,
-                        n,
+                        p, g, m, v, k, rate, whole, a, 1.0 - a, b, 1.0 - b, eps, call.decay, m, v, n
                     )
-                    sums[2 * (at + c)] = pp
-                    sums[2 * (at + c) + 1] = uu
+                    call.sums[2 * (at + c)] = pp
+                    call.sums[2 * (at + c) + 1] = uu
                 at += own
 
     return body
@@ -196,46 +167,26 @@ def lamb_apply(target: Target, T: str) -> Body:
     """p = p - lr ||p|| / ||u|| u for each tensor, norms^2 the sums of its runs."""
     run = loop(T, f"p[] m[] v[] rate whole eps decay trust -> p[] = p - trust * ({UPDATE})")
 
-    def body(
-        lr,
-        step,
-        p,
-        m,
-        v,
-        signal,
-        ranges,
-        sums,
-        count,
-        runs,
-        signalled,
-        scale,
-        a,
-        b,
-        eps,
-        decay,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            rate = 1.0 / (1.0 - power(a, step[0]))
-            whole = 1.0 / (1.0 - power(b, step[0]))
-            first, last = share(runs, tid, nthreads)
+    def body(call, tid, nthreads):
+        if is_due(call):
+            rate, whole = corrections(call)
+            first, last = share(call.runs, tid, nthreads)
             at = 0
-            for r in range(count):
-                low, high, own = within(ranges, r, at, first, last)
+            for r in range(call.count):
+                low, high, own = within(call.ranges, r, at, first, last)
                 if low < high:
                     pp = 0.0
                     uu = 0.0
                     for c in range(at, at + own):
-                        pp += sums[2 * c]
-                        uu += sums[2 * c + 1]
-                    trust = lr[0] * scale
+                        pp += call.sums[2 * c]
+                        uu += call.sums[2 * c + 1]
+                    trust = call.lr[0] * call.scale
                     if pp != 0.0 and uu != 0.0:
                         trust *= square_root(pp / uu, 1)
-                    i = off(ranges.ranges, r).begin + low * RUN
-                    n = imin(high * RUN, off(ranges.ranges, r).size) - low * RUN
-                    q = off(p, i)
-                    run(q, off(m, i), off(v, i), rate, whole, eps, decay, trust, q, n)
+                    i = off(call.ranges.ranges, r).begin + low * RUN
+                    n = imin(high * RUN, off(call.ranges.ranges, r).size) - low * RUN
+                    p, m, v = off(call.p, i), off(call.m, i), off(call.v, i)
+                    run(p, m, v, rate, whole, call.eps, call.decay, trust, p, n)
                 at += own
 
     return body
@@ -244,25 +195,23 @@ def lamb_apply(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _lower_lamb(lowering: Lowering) -> None:
-    step = Step(lowering, LAMB.states(lowering.site.attrs))
-    a, b = step.real("alpha"), step.real("beta")
-    eps, decay = step.real("epsilon"), step.real("weight_decay")
+def _lower(lowering: Lowering) -> None:
+    step = Step(lowering, LAMB)
     parts = step.parts
-    table = step.table([(q.begin, q.size) for q in parts])
     runs = sum(runs_of(q.size) for q in parts)
-    sums = lowering.temp("f64", (runs, 2))
     m, v = step.states
     clips, signalled = step.flags
     shared: dict[str, Any] = {
-        "step": step.step, "p": step.p, "m": m, "v": v, "signal": step.signal, "ranges": table,
-        "sums": sums, "count": len(parts), "runs": runs, "signalled": signalled,
-        "a": a, "b": b, "eps": eps, "decay": decay,
+        "step": step.step, "p": step.p, "m": m, "v": v, "signal": step.signal,
+        "ranges": step.table([(q.begin, q.size) for q in parts]),
+        "sums": lowering.temp("f64", (runs, 2)), "count": len(parts), "runs": runs,
+        "signalled": signalled, "a": step.real("alpha"), "b": step.real("beta"),
+        "eps": step.real("epsilon"), "decay": step.real("weight_decay"),
     }  # fmt: skip
     lowering.call(lamb_moments(step.T), **shared, g=step.g, clip=step.clip, block=1, clips=clips)
     lowering.call(lamb_apply(step.T), **shared, lr=step.lr, scale=step.scale)
     step.finish()
 
 
-OPS = (optimizer(LAMB, _lower_lamb, lamb_moments, lamb_apply),)
+OPS = (optimizer(LAMB, lamb_moments, lamb_apply, lower=_lower),)
 KERNELS = (lamb_moments, lamb_apply)

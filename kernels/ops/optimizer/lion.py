@@ -15,19 +15,10 @@ from typing import Any
 
 from engine import arguments
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
-from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
-from engine.kernels.ops.optimizer.step import (
-    COMMON,
-    COUNTS,
-    Step,
-    factor_of,
-    in_blocks,
-    optimizer,
-)
+from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
-from engine.kernels.vocabulary.op import Lowering
-from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.kernel import inline
 from engine.runtime.states import State
 
 # --- options
@@ -56,66 +47,18 @@ class Lion(Method):
 # --- kernels
 
 
-@kernel(
-    f"{COMMON}   m: update T[...]   {COUNTS}   a, b, decay: f64",
-    words=TABLES,
-    reach=ranges_reach,
-    tiling=in_blocks(1),
-)
-def lion(target: Target, T: str) -> Body:
+@inline
+def _values(call, rate):
+    return rate, 1.0 - rate * call.decay, 1.0 - call.a, 1.0 - call.b
+
+
+@update_kernel(states=("m",), numbers={"a": "alpha", "b": "beta", "decay": "weight_decay"})
+def lion(target: Target, T: str) -> Formula:
     """One step of Lion in place of p, m from g; nothing where the signal is false."""
-    run = loop(
-        T,
-        """p[] g[] m[] k keep rate a a1 b b1 -> g = g * k;
-        p[] = p * keep - rate * sign(a * m + a1 * g); m[] = b * m + b1 * g""",
-    )
-
-    def body(
-        lr,
-        step,
-        p,
-        g,
-        clip,
-        signal,
-        ranges,
-        m,
-        count,
-        total,
-        block,
-        clips,
-        signalled,
-        scale,
-        a,
-        b,
-        decay,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            rate = lr[0] * scale
-            keep = 1.0 - rate * decay
-            k = factor_of(clip, clips)
-            first, last = share_blocks(total, block, tid, nthreads)
-            at = 0
-            for r in range(count):
-                i, n = part(ranges, r, at, first, last)
-                at += off(ranges.ranges, r).size
-                pi, mi = off(p, i), off(m, i)
-                run(pi, off(g, i), mi, k, keep, rate, a, 1.0 - a, b, 1.0 - b, pi, mi, n)
-
-    return body
+    text = """rate keep a1 b1 ->
+    p = p * keep - rate * sign(a * m + a1 * g); m = b * m + b1 * g"""
+    return Formula(text, _values)
 
 
-# --- lowering
-
-
-def _lower_lion(lowering: Lowering) -> None:
-    step = Step(lowering, Lion.states(lowering.site.attrs))
-    (m,) = step.states
-    a, b, decay = (step.real(n) for n in ("alpha", "beta", "weight_decay"))
-    step.call(lion(step.T), m=m, a=a, b=b, decay=decay)
-    step.finish()
-
-
-OPS = (optimizer(Lion, _lower_lion, lion),)
-KERNELS = (lion,)
+OPS = (optimizer(Lion, lion),)
+KERNELS = (lion.template,)

@@ -38,9 +38,11 @@ def ends_of(c: KernelCall) -> tuple[int, int]:
 
 
 def ranges_reach(c: KernelCall) -> Reach:
-    """Return the reach into all operands without a shape: the end of the ranges."""
-    end, _ = ends_of(c)
-    return {p.name: end for p in c.template.parameters if p.is_pointer and not p.size}
+    """Return the reach into all operands that are there without a shape: the end of the ranges."""
+    (end, _), names = ends_of(c), c.names()
+    operands = [p for p in c.template.parameters if p.is_pointer and not p.size]
+    there = [p for p in operands if not p.condition or c.template.holds(p.condition, names)]
+    return {p.name: end for p in there}
 
 
 @inline

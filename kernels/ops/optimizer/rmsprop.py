@@ -17,19 +17,10 @@ from typing import Any
 
 from engine import arguments
 from engine.kernels.ops.optimizer.method import SECOND, Group, Method, at_least_0, below_1
-from engine.kernels.ops.optimizer.ranges import TABLES, part, ranges_reach
-from engine.kernels.ops.optimizer.step import (
-    COMMON,
-    COUNTS,
-    Step,
-    factor_of,
-    in_blocks,
-    optimizer,
-)
+from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
-from engine.kernels.vocabulary.op import Lowering
-from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.kernel import inline
 from engine.runtime.states import State
 
 # --- options
@@ -71,103 +62,27 @@ class RMSprop(Method):
 # --- kernels
 
 
-@kernel(
-    f"{COMMON}   v, u, m: update T[...]   {COUNTS}   a, eps, decay, mu: f64",
-    words=TABLES,
-    reach=ranges_reach,
-    tiling=in_blocks(3),
+@inline
+def _values(call, rate):
+    return rate, 1.0 - call.a
+
+
+@update_kernel(
+    states=("v", "u if centered", "m if momentum"),
+    numbers={"a": "alpha", "eps": "epsilon", "decay": "weight_decay", "mu": "momentum"},
 )
-def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
-    """One step of RMSprop in place of p, v, u, m from g; nothing where the signal is false.
-
-    p, g, v, u, m: T[n]; lr: T[1].  Where it is not centered u is v, without momentum m is p: both
-    are written the same value.
-    """
-    spread = (
-        "u = u + a1 * (d - u); s = sqrt(max(v - u * u, 0.0))" if centered else "u = v; s = sqrt(v)"
-    )
-    moved = (
-        "m = mu * m + q; m[]; p[] = p - rate * m" if is_moving else "p = p - rate * q; p[]; m[] = p"
-    )
-    run = loop(
-        T,
-        f"""p[] g[] v[] u[] m[] k rate a a1 eps decay mu ->
-        d = g * k + decay * p; v = a * v + a1 * (d * d); {spread}; q = d / (s + eps);
-        v[]; u[]; {moved}""",
+def rmsprop(target: Target, T: str, centered: int, momentum: int) -> Formula:
+    """One step of RMSprop in place of p and the states; nothing where the signal is false."""
+    spread = "v"
+    if centered:
+        spread = "max(v - u * u, 0.0)"
+    return Formula(
+        f"""rate a1 -> d = g + decay * p; v = a * v + a1 * (d * d);
+        {"u = u + a1 * (d - u);" if centered else ""} q = d / (sqrt({spread}) + eps);
+        {"m = mu * m + q; p = p - rate * m" if momentum else "p = p - rate * q"}""",
+        _values,
     )
 
-    def body(
-        lr,
-        step,
-        p,
-        g,
-        clip,
-        signal,
-        ranges,
-        v,
-        u,
-        m,
-        count,
-        total,
-        block,
-        clips,
-        signalled,
-        scale,
-        a,
-        eps,
-        decay,
-        mu,
-        tid,
-        nthreads,
-    ):
-        if signalled == 0 or signal[0] != 0:
-            rate = lr[0] * scale
-            k = factor_of(clip, clips)
-            first, last = share_blocks(total, block, tid, nthreads)
-            at = 0
-            for r in range(count):
-                i, n = part(ranges, r, at, first, last)
-                at += off(ranges.ranges, r).size
-                pi, vi, ui, mi = off(p, i), off(v, i), off(u, i), off(m, i)
-                one, two = (mi, pi) if is_moving else (pi, mi)
-                run(
-                    pi,
-                    off(g, i),
-                    vi,
-                    ui,
-                    mi,
-                    k,
-                    rate,
-                    a,
-                    1.0 - a,
-                    eps,
-                    decay,
-                    mu,
-                    vi,
-                    ui,
-                    one,
-                    two,
-                    n,
-                )
 
-    return body
-
-
-# --- lowering
-
-
-def _lower_rmsprop(lowering: Lowering) -> None:
-    attrs = lowering.site.attrs
-    centered, is_moving = int(bool(attrs["centered"])), int(attrs["momentum"] != 0)
-    step = Step(lowering, RMSprop.states(attrs))
-    v, *rest = step.states
-    u = rest.pop(0) if centered else v
-    m = rest.pop(0) if is_moving else step.p
-    a = step.real("alpha")
-    eps, decay, mu = (step.real(n) for n in ("epsilon", "weight_decay", "momentum"))
-    step.call(rmsprop(step.T, centered, is_moving), v=v, u=u, m=m, a=a, eps=eps, decay=decay, mu=mu)
-    step.finish()
-
-
-OPS = (optimizer(RMSprop, _lower_rmsprop, rmsprop, outputs=5),)
-KERNELS = (rmsprop,)
+OPS = (optimizer(RMSprop, rmsprop, outputs=5),)
+KERNELS = (rmsprop.template,)

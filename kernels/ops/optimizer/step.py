@@ -1,4 +1,4 @@
-"""What optimizer steps share: kernels over flat tensors, operands of nodes, shape rules.
+"""Optimizer nodes: their operands, their lowering, their shape rules and declarations.
 
 All parameters lie back to back in one flat tensor, as do their gradients and each state.  Nodes of
 the domain `engine` update the parameters that they name in `parameters`; the planner says in
@@ -18,22 +18,12 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.loops.blocks import Blocks
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
 from engine.kernels.ops.optimizer.method import Method
-from engine.kernels.ops.optimizer.ranges import TABLE, packed
-from engine.kernels.vocabulary.kernel import (
-    Call,
-    Numbers,
-    Parameters,
-    Template,
-    Tile,
-    imin,
-    inline,
-    off,
-    udiv,
-)
+from engine.kernels.ops.optimizer.ranges import packed
+from engine.kernels.ops.optimizer.update import UpdateKernel
+from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     OURS,
     Kind,
@@ -44,87 +34,10 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     Update,
 )
-from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.plan import ALIGN
-from engine.runtime.states import State
 
-Inline = Callable[..., Any]
 RATE = TensorType("f32", (1,))  # the learning rate, as files have it
 DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops that have them
-
-# --- kernels
-
-# Threads share `total` elements in blocks of `block`.
-COMMON = f"""
-    lr: f32[1]   step: i64[1]   p: update T[...]   g: T[...]   clip: f64[1] if clips
-    signal: b1[1] if signalled   {TABLE}
-"""
-COUNTS = "count, total: i64   block: i64 where block >= 1   clips, signalled: i64   scale: f64"
-
-
-def in_blocks(states: int, unit: int = LINE) -> Tile:
-    """How a kernel of the common signature with so many states is cut: where it has one range.
-
-    unit: the elements that it looks at together, at least.
-    """
-
-    def tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
-        count, total = map(int, numbers[:2])
-        step = unit * ITEMSIZE[str(params[0])]
-        steps = (0, 0, step, step, 0, 0, 0, *[step] * states)
-        if count != 1:
-            return None
-        return Blocks(-(-total // unit), steps, numbered=True, unit=unit, at=2, per=unit)
-
-    return tiling
-
-
-@inline
-def power(x, n):
-    """x^n for n >= 0, by repeated squaring."""
-    out = 1.0
-    while n > 0:
-        if n & 1:
-            out *= x
-        x *= x
-        n >>= 1
-    return out
-
-
-@inline
-def factor_of(clip, clips):
-    """What gradients are multiplied by."""
-    return clip[0] if clips != 0 else 1.0
-
-
-@inline
-def everything(found, g, i, end):
-    """What `stretch` makes, for kernels that pass over nothing."""
-    return end, True
-
-
-def stretch(T: str) -> Inline:
-    """Inline function: stretch(found, g, i, end) of elements of a range, i < end.
-
-    Returns where the row of element i ends, `end` at most, and whether it has a gradient that is
-    not 0.  A range without rows is a row that has.
-    """
-    count = loop(T, "g[] -> sum(where(g == 0.0, 0.0, 1.0))")
-
-    @inline
-    def run(found, g, i, end):
-        row = found.row
-        if row == 0:
-            return end, True
-        begin = found.begin + udiv(i - found.begin, row) * row
-        stop = imin(begin + row, found.begin + found.size)
-        moves = g[begin] != 0
-        if not moves:
-            moves = count(off(g, begin), stop - begin) != 0
-        return imin(stop, end), moves
-
-    return run
-
 
 # --- lowering
 
@@ -152,8 +65,8 @@ class Step:
     signal: the flag without which nothing is updated.  clip: what gradients are multiplied by.
     """
 
-    def __init__(self, lowering: Lowering, states: Sequence[State], has_step: bool = True) -> None:
-        at = 1 + has_step
+    def __init__(self, lowering: Lowering, method: type[Method], *, has_step: bool = True) -> None:
+        at, states = 1 + has_step, method.states(lowering.site.attrs)
         self.lowering, self.lr, self.p, self.g = (
             lowering,
             lowering.x(0),
@@ -199,19 +112,21 @@ class Step:
         """Begins and sizes, as kernels read them; rows: elements of a row of each, see `RANGE`."""
         return self.lowering.const(packed(ranges, rows))
 
-    def call(
+    def update(
         self,
-        kernel: Call,
-        *,
+        kernel: UpdateKernel,
+        *params: int,
         skipped: int = 0,
         by_rows: bool = False,
-        **own: Any,
+        **integers: int,
     ) -> None:
-        """Call a kernel of the common signature with its own states and numbers by name.
+        """Call an update kernel with the states and the numbers of the node.
 
         The states are shaped and typed as the parameters, so that one table of ranges is for all.
+        params: the flags of the kernel; those of the node if none are given.
         skipped: elements that are passed over where all their gradients are 0; 0: none are.
         by_rows: rows of parameters of two dimensions and more are, whatever their size.
+        integers: those of the kernel.
         """
         lowering = self.lowering
         if by_rows:
@@ -221,12 +136,18 @@ class Step:
         else:
             ranges = self.merged()
             rows = [skipped] * len(ranges)
-        clips, signalled = self.flags
+        flags = params or tuple(int(bool(lowering.site.attrs[name])) for name in kernel.flags)
+        made, (clips, signalled) = kernel.template(self.T, *flags), self.flags
+        own_arguments: dict[str, Any] = {
+            **dict(zip(kernel.present(made[1]), self.states, strict=True)),
+            **{name: self.real(attribute) for name, attribute in kernel.numbers.items()},
+            **integers,
+        }
         lowering.call(
-            kernel, lr=self.lr, step=self.step, p=self.p, g=self.g, clip=self.clip,
+            made, lr=self.lr, step=self.step, p=self.p, g=self.g, clip=self.clip,
             signal=self.signal, ranges=self.table(ranges, rows), count=len(ranges),
             total=sum(n for _, n in ranges), block=LINE, clips=clips, signalled=signalled,
-            scale=self.scale, **own,
+            scale=self.scale, **own_arguments,
         )  # fmt: skip
 
     @property
@@ -299,17 +220,27 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
 
 def optimizer(
     method: type[Method],
-    lower: Callable[[Lowering], None],
-    *kernels: Template,
+    *kernels: UpdateKernel | Template,
+    lower: Callable[[Lowering], None] | None = None,
     outputs: int = 4,
     **more: Any,
 ) -> Op:
-    """The op of the domain `engine` of an optimizer; its defaults are those of the options.
+    """Return the op of the domain `engine` of an optimizer; its defaults are those of the options.
 
-    kernels: those that `lower` calls beside what `Step` does.
+    kernels: the kernels that it calls.
+    lower: how it is lowered; by default it calls its only kernel, an update kernel.
     more: attributes that files have only where they are not their defaults, which these are.
     """
     known, update = {**method().attributes(), **more, **GROUP}, Update(method.states)
+    templates = [k.template if isinstance(k, UpdateKernel) else k for k in kernels]
+
+    def update_alone(lowering: Lowering) -> None:
+        (kernel,) = kernels
+        assert isinstance(kernel, UpdateKernel)
+        step = Step(lowering, method)
+        step.update(kernel)
+        step.finish()
+
     return Op(
         name=method.op,
         domain=OURS,
@@ -318,7 +249,7 @@ def optimizer(
         attrs=known,
         takes=LISTS,
         infer=rule(update, known),
-        lower=lower,
-        calls=(*kernels, *MAP_KERNELS),
+        lower=lower or update_alone,
+        calls=(*templates, *MAP_KERNELS),
         optimizer=update,
     )
