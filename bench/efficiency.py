@@ -1,9 +1,10 @@
-"""What part of a machine's limits the kernels reach: the table of kernels/cost.py.
+"""What part of a machine's limits the kernels reach: the table kernels/efficiency.txt.
 
 A training step of each workload is profiled on 2 threads.
 
 efficiency           for each kernel template how often it ran, the milliseconds, and the limit of
-                     kernels/cost.py over the time; `usual` is of the usual workloads together
+                     kernels/cost.py over the time; `usual` is of the usual workloads together,
+                     and `--page` writes the table, with which plans reckon from then on
 efficiency.workload  the time of a step as the table now says it, by this machine and by the nominal
                      one, and as it was
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells
+from engine.errors import InputError
 from engine.kernels.cost import begin, limits, step_seconds
 from engine.kernels.flops import tasks
 from engine.profiling import Profile
@@ -23,6 +26,7 @@ from engine.runtime.plan import Plan
 from engine.tools.workloads import WORKLOADS
 
 THREADS, REPEATS = 2, 10
+LEAST = 0.01  # the least part that the table holds
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")
 
 
@@ -52,6 +56,19 @@ def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
         yield template, counts[template], 1e3 * taken[template], part
 
 
+def write_table(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
+    """Write the table that the cost model reads: what the usual workloads together reach.
+
+    Raises:
+        InputError: other subjects were measured.
+    """
+    if found.keys() != {"usual"}:
+        raise InputError(f"--page needs the subject usual alone, got {', '.join(found)}")
+    parts = sorted((str(row[0]), float(str(row[3]))) for row in found["usual"])
+    lines = [f"{template} {max(part, LEAST):.2f}\n" for template, part in parts]
+    path.write_text("".join(lines), "utf-8")
+
+
 def measure_workload(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload."""
     plan, profile = profiled(name)
@@ -68,6 +85,8 @@ BENCHES = (
         measure,
         usual=("usual",),
         small="mlp",
+        page=write_table,
+        document="kernels/efficiency.txt",
     ),
     Bench(
         "efficiency.workload",

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.flops import Task, Use, grouped, operations, tasks, touched
@@ -29,21 +30,21 @@ from engine.runtime.roofline import Roofline
 BEGIN = 1.0e-6  # seconds that a call takes beside its work
 TILE = 0.15e-6  # seconds that a thread takes to begin a call of a group for its next tile
 
-# Of the limit that operations and bytes set, the part that a kernel of each template reaches.  By
-# `python -m bench efficiency`, on 2 threads of a Zen 4 server part with
-# AVX-512.  Above 1: convolutions by Winograd's transforms do fewer operations than are counted.
-EFFICIENCY: dict[str, float] = {
-    "attention": 0.62, "attention_grad": 0.56, "channel_moments_cols": 0.10,
-    "channel_moments_join": 0.04, "channel_sums_cols": 0.31, "channel_sums_join": 0.06,
-    "conv": 0.81, "conv_dw": 0.80, "conv_fold": 0.16, "conv_pack": 0.32, "depthwise": 0.33,
-    "depthwise_dw": 0.21, "depthwise_fold": 0.11, "depthwise_pack": 0.06, "gather": 0.41,
-    "gather_grad": 0.13, "gemm": 0.91, "layer_norm": 0.91, "layer_norm_grad": 1.07, "map": 0.88,
-    "pool_max": 0.70, "pool_max_grad": 0.66, "reduce_cols": 0.17, "reduce_rows": 0.14,
-    "strided_copy": 0.57, "transposed_copy": 0.56, "winograd": 2.57, "winograd_dw": 2.38,
-    "winograd_filters": 0.61, "winograd_fold": 0.60,
-}  # fmt: skip
 TASKS = 1 << 13  # of which the arithmetic is known; plans of one draft share most of theirs
-OTHERS = 0.5  # of kernels that none of these models has
+OTHERS = 0.5  # efficiency of kernels that efficiency.txt does not have
+EFFICIENCY = Path(__file__).with_name("efficiency.txt")
+
+
+@functools.cache
+def efficiencies() -> Mapping[str, float]:
+    """Return the part of a machine's limits that kernels reach, by template, of efficiency.txt.
+
+    `python -m bench efficiency --page` writes the file: what the usual workloads reach on 2 threads
+    of a Zen 4 server part with AVX-512.  Above 1: convolutions by Winograd's transforms do fewer
+    operations than are counted.
+    """
+    lines = EFFICIENCY.read_text("utf-8").splitlines()
+    return {name: float(part) for name, part in map(str.split, lines)}
 
 
 def nominal(threads: int) -> Roofline:
@@ -79,11 +80,11 @@ def seconds(
     machine: what they run on; None for the nominal one.
     again: whether all have run before, so that what they touched last is still in the caches.
     """
-    found = []
+    found, reached = [], efficiencies()
     limits_of = limits(calls, threads, nominal(threads) if machine is None else machine, again)
     for task, limit in zip(calls, limits_of, strict=True):
-        reached = EFFICIENCY.get(task.spec.template, OTHERS)
-        found.append(begin(task, threads) + limit / reached)
+        part = reached.get(task.spec.template, OTHERS)
+        found.append(begin(task, threads) + limit / part)
     return found
 
 

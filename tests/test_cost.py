@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
+from bench.efficiency import write_table
+from engine.errors import InputError
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.cost import EFFICIENCY, nominal, seconds, step_seconds
+from engine.kernels import cost
+from engine.kernels.cost import efficiencies, nominal, seconds, step_seconds
 from engine.kernels.flops import Task, Use, tasks
 from engine.kernels.registry import templates
 from engine.kernels.target import host
@@ -24,7 +28,18 @@ def call(formula: str, *names: str, nbytes: int) -> Task:
 
 
 def test_every_row_is_of_a_kernel() -> None:
-    assert set(EFFICIENCY) <= set(templates())
+    assert efficiencies().keys() <= templates().keys()
+
+
+def test_the_table_is_what_the_bench_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "efficiency.txt"
+    write_table({"usual": [("gemm", 9, 1.5, 0.912), ("conv", 3, 0.0, 0.0)]}, path)
+    monkeypatch.setattr(cost, "EFFICIENCY", path)
+    assert efficiencies.__wrapped__() == {"conv": 0.01, "gemm": 0.91}
+    with pytest.raises(InputError, match="--page needs the subject usual alone, got mlp"):
+        write_table({"mlp": []}, path)
 
 
 def test_bytes_that_are_in_a_cache_take_less() -> None:

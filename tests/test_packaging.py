@@ -83,6 +83,7 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
     assert modules == {
         "engine/py.typed",
         "engine/graphs/io/schemas.txt",
+        "engine/kernels/efficiency.txt",
         "engine/reports/arena.js",
         "engine/reports/page.css",
         "engine/reports/page.js",

@@ -21,6 +21,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import engine
 from engine import artifacts, backend, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, ModelError
@@ -154,6 +155,25 @@ def test_whatever_decides_a_plan_is_in_its_key(
     assert again.planned == 3
     monkeypatch.setattr(plan_cache, "sources", lambda: "another version")
     assert again.of(train) == ALL
+
+
+def test_every_file_that_decides_a_plan_is_among_the_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tables that modules read decide plans as much as the modules."""
+    read: set[str] = set()
+
+    def digest_of(path: str) -> bytes:
+        read.add(path)
+        return b""
+
+    monkeypatch.setattr(plan_cache, "_digest_of", digest_of)
+    plan_cache.sources.__wrapped__()
+    root = Path(engine.__file__).parent
+    for room in ("kernels", "graphs"):
+        for path in (root / room).resolve().rglob("*"):
+            if path.is_file() and path.parent.name != "__pycache__":
+                assert os.fspath(path) in read
 
 
 def test_a_plan_of_another_kernel_set_is_not_used(

@@ -43,6 +43,7 @@ MAGIC = b"EGPREP\0\2"
 _HEAD = struct.Struct("<8sQ")
 _RECORD, _INDEX = "plan", "index"  # kinds of what is sealed
 _ROOMS = ("runtime", "training", "kernels", "graphs")  # whose sources decide what is kept
+_SOURCES = (".py", ".txt")  # modules, and the tables that they read
 
 Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, target, threads
 
@@ -54,7 +55,7 @@ def sources() -> str:
     found = [os.path.join(root, "element_types.py")]
     for room in _ROOMS:
         for folder, _, names in os.walk(os.path.realpath(os.path.join(root, room))):
-            found += [os.path.join(folder, name) for name in names if name.endswith(".py")]
+            found += [os.path.join(folder, name) for name in names if name.endswith(_SOURCES)]
     digest = hashlib.sha256(engine.__version__.encode())
     for content in sorted(map(_digest_of, found)):
         digest.update(content)
