@@ -101,7 +101,7 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     for op in declared:
         check_fields(f"op {op.name!r}", op)
     shared = tuple(kernels)
-    declared = tuple(_with_calls(op, shared) for op in declared)
+    declared = tuple(_as_own(op, shared) for op in declared)
     named = [t for op in declared for t in op.calls or ()]
     kernels = [*shared, *(t for t in named if templates().get(t.name) is not t)]
     for op in declared:
@@ -140,8 +140,13 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
         _own_kernels.add(template.name)
 
 
-def _with_calls(op: Op, kernels: tuple[Template, ...]) -> Op:
-    """The op; if it has a lowering and does not declare which kernels it calls, it calls these."""
+def _as_own(op: Op, kernels: tuple[Template, ...]) -> Op:
+    """Return an op as one from outside of the package.
+
+    If it has a lowering and does not declare which kernels it calls, it calls `kernels`.
+    """
+    if op.grad is not None:
+        op = replace(op, tells_gradient=True)
     if op.lower is None or op.calls is not None or not kernels:
         return op
     return replace(op, calls=kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from onnx import parser
 
 from engine import Trainer
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
-from engine.custom import Op, Samples, register, same_as, unregister
+from engine.custom import Grad, Op, Samples, register, same_as, unregister
 from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.samples import Loss, MixedError, loss_of
@@ -85,30 +86,145 @@ def test_an_op_of_ones_own_holds_samples_as_it_declares(samples: Samples) -> Non
         unregister(op)
 
 
-# What autograd was told between `b` and `r`: a product with a detached value, a reversed gradient.
-TOLD = {
-    "detached": """k = engine.StopGradient(b)
-    u = Tanh(b)
-    r = Mul(u, k)""",
-    "reversed": """t = Tanh(b)
+@pytest.mark.parametrize("is_crossing", [False, True])
+def test_the_gradient_of_an_op_of_ones_own_is_followed(is_crossing: bool) -> None:
+    """The op keeps samples apart; its gradient is what its rule says."""
+
+    def grad(grad: Grad, dy: str) -> tuple[str]:
+        mean = grad.op("ReduceMean", dy, axes=[0], keepdims=1)
+        if is_crossing:
+            return (grad.op("Sub", dy, mean),)
+        return (grad.op("Clip", dy, grad.const(-0.001, "f32"), grad.const(0.001, "f32")),)
+
+    op = Op(
+        name="Kept",
+        domain="mine",
+        infer=same_as(0),
+        expand=lambda nodes: (nodes.op("Tanh", nodes.x(0)),),
+        grad=grad,
+        samples=Samples.FIRST_AXIS,
+    )
+    text = PLAIN.replace('["": 17]', '["": 17, "mine": 1]').replace("= Tanh", "= mine.Kept")
+    register(op)
+    try:
+        options: dict[str, Any] = {"optimizer": SGD(0.05)}
+        whole, parted = made(text, **options), made(text, micro_batches=3, **options)
+        loss = whole.step(X, LABELS)
+        if is_crossing:
+            with pytest.raises(
+                InputError, match=r"'Kept_\d_Grad/Sub_1' \(Sub\) of the gradient of"
+            ):
+                parted.step(X, LABELS)
+        else:
+            assert parted.step(X, LABELS) == pytest.approx(loss, rel=1e-5)
+            close(parted, whole)
+    finally:
+        unregister(op)
+
+
+# What autograd was told between `b` and `r`, as the `backward` of an autograd.Function: `d` is the
+# gradient of its output, `e` its own.  These treat each sample for itself, or sum over them.
+TOLD = """t = Tanh(b)
     k = engine.StopGradient(t)
     d = engine.Cotangent(k)
-    e = Neg(d)
-    r = engine.Redirect(k, d, t, e)""",
+    """
+WITH_BIAS = TOLD.replace("Tanh(b)", "Add(b, body.bias)")
+ALONE = {
+    "reversed": f"{TOLD} e = Neg(d) r = engine.Redirect(k, d, t, e)",
+    "straight through": f"{TOLD} e = Identity(d) r = engine.Redirect(k, d, b, e)",
+    "clipped": f"""{TOLD} l = Constant<value = float {{-0.001}}>()
+        u = Constant<value = float {{0.001}}>() e = Clip(d, l, u)
+        r = engine.Redirect(k, d, t, e)""",
+    "clipped by the norm of each": f"""{TOLD} l = Constant<value = float {{0.01}}>()
+        n = ReduceL2<axes = [1]>(d) m = Max(n, l) e = Div(d, m) r = engine.Redirect(k, d, t, e)""",
+    "sign": f"{TOLD} e = Sign(d) r = engine.Redirect(k, d, t, e)",
+    "of no gradient": f"{TOLD} e = Abs(b) r = engine.Redirect(k, d, t, e)",
+    "mask": f"""{TOLD} z = Constant<value = float {{0.0}}>() a = Less(b, z)
+        e = Where(a, z, d) r = engine.Redirect(k, d, t, e)""",
+    "of two inputs": f"""{WITH_BIAS} e = Neg(d) z = Constant<value = int64[1] {{0}}>()
+        f = ReduceSum<keepdims = 0>(d, z) p = engine.Redirect(k, d, b, e)
+        r = engine.Redirect(p, d, body.bias, f)""",
+    "of two inputs, zero for one": f"""{WITH_BIAS} e = Neg(d) o = Shape(body.bias)
+        f = ConstantOfShape(o) p = engine.Redirect(k, d, b, e)
+        r = engine.Redirect(p, d, body.bias, f)""",
+    "of a product": """u = MatMul(x, body.weight)
+        k = engine.StopGradient(u) d = engine.Cotangent(k) q = Transpose(x) f = MatMul(q, d)
+        v = engine.Redirect(k, d, body.weight, f)
+        r = Mul(b, v)""",
+    "of a product, by its letters": """u = MatMul(x, body.weight)
+        k = engine.StopGradient(u) d = engine.Cotangent(k) f = Einsum<equation = "bi,bj->ij">(x, d)
+        v = engine.Redirect(k, d, body.weight, f)
+        r = Mul(b, v)""",
+    "of a weight": """t = Round(body.bias) z = Constant<value = float {0.0}>()
+        k = engine.StopGradient(t) d = engine.Cotangent(k) a = Less(body.bias, z) f = Where(a, z, d)
+        v = engine.Redirect(k, d, body.bias, f) r = Add(b, v)""",
+    "detached": "k = engine.StopGradient(b) u = Tanh(b) r = Mul(u, k)",
 }
+CROSSING = {
+    "centred": (f"{TOLD} m = ReduceMean<axes = [0]>(d) e = Sub(d, m)", "joins values"),
+    "statistics of the batch": (f"{TOLD} m = ReduceMean<axes = [0]>(b) e = Mul(d, m)", "joins val"),
+    "summed": (f"{TOLD} z = Constant<value = int64[1] {{0}}>() m = ReduceSum(d, z) o = Shape(d)"
+               " e = Expand(m, o)", "mixes samples: that of 't' is not one of each sample"),
+    "scaled by the size": (f"{TOLD} o = Shape<end = 1>(d) m = Cast<to = 1>(o) e = Div(d, m)",
+                           "depends on how many samples a batch has"),
+    "of no gradient, scaled": (f"{TOLD} o = Shape<end = 1>(d) m = Cast<to = 1>(o) p = Shape(d)"
+                               " e = Expand(m, p)", "depends on how many samples a batch has"),
+    "clipped by the norm of all": (f"{TOLD} n = ReduceL2(d) e = Div(d, n)", "reduces the samples"),
+    "turned": (f"{TOLD} z = Constant<value = int64[1] {{-1}}>()"
+               " a = Constant<value = int64[1] {0}>() q = Constant<value = int64[1] {-999}>()"
+               " e = Slice(d, z, q, a, z)", "takes samples out of the batch"),
+    "the mean for a bias": (f"{WITH_BIAS} e = ReduceMean<axes = [0], keepdims = 0>(d)",
+                            "no sum over the samples: that of 'body.bias'"),
+    "normed for a bias": (f"{WITH_BIAS} z = Constant<value = int64[1] {{0}}>()"
+                          " f = ReduceSum<keepdims = 0>(d, z) n = ReduceL2(f) e = Div(f, n)",
+                          "not linear"),
+    "with decay for a bias": (f"{WITH_BIAS} z = Constant<value = int64[1] {{0}}>()"
+                              " f = ReduceSum<keepdims = 0>(d, z) e = Add(f, body.bias)",
+                              "not linear"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_ops_that_direct_gradients_keep_samples_apart(name: str) -> None:
-    text = PLAIN.replace('["": 17]', '["": 17, "engine": 1]').replace("r = Tanh(b)", TOLD[name])
-    whole, parted = made(text), made(text, micro_batches=4)
-    assert parted.step(X, LABELS) == pytest.approx(whole.step(X, LABELS), rel=1e-5)
+def told(nodes: str) -> str:
+    """The model with these nodes in place of the Tanh."""
+    text = PLAIN.replace('["": 17]', '["": 17, "engine": 1]')
+    return text.replace("r = Tanh(b)", nodes)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [(CrossEntropyLoss(ignore_index=-100), IGNORING), (CrossEntropyLoss(reduction="sum"), LABELS)],
+    ids=["mean", "sum"],
+)
+@pytest.mark.parametrize("name", ALONE)
+def test_told_gradients_of_parts_are_those_of_the_whole_batch(
+    name: str, loss: Any, target: Any
+) -> None:
+    text, options = told(ALONE[name]), {"loss": loss, "optimizer": SGD(0.05)}
+    whole, parted = made(text, **options), made(text, micro_batches=3, **options)
+    for _ in range(2):
+        assert parted.step(X, target) == pytest.approx(whole.step(X, target), rel=1e-5)
     close(parted, whole)
-    mean = text.replace("float[N,3] scores", "float y").replace(
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_told_gradients_that_cross_samples_are_refused_by_name(name: str) -> None:
+    nodes, why = CROSSING[name]
+    of = "body.bias" if "bias" in name else "t"
+    text = told(f"{nodes} r = engine.Redirect(k, d, {of}, e)")
+    with pytest.raises(InputError) as refused:
+        made(text, micro_batches=2).step(X, LABELS)
+    assert re.search(f"in parts: .*of node 'Redirect_[0-9]+' .*{why}", str(refused.value))
+    assert "or train on whole batches" in str(refused.value)
+    made(text).step(X, LABELS)
+
+
+def test_a_told_gradient_of_a_loss_is_followed() -> None:
+    text = told(ALONE["reversed"]).replace("float[N,3] scores", "float y").replace(
         "scores = Add(s, head.bias)",
         "scores = Add(s, head.bias) y = ReduceMean<keepdims = 0>(scores)",
-    )
-    assert loss_of(onnx_io.load(forward(mean)), {"x": X.shape}, {"x": 1}) == Loss(is_mean=True)
+    )  # fmt: skip
+    expected = Loss(is_mean=True)
+    assert loss_of(onnx_io.load(forward(text)), {"x": X.shape}, {"x": 1}) == expected
 
 
 def test_what_mixes_samples_is_refused_by_name() -> None:

@@ -2,6 +2,8 @@
 
 The gradients of the parts are added in region grad, each weighted by the share that its samples
 have in the loss of the whole batch.  graphs/offline/samples.py says whether there is such a share.
+Where a model tells gradients, the backward pass of a part begins with its share, so that what the
+model computes of gradients it computes of those of the whole batch.
 Numbers that a model draws, as those of dropout, are others for each part.
 """
 
@@ -16,6 +18,7 @@ from engine.training.model import Array
 
 if TYPE_CHECKING:
     from engine.graphs.offline.samples import Loss
+    from engine.runtime.program import Program
     from engine.trainer.trainer import Trainer
     from engine.training.state import CheckpointState
 
@@ -114,6 +117,16 @@ class Splitter:
             (size * rows[n], *s[1:]) if n in rows else s for n, s in zip(names, shapes, strict=True)
         ]
 
+    def program(self, shapes: Sequence[tuple[int, ...]], count: int) -> Program:
+        """The program of the first of `count` parts; for who has the turn.
+
+        Raises:
+            InputError: the batch cannot be trained on in parts.
+            EngineError: as `Model.program`.
+        """
+        is_told = self.loss(shapes).is_told
+        return self._trainer.module._train.program(self.shapes(shapes, count), is_part=is_told)
+
     def gradients(self, arrays: Sequence[Array], count: int) -> float:
         """Put the gradients of a batch into region grad, in `count` parts; returns its loss.
 
@@ -128,15 +141,17 @@ class Splitter:
         total = sum(weights) if reduced.is_mean else 1.0
         if not total:  # no sample counts: the loss is what the model makes of that
             parts, weights, total = parts[:1], [1.0], 1.0
-        loss, draws, before = 0.0, state.draws, 0.0
+        loss, draws, before, share = 0.0, state.draws, 0.0, None
         module.lazy_reset_grad()
         try:
             for (_, named), weight in zip(parts, weights, strict=True):
                 if not weight:
                     continue
-                if before and weight != before:  # what is added next has another weight
+                if reduced.is_told:
+                    share = weight / total
+                elif before and weight != before:  # what is added next has another weight
                     _scale(state, before / weight)
-                outputs = module._run(module._train, list(named.values()))
+                outputs = module._run(module._train, list(named.values()), share)
                 loss += weight / total * float(outputs[0].item())
                 before = weight
         except BaseException:
@@ -145,7 +160,7 @@ class Splitter:
                 module.put_back_statistics(whole=True)
             module.lazy_reset_grad()
             raise
-        if before != total:
+        if before != total and not reduced.is_told:
             _scale(state, before / total)
         return loss
 

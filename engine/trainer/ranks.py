@@ -258,7 +258,7 @@ class Ranks(Agreement):
         splitter, names = self._steps.splitter, self._trainer.inputs
         shapes, own = [array.shape for array in part.arrays], max(share.own, 1)
         part.samples = share.own / share.total
-        part.weight, combines = float(share.own), False
+        part.weight, combines, is_told = float(share.own), False, False
         if share.total > 1:
             rows = splitter.rows_of(shapes, own)
             whole = [
@@ -266,7 +266,7 @@ class Ranks(Agreement):
                 for name, shape in zip(names, shapes, strict=True)
             ]
             loss = splitter.loss(whole, combines=True)
-            part.is_mean = loss.is_mean
+            part.is_mean, is_told = loss.is_mean, loss.is_told
             if share.own:
                 part.weight = loss.weight(dict(zip(names, part.arrays, strict=True)), share.own)
             if not is_step and not splitter.own_statistics:
@@ -276,6 +276,13 @@ class Ranks(Agreement):
                     combines = True
         self._trainer.module._train.ranks = self._ranks
         part.is_parted = self._steps.count(shapes) > 1 if is_step else not combines
+        if part.is_parted and part.is_mean and is_told:
+            raise InputError(
+                "the share of a rank cannot be trained on in parts, nor can ranks add up the "
+                "gradients of several batches: the model has gradients of its own, as the backward "
+                "of an autograd.Function, which are computed of those of the whole batch; use a "
+                "loss with reduction='sum', or leave out micro_batches and accumulation"
+            )
 
     def _meet(self, part: _Part, error: Exception | None) -> None:
         """Tell the other ranks of this rank's part, and set what follows of all of theirs.

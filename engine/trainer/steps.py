@@ -124,7 +124,7 @@ class Steps:
         with module._memory.lock.take():
             if count > 1:
                 obstacle = f"a batch is trained on in {count} parts"
-                program = module._train.program(self.splitter.shapes(shapes, count))
+                program = self.splitter.program(shapes, count)
             else:
                 program, obstacle = self._program(shapes), self.obstacle
             update = optimizer.plan() if obstacle else None
@@ -180,7 +180,7 @@ class Steps:
                 size = -(-size // 2)
                 count = -(-samples // size)
                 try:
-                    module._train.program(self.splitter.shapes(shapes, count))
+                    self.splitter.program(shapes, count)
                     return count
                 except BudgetError as error:
                     refused = min(refused, error, key=lambda e: e.least)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import os
 import re
 import sys
@@ -195,7 +196,7 @@ class Notes:
         """
         torch = self.torch
         own = [y for y, is_own in zip(outputs, flows, strict=True) if is_own]
-        whole = own[0] if len(own) == 1 else torch.cat([y.reshape(-1) for y in own])
+        whole = own[0] if len(own) == 1 else _join(torch, own)
         cotangent = _op(torch, "cotangent")(whole)
         parts = iter([cotangent] if len(own) == 1 else _split(cotangent, own))
         dys = [
@@ -265,12 +266,22 @@ class Notes:
         )
 
 
+def _join(torch: Any, tensors: Sequence[Any]) -> Any:
+    """Join tensors to a matrix with a row for each of their rows; else, to a vector."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    first = tensors[0]
+    if all(y.ndim and statically_known_true(y.shape[0] == first.shape[0]) for y in tensors):
+        return torch.cat([y.reshape(y.shape[0], -1) for y in tensors], 1)
+    return torch.cat([y.reshape(-1) for y in tensors])
+
+
 def _split(whole: Any, like: Sequence[Any]) -> list[Any]:
-    """Parts of a vector, of the shapes of these tensors."""
+    """Take what `_join` has made of tensors of these shapes apart."""
     parts, begin = [], 0
     for y in like:
-        end = begin + y.numel()
-        parts.append(whole[begin:end].reshape(y.shape))
+        end = begin + math.prod(y.shape[whole.ndim - 1 :])
+        parts.append(whole[..., begin:end].reshape(y.shape))
         begin = end
     return parts
 

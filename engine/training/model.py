@@ -195,12 +195,16 @@ class Model(ModelFile):
         shapes: Sequence[tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
         update: Update | None = None,
+        *,
+        is_part: bool = False,
     ) -> Program:
         """The program for these shapes of the caller's inputs, planned and compiled on first use.
 
         values: of inputs that are constants in the plan.
         update: what the plan of a training model does with the gradients; None: it accumulates
             them, in region grad.
+        is_part: whether the plan of a training model is that of a part of a batch, which has the
+            input `SHARE` of engine/runtime/collective.py: what the loss of the part counts.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -217,12 +221,12 @@ class Model(ModelFile):
             )
         values = values or {}
         what = self.what if update is None else update.what
-        key = (what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
+        key = (what, is_part, *shapes, *((name, v.tobytes()) for name, v in values.items()))
         found = self.memory.used(key)
         if found is None:
             with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
                 named = dict(zip(self.inputs, shapes, strict=True))
-                plan, file = self._planned(named, values, update)
+                plan, file = self._planned(named, values, update, is_part)
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
             resolve, constants = self.memory.kernels.resolve, self.memory.constants
@@ -330,15 +334,17 @@ class Model(ModelFile):
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None,
         update: Update | None,
+        is_part: bool = False,
     ) -> tuple[Plan, bytes | None]:
         """As `planned`, with the file of the plan if it is kept."""
         known = [(n, a.dtype.str, a.shape, a.tobytes()) for n, a in (values or {}).items()]
         inputs = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+        mine = ("part",) if is_part else self.ranks and self.ranks.key
         return self._kept(
             "plan",
             f"planned for {inputs}",
-            (list(shapes.items()), known, update and update.key, self.ranks and self.ranks.key),
-            lambda: self.plan(shapes, values, update),
+            (list(shapes.items()), known, update and update.key, mine),
+            lambda: self.plan(shapes, values, update, is_part),
         )
 
     def planned_update(self, layout: Layout) -> Plan:
@@ -354,16 +360,17 @@ class Model(ModelFile):
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
         update: Update | None = None,
+        is_part: bool = False,
     ) -> Plan:
         """Plan this model for input shapes; inputs that have `values` become constants.
 
-        update: see `program`.
+        update, is_part: see `program`.
 
         So do large constants whose values turn out to decide shapes, as the sizes of a Split may.
         """
         while True:
             try:
-                return self._planners.plan(shapes, values, update)
+                return self._planners.plan(shapes, values, update, is_part)
             except UnknownValueError as error:
                 new = self.frozen.keys() & set(error.inputs) - self.deciding
                 if not new:

@@ -20,6 +20,7 @@ from engine.errors import (
 from engine.profiling import Profile
 from engine.profiling.measure import Part, measure_profile
 from engine.runtime import noise
+from engine.runtime.collective import SHARE
 from engine.runtime.config import MAX_THREADS, switch
 from engine.runtime.config import threads as default_threads
 from engine.runtime.plan import Plan
@@ -139,15 +140,23 @@ class Module:
         results = tuple(_like(user_inputs, array) for array in self._run(model, user_inputs))
         return results[0] if len(results) == 1 else results
 
-    def _run(self, model: Model, user_inputs: Sequence[Any]) -> tuple[Array, ...]:
-        """Run a model on inputs and return its outputs; see `__call__`."""
+    def _run(
+        self, model: Model, user_inputs: Sequence[Any], share: float | None = None
+    ) -> tuple[Array, ...]:
+        """Run a model on inputs and return its outputs; see `__call__`.
+
+        share: of a part of a batch, what its loss counts in that of the batch, where the backward
+            pass begins with that.
+        """
         arrays = model.arrays(user_inputs)
         with self._memory.lock.take():
             self._state.settle()  # of an interrupted step, whose flag this run may overwrite
             overwrite = self._overwrite
-            program = model.program([a.shape for a in arrays])
+            program = model.program([a.shape for a in arrays], is_part=share is not None)
             for name, array in zip(model.inputs, arrays, strict=True):
                 np.copyto(program.inputs[name], array)
+            if share is not None:
+                program.inputs[SHARE][...] = share
             if model.resets:
                 program.inputs[RESET][...] = overwrite
             if model.ranks is not None:

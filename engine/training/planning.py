@@ -65,10 +65,12 @@ class Planners:
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None,
         update: Update | None,
+        is_part: bool = False,
     ) -> Plan:
         """Plan the model for input shapes; inputs that have `values` become constants.
 
-        So do those of its large constants that are in `deciding`.  update: see `Model.program`.
+        So do those of its large constants that are in `deciding`.  update, is_part: see
+        `Model.program`.
 
         Raises:
             UnknownValueError: other values decide shapes, too; the error names them.
@@ -96,10 +98,10 @@ class Planners:
             sizes = {**sizes, "state": model.state.region_bytes("state")}
         known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
         ranks = model.ranks and (*model.ranks.key, model.memory.budget is not None)
-        key = (*places.items(), *sizes.items(), *known, update and update.key, ranks)
+        key = (*places.items(), *sizes.items(), *known, update and update.key, ranks, is_part)
         planner = self.made.pop(key, None)
         if planner is None:
-            graph, outputs = self._graph(), model.outputs
+            graph, outputs = self._graph(is_part), model.outputs
             for name in frozen:
                 graph.inputs[name] = type_of(graph.initializers.pop(name))
             for name, value in values.items():
@@ -118,9 +120,13 @@ class Planners:
         with self._counting():
             return planner.plan(bound)
 
-    def _graph(self) -> Graph:
+    def _graph(self, is_part: bool) -> Graph:
         """A copy of the model's graph after constant folding; with ranks, that of each of them."""
         model = self._model
+        if is_part:
+            from engine.graphs.offline.shares import for_part
+
+            return folded(for_part(model.graph, model.outputs[0]))
         if model.ranks is None:
             return model.constants.copy()
         from engine.graphs.offline.ranks import Gradient, for_ranks

@@ -27,6 +27,7 @@ from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, type_of
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.offline.quantize import fake_quantize
+from engine.graphs.offline.told_gradients import ToldGradient, note
 from engine.graphs.passes.expand import expand
 from engine.kernels.vocabulary.op import MS, Array, Dim, Op, Site, TensorType
 
@@ -140,6 +141,7 @@ class _Backward:
         self.final: dict[str, str] = {}  # temporary name -> the name it gets
         self.gradients: dict[str, str] = {}  # value -> name of its gradient
         self.nodes: list[Node] = []
+        self.told: list[ToldGradient] = []
         self.shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}  # constants by contents
         self.needed = self._needed()
         self.active = self._active()
@@ -241,6 +243,7 @@ class _Backward:
         rule = _Rule(self, node)
         with rule_of(op, "the gradient rule", rule.site, node):
             gradients = op.grad(rule, *dys)
+        made: dict[str, str] = {}
         for i, dx in enumerate(gradients):
             if dx is None or not rule.wants(i):
                 continue
@@ -250,6 +253,10 @@ class _Backward:
                 )  # it already names another value, so it needs a name of its own
             self.final[dx] = dx
             self.parts.setdefault(node.inputs[i], []).append(dx)
+            made[dx] = node.inputs[i]
+        if op.tells_gradient:
+            given = {dy: y for dy, y in zip(dys, node.outputs, strict=False) if dy}
+            self.told.append(ToldGradient(node.name, given, made))
 
     def gradient(self, name: str) -> str | None:
         """Return the gradient of a value whose readers have all been visited, or None."""
@@ -300,6 +307,7 @@ class _Backward:
             node.inputs = tuple(self.final.get(i, i) for i in node.inputs)
             node.outputs = tuple(self.final.get(o, o) for o in outputs)
             self.graph.nodes.append(node)
+        note(self.graph, (told.renamed(self.final) for told in self.told))
         unread = {n for n in self.shared.values() if n not in wanted}
         self.graph.initializers = {
             n: a for n, a in self.graph.initializers.items() if n not in unread

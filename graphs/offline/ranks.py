@@ -8,8 +8,7 @@ gradients and, if requested, the statistics of batch normalisations of the joine
              dw = ...; b = AllReduceStart(dw, db); ...; s = AllReduceWait(b)
              dw_joined = BucketPart(s); accumulate(dw_joined)
 
-The backward pass begins with this rank's share of the joined loss, so each gradient in it is a
-gradient of the joined loss, and sums over ranks need no weights.
+The backward pass begins with this rank's share of the joined loss (shares.py).
 
 Gradients travel in buckets, in the order in which the backward pass completes them.  The sum of a
 bucket begins as soon as the bucket is complete, and is awaited after the backward pass, so
@@ -36,8 +35,9 @@ import numpy as np
 
 from engine.element_types import ITEMSIZE, ONNX_CODE
 from engine.errors import ModelError
-from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import site_of
+from engine.graphs.offline.shares import begin, read_instead
 from engine.kernels.ops.norm.batchnorm import is_training
 from engine.kernels.ops.norm.joint import GRADIENT, NORMS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
@@ -134,26 +134,12 @@ class _Ranks:
 
     def begin(self, loss: str) -> None:
         """Let the backward pass begin with the share of the loss."""
-        graph, seed = self.graph, f"{loss}_grad"
-        value = graph.initializers.pop(seed, None)
-        if value is None or not np.all(value == 1):
-            raise ModelError(
-                f"the training model cannot run on several ranks: its backward pass does not begin "
-                f"with an initializer {seed!r} of ones"
-            )
-        kind = type_of(value)
-        graph.inputs |= {
+        kind = begin(self.graph, loss)
+        self.graph.inputs |= {
             RANKS: TensorType("i64", (ORDINAL.size,)),
-            SHARE: kind,
             SAMPLES: TensorType("f64", (1,)),
             PART: TensorType(kind.dtype, (1,)),
         }
-        self._rename(seed, SHARE)
-
-    def _rename(self, name: str, other: str) -> None:
-        """Let all nodes read another value instead of this one."""
-        for node in self.graph.nodes:
-            node.inputs = tuple(other if each == name else each for each in node.inputs)
 
     def proximal(self) -> None:
         """Divide the proximal term by the number of ranks, so that the summed gradient contains it
@@ -166,7 +152,7 @@ class _Ranks:
         part = self.names.fresh(f"{MU}/samples")
         mine = self.names.fresh(f"{MU}/part")
         graph.initializers[shape] = np.zeros(0, np.int64)
-        self._rename(MU, mine)
+        read_instead(graph, MU, mine)
         graph.nodes[:0] = [
             Node("Cast", (PART,), (part,), {"to": ONNX_CODE[graph.inputs[MU].dtype]}, "", part),
             Node("Reshape", (part, shape), (scalar,), {}, "", scalar),
@@ -185,7 +171,7 @@ class _Ranks:
                 last = max(last, place)
         for node in graph.nodes:
             node.outputs = tuple(own if name == loss else name for name in node.outputs)
-        self._rename(loss, own)
+        read_instead(graph, loss, own)
         title = self.names.fresh(f"{loss}/JoinLoss")
         inputs = (RANKS, own, SHARE)
         graph.nodes.insert(last + 1, Node("JoinLoss", inputs, (loss,), {"ordinal": 0}, OURS, title))

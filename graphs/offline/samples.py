@@ -8,6 +8,9 @@ Rows       axis `axis` holds the samples in order, `rows` places for each; nothi
 Loss       the samples are reduced: a mean or a sum over them, and linear functions of it
 
 Any other use of samples mixes them, as training batch normalisations do, and is told by its node.
+Of the backward pass those parts are followed that a user has written (told_gradients.py): given the
+gradients of the whole batch, they must make gradients of each sample alone, or sums over samples
+where the value that the gradient is of is the same for all.
 What is not known to keep samples apart is taken to mix them.  What takes the whole of their axis,
 as the Slice of `x[:, 0]` does, and what repeats a constant for each of them, as class tokens are,
 is told from what does not by the sizes and constants that the batch gives.
@@ -16,13 +19,15 @@ is told from what does not by the sizes and constants that the batch gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration
+from engine.graphs.offline.told_gradients import ToldGradient, read
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.simplify import ancestors
@@ -63,12 +68,15 @@ class Loss:
     labels: the input whose labels weigh the samples; None: all weigh the same.
     ignore: the label of those that weigh nothing.
     weights: the weights of the classes.
+    is_told: whether gradients are told, which are made of those of the whole batch: the backward
+        pass of a part must begin with what the part weighs.
     """
 
     is_mean: bool
     labels: str | None = None
     ignore: int | None = None
     weights: tuple[float, ...] | None = None
+    is_told: bool = False
 
     def weight(self, inputs: Mapping[str, Array], samples: int) -> float:
         """What a part of a batch weighs; inputs: of the part.  samples: how many it has."""
@@ -91,6 +99,18 @@ class MixedError(Exception):
 
 
 Flow = Rows | Loss | None  # None: constant
+_SUM = Loss(is_mean=False)
+_ADVICE = "; let the gradient be computed for each sample alone, or train on whole batches"
+
+
+def gradient_flow(flow: Flow) -> Flow:
+    """Return how the gradient of a value holds the samples that the value holds in some way.
+
+    The backward pass of each part begins with what the part weighs in the loss of the batch.
+    """
+    if isinstance(flow, Rows):
+        return flow.to(flow.axis)
+    return None if flow == _SUM else _SUM
 
 
 def loss_of(
@@ -114,12 +134,13 @@ def loss_of(
         name: (2 * shape[0], *shape[1:]) if name in rows else tuple(shape)
         for name, shape in shapes.items()
     }
-    one, two = (_Following(graph, known, rows, own_statistics) for known in (shapes, twice))
+    told = read(graph)
+    one, two = (_Following(graph, known, rows, own_statistics, told) for known in (shapes, twice))
     one.compare(two)
     flow = one.flows.get(one.graph.outputs[0])
     if not isinstance(flow, Loss):
         raise MixedError(f"the loss {graph.outputs[0]!r} is no mean and no sum over the samples")
-    return flow
+    return replace(flow, is_told=bool(told))
 
 
 class _Following:
@@ -134,13 +155,16 @@ class _Following:
         shapes: Mapping[str, Sequence[int]],
         rows: Mapping[str, int],
         own_statistics: bool,
+        told: Sequence[ToldGradient],
     ) -> None:
-        self.graph = unroll(bind(graph, shapes))
+        whole = unroll(bind(graph, shapes))
+        self.graph = whole.copy()
         self.graph.outputs = graph.outputs[:1]
         forward = ancestors(self.graph)
         self.graph.nodes = [node for node in self.graph.nodes if node in forward]
-        found = infer(self.graph)
-        self.types, self.constants = found.types, found.constants
+        self.infer()
+        self.told: Sequence[ToldGradient] = ()
+        self.owners: dict[str, str] = {}  # of nodes of told gradients, the node that tells
         self.samples = next(shapes[name][0] // count for name, count in rows.items())
         self.own_statistics = own_statistics
         self.makers = self.graph.producers()
@@ -148,6 +172,92 @@ class _Following:
         self.flows: dict[str, Flow] = {name: Rows(0, count, name) for name, count in rows.items()}
         for node in self.graph.nodes:
             self.follow(node)
+        if told:
+            self.follow_back(whole, told)
+
+    def infer(self) -> None:
+        """Find the types and the constants of the graph."""
+        found = infer(self.graph)
+        self.types, self.constants = found.types, found.constants
+
+    def follow_back(self, whole: Graph, told: Sequence[ToldGradient]) -> None:
+        """Follow the samples through the told parts of the backward pass.
+
+        whole: the training graph.
+
+        Raises:
+            MixedError: one of them mixes samples.
+        """
+        given = {dy: y for each in told for dy, y in each.given.items()}
+        added = self._parts(whole, given, told)
+        known = {o for node in added for o in node.outputs}
+        known |= {*self.types, *whole.inputs, *whole.initializers}
+        for each in told:
+            lost = [x for x in each.made.values() if x not in known]
+            lost += [y for y in each.given.values() if y not in self.types]
+            if lost:
+                raise self.told_mixed(each, f"is of {lost[0]!r}, whose samples are not known")
+        nodes = [*self.graph.nodes, *added]
+        self.graph.nodes = [node for node in whole.nodes if node in nodes]
+        read = {name for node in added for name in node.reads()}
+        for dy, y in given.items():
+            if dy in read and y in self.types:
+                self.graph.inputs[dy] = self.types[y]
+                self.graph.initializers.pop(dy, None)
+                self.flows[dy] = gradient_flow(self.flows.get(y))
+        self.graph.initializers |= {
+            n: a for n, a in whole.initializers.items() if n in read and n not in given
+        }
+        self.infer()
+        self.makers = self.graph.producers()
+        for node in self.graph.nodes:
+            if node in added:
+                self.follow(node)
+        self.told = told
+        for each in told:
+            for dx, x in each.made.items():
+                self._end(each, dx, x)
+
+    def _parts(
+        self, whole: Graph, given: Container[str], told: Sequence[ToldGradient]
+    ) -> list[Node]:
+        """Return the nodes of told gradients, and those whose results they read besides."""
+        owners = {dx: each.node for each in told for dx in each.made}
+        owners |= {x: "" for each in told for x in each.made.values()}
+        followed, found = set(self.graph.nodes), []
+        for node in reversed(whole.nodes):
+            of = next((owners[o] for o in node.outputs if o in owners), None)
+            if of is None or node in followed:
+                continue
+            found.append(node)
+            if of:
+                self.owners[node.name] = of
+            for name in node.reads():
+                if name not in given:
+                    owners.setdefault(name, of)
+        return found[::-1]
+
+    def _end(self, told: ToldGradient, dx: str, x: str) -> None:
+        """Refuse a gradient that does not hold the samples as the value that it is of.
+
+        Raises:
+            MixedError: it does not.
+        """
+        found, wanted = self.flows.get(dx), gradient_flow(self.flows.get(x))
+        if (found.to(found.axis) if isinstance(found, Rows) else found) == wanted:
+            return
+        if isinstance(wanted, Rows):
+            if found is None and self._is_same(dx, wanted.axis, wanted.step):
+                return
+            raise self.told_mixed(told, f"mixes samples: that of {x!r} is not one of each sample")
+        if found is None and self._is_zero(dx):
+            return
+        raise self.told_mixed(
+            told, f"is no sum over the samples: that of {x!r}, which all of them share"
+        )
+
+    def told_mixed(self, told: ToldGradient, why: str) -> MixedError:
+        return MixedError(f"the gradient of node {self.paths.node(told.node)} {why}{_ADVICE}")
 
     def compare(self, other: _Following) -> None:
         """Refuse a graph that does something else with another number of samples.
@@ -168,6 +278,11 @@ class _Following:
                     continue
                 if not _agree(np.asarray(a), np.asarray(b)):
                     raise self.mixed(node, f"reads {name!r}, which {why}")
+        for told in self.told:
+            for dx in told.made:
+                a, b = self.constants.get(dx), other.constants.get(dx)
+                if a is not None and b is not None and not _agree(np.asarray(a), np.asarray(b)):
+                    raise self.told_mixed(told, why)
 
     def _is_value(self, node: Node, constant: Array) -> bool:
         """Whether a node computes with a constant, which is no size, axis or position."""
@@ -184,7 +299,11 @@ class _Following:
         self.flows.update((n, f) for n, f in zip(node.outputs, flows, strict=True) if n)
 
     def mixed(self, node: Node, why: str) -> MixedError:
-        return MixedError(f"node {self.paths.node(node.name)} ({node.op}) {why}")
+        name, owner = self.paths.node(node.name), self.owners.get(node.name)
+        if owner is None:
+            return MixedError(f"node {name} ({node.op}) {why}")
+        where = f"of the gradient of node {self.paths.node(owner)}"
+        return MixedError(f"node {name} ({node.op}) {where} {why}{_ADVICE}")
 
     def _flow(self, node: Node) -> Flow | tuple[Flow, ...]:
         flows = [self.flows.get(name) for name in node.inputs]
@@ -278,16 +397,37 @@ class _Following:
         if others or not isinstance(loss, Loss):
             raise self.mixed(node, "joins values that are reduced in different ways")
         how, op = self.samples_of(node), declaration(self.graph, node)
-        is_linear = op.keeps_elements or how in (Samples.MEAN, Samples.SUM)
-        if (is_linear or node.op == "Neg") and isinstance(first, Loss):
+        is_real = all(self.types[o].dtype in FLOATS for o in node.outputs if o)
+        is_moved = op.keeps_elements or how in _LINEAR or node.op == "Neg"
+        if is_moved and is_real and isinstance(first, Loss) and not any(more):
             return loss
-        if node.op in ("Add", "Sub") and (None not in flows or loss.is_mean):
+        if node.op in ("Add", "Sub", "Sum") or how is Samples.CONCATENATED:
+            terms = list(node.inputs)
+        elif node.op == "Where" and first is None:
+            terms = list(node.inputs[1:])
+        else:
+            terms = []
+        if terms and (loss.is_mean or all(self.flows.get(n) or self._is_zero(n) for n in terms)):
             return loss
-        if node.op == "Mul" and flows.count(None) == 1:
+        is_product = node.op == "Mul" or how in (Samples.MATMUL, Samples.GEMM, Samples.EINSUM)
+        is_alone = sum(flow is not None for flow in flows) == 1
+        if is_product and is_alone and (len(flows) == 2 or how is Samples.EINSUM):
             return loss
         if node.op == "Div" and isinstance(first, Loss) and more == [None]:
             return loss
         raise self.mixed(node, "computes something of a loss over all samples that is not linear")
+
+    def _is_zero(self, name: str) -> bool:
+        """Whether a value is known to be 0 everywhere."""
+        if name in self.constants:
+            return not np.any(self.constants[name])
+        maker = self.makers.get(name)
+        if maker is None:
+            return False
+        how, op = self.samples_of(maker), declaration(self.graph, maker)
+        if how is Samples.UNIFORM:
+            return "value" not in maker.attrs or not np.any(maker.attrs["value"])
+        return (op.keeps_elements or how in _LINEAR) and self._is_zero(maker.inputs[0])
 
     def cross_entropy(self, node: Node) -> Flow:
         scores, labels = (self.flows.get(name) for name in node.inputs[:2])
@@ -385,6 +525,9 @@ class _Following:
 
     def gemm(self, node: Node) -> Flow:
         a, *_ = flows = [self.flows.get(name) for name in node.inputs]
+        places = int(not node.attrs.get("transA")), int(bool(node.attrs.get("transB")))
+        if self._is_summed(flows[:2], places) and not any(node.inputs[2:]):
+            return _SUM
         if node.attrs.get("transA") or not isinstance(a, Rows) or a.axis or flows[1]:
             raise self.mixed(node, "sums over the samples")
         if len(flows) > 2 and flows[2] is not None:
@@ -394,10 +537,23 @@ class _Following:
         self._aligned(node, node.inputs[2:], 2, a.step)
         return a.to(0)
 
+    def _is_summed(self, flows: Sequence[Flow], axes: Sequence[int]) -> bool:
+        """Whether a product sums over the samples of both operands, along an axis of each."""
+        a, b = flows
+        return (
+            isinstance(a, Rows)
+            and isinstance(b, Rows)
+            and (a.axis, b.axis) == tuple(axes)
+            and a.step == b.step
+        )
+
     def matmul(self, node: Node) -> Flow:
         """Samples on a batch axis of both, or on an axis of one that the product keeps."""
         ranks = [self.types[name].rank for name in node.inputs]
         out = self.types[node.outputs[0]].rank
+        places = ranks[0] - 1, max(ranks[1] - 2, 0)
+        if self._is_summed([self.flows.get(name) for name in node.inputs], places):
+            return _SUM
         found = {
             (place, rank - flow.axis, flow.step)
             for place, (name, rank) in enumerate(zip(node.inputs, ranks, strict=True))
@@ -427,7 +583,7 @@ class _Following:
             for term, name in zip(terms, node.inputs, strict=True)
             if isinstance(flow := self.flows.get(name), Rows) and "." not in equation
         }
-        if len(letters) != 1 or not arrow or next(iter(letters))[0] not in result:
+        if len(letters) != 1 or not arrow:
             raise self.mixed(node, "multiplies samples with each other, or sums over them")
         ((letter, step),) = letters
         for term, name in zip(terms, node.inputs, strict=True):
@@ -436,6 +592,8 @@ class _Following:
                 raise self.mixed(node, "multiplies samples with each other, or sums over them")
             if flow is None and letter in term:
                 self._aligned(node, [name], len(term) - term.index(letter), step)
+        if letter not in result:
+            return _SUM
         return Rows(result.index(letter), step[0], None, step[1])
 
     def moved(self, node: Node) -> Flow:
@@ -630,6 +788,14 @@ def _agree(one: Array, two: Array) -> bool:
         one, two = one.take([0], axis), two.take([0], axis)
     return bool(np.array_equal(one, two, equal_nan=one.dtype.kind == "f"))
 
+
+# What makes of a sum of arrays, alone among its inputs, the sum of what it makes of each.
+_LINEAR = frozenset(
+    {
+        *(Samples.MEAN, Samples.SUM, Samples.KEPT, Samples.TRANSPOSED, Samples.EXPANDED),
+        *(Samples.TILED, Samples.SLICED, Samples.SPLIT, Samples.GATHERED),
+    }
+)
 
 _Rule = Callable[[_Following, Node], Flow | tuple[Flow, ...]]
 _RULES: dict[Samples, _Rule] = {

@@ -35,6 +35,7 @@ def _op(name: str, count: int, no_gradient: tuple[int, ...]) -> Op:
         expand=lambda nodes: (nodes.x(0),),
         becomes="",
         grad=_redirected if name == "Redirect" else None,
+        tells_gradient=name == "Redirect",
         no_gradient=frozenset(no_gradient),
         is_identity=True,
         samples=Samples.ELEMENTWISE,

@@ -359,6 +359,8 @@ class Op:
     grad: gradient names, one or None an input, given one gradient name or None an output.  Without
         it an op is differentiated through its expansion.
     no_gradient: inputs through which no gradient flows.
+    tells_gradient: its gradient is one that a user has written: what the op computes says nothing
+        about it.
     gradient_of: the op whose gradient it computes, as `title` names it; empty if none.
     training_only: of onnxruntime's ops, one that its packages for inference lack; gradients and
         optimizers need not say it.
@@ -401,6 +403,7 @@ class Op:
     becomes: str | None = None
     grad: Callable[..., tuple[str | None, ...]] | None = None
     no_gradient: frozenset[int] = frozenset()
+    tells_gradient: bool = False
     gradient_of: str = ""
     training_only: bool = False
     fold: Callable[[Site], tuple[Array, ...]] | None = None
