@@ -68,7 +68,7 @@ class _Check:
         raise PlanError(f"plan {self.plan.name}: {text}")
 
     def takes(self, kernel: Kernel) -> Template:
-        """The declaration of a kernel, which the plan must call as it is declared."""
+        """Return the declaration of a kernel, which the plan must call as it is declared."""
         spec = kernel.spec
         template = templates().get(spec.template)
         if template is None or template.is_internal or not template.is_bounded:
@@ -132,7 +132,7 @@ class _Check:
             self.owned(step, call, reached, arguments)
 
     def count(self, step: Step, a: Arg) -> int:
-        """The elements behind the pointer of an argument."""
+        """Return the elements behind the pointer of an argument."""
         if a.buffer < 0:
             return 0
         return self.room(step, a) // ITEMSIZE[self.plan.buffers[a.buffer].dtype]

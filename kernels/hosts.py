@@ -22,7 +22,7 @@ _CPUINFO = "/proc/cpuinfo"
 
 @functools.cache
 def known_host() -> Target:
-    """The target of this process's CPU, as `host` makes it.
+    """Return the target of this process's CPU, as `host` makes it.
 
     Raises:
         EngineError: as `host`.
@@ -40,7 +40,7 @@ def known_host() -> Target:
 
 
 def _target(raw: bytes | None) -> Target | None:
-    """The target that an entry holds; None if it holds none, as one of another version."""
+    """Return the target that an entry holds; None if it holds none, as one of another version."""
     try:
         found = Target(**json.loads(raw or b""))
     except (ValueError, TypeError, RecursionError):

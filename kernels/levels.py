@@ -68,14 +68,14 @@ LEVELS = (
 
 
 def machine() -> str:
-    """The architecture of this process, as `Target.arch` has it."""
+    """Return the architecture of this process, as `Target.arch` has it."""
     name = platform.machine().lower()
     return _MACHINES.get(name, name)
 
 
 @functools.cache
 def features() -> dict[str, bool]:
-    """The features of this CPU that NumPy knows of, and whether they are there.
+    """Return the features of this CPU that NumPy knows of, and whether they are there.
 
     Empty where NumPy does not tell, so that no level fits.
     """
@@ -87,7 +87,7 @@ def features() -> dict[str, bool]:
 
 
 def levels() -> list[Level]:
-    """The levels that this CPU and system can run, the best first."""
+    """Return the levels that this CPU and system can run, the best first."""
     known = features()
     return [
         level

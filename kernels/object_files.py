@@ -24,7 +24,7 @@ class Damaged(Exception):
 
 
 def fits(code: bytes, symbol: str, target: Target) -> bool:
-    """Whether bytes are a whole object for the processor of a target that defines a symbol.
+    """Return whether bytes are a whole object for the processor of a target that defines a symbol.
 
     code: any bytes.  The form is ELF, Mach-O, COFF or WebAssembly, as its first bytes say.
     """
@@ -50,7 +50,7 @@ def _need(condition: bool, what: str) -> None:
 
 
 def _rows(form: struct.Struct, code: bytes, at: int, count: int, what: str) -> list[Any]:
-    """The rows of a table.
+    """Return the rows of a table.
 
     Raises:
         Damaged: it reaches beyond the end.
@@ -61,7 +61,7 @@ def _rows(form: struct.Struct, code: bytes, at: int, count: int, what: str) -> l
 
 
 def _name(texts: bytes, at: int) -> bytes:
-    """The text of a table that ends at the next zero byte.
+    """Return the text of a table that ends at the next zero byte.
 
     Raises:
         Damaged: it does not end inside.
@@ -162,7 +162,7 @@ _CLASSES = {
 
 
 def elf(code: bytes) -> Elf:
-    """The parts of a relocatable file of System V, the low byte first.
+    """Return the parts of a relocatable file of System V, the low byte first.
 
     Raises:
         Damaged: it is none, or a part points at what is not there.
@@ -247,7 +247,7 @@ _SCATTERED, _EXTERNAL, _ADDEND = 1 << 31, 1 << 27, 10  # of relocations; the las
 
 
 def _macho(code: bytes) -> set[tuple[str, bytes]]:
-    """The machine with each symbol that is in a section of instructions.
+    """Return the machine with each symbol that is in a section of instructions.
 
     Raises:
         Damaged: it is no object, or a part points at what is not there.

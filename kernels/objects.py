@@ -81,7 +81,7 @@ def link(codes: Mapping[str, bytes]) -> dict[str, int]:
 
 
 def _parse(code: bytes, symbol: str) -> _Object | None:
-    """The parts of an object; None if it is damaged or needs what is not known here.
+    """Return the parts of an object; None if it is damaged or needs what is not known here.
 
     Raises:
         EngineError: it is whole, and does not define the symbol.

@@ -21,7 +21,7 @@ SINGLES = ("engine.kernels.compiler.executor",)
 
 
 def modules(*rooms: str) -> Iterator[ModuleType]:
-    """Every module of these packages and of the packages in them, in order of their names."""
+    """Yield every module of these packages and of the packages in them, in order of their names."""
     for room in rooms:
         package = importlib.import_module(room)
         for found in sorted(m.name for m in pkgutil.walk_packages(package.__path__, f"{room}.")):
@@ -30,7 +30,7 @@ def modules(*rooms: str) -> Iterator[ModuleType]:
 
 @functools.cache
 def families() -> tuple[ModuleType, ...]:
-    """The modules that declare ops or kernels."""
+    """Return the modules that declare ops or kernels."""
     singles = map(importlib.import_module, SINGLES)
     found = (*modules(*ROOMS), *singles)
     return tuple(m for m in found if hasattr(m, "OPS") or hasattr(m, "KERNELS"))
@@ -38,13 +38,13 @@ def families() -> tuple[ModuleType, ...]:
 
 @functools.cache
 def ops() -> dict[tuple[str, str], Op]:
-    """All op declarations by (domain, ONNX op type); engine.custom adds to them."""
+    """Return all op declarations by (domain, ONNX op type); engine.custom adds to them."""
     return {(op.domain, op.name): op for m in families() for op in getattr(m, "OPS", ())}
 
 
 @functools.cache
 def templates() -> dict[str, Template]:
-    """All kernel templates by name; engine.custom adds to them."""
+    """Return all kernel templates by name; engine.custom adds to them."""
     return {t.name: t for m in families() for t in getattr(m, "KERNELS", ())}
 
 

@@ -45,12 +45,12 @@ _AGAIN = "install edgegrad anew, or make them: python -m engine.tools.ship"
 
 
 def spec_key(spec: KernelSpec) -> bytes:
-    """The first 8 bytes of a kernel's key."""
+    """Return the first 8 bytes of a kernel's key."""
     return hashlib.sha256(repr((spec.template, spec.params)).encode()).digest()[:8]
 
 
 def takes_key(takes: tuple[str, ...]) -> bytes:
-    """The other 8 bytes of a kernel's key, of what every call passes (`Kernel.takes`)."""
+    """Return the other 8 bytes of a kernel's key, of what every call passes (`Kernel.takes`)."""
     return zlib.crc32(" ".join(takes).encode()).to_bytes(8, "little")
 
 
@@ -80,7 +80,7 @@ class Shipment:
         return isinstance(spec, KernelSpec) and spec_key(spec) in self.kernels
 
     def numbers(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
-        """The numbers, by symbol, of those of the kernels that are shipped.
+        """Return the numbers, by symbol, of those of the kernels that are shipped.
 
         Raises:
             PlanError: a kernel of a plan, which passes it something else than it takes.
@@ -171,7 +171,7 @@ def read(folder: Path) -> Shipment | None:
 
 
 def _read(path: Path, size: int, digest: str) -> bytes:
-    """The content of a file of the folder.
+    """Return the content of a file of the folder.
 
     Raises:
         FileError: it cannot be read, or is not what the manifest says.
@@ -188,7 +188,7 @@ def _read(path: Path, size: int, digest: str) -> bytes:
 
 
 def missing(specs: Iterable[KernelSpec], what: str) -> EngineError:
-    """The error for kernels that are neither shipped nor can be compiled."""
+    """Return the error for kernels that are neither shipped nor can be compiled."""
     names = sorted(spec.symbol for spec in specs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return EngineError(

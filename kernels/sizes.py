@@ -83,7 +83,7 @@ class Sizes:
             self._noted.update(answers)
 
     def holds(self, answers: Noted) -> bool:
-        """Whether the sizes that were taken last give the same answers."""
+        """Return whether the sizes that were taken last give the same answers."""
         truths = self._truths
         return all(truths[question] is yes for question, yes in answers.items())
 
@@ -114,7 +114,7 @@ class Sizes:
         return self._put(key, (function, places), function(*(self._values[p] for p in places)))
 
     def ask(self, function: Function, a: Any, b: Any) -> bool:
-        """How two numbers compare, of which one is a size.
+        """Return how two numbers compare, of which one is a size.
 
         Raises:
             LookupError: nobody would note the answer.
@@ -131,7 +131,7 @@ class Sizes:
         return self._truths[known]
 
     def _place(self, number: Any) -> int:
-        """The place of the term of a size, or of any other number."""
+        """Return the place of the term of a size, or of any other number."""
         if type(number) is Size:
             if number.sizes is not self:
                 raise LookupError(f"sizes of two plans meet: {number.value}")
@@ -140,7 +140,7 @@ class Sizes:
         return int(self._put((type(number), key), (None, ()), number).place)
 
     def _put(self, key: tuple[Any, ...], term: Term, value: Number) -> Any:
-        """The size that a term makes; every term is kept once."""
+        """Return the size that a term makes; every term is kept once."""
         place = self._known.setdefault(key, len(self._terms))
         if place == len(self._terms):
             self._terms.append(term)
@@ -152,17 +152,17 @@ class Sizes:
 
 
 def is_size(value: object) -> bool:
-    """Whether a number is one that sizes of inputs decide."""
+    """Return whether a number is one that sizes of inputs decide."""
     return type(value) is Size
 
 
 def shape_key(shape: Sequence[Any]) -> tuple[object, ...]:
-    """A key that shapes share which are equal whatever the sizes are; asks nothing."""
+    """Return a key that shapes share which are equal whatever the sizes are; asks nothing."""
     return tuple([(d.place,) if type(d) is Size else d for d in shape])
 
 
 def number(value: Any) -> Any:
-    """The number itself where it is a size, which is noted; anything else as it is."""
+    """Return the number itself where it is a size, which is noted; anything else as it is."""
     if type(value) is Size:
         value.sizes.ask(operator.eq, value, value.value)
         return value.value
@@ -188,7 +188,7 @@ def _asking(function: Function) -> Function:
 
 
 def _of_number(function: Function) -> Function:
-    """A method that needs the number."""
+    """Return a method that needs the number."""
 
     def method(self: Size, *args: Any) -> Any:
         return function(number(self), *map(number, args))
@@ -197,7 +197,7 @@ def _of_number(function: Function) -> Function:
 
 
 def _of_numbers(function: Function) -> Function:
-    """A method that needs the numbers, with the operands swapped."""
+    """Return a method that needs the numbers, with the operands swapped."""
 
     def method(self: Size, other: Any) -> Any:
         return function(number(other), number(self))
@@ -325,16 +325,16 @@ class SizedArray(NDArrayOperatorsMixin):
         return self.dtype.str, self.shape, shape_key(self.items)
 
     def reshape(self, *shape: Any) -> SizedArray:
-        """The same elements in another shape."""
+        """Return the same elements in another shape."""
         return SizedArray(self.items, np.empty(self.size, bool).reshape(*shape).shape, self.dtype)
 
     def item(self) -> Any:
-        """Its only element."""
+        """Return its only element."""
         (item,) = self.items
         return item
 
     def tolist(self) -> Any:
-        """Its elements, in lists of lists."""
+        """Return its elements, in lists of lists."""
         places: list[Any] = np.arange(self.size).reshape(self.shape).tolist()
         return _mapped(places, self.items)
 

@@ -48,7 +48,7 @@ class KernelSet:
     _addresses: list[int] | None = None  # of the shipped kernels by number, once loaded
 
     def __contains__(self, spec: object) -> bool:
-        """Whether a plan may use this kernel."""
+        """Return whether a plan may use this kernel."""
         return self.compiles or (self.shipment is not None and spec in self.shipment)
 
     def load(self) -> list[int]:
@@ -69,7 +69,7 @@ class KernelSet:
             head_start(self.target)
 
     def resolve(self, kernels: Iterable[KernelSpec | Kernel]) -> Mapping[str, int]:
-        """The addresses of kernels by symbol; those that are not shipped are compiled.
+        """Return the addresses of kernels by symbol; those that are not shipped are compiled.
 
         Raises:
             PlanError: a kernel of a plan, which passes it something else than it takes.
@@ -92,7 +92,7 @@ class KernelSet:
 
 
 def can_compile() -> bool:
-    """Whether numba and llvmlite are installed; neither is imported."""
+    """Return whether numba and llvmlite are installed; neither is imported."""
     return all(importlib.util.find_spec(name) is not None for name in ("numba", "llvmlite"))
 
 
@@ -110,7 +110,7 @@ def _native() -> KernelSet:
 
 
 def of_level(level: Level, mode: str, system: str = sys.platform) -> KernelSet | None:
-    """The set of shipped kernels of a level; None if this installation ships none.
+    """Return the set of shipped kernels of a level; None if this installation ships none.
 
     mode: `shipped` or `auto`.
     system: a value of `sys.platform`.  Plans can be made for the set of another system, or of a
@@ -130,7 +130,7 @@ def _of_shipment(found: Shipment, level: Level, mode: str, system: str) -> Kerne
 
 
 def usable() -> list[KernelSet]:
-    """The sets that this process can run as EDGEGRAD_KERNELS has it, the best first.
+    """Return the sets that this process can run as EDGEGRAD_KERNELS has it, the best first.
 
     Raises:
         EngineError: there is none, or the switch has a value that means nothing.
@@ -163,13 +163,13 @@ def usable() -> list[KernelSet]:
 
 
 def _levels_here() -> list[Level]:
-    """The levels whose libraries are here and run on this CPU, the best first."""
+    """Return the levels whose libraries are here and run on this CPU, the best first."""
     found = shipped.shipment()
     return [] if found is None else [v for v in levels.levels() if v.name in found.levels]
 
 
 def current(prepared: Container[str] = ()) -> KernelSet:
-    """The best set that this process can run; raises as `usable`.
+    """Return the best set that this process can run; raises as `usable`.
 
     prepared: the names of sets for which there are plans already, of which one is preferred.
     """

@@ -57,7 +57,7 @@ class Target:
         return f"{self.arch}/{self.cpu}/v{self.vector}"
 
     def lanes(self, itemsize: int) -> int:
-        """Elements of `itemsize` bytes in one vector register."""
+        """Return the elements of `itemsize` bytes in one vector register."""
         return self.vector // itemsize
 
 
@@ -77,7 +77,7 @@ _ABI = {"rv64": "lp64d"}
 
 
 def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:
-    """A target of the given instruction-set level, a key of `TILES`."""
+    """Return a target of the given instruction-set level, a key of `TILES`."""
     vector, mr, nv, kc = TILES[level]
     return Target(
         triple,
@@ -99,7 +99,7 @@ def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) 
 
 @functools.cache
 def host() -> Target:
-    """The CPU this process runs on.
+    """Return the CPU this process runs on.
 
     Raises:
         EngineError: it is a 32-bit process.

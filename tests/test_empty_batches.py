@@ -84,9 +84,9 @@ def test_gradients_of_an_empty_batch_are_zero(text: str) -> None:
     ("text", "why"),
     [
         ("(float[2,3,5,5] x, float[0,3,3,3] w) => (float[2,0,3,3] y) { y = Conv(x, w) }",
-         "weights f32.0,3,3,3. of no elements"),
+         "the weights are f32.0,3,3,3., which has no elements"),
         ("""(float[2,6,0,5] x, float[6,1,3,2] w) => (float[2,3,2,6] y) {
-            y = ConvTranspose<group = 3>(x, w) }""", "images f32.2,6,0,5., which have no pixels"),
+            y = ConvTranspose<group = 3>(x, w) }""", "f32.2,6,0,5., which has no pixels"),
         ("""(float[2,3,0,5] x, float[2,4,4,2] g) => (float[2,3,4,4] y) {
             y = GridSample<padding_mode = "reflection">(x, g) }""", "which have no pixels"),
         ("(float[2,5,0] x) => (float[2,5,0] y) { y = com.microsoft.MultiHeadAttention"

@@ -20,7 +20,7 @@ def _initialize() -> None:
 
 
 def machine(target: Target) -> llvm.TargetMachine:
-    """An LLVM target machine that emits position-independent code, optimisation level 3."""
+    """Return an LLVM target machine that emits position-independent code, optimisation level 3."""
     _initialize()
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
@@ -82,7 +82,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
 
 
 def emit_object(bitcode: bytes, target: Target) -> bytes:
-    """The second part of `emit`: machine code of optimised bitcode."""
+    """Return the second part of `emit`: machine code of optimised bitcode."""
     module = llvm.parse_bitcode(bitcode, llvm.create_context())
     for function in module.functions:
         if function.linkage == llvm.Linkage.linkonce_odr:
@@ -135,7 +135,7 @@ def _mark(name: str) -> bytes:
 
 
 def _block(name: str, content: bytes) -> str:
-    """The definition of a block of constant data, see `emit_library`."""
+    """Return the definition of a block of constant data, see `emit_library`."""
     if len(content) < LARGE:
         kind, value = f"[{len(content)} x i8]", f'c"{_quoted(content)}"'
     else:
@@ -147,7 +147,7 @@ def _block(name: str, content: bytes) -> str:
 
 
 def _filled(code: bytes, data: Mapping[str, bytes]) -> bytes:
-    """The object with the bytes of the large blocks in their places.
+    """Return the object with the bytes of the large blocks in their places.
 
     Raises:
         InternalError: a block is not there exactly once.

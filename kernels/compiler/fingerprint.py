@@ -34,7 +34,7 @@ _IMPORT = re.compile(
 
 @functools.cache
 def sources() -> dict[str, Path]:
-    """Every module of this package, and those of `BEYOND`, by dotted name."""
+    """Return every module of this package, and those of `BEYOND`, by dotted name."""
     found = dict(BEYOND)
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -44,7 +44,7 @@ def sources() -> dict[str, Path]:
 
 @functools.cache
 def imported(module: str) -> frozenset[str]:
-    """The modules of this package that a module imports, anywhere in its text."""
+    """Return the modules of this package that a module imports, anywhere in its text."""
     found = set()
     for base, names, plain in _IMPORT.findall(sources()[module].read_text("utf-8")):
         found |= {base, plain, *(f"{base}.{name}" for name in re.findall(r"\w+", names))}
@@ -53,7 +53,7 @@ def imported(module: str) -> frozenset[str]:
 
 @functools.cache
 def beneath(module: str) -> frozenset[str]:
-    """A module and all that it imports of this package, directly or not."""
+    """Return a module and all that it imports of this package, directly or not."""
     done: set[str] = set()
     queue = [module]
     while queue:

@@ -120,7 +120,7 @@ class CalleeType(types.Callable, types.Opaque):
         return [], True
 
     def get_impl_key(self, sig: Any) -> Any:
-        """The type stands for its emitters."""
+        """Return the type itself, which holds the emitters."""
         return self
 
 
@@ -142,7 +142,7 @@ _DECLARED = {
 
 
 def _is_declared(template: Any) -> bool:
-    """Whether a class that types calls or attributes comes from the modules named above."""
+    """Return whether a class that types calls or attributes comes from the modules named above."""
     return any(base.__module__ in _DECLARED for base in template.__mro__)
 
 
@@ -204,7 +204,7 @@ class _Pipeline(compiler.CompilerBase):
     """From bytecode to unoptimised LLVM IR."""
 
     def define_pipelines(self) -> list[Any]:
-        """One pipeline."""
+        """Return one pipeline."""
         manager = PassManager("kernel")
         for step in (
             untyped_passes.TranslateByteCode,
@@ -228,7 +228,7 @@ class _Pipeline(compiler.CompilerBase):
 
 @functools.cache
 def _contexts() -> tuple[Any, Any]:
-    """The contexts of types and of code of all kernels of this process."""
+    """Return the contexts of types and of code of all kernels of this process."""
     of_types = _TypingContext()
     of_types.refresh()
     of_code = _CodeContext(of_types, "cpu")

@@ -60,13 +60,13 @@ def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> 
 
 
 def bitcode(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
-    """The optimised bitcode of a kernel, from the disk cache or compiled and then cached."""
+    """Return the optimised bitcode of a kernel, from the disk cache or compiled and then cached."""
     kind = SMALL_BITCODE if small else BITCODE
     return _cached(spec, target, kind, lambda: compile_kernel(spec, target, small=small))
 
 
 def object_code(spec: KernelSpec, target: Target) -> bytes:
-    """The object of a kernel, from the disk cache or compiled and then cached."""
+    """Return the object of a kernel, from the disk cache or compiled and then cached."""
 
     def make() -> bytes:
         from engine.kernels.compiler import emit
@@ -214,7 +214,7 @@ def _whither() -> str:
 
 
 def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
-    """The code of a kernel from the cache, or what `make` returns.
+    """Return the code of a kernel from the cache, or what `make` returns.
 
     A cache that cannot be read or written, or is not trusted, costs time, never a result.
     """
@@ -226,7 +226,7 @@ def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], byte
 
 
 def _entry(spec: KernelSpec, target: Target, kind: str) -> cache.Entry | None:
-    """Where the cache keeps the code of a kernel, if it does."""
+    """Return where the cache keeps the code of a kernel, if it does."""
     folder = cache.cache_dir()
     own = (t for t in executor.KERNELS if t.name == spec.template)  # sooner found than all others
     template = next(own, None) or templates().get(spec.template)
@@ -241,7 +241,7 @@ def _entry(spec: KernelSpec, target: Target, kind: str) -> cache.Entry | None:
 
 
 def _read(spec: KernelSpec, target: Target, kind: str) -> bytes | None:
-    """The code that the cache holds of a kernel, if it is whole.
+    """Return the code that the cache holds of a kernel, if it is whole.
 
     What LLVM or this process would be given is looked at first: these readers take a file that
     is damaged in places for what it says of itself.
@@ -323,7 +323,7 @@ class Linker:
         return int(address)
 
     def addresses(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
-        """Addresses of kernels by symbol, compiling and linking what is new.
+        """Return the addresses of kernels by symbol, compiling and linking what is new.
 
         Raises:
             PlanError: a kernel of a plan, which passes it something else than its template takes.
@@ -348,10 +348,10 @@ def _checked(k: Kernel) -> KernelSpec:
 
 @functools.cache
 def linker(target: Target) -> Linker:
-    """The process's linker for a target that this CPU can run."""
+    """Return the process's linker for a target that this CPU can run."""
     return Linker(target)
 
 
 def addresses(kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
-    """Addresses of kernels compiled for this CPU; raises as `Linker.addresses`."""
+    """Return the addresses of kernels compiled for this CPU; raises as `Linker.addresses`."""
     return linker(host()).addresses(kernels)

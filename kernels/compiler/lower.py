@@ -24,7 +24,7 @@ _INLINE: dict[Hashable, frontend.Callee] = {}  # by code, what it closes over, a
 
 
 def numba_type(name: str, params: tuple[str | int, ...]) -> Any:
-    """The numba type of a signature field: `T*`, `f32*`, `i64`, `i64[]`, ...
+    """Return the numba type of a signature field: `T*`, `f32*`, `i64`, `i64[]`, ...
 
     Code takes a pointer to one of several types, `u8|i8*`, as one to the first.
     """
@@ -80,7 +80,7 @@ def lower(
 
 
 def _entry(symbol: str, inner: str, kinds: list[str]) -> str:
-    """The exported function, e.g. for `x:T* n:i64`:
+    """Return the exported function, e.g. for `x:T* n:i64`:
 
     define void @sym(ptr %args, i64 %tid, i64 %n) {
       %p0 = getelementptr i64, ptr %args, i64 0

@@ -22,7 +22,7 @@ _FIRST = Job(executor.__name__, LAUNCH, host(), small=False, machine_code=True)
 
 
 def code(job: Job) -> Code:
-    """The optimised bitcode of a kernel, and its object if the job asks for it."""
+    """Return the optimised bitcode of a kernel, and its object if the job asks for it."""
     declared = importlib.import_module(job.module).KERNELS
     template = next(t for t in declared if t.name == job.spec.template)
     texts = lower.lower(template, job.spec.params, job.spec.symbol, job.target)
@@ -56,7 +56,7 @@ def main(pipes: list[tuple[int, int]]) -> None:
 
 
 def _one_thread() -> bool:
-    """Whether this process may be forked, on Linux: nobody holds a lock in it."""
+    """Return whether this process may be forked, on Linux: nobody holds a lock in it."""
     return len(os.listdir("/proc/self/task")) == 1
 
 

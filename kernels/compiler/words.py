@@ -58,7 +58,7 @@ class _Attributes(AttributeTemplate):
     key = WordsPointer
 
     def generic_resolve(self, kind: WordsPointer, name: str) -> Any:
-        """The type of a field: an integer, or a pointer."""
+        """Return the type of a field: an integer, or a pointer."""
         try:
             member = kind.words.member(name)
         except KeyError:

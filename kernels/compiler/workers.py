@@ -135,7 +135,7 @@ def start_processes(count: int) -> list[Process]:
 
 
 def _started(count: int, **group: Any) -> list[Process]:
-    """A program that answers from so many processes; the first has its standard streams."""
+    """Return a program that answers from so many processes; the first has its standard streams."""
     pairs = [(os.pipe(), os.pipe()) for _ in range(count - 1)]
     theirs = [(jobs[0], answers[1]) for jobs, answers in pairs]
     ours = [(jobs[1], answers[0]) for jobs, answers in pairs]
@@ -328,7 +328,7 @@ _pool: Pool | None = None
 
 
 def pool() -> Pool:
-    """The pool of this process."""
+    """Return the pool of this process."""
     global _pool
     if _pool is None:
         _pool = Pool()

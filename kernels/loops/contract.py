@@ -93,7 +93,7 @@ def strip(target: Target, T: str, a_cols: int) -> Inline:
 def block(
     target: Target, T: str, a_cols: int, fill_a: Inline, pack_b: Inline, *, mc: int | None = None
 ) -> Inline:
-    """Inline function: one thread's rectangle [m0, m1) x [n0, n1) of C.
+    """Return an inline function: one thread's rectangle [m0, m1) x [n0, n1) of C.
 
     block(a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode)
 
@@ -151,7 +151,7 @@ def panels_reach(c: KernelCall, n: int, depth: int, panel: int, unit: int = 0) -
 
 
 def pack_rows(target: Target, T: str) -> Inline:
-    """Inline function: panels of B[kb, nb] stored row-major: b[k ldb + j].
+    """Return an inline function: panels of B[kb, nb] stored row-major: b[k ldb + j].
 
     pack_rows(b, ldb, into, kb, nb)
     """

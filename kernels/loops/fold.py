@@ -119,7 +119,7 @@ def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: 
 
 
 def _join(T: str, op: str) -> Native:
-    """A native join(x, y, 1): two partial results of a reduction, as scalars."""
+    """Return a native join(x, y, 1): two partial results of a reduction, as scalars."""
     both = _combine(op, ("in", 0), ("in", 1))
     return Native("rows", (Program.computing((Input(T, "k"),) * 2, reductions=[(T, op, both)]),))
 
@@ -255,7 +255,7 @@ def groups(dims: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
 
 
 def chain(walk: list[tuple[int, bool]], threads: int, narrow: bool = True) -> Iterator[Stage]:
-    """The calls that reduce the marked groups, the innermost first.
+    """Yield the calls that reduce the marked groups, the innermost first.
 
     Few outputs of many elements are first made `parts` partial results each, so that every thread
     has work.  `narrow`: rows of few columns are first taken several at a time, as longer rows.

@@ -57,7 +57,7 @@ def _writes(c: KernelCall) -> Iterator[int]:
 def _instructions(
     c: KernelCall,
 ) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], tuple[int, ...]]:
-    """The words of a formula, its instructions, and the words behind those with a name."""
+    """Return the words of a formula, its instructions, and the words behind those with a name."""
     values = c.content("program")
     if len(values) < FORMULA_WORDS.size:
         c.refuse(f"a formula of {len(values)} words")

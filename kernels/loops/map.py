@@ -43,7 +43,7 @@ def _operands(program: str, rank: int) -> tuple[str, ...]:
 
 @functools.cache
 def map_words(program: str, rank: int) -> Words:
-    """The words of `map`."""
+    """Return the words of `map`."""
     made = Program.of(program)
     return Words(
         "map",
@@ -55,7 +55,7 @@ def map_words(program: str, rank: int) -> Words:
 
 
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
-    """Rows of one outer dimension, or elements where there is none."""
+    """Return the rows of one outer dimension, or elements where there is none."""
     program, rank = Program.of(str(params[0])), int(params[1])
     layout = map_words(str(params[0]), rank)
     words = layout.unpack(numbers)
@@ -126,7 +126,7 @@ def map(target: Target, program: str, rank: int) -> Body:
 def collapse(
     shape: Sequence[int], strides: Sequence[Sequence[int]], order: Sequence[int]
 ) -> tuple[list[int], list[list[int]]]:
-    """Fewest loop dimensions that walk all operands.
+    """Return the fewest loop dimensions that walk all operands.
 
     Takes axes in storage `order`, drops those of size 1 and joins neighbours which every operand
     walks as one.  Returns dimensions and, for each operand, their strides.
@@ -149,7 +149,7 @@ def collapse(
 
 
 def broadcast_strides(t: TensorType, shape: Sequence[int]) -> list[int]:
-    """Stride of each axis of `shape` when a tensor of type `t` is broadcast to it."""
+    """Return the stride of each axis of `shape` when a tensor of type `t` is broadcast to it."""
     lead = len(shape) - t.rank
     own = [0 if d == 1 else s for d, s in zip(t.dims, t.strides, strict=True)]
     return [0] * lead + own
@@ -197,7 +197,7 @@ class _Call(NamedTuple):
 def _call_of(
     formulas: Formulas, ins: Sequence[TensorType], outs: Sequence[TensorType], threads: int
 ) -> _Call | int:
-    """How `map` is called for operands of these types.
+    """Return how `map` is called for operands of these types.
 
     If it cannot walk them, the place of the first such operand among `ins`.
     """
@@ -263,7 +263,7 @@ def constant_inputs(site: Site) -> tuple[Formulas, list[int]]:
 
 
 def _simplified(formulas: Formulas) -> Formulas:
-    """The formulas with products in the place of small whole powers."""
+    """Return the formulas with products in the place of small whole powers."""
     writer = Writer()
     places: list[int] = []
     for term in formulas.terms:

@@ -58,7 +58,7 @@ MATRIX: dict[str, str | Field] = {
 
 
 def lines(target: Target, T: str) -> Any:
-    """Inline function: n elements of a row of W from column c on.
+    """Return an inline function: n elements of a row of W from column c on.
 
     lines(q, s, z, f, spare, g, r, c, n, into)
 
@@ -316,7 +316,7 @@ class Matrix:
     zeros: Operand | None
 
     def words(self) -> dict[str, Any]:
-        """The fields of `MATRIX`."""
+        """Return the fields of `MATRIX`."""
         down, beside = (
             min(b, n) for b, n in zip(self.block, (self.rows, self.columns), strict=True)
         )

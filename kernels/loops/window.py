@@ -48,7 +48,7 @@ WINDOW: dict[str, Kind] = {
 
 
 def parts(n: int, size: int) -> int:
-    """How many pieces of at most `size` items n items make."""
+    """Return how many pieces of at most `size` items n items make."""
     return (n + size - 1) // size
 
 
@@ -58,7 +58,7 @@ def round_up(n: int, step: int) -> int:
 
 
 def resolve(site: Site, i: int, size: int, taps: int) -> Axis:
-    """The window along spatial axis i of the node's input, by its attributes."""
+    """Return the window along spatial axis i of the node's input, by its attributes."""
     stride, dilation = _per_axis(site, "strides", i), _per_axis(site, "dilations", i)
     reach = (taps - 1) * dilation + 1
     mode = site.attrs.get("auto_pad") or "NOTSET"
@@ -83,7 +83,7 @@ def resolve(site: Site, i: int, size: int, taps: int) -> Axis:
 
 
 def out_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The spatial dimensions of the output; one that is not known gets a name."""
+    """Return the spatial dimensions of the output; one that is not known gets a name."""
     _check(site, x, kernel)
     out: list[Dim] = []
     for i, (size, taps) in enumerate(zip(x.shape[2:], kernel, strict=True)):
@@ -115,7 +115,7 @@ def transposed(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
 
 
 def transposed_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The spatial dimensions of the output of a transposed convolution."""
+    """Return the spatial dimensions of the output of a transposed convolution."""
     _check(site, x, kernel)
     return tuple(
         _transposed(site, i, len(kernel), size, taps).size
@@ -146,7 +146,7 @@ def _transposed(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
 
 
 def in_dims(site: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
-    """The least spatial dimensions of an input whose output has those of `y`."""
+    """Return the least spatial dimensions of an input whose output has those of `y`."""
     _check(site, y, kernel)
     out: list[Dim] = []
     for i, (size, taps) in enumerate(zip(y.shape[2:], kernel, strict=True)):
@@ -174,7 +174,7 @@ def pooled(site: Site, i: int) -> TensorType:
 
 
 def kernel_shape(site: Site) -> tuple[int, ...]:
-    """The attribute, which pools require."""
+    """Return the attribute, which pools require."""
     if "kernel_shape" not in site.attrs:
         site.fail("attribute kernel_shape is missing")
     return tuple(site.attrs["kernel_shape"])
@@ -206,7 +206,7 @@ def _pads(site: Site, i: int) -> tuple[int, int]:
 
 
 def _keeps_size(site: Site, i: int, taps: int) -> bool:
-    """Whether the output has the size of the input for every size."""
+    """Return whether the output has the size of the input for every size."""
     if _per_axis(site, "strides", i) != 1:
         return False
     if str(site.attrs.get("auto_pad")).startswith("SAME"):

@@ -126,7 +126,7 @@ def _gelu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _biased(text: str, x: int = 0) -> Callable[[Site], Expr]:
-    """A formula with input x + input x + 1 in the place of x; the bias may be absent."""
+    """Return a formula with input x + input x + 1 in the place of x; the bias may be absent."""
     parsed = attributed(text, "dy x" if x else "x")
 
     def expr(site: Site) -> Expr:
@@ -159,7 +159,7 @@ def _biased_gelu(name: str, least: int, text: str, plain: str, biased: str) -> O
 
 
 def _slope(of: str, text: str, **attrs: float) -> Op:
-    """A training op: dX = dY f'(X), `text` being f'(x)."""
+    """Return a training op: dX = dY f'(X), `text` being f'(x)."""
     return elementwise(
         f"{of}Grad",
         f"dy * ({text})",
@@ -218,7 +218,7 @@ def _hardmax_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _hardmax_axis(site: Site) -> int:
-    """The axis; before opset 13 it and all behind it were one."""
+    """Return the axis; before opset 13 it and all behind it were one."""
     default = 1 if site.opset < 13 else -1
     rank = site.type(0).rank
     axis = site.attrs.get("axis", default)

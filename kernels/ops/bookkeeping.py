@@ -80,7 +80,7 @@ def _op(
     inputs: tuple[int, int],
     outputs: int = 1,
 ) -> Op:
-    """An op of training graphs; none of its inputs has a gradient."""
+    """Return an op of training graphs; none of its inputs has a gradient."""
     return Op(
         name=name,
         domain=MS,

@@ -147,7 +147,7 @@ def _copy_part(lowering: Lowering, x: Operand, y: Operand, start: tuple[int, int
 
 
 def _packed(lowering: Lowering, xs: Sequence[Operand]) -> Operand:
-    """All tensors behind each other; one alone as it is."""
+    """Return all tensors behind each other; one alone as it is."""
     if len(xs) == 1:
         return xs[0]
     bucket = lowering.temp(xs[0].type.dtype, (sum(x.type.size for x in xs),))
@@ -211,7 +211,7 @@ def _lower_moments(lowering: Lowering) -> None:
 
 
 def _checked(site: Site, first: int = 1) -> tuple[TensorType, ...]:
-    """The types of the inputs behind RANKS, which all have one element type."""
+    """Return the types of the inputs behind RANKS, which all have one element type."""
     if site.type(0) != RANKS:
         site.wrong(f"input 0 is {site.type(0)}; expected {RANKS}")
     found = tuple(site.type(i) for i in range(first, len(site.ins)))

@@ -259,7 +259,7 @@ def ctc_grad(target: Target, T: str) -> Body:
 
 
 def _types(site: Site, at: int) -> TensorType:
-    """The type of the log-probabilities, input `at`, before labels and lengths."""
+    """Return the type of the log-probabilities, input `at`, before labels and lengths."""
     logp, label = site.real(at), site.type(at + 1)
     for i in range(at + 1, at + 4):
         if site.type(i).dtype not in ("i32", "i64"):
@@ -287,7 +287,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 
 def _integers(lowering: Lowering, i: int) -> Operand:
-    """Input i as i64."""
+    """Return input i as i64."""
     given = lowering.x(i)
     if given.type.dtype == "i64":
         return given

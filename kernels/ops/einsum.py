@@ -36,7 +36,7 @@ class _Equation(NamedTuple):
 
 
 def _parse(site: Site) -> _Equation:
-    """The equation of a node, checked against the ranks of its operands."""
+    """Return the equation of a node, checked against the ranks of its operands."""
     text = site.attrs["equation"].replace(" ", "")
     left, arrow, out = text.partition("->")
     terms = left.split(",")
@@ -67,7 +67,7 @@ def _parse(site: Site) -> _Equation:
 
 
 def _sizes(site: Site, equation: _Equation) -> dict[str, Dim]:
-    """The size of each letter; sizes of one letter are equal, or 1.
+    """Return the size of each letter; sizes of one letter are equal, or 1.
 
     A symbolic size may be 1, as in `broadcast`: beside a number the letter has this number, beside
     another symbol a new one.
@@ -135,7 +135,7 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _plain_product(nodes: Nodes, equation: _Equation) -> str | None:
-    """One FusedMatMul where the axes already stand as it wants them."""
+    """Return one FusedMatMul where the axes already stand as it wants them."""
     (a, b), out = equation.terms, equation.out
     if min(len(a), len(b), len(out)) < 2 or not len(a) == len(b) == len(out):
         return None
@@ -209,13 +209,13 @@ def _transpose(nodes: Nodes, f: _Factor, term: str) -> _Factor:
 
 
 def _reshape(nodes: Nodes, name: str, dims: Sequence[int]) -> str:
-    """The value in another shape; a dimension of 0 is meant."""
+    """Return the value in another shape; a dimension of 0 is meant."""
     attrs: dict[str, Any] = {"allowzero": 1} if 0 in dims else {}
     return str(nodes.op("Reshape", name, _i64(nodes, dims), **attrs))
 
 
 def _product(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
-    """The product of two factors, summed over the letters that nothing `later` wants."""
+    """Return the product of two factors, summed over the letters that nothing `later` wants."""
     a, b = _sum(nodes, a, set(b.term) | later), _sum(nodes, b, set(a.term) | later)
     size = {c: e if d == 1 else d for c, d, e in _common(a, b)}
     shared = [c for c in a.term if c in b.term]
@@ -240,7 +240,7 @@ def _common(a: _Factor, b: _Factor) -> list[tuple[str, int, int]]:
 
 
 def _matrix(nodes: Nodes, f: _Factor, groups: Sequence[Sequence[str]], size: dict[str, int]) -> str:
-    """A factor as [batch, rows, columns], each a group of letters made one axis."""
+    """Return a factor as [batch, rows, columns], each a group of letters made one axis."""
     f = _transpose(nodes, f, "".join(c for group in groups for c in group))
     want = tuple(size[c] for c in f.term)
     name = f.name if f.dims == want else nodes.op("Expand", f.name, _i64(nodes, want))

@@ -102,7 +102,7 @@ def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def dtype_of(site: Site, code: int) -> str:
-    """The element type that ONNX numbers so, of an attribute of the node."""
+    """Return the element type that ONNX numbers so, of an attribute of the node."""
     if code not in OF_ONNX:
         site.fail(f"ONNX type {code}", ", ".join(sorted(OF_ONNX.values())))
     return OF_ONNX[code]

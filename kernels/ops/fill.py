@@ -82,7 +82,7 @@ def triangle(target: Target, T: str, upper: int) -> Body:
 
 
 def _filling(site: Site) -> Array:
-    """The element that ConstantOfShape repeats, as an array of one element."""
+    """Return the element that ConstantOfShape repeats, as an array of one element."""
     value = np.asarray(site.attrs.get("value", np.zeros(1, np.float32)))
     if value.size != 1:
         site.wrong(f"value of shape {list(value.shape)}; expected one element")

@@ -170,7 +170,7 @@ _TRANS_BATCH = ("transBatchA", "transBatchB")
 
 
 def _batch_order(site: Site, i: int) -> list[int]:
-    """The axes of operand i in the order of a product, the batch first.
+    """Return the axes of operand i in the order of a product, the batch first.
 
     transBatchA and transBatchB say that the operand is stored as [d0, batch..., d1].
     """
@@ -188,7 +188,7 @@ def _batch_order(site: Site, i: int) -> list[int]:
 
 
 def _with_batch_first(site: Site, i: int) -> tuple[Dim, ...]:
-    """The shape of operand i in the order of a product."""
+    """Return the shape of operand i in the order of a product."""
     return tuple(site.type(i).shape[axis] for axis in _batch_order(site, i))
 
 
@@ -200,7 +200,7 @@ def _operand(nodes: Nodes, i: int) -> str:
 
 
 def _fused_matmul_expand(nodes: Nodes) -> tuple[str, ...] | None:
-    """A product of transposed operands, if the batch axes of one are not the first."""
+    """Return a product of transposed operands, if the batch axes of one are not the first."""
     site = nodes.site
     a, b = _operand(nodes, 0), _operand(nodes, 1)
     if (a, b) == (nodes.x(0), nodes.x(1)):
@@ -254,7 +254,7 @@ def _matmul_lower(lowering: Lowering) -> None:
 
 
 def _known(shape: Sequence[Dim]) -> list[int]:
-    """The dimensions of a shape that is known."""
+    """Return the dimensions of a shape that is known."""
     return [d for d in shape if isinstance(d, int)]
 
 

@@ -58,7 +58,7 @@ CHUNK = 4096  # elements of a line that one thread copies at least, when lines a
 
 
 def bits(dtype: str) -> str:
-    """The element type that stands for all types of a size when bits are copied."""
+    """Return the element type that stands for all types of a size when bits are copied."""
     return BITS[ITEMSIZE[dtype]]
 
 
@@ -82,7 +82,7 @@ def offsets(walk, rank, row):
 
 
 def line(T: str) -> Any:
-    """Inline function: line(x, y, n, xs, ys) copies n elements with strides xs and ys."""
+    """Return an inline function: line(x, y, n, xs, ys) copies n elements with strides xs and ys."""
     copy = loop(T, "x[] -> y[] = x")
     spread = loop(T, "x* -> y[] = x")
 
@@ -259,7 +259,7 @@ class _Walk(NamedTuple):
 
 
 def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threads: int) -> _Walk:
-    """The walk over dims with strides of x and y."""
+    """Return the walk over dims with strides of x and y."""
     order = sorted(range(len(dims)), key=lambda a: -abs(y[a]))
     size, (xs, ys) = collapse(dims, (x, y), order)
     cross = _crossing(size, xs, ys) if T in FLOATS else None

@@ -62,7 +62,7 @@ NORMAL: dict[str, Pair] = {
 
 
 def _program(T: str, *formulas: str) -> Native:
-    """The loop of formulas of w0 and w1: element, step and key in, one output a formula."""
+    """Return the loop of formulas of w0 and w1: element, step and key in, one output a formula."""
     words = "; ".join(f"w{i} = philox{i}(element, step, key)" for i in (0, 1))
     outs = "; ".join(f"y[] = {formula}" for formula in formulas)
     return loop(T, f"element:u32.. step:u32 key:u32 -> {words}; {outs}")
@@ -140,7 +140,7 @@ def _like(site: Site) -> tuple[TensorType, ...]:
 
 
 def _scaled(table: dict[str, Pair], scale: str, shift: str) -> Callable[[Site, str], Pair]:
-    """The formulas of a table, times one attribute plus another."""
+    """Return the formulas of a table, times one attribute plus another."""
 
     def formula(site: Site, T: str) -> Pair:
         low, factor = float(site.attrs[shift]), float(site.attrs[scale])
@@ -208,14 +208,14 @@ def _multinomial(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _ratio(site: Site) -> float | None:
-    """The dropout ratio, or None when it is not constant."""
+    """Return the dropout ratio, or None when it is not constant."""
     if not site.has(1):
         return float(site.attrs.get("ratio", 0.5))
     return None if site.value(1) is None else float(site.number(1, "the ratio"))
 
 
 def _drops(site: Site) -> bool | None:
-    """Whether a Dropout drops; None when that is known only at run time."""
+    """Return whether a Dropout drops; None when that is known only at run time."""
     mode = site.value(2)
     if not site.has(2) or _ratio(site) == 0:
         return False

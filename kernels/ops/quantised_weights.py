@@ -53,7 +53,7 @@ _NEEDS: dict[str, Kind] = {"rows": "int", "columns": "int"}
 
 
 def _block(site: Site) -> tuple[int, int]:
-    """Rows and columns of a block."""
+    """Return the rows and columns of a block."""
     rows, columns = int(site.attrs["rows"]), int(site.attrs["columns"])
     return int(site.attrs["block_rows"]) or rows, int(site.attrs["block_columns"]) or columns
 
@@ -117,7 +117,7 @@ def _matrix(lowering: Lowering) -> Matrix:
 
 
 def _sides(site: Site) -> tuple[int, int]:
-    """The length of the sums, and the columns of the output."""
+    """Return the length of the sums, and the columns of the output."""
     sides = int(site.attrs["rows"]), int(site.attrs["columns"])
     return sides[::-1] if site.attrs["trans"] else sides
 
@@ -181,7 +181,7 @@ def _product_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _channel(site: Site) -> int:
-    """The axis of the columns of the output."""
+    """Return the axis of the columns of the output."""
     return 1 if site.op == "QuantizedConv" else site.type(0).rank - 1
 
 
@@ -202,7 +202,7 @@ def _gather_lower(lowering: Lowering) -> None:
 
 
 def _nbits(site: Site) -> dict[str, Any]:
-    """The matrix W[N, K] of a MatMulNBits, whose rows end in whole blocks."""
+    """Return the matrix W[N, K] of a MatMulNBits, whose rows end in whole blocks."""
     rows, k, bits, block = (int(site.attrs[x]) for x in ("N", "K", "bits", "block_size"))
     blocks = -(-k // block)
     packed = site.has(3) and site.type(3).dtype in PACKED
@@ -236,7 +236,7 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _nbits_product(nodes: Nodes, a: str, trans: int, bias: str = "") -> str:
-    """The product of a value with W, or with W^T where `trans`."""
+    """Return the product of a value with W, or with W^T where `trans`."""
     ins = [nodes.x(i) if nodes.site.has(i) else "" for i in (1, 2, 3)]
     return str(
         nodes.op("QuantizedMatMul", a, *ins, bias, domain=OURS, trans=trans, **_nbits(nodes.site))
@@ -305,7 +305,7 @@ def _nbits_blocks(grad: Grad, rows: str) -> str:
 
 
 def _table(site: Site) -> dict[str, Any]:
-    """The matrix of a GatherBlockQuantized: data, scales and zero points as rows."""
+    """Return the matrix of a GatherBlockQuantized: data, scales and zero points as rows."""
     data, bits, block = site.type(0), int(site.attrs["bits"]), int(site.attrs["block_size"])
     columns = data.dims[-1] * 8 // bits
     blocks = -(-columns // block)

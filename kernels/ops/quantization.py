@@ -62,7 +62,7 @@ def _check(site: Site, i: int) -> None:
 
 
 def _spread(nodes: Nodes, i: int) -> str:
-    """Input i, a scale or zero point, in a shape that broadcasts to input 0."""
+    """Return input i, a scale or zero point, in a shape that broadcasts to input 0."""
     site, t = nodes.site, nodes.site.type(i)
     if t.rank == 0 or t.shape == (1,):
         return nodes.x(i)
@@ -79,7 +79,7 @@ def _spread(nodes: Nodes, i: int) -> str:
 
 
 def _along(axis: int, rank: int) -> list[int]:
-    """The shape of a vector that lies along one axis."""
+    """Return the shape of a vector that lies along one axis."""
     return [1] * axis + [-1] + [1] * (rank - axis - 1)
 
 
@@ -102,7 +102,7 @@ def _saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
 
 
 def _quantised(site: Site) -> str:
-    """The element type of what QuantizeLinear makes."""
+    """Return the element type of what QuantizeLinear makes."""
     code = site.attrs.get("output_dtype", 0)
     dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
     if dtype not in QUANTISED:
@@ -200,7 +200,7 @@ def _centred(nodes: Nodes, i: int, zero: int, T: str, shape: Sequence[int] | Non
 
 
 def _shaped(nodes: Nodes, i: int, shape: Sequence[int] | None) -> str:
-    """Input i, reshaped to `shape` if it is a vector of more than one element."""
+    """Return input i, reshaped to `shape` if it is a vector of more than one element."""
     t = nodes.site.type(i)
     if shape is None or t.rank != 1 or t.shape == (1,):
         return nodes.x(i)
@@ -210,7 +210,7 @@ def _shaped(nodes: Nodes, i: int, shape: Sequence[int] | None) -> str:
 def _product(
     nodes: Nodes, name: str, count: int, places: Sequence[int], shapes: Sequence[Any]
 ) -> str:
-    """The i32 product of inputs a and b less their zero points; `count` products a sum."""
+    """Return the i32 product of inputs a and b less their zero points; `count` products a sum."""
     a, a_zero, b, b_zero = places
     T = "f32" if count <= EXACT else "f64"
     left, right = _centred(nodes, a, a_zero, T, shapes[0]), _centred(nodes, b, b_zero, T, shapes[1])

@@ -38,7 +38,7 @@ LARGEST = 1 << 24  # places of an image, whose index stands in the plan
 
 
 def _size(nodes: Nodes, i: int, axis: int) -> Size:
-    """A dimension of input i."""
+    """Return a dimension of input i."""
     d = nodes.site.type(i).shape[axis]
     if isinstance(d, int):
         return d
@@ -54,7 +54,7 @@ def _over(nodes: Nodes, size: Size, by: int) -> Size:
 
 
 def _shape(nodes: Nodes, sizes: Sequence[Size]) -> str:
-    """The given sizes as one 1-D tensor."""
+    """Return the given sizes as one 1-D tensor."""
     if all(isinstance(d, int) for d in sizes):
         return i64s(nodes, *(int(d) for d in sizes))
     return str(
@@ -137,7 +137,7 @@ def _reverse_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _reverse(nodes: Nodes) -> tuple[str, ...]:
-    """The index of every (t, b), or (b, t), as a pair."""
+    """Return the index of every (t, b), or (b, t), as a pair."""
     batch, time = nodes.site.attrs["batch_axis"], nodes.site.attrs["time_axis"]
     zero, one = (nodes.const(v, "i64") for v in (0, 1))
     lines = [
@@ -193,7 +193,7 @@ def _center(nodes: Nodes) -> tuple[str, ...] | None:
 
 
 def _kept(site: Site) -> Array:
-    """The indices where the constant condition holds."""
+    """Return the indices where the constant condition holds."""
     t, axis = site.type(0), site.attrs.get("axis")
     (kept,) = np.nonzero(site.known(1, "the condition").reshape(-1))
     dims = t.shape if axis is None else [t.shape[normal_axis(site, axis, t.rank)]]

@@ -134,7 +134,7 @@ def _again(grad: Grad, op: str, x: str, since: int) -> str:
 
 
 def _to_input(grad: Grad, dx: str) -> tuple[str | None, ...]:
-    """A gradient of the kept shape, repeated along the reduced axes."""
+    """Return a gradient of the kept shape, repeated along the reduced axes."""
     return (grad.op("Expand", dx, grad.op("Shape", grad.x(0))), None)
 
 

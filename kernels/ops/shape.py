@@ -36,7 +36,7 @@ from engine.kernels.vocabulary.op import (
 
 
 def times(site: Site, i: int, dims: Sequence[Dim]) -> Dim:
-    """The product of dimensions, as dimension i of this node's output."""
+    """Return the product of dimensions, as dimension i of this node's output."""
     symbols = [d for d in dims if isinstance(d, str)]
     whole = math.prod(d for d in dims if isinstance(d, int))
     if not symbols or whole == 0:
@@ -77,7 +77,7 @@ def reduce_sum(nodes: Nodes, x: str, axes: Sequence[int], keepdims: int = 0) -> 
 
 
 def i64s(nodes: Nodes, *values: int) -> str:
-    """A 1-D int64 constant."""
+    """Return a 1-D int64 constant."""
     return nodes.const(np.array(values, np.int64), "i64")
 
 
@@ -119,12 +119,12 @@ def _reshape_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _filled(dims: Sequence[Dim]) -> list[int]:
-    """The dimensions that are known and not 0."""
+    """Return the dimensions that are known and not 0."""
     return [d for d in dims if isinstance(d, int) and d != 0]
 
 
 def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
-    """The missing dimension: the size of `whole` divided by the size of `parts`.
+    """Return the missing dimension: the size of `whole` divided by the size of `parts`.
 
     Dimensions of 0 in both are left out, so that an empty batch gives what any other gives.
     """

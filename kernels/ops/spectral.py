@@ -29,7 +29,7 @@ def _check_matrix(site: Site, rows: int, columns: int) -> None:
 
 
 def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:
-    """The matrix [n * parts, bins * parts'] of a transform of n numbers of 1 or 2 parts.
+    """Return the matrix [n * parts, bins * parts'] of a transform of n numbers of 1 or 2 parts.
 
     Numbers behind `length` are ignored; missing ones are taken as zero.
     """
@@ -58,7 +58,7 @@ def _number(site: Site, i: int, what: str) -> int | None:
 
 
 def _parts(site: Site, x: TensorType) -> int:
-    """How many floats a number has: 1 if it is real, 2 if it is complex."""
+    """Return how many floats a number has: 1 if it is real, 2 if it is complex."""
     parts = x.shape[-1] if x.rank > 1 else 0
     if parts not in (1, 2):
         site.fail(f"input 0 is {x}", "a last dimension of 1 (real) or 2 (complex)")
@@ -76,7 +76,7 @@ def _size(site: Site, x: TensorType, axis: int) -> int:
 
 
 def _dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
-    """The axis, its size, the parts of a number, the length, and inverse and one-sided."""
+    """Return the axis, its size, the parts of a number, the length, and inverse and one-sided."""
     x = site.real(0)
     given = _number(site, 2, "the axis") if site.opset >= 20 else int(site.attrs.get("axis", 1))
     axis = normal_axis(site, -2 if given is None else given, x.rank)
@@ -117,7 +117,7 @@ def _dft_expand(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _product(nodes: Nodes, x: str, t: TensorType, matrix: Array, kept: int) -> str:
-    """The product of the last two axes of x with a matrix, whose columns become two axes."""
+    """Return the product of the last two axes of x with a matrix, whose columns become two axes."""
     lead = [0] * (t.rank - 2)
     flat = nodes.op("Reshape", x, i64s(nodes, *lead, matrix.shape[0]))
     y = nodes.op("MatMul", flat, nodes.const(matrix, t.dtype))
@@ -128,7 +128,7 @@ def _product(nodes: Nodes, x: str, t: TensorType, matrix: Array, kept: int) -> s
 
 
 def _stft(site: Site) -> tuple[int, int, int]:
-    """The frames, their length and the step between them."""
+    """Return the frames, their length and the step between them."""
     x = site.real(0)
     if x.rank != 3:
         site.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2]")

@@ -128,7 +128,7 @@ def _concat_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _length(grad: Grad, i: int, length: Dim, axis: int) -> str:
-    """The length of input i along the axis, as a 1-D tensor."""
+    """Return the length of input i along the axis, as a 1-D tensor."""
     if isinstance(length, int):
         return i64s(grad, length)
     return str(grad.op("Gather", grad.op("Shape", grad.x(i)), i64s(grad, axis)))
@@ -138,7 +138,7 @@ def _length(grad: Grad, i: int, length: Dim, axis: int) -> str:
 
 
 def _lengths(site: Site) -> list[Dim]:
-    """The lengths of the parts along the axis."""
+    """Return the lengths of the parts along the axis."""
     t = site.type(0)
     whole = t.shape[normal_axis(site, site.attrs["axis"], t.rank)]
     given = site.attrs.get("split")
@@ -222,7 +222,7 @@ def _bounds(site: Site, first: int) -> tuple[list[int], list[int], list[int], li
 
 
 def _window(site: Site, shape: Sequence[Dim], first: int) -> Window:
-    """The slice of a tensor of that shape, clamped as ONNX (and Python) clamps."""
+    """Return the slice of a tensor of that shape, clamped as ONNX (and Python) clamps."""
     bounds = _bounds(site, first)
     if bounds is None:
         site.fail("starts, ends, axes and steps must be constants known before lowering")

@@ -120,7 +120,7 @@ def _internal(module: Any, name: str, inlining: str, x: Lanes, r: Lanes, q: Lane
 
 
 def _is_large(x: Lanes) -> Lanes:
-    """Whether x is finite and beyond what the parts of pi/2 reduce."""
+    """Return whether x is finite and beyond what the parts of pi/2 reduce."""
     fmt, a = _format(x), x.call("fabs")
     return ~(a < (fmt.limit if fused.get() else fmt.short_limit)) & (a < math.inf)
 
@@ -205,7 +205,7 @@ def _window(x: Lanes, exponent: Lanes) -> list[Lanes]:
 
 
 def _product(window: Sequence[Lanes], factor: Sequence[Lanes]) -> list[Lanes]:
-    """The lowest digits of the product of two numbers, as many as the first one has."""
+    """Return the lowest digits of the product of two numbers, as many as the first one has."""
     zero = window[0] - window[0]
     result = [zero for _ in window]
     for j, digit in enumerate(factor):
@@ -252,14 +252,14 @@ def _reduce_large(x: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _resized(b: Any, value: Any, kind: Any) -> Any:
-    """An integer in another width, extended by zeros or cut, or the same."""
+    """Return an integer in another width, extended by zeros or cut, or the same."""
     if value.type == kind:
         return value
     return b.zext(value, kind) if value.type.width < kind.width else b.trunc(value, kind)
 
 
 def _leading_zeros(digit: Lanes) -> Lanes:
-    """The number of zeros above the highest bit set, of 32."""
+    """Return the number of zeros above the highest bit set, of 32."""
     b, name = digit.b, "llvm.ctlz.i32"
     kind = ir.FunctionType(_INT, [_INT, ir.IntType(1)])
     count = b.module.globals.get(name) or ir.Function(b.module, kind, name)
@@ -267,5 +267,5 @@ def _leading_zeros(digit: Lanes) -> Lanes:
 
 
 def _real(x: Lanes, digit: Lanes) -> Lanes:
-    """A digit as a float of x's type, rounded once."""
+    """Return a digit as a float of x's type, rounded once."""
     return Lanes(x.b, x.b.uitofp(x.b.trunc(digit.value, _INT), x.element))

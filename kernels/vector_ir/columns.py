@@ -38,7 +38,7 @@ class _Columns:
         self.strides = [b.load(self._word(words, "steps", i), typ=I64) for i in range(count)]
 
     def _word(self, words: Any, name: str, i: int) -> Any:
-        """The place of a word of operand i."""
+        """Return the place of a word of operand i."""
         layout = Words("columns", **column_operands(len(self.program.ins) - 1))
         at = I64(layout.members[name].offset + i)
         return self.b.gep(words, [at], source_etype=I64)
@@ -58,7 +58,7 @@ class _Columns:
         return read(self.b, value, kind)
 
     def _fixed(self, j: int, i: Any, column: Any, lanes: int, steps: list[Any]) -> Any:
-        """The vectors of operand j if all rows share them, else None."""
+        """Return the vectors of operand j if all rows share them, else None."""
         source, b = self.program.ins[j], self.b
         if j == len(self.bases):
             return [self._load(self.beside, b.add(i, u), source.dtype, lanes) for u in steps]

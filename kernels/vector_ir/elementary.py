@@ -154,7 +154,7 @@ class Lanes:
 
 
 def like(shape: Any, element: Any) -> Any:
-    """The type `element`, with as many lanes as the type `shape` has."""
+    """Return the type `element`, with as many lanes as the type `shape` has."""
     return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
 
 
@@ -192,12 +192,12 @@ sqrt = _intrinsic("sqrt")  # correctly rounded; NaN below -0
 
 
 def fmin(b: Any, x: Any, y: Any) -> Any:
-    """The smaller; NaN if either is, as numpy.minimum and ONNX Min; of equals (-0, 0) y."""
+    """Return the smaller; NaN if either is, as numpy.minimum and ONNX Min; of equals (-0, 0) y."""
     return _first(Lanes(b, x), Lanes(b, x) < Lanes(b, y), y)
 
 
 def fmax(b: Any, x: Any, y: Any) -> Any:
-    """The larger; NaN if either is, as numpy.maximum and ONNX Max; of equals (-0, 0) y."""
+    """Return the larger; NaN if either is, as numpy.maximum and ONNX Max; of equals (-0, 0) y."""
     return _first(Lanes(b, x), Lanes(b, x) > Lanes(b, y), y)
 
 
@@ -212,7 +212,7 @@ def pick(mask: Lanes, yes: Any, no: Any) -> Lanes:
 
 
 def bitcast_int(b: Any, x: Any) -> Any:
-    """The bits of x as integers of its width and lane count."""
+    """Return the bits of x as integers of its width and lane count."""
     width = 32 if getattr(x.type, "element", x.type) == ir.FloatType() else 64
     return b.bitcast(x, like(x.type, ir.IntType(width)))
 
@@ -230,7 +230,7 @@ def round_scaled(x: Lanes, scale: float) -> tuple[Lanes, Lanes]:
 
 
 def _one(x: Lanes, power: int = 0) -> int:
-    """The bits of 2**power in x's format."""
+    """Return the bits of 2**power in x's format."""
     return int(2 ** (x.format.bits - x.format.mant - 2) - 1 + power) << x.format.mant
 
 

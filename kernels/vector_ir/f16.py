@@ -17,7 +17,7 @@ INFINITE = 0x7F800000
 
 
 def unpack(b: Any, bits: Any) -> Any:
-    """The f32 of the i16 bits of f16, exact."""
+    """Return the f32 of the i16 bits of f16, exact."""
     wide = like(bits.type, _INT)
     h = Lanes(b, b.zext(bits, wide))
     rest = (h & 0x7FFF) << 13
@@ -27,7 +27,7 @@ def unpack(b: Any, bits: Any) -> Any:
 
 
 def pack(b: Any, x: Any) -> Any:
-    """The i16 bits of the f16 nearest to an f32, ties to even; beyond 65520 infinity."""
+    """Return the i16 bits of the f16 nearest to an f32, ties to even; beyond 65520 infinity."""
     bits = Lanes(b, x).raw
     sign, rest = bits & ~0x7FFFFFFF, bits & 0x7FFFFFFF
     odd = Lanes(

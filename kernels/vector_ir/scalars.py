@@ -28,33 +28,33 @@ def element(name: str) -> Any:
 
 
 def memory(name: str) -> Any:
-    """The LLVM type of one element in memory."""
+    """Return the LLVM type of one element in memory."""
     if name in HALVES:
         return ir.IntType(16)
     return I8 if name == "b1" else element(name)
 
 
 def is_real(name: str) -> bool:
-    """Whether the element type is computed with as a float."""
+    """Return whether the element type is computed with as a float."""
     return name in REALS
 
 
 def read(b: Any, v: Any, kind: str) -> Any:
-    """A value loaded from memory, in the form it has in registers."""
+    """Return a value loaded from memory, in the form it has in registers."""
     if kind in HALVES:
         return f16.unpack(b, v)
     return b.trunc(v, vector(I1, getattr(v.type, "count", 1))) if kind == "b1" else v
 
 
 def written(b: Any, v: Any, kind: str) -> Any:
-    """A value from registers, in the form it has in memory."""
+    """Return a value from registers, in the form it has in memory."""
     if kind in HALVES:
         return f16.pack(b, v)
     return b.zext(v, vector(I8, getattr(v.type, "count", 1))) if kind == "b1" else v
 
 
 def vector(kind: Any, lanes: int) -> Any:
-    """The LLVM type of `lanes` elements; of one element the scalar itself."""
+    """Return the LLVM type of `lanes` elements; of one element the scalar itself."""
     return ir.VectorType(kind, lanes) if lanes > 1 else kind
 
 
@@ -65,7 +65,7 @@ class Emitter:
         self.b, self.lanes = b, lanes
 
     def emit(self, formulas: Typed, ins: list[Any]) -> list[Any]:
-        """The values of the results.
+        """Return the values of the results.
 
         ins: the values of the operands, in the form they have in registers.
         """
@@ -75,7 +75,7 @@ class Emitter:
         return [values[r] for r in formulas.results]
 
     def _emit(self, step: Step, steps: tuple[Step, ...], values: list[Any], ins: list[Any]) -> Any:
-        """The value of a step; values: of the steps before it."""
+        """Return the value of a step; values: of the steps before it."""
         if step.function == "in":
             return ins[step.data]
         if step.function == "const":
@@ -91,7 +91,7 @@ class Emitter:
         return integer_op(self.b, step.function, args, signed=kind not in UNSIGNED)
 
     def constant(self, value: Any, kind: str) -> Any:
-        """A constant in every lane."""
+        """Return a constant in every lane."""
         number = float(value) if is_real(kind) else int(value)
         shape = vector(element(kind), self.lanes)
         return ir.Constant(shape, [number] * self.lanes if self.lanes > 1 else number)
@@ -123,7 +123,7 @@ class Emitter:
 
 
 def resized(b: Any, v: Any, shape: Any, widen: Any, cut: Any) -> Any:
-    """A value in a wider or narrower type of its kind, or the same."""
+    """Return a value in a wider or narrower type of its kind, or the same."""
     bits = [
         {ir.FloatType(): 32, ir.DoubleType(): 64}.get(k) or k.width
         for k in (getattr(t, "element", t) for t in (v.type, shape))
@@ -134,7 +134,7 @@ def resized(b: Any, v: Any, shape: Any, widen: Any, cut: Any) -> Any:
 
 
 def truncated(b: Any, v: Any, to: str, lanes: int) -> Any:
-    """A float cut to an integer; beyond the range its nearest end, NaN 0."""
+    """Return a float cut to an integer; beyond the range its nearest end, NaN 0."""
     width, signed = ELEMENT_TYPES[to].bits, to not in UNSIGNED
     if width < 32:  # by way of i32, which holds both ends
         low, high = (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if signed else (0, 2**width - 1)
@@ -155,7 +155,7 @@ _FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 
 
 def float_op(b: Any, name: str, args: list[Any]) -> Any:
-    """A function of floats, scalars or vectors."""
+    """Return a function of floats, scalars or vectors."""
     if name in _FLOAT_OPS:
         # Own flags keep numba's away: `reassoc` would make (x - m) - log s lose digits.
         return getattr(b, _FLOAT_OPS[name])(*args, flags=("contract",))
@@ -257,7 +257,7 @@ def power(b: Any, x: Any, y: Any, *, signed: bool) -> Any:
 
 
 def philox(b: Any, low: Any, high: Any, key: Any) -> tuple[Any, Any]:
-    """Two words of Philox2x32-10 (`expression.philox`); 64 bits a lane, the low 32 count."""
+    """Return two words of Philox2x32-10 (`expression.philox`); 64 bits a lane, the low 32 count."""
     narrow, wide = low.type, vector(ir.IntType(64), getattr(low.type, "count", 1))
     multiplier, half, ones = (elementary.const(wide, v) for v in (PHILOX_M, 32, 2**32 - 1))
     low, high, key = (b.zext(v, wide) for v in (low, high, key))
@@ -269,7 +269,7 @@ def philox(b: Any, low: Any, high: Any, key: Any) -> tuple[Any, Any]:
 
 
 def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
-    """A function of integers or booleans, scalars or vectors."""
+    """Return a function of integers or booleans, scalars or vectors."""
     compare = b.icmp_signed if signed else b.icmp_unsigned
     x = args[0]
     zero = ir.Constant(x.type, [0] * x.type.count if isinstance(x.type, ir.VectorType) else 0)

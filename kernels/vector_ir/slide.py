@@ -72,11 +72,11 @@ class Channels:
         return ir.Constant(self.wide, list(range(self.lanes)))
 
     def const(self, value: float) -> Any:
-        """A float constant in every lane."""
+        """Return a float constant in every lane."""
         return ir.Constant(self.vt, [value] * self.lanes)
 
     def read(self, pointer: Any, at: Any, kind: Any = None) -> Any:
-        """The vector at an offset; lanes behind the last channel read 0."""
+        """Return the vector at an offset; lanes behind the last channel read 0."""
         vt = kind or self.vt
         p, size = self.b.gep(pointer, [at]), self._size(vt)
         if self.mask is None:
@@ -97,7 +97,7 @@ class Channels:
             self._masked("store", ir.VoidType(), value.type, [value, p, I32(size), self.mask])
 
     def _size(self, vt: Any) -> int:
-        """The bytes of an element of a vector type."""
+        """Return the bytes of an element of a vector type."""
         return 8 if vt == self.wide else 1 if vt == self.bytes else self.size
 
     def _masked(self, what: str, result: Any, vt: Any, args: list[Any]) -> Any:
@@ -139,7 +139,7 @@ def _part(module: Any, name: str, result: Any, params: list[Any]) -> tuple[Any, 
 
 
 def _read_part(module: Any, T: str, vt: Any) -> Any:
-    """A function read_part(p, n): the vector of the first n elements at p, then 0."""
+    """Return a function read_part(p, n): the vector of the first n elements at p, then 0."""
     name, P = f"read_part_{T}_{vt.count}", LLVM[T].as_pointer()
     fn, fresh = _part(module, name, vt, [P, I64])
     if fresh:
@@ -156,7 +156,7 @@ def _read_part(module: Any, T: str, vt: Any) -> Any:
 
 
 def _write_part(module: Any, T: str, vt: Any) -> Any:
-    """A function write_part(v, p, n): the first n elements of v to p."""
+    """Return a function write_part(v, p, n): the first n elements of v to p."""
     name, P = f"write_part_{T}_{vt.count}", LLVM[T].as_pointer()
     fn, fresh = _part(module, name, ir.VoidType(), [vt, P, I64])
     if fresh:

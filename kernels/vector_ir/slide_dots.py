@@ -59,14 +59,14 @@ GEOMETRY = (
 
 
 def columns(pixels: int, width: int, step: int) -> int:
-    """The columns of x that a tile sees; `step` as `tap_of` takes it."""
+    """Return the columns of x that a tile sees; `step` as `tap_of` takes it."""
     if step > 0:
         return (pixels - 1) * step + width
     return (pixels - 1) // -step + (width - 1) // -step + 1
 
 
 def tap_of(column: int, pixel: int, width: int, step: int) -> int | None:
-    """The tap by which a pixel of a tile sees a column of it, if any.
+    """Return the tap by which a pixel of a tile sees a column of it, if any.
 
     step: the stride; negative where outputs are the inputs of a convolution of that stride, whose
     tap 0 the first of them meets.
@@ -145,7 +145,7 @@ class Tiles:
         counted(b, I64(0), g.tiles, 1, tile)
 
     def _whole(self) -> Any:
-        """Whether all pixels of the tile are there, and all columns that they see."""
+        """Return whether all pixels of the tile are there, and all columns that they see."""
         b, g = self.b, self.g
         if self.width:
             low, reach = self.col, I64(columns(self.many, self.width, self.step) - 1)
@@ -444,7 +444,7 @@ def _gather(tiles: Tiles, x: Any, sums_of: Sequence[Any], tops: Sequence[Sequenc
 
 
 def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
-    """The sum of the lanes of each vector, whose number is a power of two.
+    """Return the sum of the lanes of each vector, whose number is a power of two.
 
     Two vectors are added half to half into one that has the halves of both, and so on, so that the
     last has a lane for each; what are more vectors than lanes go in groups.
@@ -475,7 +475,7 @@ def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
 
 
 def _load(v: Channels, pointer: Any, offset: Any, tap: int) -> Any:
-    """The vector of a tap, so many vectors after an offset."""
+    """Return the vector of a tap, so many vectors after an offset."""
     at = v.b.add(offset, I64(tap * v.lanes))
     return load(v.b, v.b.gep(pointer, [at]), v.vt, v.size)
 

@@ -94,7 +94,7 @@ class _Tile:
             b.ret_void()
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
-        """The products summed over K; see `Target.by_lane`, `prefetch` and `in_order`.
+        """Return the products summed over K; see `Target.by_lane`, `prefetch` and `in_order`.
 
         With `prefetch` A in rows is asked for a tile before, a line of each row at a time, and A in
         columns `AHEAD` steps before.  What is asked for may lie outside A.
@@ -130,7 +130,7 @@ class _Tile:
         return self._loop(I64(0), k, 1, acc, one)
 
     def _by_lane(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any, acc: Grid) -> tuple[Grid, Any]:
-        """The sums of several products of each turn, and up to which k.
+        """Return the sums of several products of each turn, and up to which k.
 
         A small tile sums in `chains`, which do not wait for each other, and adds them at the end.
         In order, all of a turn is loaded before its first product, from addresses of which none is
@@ -178,16 +178,16 @@ class _Tile:
         return acc, whole
 
     def _right(self, row: Any) -> list[Any]:
-        """The vectors of a row of B."""
+        """Return the vectors of a row of B."""
         at = [self.b.gep(row, [I64(j * self.lanes)]) for j in range(self.nv)]
         return [load(self.b, p, self.vt, self.size) for p in at]
 
     def _factors(self, vectors: list[Any]) -> list[Any]:
-        """Each element of a column of A, in all lanes of a vector."""
+        """Return each element of a column of A, in all lanes of a vector."""
         return [self._lane(vectors, i) for i in range(self.mr)]
 
     def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
-        """The sums and the products of a column of A and a row of B."""
+        """Return the sums and the products of a column of A and a row of B."""
         return [
             [self.b.call(self.fma, [x, y, z]) for y, z in zip(right, row, strict=True)]
             for x, row in zip(left, acc, strict=True)

@@ -121,7 +121,7 @@ def atan(b: Any, x: Any) -> Any:
 
 
 def _asin_parts(a: Lanes) -> tuple[Lanes, Lanes]:
-    """The mask a > 1/2, and asin(a), there asin(sqrt((1 - a)/2)); NaN above 1."""
+    """Return the mask a > 1/2, and asin(a), there asin(sqrt((1 - a)/2)); NaN above 1."""
     top = a > 0.5
     z = pick(top, (1 - a) * 0.5, a * a)
     r = pick(top, z.call("sqrt"), a)

@@ -67,7 +67,7 @@ class _Unpack:
         b.ret_void()
 
     def _byte(self, i: Any) -> Any:
-        """The address of the byte that holds integer i."""
+        """Return the address of the byte that holds integer i."""
         at = self.b.add(self.fn.args[1], i)
         return self.b.gep(self.fn.args[0], [self.b.udiv(at, I64(self.parts))])
 
@@ -93,7 +93,7 @@ class _Unpack:
         store(b, value, b.gep(self.fn.args[2], [i]), ITEMSIZE[self.T])
 
     def _split(self, packed: Any) -> Any:
-        """The integers of a vector of bytes, a byte each."""
+        """Return the integers of a vector of bytes, a byte each."""
         if self.bits == 8:
             return packed
         b, count = self.b, STEP // self.parts

@@ -25,21 +25,21 @@ LLVM = {T: ir.DoubleType() if ITEMSIZE[T] == 8 else ir.FloatType() for T in FLOA
 
 
 def splat(b: Any, value: Any, lanes: int) -> Any:
-    """A vector of `lanes` copies of a scalar."""
+    """Return a vector of `lanes` copies of a scalar."""
     undef = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     one = b.insert_element(undef, value, I32(0))
     return b.shuffle_vector(one, undef, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 def load(b: Any, pointer: Any, vt: Any, align: int) -> Any:
-    """An unaligned vector load; `pointer` is to elements."""
+    """Return an unaligned vector load; `pointer` is to elements."""
     value = b.load(b.bitcast(pointer, vt.as_pointer()), typ=vt)
     value.align = align
     return value
 
 
 def settle(b: Any, value: Any) -> Any:
-    """A loaded value that LLVM does not merge with a later select into a masked load.
+    """Return a loaded value that LLVM does not merge with a later select into a masked load.
 
     A masked load waits for its mask, and what the mask depends on comes from memory too.
     """
@@ -236,7 +236,7 @@ def _exchange(b: Any, rows: list[Any], width: int, lanes: int) -> list[Any]:
 
 
 def edge_copy(module: Any, T: str) -> Any:
-    """A function edge_copy(dst, ldd, src, lds, rows, n): dst[i ldd + j] = src[i lds + j].
+    """Return a function edge_copy(dst, ldd, src, lds, rows, n): dst[i ldd + j] = src[i lds + j].
 
     For few elements: no vectors.
     """

@@ -97,7 +97,7 @@ PHILOX_M, PHILOX_W, PHILOX_ROUNDS = 0xD256D193, 0x9E3779B9, 10
 
 
 def philox(low: Any, high: Any, key: Any) -> tuple[Any, Any]:
-    """Two words of Philox2x32-10: counter (low, high), one word of key.
+    """Return two words of Philox2x32-10: counter (low, high), one word of key.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
@@ -233,7 +233,7 @@ def _takes(name: str, count: int) -> bool:
 
 
 def element_type(name: str, T: str) -> str:
-    """The element type of this name; `T` stands for T, as does no name.
+    """Return the element type of this name; `T` stands for T, as does no name.
 
     Raises:
         ValueError: there is no such type.
@@ -251,14 +251,14 @@ def operand_names(count: int) -> tuple[str, ...]:
 
 
 def arguments(e: Expr) -> tuple[Expr, ...]:
-    """The sub-expressions of an expression."""
+    """Return the sub-expressions of an expression."""
     if e[0] in ("in", "const"):
         return ()
     return e[2:] if e[0] == "cast" else e[1:]
 
 
 def walk(*expressions: Expr) -> Iterator[Expr]:
-    """All objects among the sub-expressions, each once, behind its arguments."""
+    """Yield all objects among the sub-expressions, each once, behind its arguments."""
     seen = set[int]()
     waiting = list(reversed(expressions))
     while waiting:

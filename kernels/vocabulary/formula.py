@@ -30,7 +30,7 @@ _MS_OPS = {
 
 
 def fold(site: Site) -> tuple[Array, ...]:
-    """The output by numpy when all inputs are constant."""
+    """Return the output by numpy when all inputs are constant."""
     (out,) = infer(site)
     (value,) = site.formula().evaluate(site.values)
     return (np.broadcast_to(np.asarray(value), out.dims).astype(NUMPY[out.dtype]),)
@@ -62,12 +62,12 @@ class Attributed:
     names: tuple[str, ...]
 
     def of(self, values: Sequence[Any]) -> Expr:
-        """The expression over the inputs, for these values of the attributes."""
+        """Return the expression over the inputs, for these values of the attributes."""
         operands: list[Expr] = [("in", i) for i in range(self.count)]
         return expression.substitute(self.expr, [*operands, *(("const", v) for v in values)])
 
     def __call__(self, site: Site) -> Expr:
-        """The expression at a node."""
+        """Return the expression at a node."""
         return self.of([site.attrs[name] for name in self.names])
 
 
@@ -95,7 +95,7 @@ def formula(text: str, inputs: str = "x") -> Callable[[Site], Formulas]:
 
 
 def gradient(*texts: str, inputs: str = "x") -> Callable[..., tuple[str | None, ...]]:
-    """Gradient rule from texts such as `"Mul(dy, y)"`, one an input.
+    """Return the gradient rule from texts such as `"Mul(dy, y)"`, one an input.
 
     They name ONNX nodes over dy, the output y, the inputs, numbers and attributes.
     """

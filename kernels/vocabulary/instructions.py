@@ -90,7 +90,7 @@ def codes(domain: str) -> dict[tuple[str, ...] | Primitive, int]:
 
 
 def _is_computed(name: str, kind: str) -> bool:
-    """Whether a function of values of a type has code of its own."""
+    """Return whether a function of values of a type has code of its own."""
     if name.startswith("philox"):
         return kind == "u32"
     if kind == "b1":
@@ -205,7 +205,7 @@ class Code:
 
 
 def bits_of(value: float | int, kind: str) -> int:
-    """The bits of a constant as a signed word."""
+    """Return the bits of a constant as a signed word."""
     width = ITEMSIZE[kind]
     if kind in REALS:
         raw = struct.pack(f"<{np.dtype(NUMPY[kind]).char}", float(value))

@@ -331,7 +331,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def pointer(dtype: str, *others: str) -> str:
-    """A pointer to elements of one of these types, as `Template.takes` says it."""
+    """Return a pointer to elements of one of these types, as `Template.takes` says it."""
     return "|".join(sorted({dtype, *others})) + "*"
 
 

@@ -84,11 +84,11 @@ class TensorType:
         return tuple(out)
 
     def but(self, shape: Sequence[Dim] | None = None, dtype: str | None = None) -> TensorType:
-        """A plain (not channels-last) type with another shape or element type."""
+        """Return a plain (not channels-last) type with another shape or element type."""
         return TensorType(dtype or self.dtype, self.shape if shape is None else tuple(shape))
 
     def as_last(self, last: bool = True) -> TensorType:
-        """The same tensor, channels last or plain."""
+        """Return the same tensor, channels last or plain."""
         return replace(self, last=last)
 
 
@@ -111,26 +111,26 @@ class Site:
     expr: Callable[[Site], Expr | Formulas] | None = None
 
     def formula(self) -> Formulas:
-        """The scalar formula of an elementwise node; it has one result."""
+        """Return the scalar formula of an elementwise node; it has one result."""
         assert self.expr is not None, f"{self.where()} has no formula"
         made = self.expr(self)
         return made if isinstance(made, Formulas) else Formulas.of(made)
 
     def type(self, i: int) -> TensorType:
-        """Type of input i, which must be present."""
+        """Return the type of input i, which must be present."""
         if i >= len(self.ins) or (found := self.ins[i]) is None:
             self.fail(f"input {i} is missing")
         return found
 
     def real(self, i: int) -> TensorType:
-        """Type of input i, which must be of f32 or f64."""
+        """Return the type of input i, which must be of f32 or f64."""
         found = self.type(i)
         if found.dtype not in FLOATS:
             self.fail(f"input {i} is {found}", ", ".join(FLOATS))
         return found
 
     def shaped(self, i: int, shape: Sequence[Dim]) -> TensorType:
-        """Type of input i, which must have this shape, as far as both are known."""
+        """Return the type of input i, which must have this shape, as far as both are known."""
         found = self.type(i)
         pairs = zip(found.shape, shape, strict=False)
         known = ((a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
@@ -139,15 +139,15 @@ class Site:
         return found
 
     def has(self, i: int) -> bool:
-        """Whether input i is present."""
+        """Return whether input i is present."""
         return i < len(self.ins) and self.ins[i] is not None
 
     def value(self, i: int) -> Array | None:
-        """Value of input i when it is constant, else None; also None when it is absent."""
+        """Return the value of input i if it is constant; None if it is absent or computed."""
         return self.values[i] if i < len(self.values) else None
 
     def known(self, i: int, what: str) -> Array:
-        """Value of input i, which must be constant: its value decides shapes."""
+        """Return the value of input i, which must be constant: its value decides shapes."""
         found = self.value(i)
         if found is None:
             raise UnknownValueError(
@@ -156,14 +156,14 @@ class Site:
         return found
 
     def integers(self, i: int, what: str) -> list[int]:
-        """Value of input i, which must be a constant list of integers."""
+        """Return the value of input i, which must be a constant list of integers."""
         found = self.known(i, what)
         if found.ndim > 1 or found.dtype.kind not in "iu":
             self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected integers")
         return list(found.reshape(-1).tolist())
 
     def integer(self, i: int, what: str) -> int:
-        """Value of input i, which must be one constant integer."""
+        """Return the value of input i, which must be one constant integer."""
         found = self.known(i, what)
         if found.size != 1 or found.dtype.kind not in "iu":
             self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected one")
@@ -258,31 +258,31 @@ class Lowering(Protocol):
     threads: int
 
     def x(self, i: int) -> Operand:
-        """Input i, which must be present."""
+        """Return input i, which must be present."""
 
     def y(self, i: int) -> Operand:
-        """Output i; for an accumulated output, the gradient buffer it is added to."""
+        """Return output i; for an accumulated output, the gradient buffer it is added to."""
 
     def wants(self, i: int) -> bool:
-        """Whether output i is used."""
+        """Return whether output i is used."""
 
     def reset(self, i: int) -> Operand | None:
-        """The flag "overwrite, do not add" when output i is accumulated, else None."""
+        """Return the flag "overwrite, do not add" when output i is accumulated, else None."""
 
     def temp(self, dtype: str, shape: Sequence[int]) -> Operand:
-        """A temporary tensor, alive from its first to its last use by this node's calls."""
+        """Return a temporary tensor, alive from its first to its last use by this node's calls."""
 
     def const(self, value: Array) -> Operand:
-        """A constant tensor."""
+        """Return a constant tensor."""
 
     def fault(self) -> Operand:
-        """The plan's words `STATUS`, which a kernel sets to report bad data, the kind last.
+        """Return the plan's words `STATUS`, which a kernel sets to report bad data, the kind last.
 
         The runtime clears the kind before a run and raises after it.
         """
 
     def noise(self) -> Operand:
-        """The plan's words `RANDOM`: what random numbers are made of."""
+        """Return the plan's words `RANDOM`: what random numbers are made of."""
 
     def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
         """What `make` returns, made once for all nodes of a model that give the same.
@@ -423,7 +423,7 @@ class Op:
     optimizer: Update | None = None
 
     def attributes(self) -> dict[str, Kind]:
-        """The type of every attribute that a node may have.
+        """Return the type of every attribute that a node may have.
 
         Raises:
             TypeError: a default tells no type, and `takes` does not either.
@@ -460,7 +460,7 @@ def op_title(domain: str, name: str) -> str:
 
 @functools.cache
 def op_keys(text: str) -> frozenset[tuple[str, str]]:
-    """The ops that a text names, as (domain, op type): `"Add com.microsoft::Gelu"`.
+    """Return the ops that a text names, as (domain, op type): `"Add com.microsoft::Gelu"`.
 
     A name without a domain is one of ONNX's.
     """
@@ -469,7 +469,7 @@ def op_keys(text: str) -> frozenset[tuple[str, str]]:
 
 
 def _kind_of(name: str, value: Any) -> Kind:
-    """The type of an attribute that has this default."""
+    """Return the type of an attribute that has this default."""
     match value:
         case int():
             return "int"
@@ -495,14 +495,14 @@ def same_as(i: int) -> Callable[[Site], tuple[TensorType, ...]]:
 
 
 def normal_axis(site: Site, axis: int, rank: int) -> int:
-    """An axis counted from the front.  Raises ShapeError outside [-rank, rank)."""
+    """Return an axis counted from the front.  Raises ShapeError outside [-rank, rank)."""
     if not -rank <= axis < rank:
         site.wrong(f"axis {axis} of a tensor of rank {rank}")
     return axis % rank
 
 
 def fresh(site: Site, i: int) -> str:
-    """A new symbol for dimension i of the first output of this node.
+    """Return a new symbol for dimension i of the first output of this node.
 
     Inference gives it another name where some other node has the same.
     """
@@ -533,7 +533,7 @@ def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
 
 
 def broadcast_dims(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape to which known shapes broadcast; they must."""
+    """Return the shape to which known shapes broadcast; they must."""
     rank = max(map(len, shapes))
     out = [1] * rank
     for shape in shapes:

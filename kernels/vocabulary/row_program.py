@@ -68,7 +68,7 @@ class Program:
         outs: Sequence[tuple[str, Expr]] = (),
         reductions: Sequence[tuple[str, str, Expr]] = (),
     ) -> Program:
-        """The program that writes expressions as these types, and folds others."""
+        """Return the program that writes expressions as these types, and folds others."""
         formulas = Formulas.of(*(e for _, e in outs), *(e for _, _, e in reductions))
         folds = tuple((kind, name) for kind, name, _ in reductions)
         return cls(tuple(ins), formulas, tuple(kind for kind, _ in outs), folds)
@@ -84,12 +84,12 @@ class Program:
         return "where" in self.formulas.functions()
 
     def typed(self) -> Typed:
-        """The steps that compute the results, outputs first."""
+        """Return the steps that compute the results, outputs first."""
         return self.formulas.typed(self.kinds, [*self.outs, *(kind for kind, _ in self.reductions)])
 
     @classmethod
     def of(cls, source: str, T: str = "", **functions: Expr) -> Program:
-        """The program of a text, e.g. `"x[] mean -> y[] = x - mean; sum(x)"`.
+        """Return the program of a text, e.g. `"x[] mean -> y[] = x - mean; sum(x)"`.
 
         T: the element type where none is written.  functions: expressions that the formulas call.
 
@@ -99,7 +99,7 @@ class Program:
         return _parsed(source, T) if not functions else _parse(source, T, functions)
 
     def text(self, T: str = "") -> str:
-        """The text of a program, one for each; types other than T are written.
+        """Return the text of a program, one for each; types other than T are written.
 
         Values that are read more than once are named, so a text is as long as the formulas.
 
@@ -179,7 +179,7 @@ class _Fold(NamedTuple):
 
 
 def _fold_of(statement: str) -> _Fold:
-    """The fold a statement is; a formula alone is the sum of one element."""
+    """Return the fold a statement is; a formula alone is the sum of one element."""
     match ast.parse(statement, mode="eval").body:
         case ast.Call(func=ast.Name(id=name), args=[x], keywords=[]) if name in FOLDS:
             return _Fold(name, ast.unparse(x))
@@ -225,7 +225,7 @@ def operands(count: int, rank: int) -> dict[str, Field]:
 
 
 def column_operands(count: int) -> dict[str, Field]:
-    """Fields for the `count` operands whose columns are summed."""
+    """Return the fields for the `count` operands whose columns are summed."""
     return {
         "operands": Field("the operands", count=count, address=True),
         "steps": Field("their strides from row to row, 0 where all rows are one", count=count),
@@ -233,7 +233,7 @@ def column_operands(count: int) -> dict[str, Field]:
 
 
 def start_value(op: str, kind: str) -> float | int:
-    """The neutral element of a reduction."""
+    """Return the neutral element of a reduction."""
     if op in ("sum", "prod"):
         return 0 if op == "sum" else 1
     if kind in FLOATS:

@@ -52,7 +52,7 @@ class Formulas:
         return f"[{'; '.join([*shared, *results])}]"
 
     def reads(self) -> tuple[int, ...]:
-        """The operands that are read, in the order of their first use."""
+        """Return the operands that are read, in the order of their first use."""
         return tuple(t[1] for t in self.terms if t[0] == "in")
 
     def functions(self) -> set[str]:
@@ -96,7 +96,7 @@ class Formulas:
         return shared, [texts[r] for r in self.results]
 
     def dtypes(self, inputs: Sequence[str]) -> list[str | None]:
-        """The element type of every term; None where it holds only constants.
+        """Return the element type of every term; None where it holds only constants.
 
         inputs: the element types of the operands.
         """
@@ -119,7 +119,7 @@ class Formulas:
         return found
 
     def results_dtypes(self, inputs: Sequence[str]) -> list[str | None]:
-        """The element type of every result, as `dtypes`."""
+        """Return the element type of every result, as `dtypes`."""
         found = self.dtypes(inputs)
         return [found[r] for r in self.results]
 
@@ -134,7 +134,7 @@ class Formulas:
         return ""
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
-        """The values of the results by numpy, with numpy's broadcasting."""
+        """Return the values of the results by numpy, with numpy's broadcasting."""
         values: list[Any] = []
         with np.errstate(all="ignore"):
             for term in self.terms:
@@ -151,7 +151,7 @@ class Formulas:
         return [values[r] for r in self.results]
 
     def typed(self, inputs: Sequence[str], wanted: Sequence[str]) -> Typed:
-        """The steps that compute the results, every value in one element type.
+        """Return the steps that compute the results, every value in one element type.
 
         inputs: the element types of the operands.  wanted: for each result, the type to compute it
         in if it holds only constants; a result of a type of its own has that.
@@ -170,7 +170,7 @@ class Formulas:
                     return place, kind or want
 
         def parts(place: int, want: str) -> list[tuple[int, str]]:
-            """The values that a term reads, where its own is needed as `want`."""
+            """Return the values that a term reads, where its own is needed as `want`."""
             term = self.terms[place]
             if term[0] == "cast":
                 return [value(term[2], own[term[2]] or term[1])]
@@ -230,18 +230,18 @@ class Writer:
         self._places: dict[Term, int] = {}
 
     def put(self, *term: Any) -> int:
-        """The place of a term, which is appended if it is new."""
+        """Return the place of a term, which is appended if it is new."""
         place = self._places.setdefault(term, len(self.terms))
         if place == len(self.terms):
             self.terms.append(term)
         return place
 
     def const(self, value: float | int) -> int:
-        """The place of a constant."""
+        """Return the place of a constant."""
         return self.put("const", value, repr(value))
 
     def expression(self, e: Expr) -> int:
-        """The place of the value of an expression, whose terms are appended."""
+        """Return the place of the value of an expression, whose terms are appended."""
         places: dict[int, int] = {}
         for x in walk(e):
             match x:
@@ -293,14 +293,14 @@ def _cost(function: str) -> int:
 
 
 def arguments(term: Term) -> tuple[int, ...]:
-    """The places of what a term reads."""
+    """Return the places of what a term reads."""
     if term[0] in ("in", "const"):
         return ()
     return term[2:] if term[0] == "cast" else term[1:]
 
 
 def moved(term: Term, places: Any) -> Term:
-    """A term that reads `places[p]` where it reads p."""
+    """Return a term that reads `places[p]` where it reads p."""
     if term[0] in ("in", "const"):
         return term
     head = 2 if term[0] == "cast" else 1
@@ -308,7 +308,7 @@ def moved(term: Term, places: Any) -> Term:
 
 
 def _text(term: Term, texts: Sequence[str], operands: Sequence[str]) -> str:
-    """The text of a term; texts: those of the terms before it."""
+    """Return the text of a term; texts: those of the terms before it."""
     match term:
         case ("in", i):
             return operands[i]
@@ -337,7 +337,7 @@ _REFUSED: dict[str, frozenset[str]] = {
 
 
 def _refused(function: str) -> frozenset[str]:
-    """The element types that a function does not take."""
+    """Return the element types that a function does not take."""
     return _REFUSED.get(function, frozenset())
 
 
@@ -352,7 +352,7 @@ def _cast(x: Any, to: Any) -> Any:
 
 
 def widened(formulas: Formulas, kinds: Sequence[str]) -> Formulas:
-    """The formulas with values of `HALVES` as f32, which is what they are computed with.
+    """Return the formulas with values of `HALVES` as f32, which is what they are computed with.
 
     A result that is an operand stays as it is.  kinds: the element types of the operands.
     """

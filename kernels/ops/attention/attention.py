@@ -95,12 +95,12 @@ def join_heads(nodes: Nodes, x: str) -> str:
 
 
 def size_of(nodes: Nodes, x: str, axis: int) -> str:
-    """One dimension of a value, as a scalar tensor."""
+    """Return one dimension of a value, as a scalar tensor."""
     return str(nodes.op("Gather", nodes.op("Shape", x), nodes.const(axis, "i64")))
 
 
 def positions(nodes: Nodes, q: str, k: str, offset: str) -> tuple[str, str]:
-    """The positions of queries, [..., length, 1], and of keys, [1, length]."""
+    """Return the positions of queries, [..., length, 1], and of keys, [1, length]."""
     zero, one = nodes.const(0, "i64"), nodes.const(1, "i64")
     rows = nodes.op(
         "Unsqueeze", nodes.op("Range", zero, size_of(nodes, q, 2), one), nodes.const([1], "i64")
@@ -174,7 +174,7 @@ def scaled_scores(nodes: Nodes, q: str, k: str, scale: float) -> str:
 
 
 def _cached(nodes: Nodes, past: int, new: str) -> str:
-    """The cached keys (or values) followed by the new ones."""
+    """Return the cached keys (or values) followed by the new ones."""
     return str(nodes.op("Concat", nodes.x(past), new, axis=2)) if nodes.site.has(past) else new
 
 

@@ -139,7 +139,7 @@ def turn(target: Target, T: str) -> Inline:
 
 
 def product(target: Target, T: str, a_cols: int) -> Inline:
-    """Inline function: product(a, lda, b, ldb, c, ldc, k, m, n, mode): C = A B (+ C).
+    """Return an inline function: product(a, lda, b, ldb, c, ldc, k, m, n, mode): C = A B (+ C).
 
     A is stored as `tile` says; rows of B and of C follow each other after ldb and ldc elements.
     """
@@ -164,7 +164,7 @@ def visible(g, q0, nq):
 
 
 def adjust(target: Target, T: str) -> Inline:
-    """Inline function: cap, bias, mask and band of a block of scores, in place.
+    """Return an inline function: cap, bias, mask and band of a block of scores, in place.
 
     adjust(s, capped, x, z, bias, mask, g, cap, fill, q0, nq, k0, nk).  bias, mask: those of the
     head; `capped` receives the capped scores, if they are; x: a block, z: one with a row a query,
@@ -256,7 +256,7 @@ def masked(target: Target, T: str) -> Inline:
 
 
 def dropped(T: str, outputs: str) -> Native:
-    """The row loop over queries that drops what the mask of the dropout hides.
+    """Return the row loop over queries that drops what the mask of the dropout hides.
 
     dropped(i, n, half, step, key, ratio, kept, in..., out..., count) of `outputs`, formulas of
     `seen`, `kept` and the inputs p and u.  Element i + j n of the probabilities has draw number

@@ -39,7 +39,7 @@ VECTORS = 4  # rows of running numbers, one a query
 
 
 def forward_work(bq: int, bk: int, width: int, value_width: int) -> int:
-    """The elements of scratch that a thread needs."""
+    """Return the elements of scratch that a thread needs."""
     return bq * (width + value_width + 2 * bk + VECTORS) + bq * bk
 
 

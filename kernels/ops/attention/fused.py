@@ -56,7 +56,7 @@ class Form:
     rows_first: frozenset[str]
 
     def shape(self, name: str) -> tuple[Any, ...]:
-        """The shape of a matrix operand as it is stored."""
+        """Return the shape of a matrix operand as it is stored."""
         kind = name.removeprefix("d")
         heads = self.heads if kind in ("q", "y") else self.groups
         rows = self.queries if kind in ("q", "y") else self.keys
@@ -67,7 +67,7 @@ class Form:
         return (self.batch, *lead, columns)
 
     def strides(self, name: str) -> tuple[int, int, int]:
-        """Elements from batch to batch, head to head, row to row."""
+        """Return the elements from batch to batch, head to head, row to row."""
         _, a, b, columns = self.shape(name)
         if name in self.rows_first:
             return b * columns, columns, a * b * columns
@@ -77,7 +77,7 @@ class Form:
 
 
 def form_of(site: Site) -> Form:
-    """The form of a node, after its inputs have been checked against each other."""
+    """Return the form of a node, after its inputs have been checked against each other."""
     by_rows, rows_first = (
         frozenset(str(site.attrs[name]).split()) for name in ("by_rows", "rows_first")
     )
@@ -135,7 +135,7 @@ def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
 
 
 def block_sizes(target: Target, T: str, queries: int, keys: int) -> tuple[int, int]:
-    """Columns and rows of the blocks of scores."""
+    """Return the columns and rows of the blocks of scores."""
     lanes = target.lanes(ITEMSIZE[T])
     blocks = -(-queries // max(BLOCK_QUERIES, VECTORS * lanes))
     each = -(-queries // blocks)
@@ -143,7 +143,7 @@ def block_sizes(target: Target, T: str, queries: int, keys: int) -> tuple[int, i
 
 
 def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
-    """The words of a call; `more`: those that the directions have different."""
+    """Return the words of a call; `more`: those that the directions have different."""
     attrs = site.attrs
     node = seed = 0
     if "seed" in attrs:

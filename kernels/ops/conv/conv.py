@@ -4,7 +4,7 @@ Forward   Y[n, o, co] = B[co] + sum_{k, ci} X[n, o s - p + k d, ci] W[co, ci, k]
 Backward  dX[n, i, ci] = sum_{co, k, o: o s - p + k d = i} dY[n, o, co] W[co, ci, k]
           dW[co, ci, k] = sum_{n, o} dY[n, o, co] X[n, o s - p + k d, ci];  dB = sum_{n, o} dY
           needs X and W, never Y
-Error     that of a float dot product in blocks: of K in Y and dX, of pixels in dW and dB;
+Error     as of a float dot product in blocks: of K in Y and dX, of pixels in dW and dB;
           winograd.py bounds its own
 Source    convolution.py, winograd.py, weight_gradient.py and depthwise.py say how
 """
@@ -46,24 +46,29 @@ def _lower_grad(lowering: Lowering) -> None:
 
 
 def _check(site: Site, x: TensorType, w: TensorType) -> None:
-    """ONNX's conditions on channels and groups."""
+    """Check ONNX's conditions on channels and groups."""
     if x.dtype not in FLOATS or w.dtype != x.dtype:
-        site.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
+        site.fail(
+            f"the images are {x.dtype} and the weights {w.dtype}", "f32 or f64, both the same"
+        )
     if w.rank != x.rank:
-        site.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
+        site.wrong(f"the weights have rank {w.rank}, but the images have rank {x.rank}")
     if 0 in w.shape:
-        site.wrong(f"weights {w} of no elements")
+        site.wrong(f"the weights are {w}, which has no elements")
     groups = site.attrs["group"]
     ci, per, co = x.shape[1], w.shape[1], w.shape[0]
     if isinstance(ci, int) and isinstance(per, int) and ci != per * groups:
-        site.wrong(f"{ci} channels in {groups} groups of {per}")
+        site.wrong(
+            f"input 0 has {ci} channels, but the weights expect {per * groups}: {per} in each of "
+            f"group={groups}"
+        )
     if isinstance(co, int) and co % groups:
-        site.wrong(f"{co} output channels in {groups} groups")
+        site.wrong(f"{co} output channels are not divisible by group={groups}")
     declared = site.attrs.get("kernel_shape")
     if declared and list(declared) != [
         d if isinstance(d, int) else k for d, k in zip(w.shape[2:], declared, strict=False)
     ]:
-        site.wrong(f"kernel_shape {list(declared)} for weights {w}")
+        site.wrong(f"kernel_shape is {list(declared)}, but the weights are {w}")
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:

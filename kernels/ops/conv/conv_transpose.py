@@ -4,9 +4,9 @@ Forward   Y[n, i, co] = B[co] + sum_{k, ci, o: o s - p + k d = i} X[n, o, ci] W[
 Backward  dX[n, o, ci] = sum_{k, co} dY[n, o s - p + k d, co] W[ci, co, k]
           dW[ci, co, k] = sum_{n, o} X[n, o, ci] dY[n, o s - p + k d, co];  dB = sum_{n, i} dY
           needs X and W, never Y
-Error     that of a float dot product in blocks
+Error     as of a float dot product in blocks
 Source    it is the gradient of the convolution with weights W that makes X of Y: all three
-          directions are those of conv.py, with images and outputs exchanged
+          directions are as in conv.py, with images and outputs exchanged
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def _lower(lowering: Lowering) -> None:
     bias = lowering.x(2) if lowering.site.has(2) else None
     if y.type.size:
         axes = transposed(lowering.site, x.type, w.type.dims[2:])
+        # A transposed convolution is the gradient of a convolution by its images, and the reverse.
         convolve_back(lowering, (x, w, y, bias), axes, lowering.site.attrs["group"])
 
 
@@ -36,33 +37,37 @@ def _lower_grad(lowering: Lowering) -> None:
     dy, x, w = lowering.x(0), lowering.x(1), lowering.x(2)
     groups, axes = lowering.site.attrs["group"], transposed(lowering.site, x.type, w.type.dims[2:])
     if lowering.wants(0) and x.type.size:
+        # Forward: y = convolve_back(x, w); so dx = convolve(dy, w), and dw is a convolution's dw
+        # with dy as its images and x as its gradient.
         convolve(lowering, (dy, w, lowering.y(0), None), axes, groups)
     lower_weights(lowering, (dy, x, w), axes, groups, 1, None)
     lower_bias(lowering, dy, 2)
 
 
 def _out(site: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
-    """The shape of Y, after ONNX's conditions on channels and groups."""
+    """Return the shape of Y after checking ONNX's conditions on channels and groups."""
     if x.dtype not in FLOATS or w.dtype != x.dtype:
-        site.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
+        site.fail(
+            f"the images are {x.dtype} and the weights {w.dtype}", "f32 or f64, both the same"
+        )
     if w.rank != x.rank:
-        site.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
+        site.wrong(f"the weights have rank {w.rank}, but the images have rank {x.rank}")
     if 0 in w.shape:
-        site.wrong(f"weights {w} of no elements")
+        site.wrong(f"the weights are {w}, which has no elements")
     if 0 in x.shape[2:]:
-        site.wrong(f"images {x}, which have no pixels")
+        site.wrong(f"the images are {x}, which has no pixels")
     groups, (ci, per) = site.attrs["group"], w.shape[:2]
     if groups < 1:
         site.wrong(f"group={groups}; expected 1 or more")
     if isinstance(ci, int) and isinstance(x.shape[1], int) and ci != x.shape[1]:
-        site.wrong(f"{x.shape[1]} channels and weights for {ci}")
+        site.wrong(f"input 0 has {x.shape[1]} channels, but the weights expect {ci}")
     if isinstance(ci, int) and ci % groups:
-        site.wrong(f"{ci} channels in {groups} groups")
+        site.wrong(f"{ci} input channels are not divisible by group={groups}")
     declared = site.attrs.get("kernel_shape")
     if declared and any(
         isinstance(d, int) and d != k for d, k in zip(w.shape[2:], declared, strict=False)
     ):
-        site.wrong(f"kernel_shape {list(declared)} for weights {w}")
+        site.wrong(f"kernel_shape is {list(declared)}, but the weights are {w}")
     co: Dim = per * groups if isinstance(per, int) else f"{site.name}_d1"
     return (x.shape[0], co, *transposed_dims(site, x, w.shape[2:]))
 

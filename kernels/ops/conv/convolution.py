@@ -67,7 +67,7 @@ CONV_WORDS = Words(
 PANEL = Words(
     "panel",
     b_at="where the panels of this job begin in B",
-    b_group="elements from the panels of one group to those of the next",
+    b_group="elements from the panels of one group to the next group's",
     channels="channels that one group reads",
     taps=Field("taps along an axis", names=AXES),
     first=Field("offset of the first tap in a filter plane", range="signed"),
@@ -90,7 +90,7 @@ _CUT = ("direct", "scatter", "rows", "ldx", "ldy", "mt", "nt")  # words of a job
 
 
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
-    """Rows of P, where they are rows of X and Y as they lie in memory."""
+    """Return the rows of P, where they are rows of X and Y as they lie in memory."""
     jobs, size = CONV_WORDS.place("jobs"), ITEMSIZE[str(params[0])]
     at = {name: jobs + P.JOB.place(name) for name in _CUT}
     direct, scatter, rows, ldx, ldy = (int(numbers[at[name]]) for name in _CUT[:5])
@@ -134,7 +134,7 @@ def _samples(c: KernelCall) -> Tiling | None:
     for q in P.jobs_of(c.jobs):
         y = q["y_step"][0] if q["scatter"] else math.prod(q["out"]) * q["ldy"]
         found.add((P.whole_images(q), P.image_step(q), int(y)))
-    if len(found) != 1:  # there are no pixels of some residue
+    if len(found) != 1:  # some residue has no pixels
         return None
     ((images, x, y),) = found
     fixed = {place: one for at in places for place, one in P.alone(at).items()}
@@ -173,6 +173,7 @@ def conv(target: Target, T: str) -> Body:
             q = off(g.jobs, udiv(i, g.groups))
             m, n, mt, nt = q.rows, q.columns, q.mt, q.nt
             tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
+            # Threads get whole register tiles of rows and whole panels of columns: no tile is cut.
             mstep = udiv(udiv(m + mr - 1, mr) + mt - 1, mt) * mr
             nstep = udiv(udiv(n + width - 1, width) + nt - 1, nt) * width
             m0, n0 = imin(tm * mstep, m), imin(tn * nstep, n)
@@ -220,6 +221,7 @@ def conv_pack(target: Target, T: str) -> Body:
         n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
         square = off(work, tid * lanes * lanes)
         panels = udiv(n + width - 1, width)
+        # Panels may be fewer than threads, so threads share the rows of every panel.
         for unit in range(g.count * g.groups * panels):
             panel = unit - udiv(unit, panels) * panels
             group = udiv(unit, panels) - udiv(unit, panels * g.groups) * g.groups
@@ -268,12 +270,13 @@ def conv_pack(target: Target, T: str) -> Body:
 
 
 def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]:
-    """Threads along rows and columns that leave the busiest thread the least to do.
+    """Return the threads along rows and columns that leave the busiest thread the least to do.
 
     Gathering a block of P costs a thread as much as some 8 columns of the product.
     """
 
     def busiest(nt: int) -> int:
+        # The time of a thread: the product of its rows and columns, and the gathering of its rows.
         rows = parts(parts(m, mr), threads // nt) * mr
         return rows * (min(parts(parts(n, width), nt) * width, n) + 8)
 
@@ -285,8 +288,11 @@ def _blocked(lowering: Lowering, j: Job, T: str) -> Job:
     """Choose threads and cache blocks of a job."""
     width = lowering.target.nv * lowering.target.lanes(ITEMSIZE[T])
     mt, nt = _split(j.rows, j.columns, lowering.target.mr, width, lowering.threads)
+    # Blocks of K of equal length: a short last block would reload Y for little work.  Up to 1.5
+    # times the target's length, so that a K just beyond it is not cut.
     kc = parts(j.depth, max(1, parts(j.depth, lowering.target.kc * 3 // 2)))
     run = j.unit * j.channels
+    # Whole runs of taps, each of which is gathered by one copy.
     if 0 < run <= kc:
         kc = round_up(kc, run)
     rows = parts(parts(j.rows, lowering.target.mr), mt) * lowering.target.mr
@@ -299,6 +305,7 @@ def _panels(lowering: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tup
     width = lowering.target.nv * lanes
     out, at = [], 0
     for j in jobs:
+        # Jobs of fewer columns than a panel has store narrower panels, of whole vectors.
         stored = min(round_up(j.columns, lanes), width)
         size = parts(j.columns, width) * j.depth * stored
         out.append(replace(_blocked(lowering, j, T), panel=stored, b_at=at, b_group=size))
@@ -361,10 +368,13 @@ def _run(
 
 
 def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
-    """The convolutions of dY that make dX along one axis.
+    """Yield the convolutions of dY that make dX along one axis.
 
     Yields the residue r of its pixels, its window, its first tap and the step between taps.
     """
+    # Forward: output o reads input i = o stride - pad + k dilation.  So dx[i] sums dy[o] w[k] over
+    # the k for which i + pad - k dilation is a multiple of the stride: these taps depend on the
+    # residue of i alone.  Each residue is a convolution of stride 1 with every step-th tap.
     common = math.gcd(a.dilation, a.stride)
     step, dilation = a.stride // common, a.dilation // common
     for r in range(min(a.stride, a.size)):
@@ -382,7 +392,7 @@ def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
 def _input_jobs(
     axes: Axes, images: int, ci: int, co: int, groups: int
 ) -> list[tuple[Job, list[int]]]:
-    """The jobs that make dX, with their taps."""
+    """Return the jobs that make dX, with their taps."""
     _, h, w = axes
     row, plane = w.size * ci, h.size * w.size * ci
     pixel = (plane, row, ci)
@@ -390,6 +400,7 @@ def _input_jobs(
     y_step = (axes[0].size * plane, *(a.stride * p for a, p in zip(axes, pixel, strict=True)))
     tap = _tap_steps(axes)
     out = []
+    # One job for each residue along each axis; their outputs interleave in dX.
     for found in itertools.product(*(_phases(a) for a in axes)):
         at = sum(r * p for (r, *_), p in zip(found, pixel, strict=True))
         first = sum(f[2] * t for f, t in zip(found, tap, strict=True))
@@ -411,7 +422,7 @@ def _input_jobs(
 
 
 def _tap_steps(axes: Axes) -> list[int]:
-    """Steps between neighbouring taps of a filter along depth, height and width."""
+    """Return the steps between neighbouring taps of a filter along depth, height and width."""
     return [axes[1].taps * axes[2].taps, axes[2].taps, 1]
 
 
@@ -419,7 +430,7 @@ def _tap_steps(axes: Axes) -> list[int]:
 
 
 def is_depthwise(w: Operand, groups: int) -> bool:
-    """Whether every filter reads a single channel and there is more than one."""
+    """Return whether each filter reads one channel of several."""
     return w.type.dims[1] == 1 and groups > 1
 
 
@@ -467,7 +478,8 @@ def convolve_back(
     if is_few(co, ci, groups):
         lower_few(lowering, operands, axes, back=True)
         return
-    whole = all(a.stride == 1 for a in axes)  # else dX is several convolutions, of other windows
+    # With a stride dX is several convolutions, of other windows.
+    whole = all(a.stride == 1 for a in axes)
     if whole and pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return

@@ -20,17 +20,21 @@ from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x, w = site.real(0), site.real(1)
     if x.rank != 4 or w.rank != 4:
-        site.fail(f"{x.rank - 2} spatial axes", "2")
+        site.fail(f"the images have {x.rank - 2} spatial axes", "2")
     groups, parts, (co, per, kh, kw) = site.attrs["group"], site.attrs["offset_group"], w.shape
     if min(groups, parts) < 1:
         site.wrong(f"group={groups} and offset_group={parts}; expected 1 or more")
     if not (isinstance(co, int) and isinstance(kh, int) and isinstance(kw, int)):
-        site.fail(f"weights {w}", "weights of known shape")
+        site.fail(f"the weights are {w}", "weights of known shape")
     if isinstance(x.shape[1], int) and isinstance(per, int) and x.shape[1] != per * groups:
-        site.wrong(f"{x.shape[1]} channels in {groups} groups of {per}")
+        site.wrong(
+            f"input 0 has {x.shape[1]} channels, but the weights expect {per * groups}: {per} in "
+            f"each of group={groups}"
+        )
     if co % groups or (isinstance(x.shape[1], int) and x.shape[1] % parts):
         site.wrong(
-            f"{x.shape[1]} channels in {parts} offset groups, {co} outputs in {groups} groups"
+            f"{x.shape[1]} input channels must be divisible by offset_group={parts}, and "
+            f"{co} output channels by group={groups}"
         )
     spatial = out_dims(site, x, (kh, kw))
     site.shaped(2, (x.shape[0], 2 * parts * kh * kw, *spatial))
@@ -42,7 +46,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _coordinates(nodes: Nodes, offset: str, axis: int, window: tuple[int, int]) -> str:
-    """Where in [-1, 1] the taps are along one axis: [n parts, taps, rows, columns].
+    """Return where in [-1, 1] the taps are along one axis: [n parts, taps, rows, columns].
 
     `offset`: of the taps along both axes, [n parts, taps, 2, rows, columns].
     """
@@ -51,6 +55,7 @@ def _coordinates(nodes: Nodes, offset: str, axis: int, window: tuple[int, int]) 
         int(attrs[name][axis]) if attrs.get(name) else otherwise
         for name, otherwise in (("strides", 1), ("dilations", 1), ("pads", 0))
     )
+    # Where tap k of output o looks: o stride - pad + k dilation, moved by its offset.
     taps = np.indices(window)[axis].reshape(-1, 1, 1) * dilation - pad
     scalar = [nodes.const(np.array(v, np.int64), "i64") for v in (0, 1, axis, axis + 2)]
     size = nodes.op("Cast", nodes.op("Gather", nodes.op("Shape", nodes.x(0)), scalar[3]), to=to)
@@ -63,6 +68,7 @@ def _coordinates(nodes: Nodes, offset: str, axis: int, window: tuple[int, int]) 
         nodes.const(taps, nodes.site.type(0).dtype),
     )
     moved = nodes.op("Add", nodes.op("Gather", offset, scalar[2], axis=2), start)
+    # GridSample, with align_corners 0, takes pixel p of `size` as (2 p + 1) / size - 1.
     ends = nodes.op("Add", nodes.op("Mul", moved, nodes.like(2.0, 0)), nodes.like(1.0, 0))
     return str(nodes.op("Sub", nodes.op("Div", ends, size), nodes.like(1.0, 0)))
 
@@ -86,12 +92,14 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
         ints = [d if isinstance(d, str) else i64s(nodes, d) for d in dims]
         return str(nodes.op("Concat", *ints, axis=0))
 
+    # [n, 2 parts taps, rows, columns], along the rows before the columns for each tap.
     offset = nodes.op("Reshape", nodes.x(2), shape(-1, taps, 2, tail))
     flat = shape(-1, nodes.op("Mul", rows, i64s(nodes, taps)), columns)
     ends = [
         unsqueeze(
             nodes, nodes.op("Reshape", _coordinates(nodes, offset, axis, (kh, kw)), flat), [3]
         )
+        # GridSample wants the coordinate along the width first.
         for axis in (1, 0)
     ]
     image = nodes.op("Slice", nodes.op("Shape", nodes.x(0)), i64s(nodes, 2), i64s(nodes, 4))
@@ -100,6 +108,7 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     if nodes.site.has(4):
         mask = nodes.op("Reshape", nodes.x(4), flat)
         taken = nodes.op("Mul", taken, unsqueeze(nodes, mask, [1]))
+    # As in im2col, but with the taps as an axis, so that a Conv over them has the groups of W.
     columns_of = nodes.op("Reshape", taken, shape(head, taps, tail))
     weights = nodes.op("Reshape", nodes.x(1), i64s(nodes, co, per, taps, 1, 1))
     bias = [nodes.x(3)] if nodes.site.has(3) else []
@@ -108,7 +117,7 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _linear(nodes: Nodes) -> str:
-    """Its name before opset 20."""
+    """Return the name of linear interpolation, which opset 20 changed."""
     return "linear" if nodes.site.opset >= 20 else "bilinear"
 
 

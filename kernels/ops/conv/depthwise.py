@@ -2,8 +2,8 @@
 
     Y[n, o, c] = act(sum_k X[n, o s - p + k d, c] W[c, k] (+ B[c]))
 
-dX reads dY by the same loop, with the taps in reverse where all strides are 1, else *back*: output
-i of it sees the inputs o with o s - p + k d = i.  Several filters a channel are one filter a
+dX reads dY by the same loop, with the taps in reverse where all strides are 1, otherwise *back*:
+output i of it sees the inputs o with o s - p + k d = i.  Several filters a channel are one filter a
 channel of a copy of X in which each channel is repeated.
 
 Outputs are made by two lines at a time, so that what both see is read once; `slide_dots.py` has the
@@ -56,7 +56,7 @@ KINDS = (*((*k, 0) for k in FORWARD), *((T, w, 2, 1) for T in FLOATS for w in RO
 DEPTHWISE_WORDS = Words(
     "depthwise",
     mode="bits: BIAS, RELU",
-    back="whether the window is that of the convolution whose inputs the outputs are",
+    back="whether the window belongs to a convolution whose inputs the outputs are",
     job=Field(
         "the window; the outputs are its `out`, or when back the inputs it slides over", of=P.JOB
     ),
@@ -107,7 +107,7 @@ def seen(o, back, size, stride, pad, dilation, taps):
     while first < taps and udiv(above, stride) * stride != above:
         first += 1
         above -= dilation
-    # From tap to tap i falls by `move`, so the bounds are those of the forward case in reverse.
+    # From tap to tap i falls by `move`, so the bounds are the forward ones in reverse.
     at, move = udiv(above, stride) - far, udiv(step * dilation, stride)
     begin = udiv(imax(at - size + 1, 0) + move - 1, move)
     end = imin(udiv(imax(at + move, 0), move), udiv(taps - first + step - 1, step))
@@ -229,8 +229,8 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) 
                         col_tile=per_tile,
                         col_pixel=per_pixel,
                         col_tap=per_tap,
-                        # The taps along depth and height, those of the height by the lines that
-                        # see them: line 0 the rows [h0, h1), line 1 the rows [e0, e1).
+                        # The taps along depth and height; along the height by the lines that see
+                        # them: line 0 the rows [h0, h1), line 1 the rows [e0, e1).
                         taps_d=d1 - d0,
                         x_depth=move_d * plane_x,
                         w_depth=step_d * q.taps_h * row_w,
@@ -303,7 +303,7 @@ def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
     """
     walk = _walk(target, T, "window_dots", kw, sw, mirrored)
     lanes = target.lanes(ITEMSIZE[T])
-    late = int(kw == 0)  # whether the words say if it is back
+    late = int(kw == 0)  # the words say whether it is back; otherwise the compiled kind does
 
     def body(x, w, y, bias, g, tid, nthreads):
         q = g.job
@@ -313,6 +313,8 @@ def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
             ways = imin(vectors, udiv(4 * nthreads + lines - 1, lines))
         unit, last = share(lines * ways, tid, nthreads)
         while unit < last:
+            # Units are way by way, lines innermost: one walk takes all lines of a way that are this
+            # thread's, two by two.
             way = udiv(unit, lines)
             begin = unit - way * lines
             end = imin(lines, begin + last - unit)
@@ -353,6 +355,8 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
         c0 = udiv(vectors * tn, nt) * lanes
         c1 = udiv(vectors * (tn + 1), nt) * lanes
+        # Parts of lines by mt threads, each shared by channels among nt; a channel's weights lie
+        # together, so threads write to parts of `part` that do not meet.
         if tm < mt:
             sums = off(part, tm * vectors * lanes * taps)
             zero(off(sums, c0 * taps), (c1 - c0) * taps)
@@ -380,6 +384,7 @@ def depthwise_pack(target: Target, T: str) -> Body:
         c, taps = g.c, g.taps
         vectors = udiv(c + lanes - 1, lanes)
         begin, end = share(g.filters * vectors, tid, nthreads)
+        # Taps in reverse turn the window of Y into the window of dX; see `forward_if_possible`.
         first, step = (taps - 1, -1) if g.back != 0 else (0, 1)
         for i in range(begin, end):
             f = udiv(i, vectors)
@@ -425,6 +430,8 @@ def depthwise_fold(target: Target, T: str) -> Body:
             for j in range(imin(lanes, c - c0)):
                 for k in range(taps):
                     value = of[k * lanes + j]
+                    # Parts are added in order, whatever thread made them: the sum does not depend
+                    # on timing.
                     for p in range(1, g.parts):
                         value += of[p * g.filters * size + k * lanes + j]
                     if adds != 0:
@@ -468,7 +475,7 @@ def channels_sum(target: Target, T: str) -> Body:
 
 
 def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
-    """The tensor with each channel repeated `times` times; the tensor itself for one time."""
+    """Return the tensor with each channel repeated `times` times, or as it is for once."""
     if times == 1:
         return x
     images, channels, *spatial = x.type.dims
@@ -487,13 +494,16 @@ def row_of(width: Axis, back: bool) -> tuple[int, int]:
 
 
 def _reverse(a: Axis) -> Axis:
-    """The window over dY that makes dX of a window of stride 1, with the taps in reverse."""
+    """Return the window over dY that makes dX of a window of stride 1, with the taps in reverse."""
     pad, end = ((a.taps - 1) * a.dilation - p for p in (a.pad, a.pad_end))
     return Axis(a.out, a.size, a.taps, 1, a.dilation, pad, end)
 
 
 def forward_if_possible(axes: Axes, back: bool) -> tuple[Axes, bool, bool]:
-    """The window, whether it is back, and whether its taps are in reverse to make it forward."""
+    """Return the window, whether it is back, and whether its taps are reversed."""
+    # Forward: y[o] = sum_k x[o - p + k d] w[k] for stride 1.  So dx[i] = sum_k dy[i + p - k d]
+    # w[k], a convolution of dy with the taps in reverse.  With a stride, dx has gaps between taps:
+    # back.
     if not back or any(a.stride > 1 for a in axes):
         return axes, back, False
     d, h, w = (_reverse(a) for a in axes)
@@ -501,8 +511,9 @@ def forward_if_possible(axes: Axes, back: bool) -> tuple[Axes, bool, bool]:
 
 
 def window_job(axes: Axes, images: int, channels: int, back: bool) -> P.Job:
-    """The job whose `out` is what is written and whose `size` is what is read, of all channels."""
+    """Return the job of all channels; `out` is the size written, `size` the size read."""
     j = P.job(axes, images, 1, channels, channels)
+    # rows counts the pixels that are written.
     if back:
         j = replace(j, out=j.size, size=j.out, rows=images * math.prod(j.size))
     return j
@@ -517,7 +528,7 @@ def packed(
     *,
     reverse: bool,
 ) -> Operand:
-    """The weights as vectors of channels; shape: filters and channels, steps: between them in w."""
+    """Return weights as vectors of channels; shape: filters, channels; steps: theirs in w."""
     T, (filters, channels) = w.type.dtype, shape
     b = lowering.temp(T, (filters * round_up(channels, lowering.target.lanes(ITEMSIZE[T])) * taps,))
     words = PACK_WORDS.pack(
@@ -558,6 +569,7 @@ def lower_depthwise(
     kind = depthwise(T, kw, sw, int(back and kw > 0))
     lowering.call(kind, x=x, w=b, y=into, bias=bias, g=words)
     if times > 1:
+        # Forward each channel of y was read by `times` filters, so its dx is the sum over them.
         words = COPIES_WORDS.pack(n=y.type.size, times=times)
         lowering.call(channels_sum(T), x=into, y=y, g=words)
 
@@ -578,6 +590,7 @@ def lower_depthwise_weights(
     lanes = lowering.target.lanes(ITEMSIZE[T])
     x = repeated(lowering, x, co // x.type.dims[1])
     j = P.job(axes, x.type.dims[0], 1, co, co)
+    # Parts are lines; threads left over share the channels of each part.
     mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
     nt = max(1, min(lowering.threads // mt, parts(co, lanes)))
     j = replace(j, mt=mt, nt=nt)

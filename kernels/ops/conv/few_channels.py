@@ -46,7 +46,7 @@ LEAST = 8  # channels read that fill enough of a vector
 FEW_WORDS = Words(
     "conv_few",
     mode="bits: BIAS, RELU",
-    back="whether the window is that of the convolution whose inputs the outputs are",
+    back="whether the window belongs to a convolution whose inputs the outputs are",
     filters="channels of y",
     job=Field("the window; the outputs are its `out`, the inputs its `size`", of=P.JOB),
 )
@@ -58,7 +58,7 @@ FEW_DW_WORDS = Words(
 
 
 def _walk(target: Target, T: str, native: str) -> D.Inline:
-    """Inline function: the native over a line of y, of whose tiles part `way` of `ways`.
+    """Return an inline function: the native over a line of y, of whose tiles part `way` of `ways`.
 
     walk(x, w, y, bias, q, filters, back, mode, line, way, ways);
     w: [filter][channel / lanes][tap][lanes].
@@ -68,6 +68,8 @@ def _walk(target: Target, T: str, native: str) -> D.Inline:
 
     @inline
     def walk(x, w, y, bias, q, filters, back, mode, line, way, ways):
+        # As depthwise.py walks a line, but a tile's two "lines" are two filters of one line:
+        # vectors hold channels of x, and their sums are added across lanes at the end.
         c, row_x, row_w = q.ldx, q.size_w * q.ldx, q.taps_w * lanes
         taps = q.taps_d * q.taps_h * q.taps_w
         size = udiv(c + lanes - 1, lanes) * lanes * taps
@@ -83,13 +85,16 @@ def _walk(target: Target, T: str, native: str) -> D.Inline:
         )
         row = ((n * q.size_d + d + d0 * move_d) * q.size_h + h) * row_x
         first = ((kd + d0 * step_d) * q.taps_h + kh) * row_w
+        # When back, pixels whose columns differ by the stride see the same taps: one walk each.
         for r in range(q.stride_w if back != 0 else 1):
             o, outs, col, per_tile, per_pixel, per_tap, k, nw, step_w, apart = across(q, back, r)
             all_tiles = udiv(outs - o + PIXELS - 1, PIXELS)
+            # Where lines are fewer than threads, `ways` threads share the tiles of each.
             t0, t1 = udiv(all_tiles * way, ways), udiv(all_tiles * (way + 1), ways)
             o += t0 * PIXELS
             col += t0 * per_tile
             for j in range(0, filters, 2):
+                # Two filters share every load of x; the last of an odd number is alone.
                 two = imin(filters - j - 1, 1)
                 alone = h1 - two * (h1 - h0)  # where rows for one filter end and for both begin
                 weights = off(w, j * size + first + k * lanes)
@@ -207,6 +212,8 @@ def conv_few_dw(target: Target, T: str) -> Body:
         q = g.job
         lines, taps = udiv(q.rows, q.out_w), q.taps_d * q.taps_h * q.taps_w
         size = g.filters * udiv(q.ldx + lanes - 1, lanes) * lanes * taps
+        # Each thread sums its lines into a part of its own, which `depthwise_fold` adds up in
+        # order.
         if tid < q.mt:
             sums = off(part, tid * size)
             zero(sums, size)
@@ -218,7 +225,9 @@ def conv_few_dw(target: Target, T: str) -> Body:
 
 
 def is_few(channels: int, filters: int, groups: int) -> bool:
-    """Whether a convolution from so many channels to so many is better done here."""
+    """Return whether a convolution of these sizes is faster here than in `convolution.py`."""
+    # With few filters a vector of filters, which is how the matrix product of convolution.py works,
+    # would be mostly empty; here vectors hold the channels that are read.
     return groups == 1 and filters <= MOST and channels >= LEAST
 
 
@@ -234,6 +243,7 @@ def lower_few(
     x, w, y, bias = operands
     T, filters, channels = x.type.dtype, y.type.dims[1], x.type.dims[1]
     taps = math.prod(a.taps for a in axes)
+    # W is [filters][channels][taps] forward; back it is read transposed, [channels][filters][taps].
     steps = (taps, filters * taps) if back else (channels * taps, taps)
     axes, back, flipped = D.forward_if_possible(axes, back)
     b = D.packed(lowering, w, (filters, channels), steps, taps, reverse=flipped)
@@ -255,6 +265,7 @@ def lower_few_weights(
     T, filters, channels = dy.type.dtype, dy.type.dims[1], x.type.dims[1]
     taps, lanes = math.prod(a.taps for a in axes), lowering.target.lanes(ITEMSIZE[T])
     j = D.window_job(axes, x.type.dims[0], channels, back=False)
+    # A part is whole lines, so there are at most as many parts as lines.
     mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
     part = lowering.temp(T, (mt * filters * round_up(channels, lanes) * taps,))
     words = FEW_DW_WORDS.pack(filters=filters, job=replace(j, mt=mt).words())

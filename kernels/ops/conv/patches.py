@@ -43,7 +43,7 @@ JOB = Words(
     ),
     dilation=Field("from tap to tap", names=AXES),
     taps=Field("taps along an axis", names=AXES),
-    unit="taps in a run: taps_w when they touch in memory, else 1",
+    unit="taps in a run: taps_w when they touch in memory, otherwise 1",
     channels="channels that one group reads",
     ldx="elements from one input pixel to the next",
     depth="length of the sums, K",
@@ -51,7 +51,7 @@ JOB = Words(
     direct="whether P is X itself",
     panel="columns of a panel of B as it is stored",
     b_at="where the panels of this job begin in B",
-    b_group="elements from the panels of one group to those of the next",
+    b_group="elements from the panels of one group to the next group's",
     scatter="whether rows of Y are anything but ldy apart",
     ldy="elements from row to row of Y, unless they are scattered",
     y_at="where the first pixel is in Y, when rows are scattered",
@@ -65,7 +65,7 @@ JOB = Words(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One convolution; the fields are those of `JOB`, which says what they mean."""
+    """One convolution; `JOB` says what the fields mean."""
 
     rows: int
     out: tuple[int, int, int]
@@ -93,12 +93,12 @@ class Job:
     kc: int = 256
 
     def words(self) -> Packed:
-        """The integers that kernels read."""
+        """Return the integers that kernels read."""
         return JOB.pack(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
 def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: Any) -> Job:
-    """The job of a window over images of `ldx` channels, of which one group reads `channels`."""
+    """Return the job of a window over images of `ldx` channels; a group reads `channels`."""
     d, h, w = axes
     touching = w.dilation == 1 and channels == ldx
     return Job(
@@ -128,7 +128,7 @@ def jobs_of(words: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def window_products(q: Mapping[str, Any], back: bool = False) -> int:
-    """Return the multiply-adds of windows over each channel; back, those of the pixels read."""
+    """Return the multiply-adds of windows over each channel; back: over the pixels read."""
     pixels = q["rows"]
     if back:
         pixels = pixels // math.prod(q["out"]) * math.prod(q["size"])
@@ -217,7 +217,7 @@ def window_samples(layout: Words, filters: str = "") -> Samples:
 def part_samples(c: KernelCall, q: Mapping[str, Any], at: int, channels: int) -> Tiling | None:
     """Return how a kernel that makes parts of sums is cut into images, each with its part.
 
-    at: the position of the job q.  channels: those of dy.
+    at: the position of the job q.  channels: of dy.
     """
     return c.cut(
         whole_images(q),
@@ -258,14 +258,14 @@ def following(n, d, h, w, q):
 
 @inline
 def _first_run(r, per, q):
-    """Run r of taps, of which there are `per` in a row; its place along depth, height and width."""
+    """Run r of taps, `per` in a row, and its place along depth, height and width."""
     row = udiv(r, per)
     plane = udiv(row, q.taps_h)
     return r, plane, row - plane * q.taps_h, r - row * per
 
 
 def _edge(T: str) -> Inline:
-    """Inline function: a row of a block of P, taps outside the image 0.
+    """Return an inline function: a row of a block of P, taps outside the image 0.
 
     edge(x, dst, q, n, iz, ih, left, kh, kw, begin, kb): from element `begin` of the run of taps
     that starts at image n, depth iz, height ih, and width `left` for its first tap.
@@ -305,7 +305,7 @@ def _edge(T: str) -> Inline:
 
 
 def gather(T: str) -> Inline:
-    """Inline function: into[i lda + k] = P[i0 + i, k0 + k] for i < mb, k < kb.
+    """Return an inline function: into[i lda + k] = P[i0 + i, k0 + k] for i < mb, k < kb.
 
     gather(x, into, lda, q, i0, mb, k0, kb)
     """
@@ -330,7 +330,7 @@ def gather(T: str) -> Inline:
             right = q.size_w - 1 - left - (q.taps_w - 1) * q.dilation_w
             inside = imin(imin(left, right), imin(ih, below))
             if rows > 0 and imin(inside, imin(iz, q.size_d - 1 - iz)) >= 0:
-                # The pixels behind it in the line see none either, until their windows end it.
+                # The next pixels of the line see none either, until a window reaches its end.
                 many = imin(imin(udiv(right, q.stride_w) + 1, q.out_w - ow), mb - i)
                 src = (((n * q.size_d + iz) * q.size_h + ih) * q.size_w + left) * q.ldx
                 for t in range(many):
@@ -349,7 +349,7 @@ def gather(T: str) -> Inline:
 
 
 def scatter(T: str) -> Inline:
-    """Inline function: rows [i0, i0 + mb) of Y from a contiguous block c[mb, N].
+    """Return an inline function: rows [i0, i0 + mb) of Y from a contiguous block c[mb, N].
 
     scatter(c, y, bias, q, i0, mb, j0, nb, mode); when K = 0 the rows are the bias, or 0 without.
     """
@@ -360,6 +360,7 @@ def scatter(T: str) -> Inline:
         for i in range(i0, i0 + mb):
             n, od, oh, ow = pixel(i, q)
             at = q.y_at + n * q.y_step_n + od * q.y_step_d + oh * q.y_step_h + ow * q.y_step_w + j0
+            # A residue class of dX that no tap reaches has sums of nothing.
             if q.depth != 0:
                 copy(off(y, at), off(c, (i - i0) * nb), nb)
             elif mode & BIAS != 0:
@@ -371,7 +372,7 @@ def scatter(T: str) -> Inline:
 
 
 def sweep(target: Target, T: str) -> Inline:
-    """Inline function: one thread's rectangle [m0, m1) x [n0, n1) of a job's Y for one group.
+    """Return an inline function: a rectangle [m0, m1) x [n0, n1) of a job's Y for one group.
 
     sweep(x, b, y, bias, work, q, m0, m1, n0, n1, mode)
 
@@ -385,18 +386,25 @@ def sweep(target: Target, T: str) -> Inline:
     def run(x, b, y, bias, work, q, m0, m1, n0, n1, mode):
         mc, depth = q.mc, q.depth
         i0 = m0
+        # A block of P [MC, KC] is gathered into the second-level cache and multiplied with all
+        # panels of B; so P, which repeats each pixel of X once a tap, is never whole in memory.
         while i0 < m1:
             mb = imin(mc, m1 - i0)
             into, ldc = off(y, i0 * q.ldy), q.ldy
+            # A strided dX: rows of the block are pixels apart in Y, so the block is computed in
+            # `work` and spread.  ldc is then the columns of this thread alone.
             if q.scatter != 0:
                 into, ldc = off(work, mc * q.kc - n0), n1 - n0
             k0 = 0
             while k0 < depth:
                 kb = imin(q.kc, depth - k0)
+                # Bias and activation apply to the finished sum: with the last block of K.  Earlier
+                # blocks leave partial sums in Y, which the next add to.
                 step = mode if k0 + kb == depth else 0
                 if k0 > 0:
                     step = step | ACCUMULATE
                 left, lda = off(x, i0 * q.ldx + k0), q.ldx
+                # 1x1 windows of stride 1: rows of X are rows of P already.
                 if q.direct == 0:
                     left, lda = work, kb
                     fill(x, work, kb, q, i0, mb, k0, kb)

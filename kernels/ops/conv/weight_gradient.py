@@ -3,7 +3,7 @@
     dW[co, k] = sum_m dY[m, co] P[m, k]        dB[co] = sum_m dY[m, co]
 
 dY is read as it is stored, columns of P are gathered into cache (`patches.py`).  Threads share the
-columns when there are enough; else each sums a part of the pixels, and the parts are added in
+columns when there are enough; otherwise each sums a part of the pixels, and the parts are added in
 order, so the result depends on the number of threads but never on their timing.
 """
 
@@ -49,7 +49,7 @@ from engine.runtime.words import Field, Words
 
 
 def _row_sums(T: str) -> Any:
-    """Inline function: into[c] += sum of y[i co + c], begin <= i < end, in blocks of mc rows.
+    """Return an inline function: into[c] += sum over i of y[i co + c], in blocks of mc rows.
 
     row_sums(y, into, work, begin, end, co, mc)
     """
@@ -58,6 +58,8 @@ def _row_sums(T: str) -> Any:
 
     @inline
     def run(y, into, work, begin, end, co, mc):
+        # A block's sum is closed before it meets the total, so that the error grows with the rows
+        # of a block and the number of blocks, not with all pixels.
         while begin < end:
             zero(work, co)
             for i in range(begin, imin(begin + mc, end)):
@@ -78,7 +80,7 @@ DW_WORDS = Words(
     "conv_dw",
     groups="groups of channels",
     co="channels of dY",
-    per_group="those of a group",
+    per_group="channels of dY of a group",
     room="elements of work of a thread",
     block="columns of a block",
     **_FLAGS,
@@ -92,7 +94,7 @@ FOLD_WORDS = Words(
     channels="channels of X of a group",
     taps="taps of a window",
     **_FLAGS,
-    per_group="channels of dY of a group where part is [p][group][tap, c][co], else 0",
+    per_group="channels of dY of a group where part is [p][group][tap, c][co], otherwise 0",
 )
 
 
@@ -100,7 +102,7 @@ ALWAYS = 2  # of adds_w and adds_b: whatever the flag says
 
 
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
-    """Pixels, where P is X itself; the sums of dw are those of a thread."""
+    """Pixels, where P is X itself; each thread has its own sums of dw."""
     size, job = ITEMSIZE[str(params[0])], DW_WORDS.place("job")
     at = {name: DW_WORDS.place(name) for name in ("co", "has_b", "adds_w")}
     at |= {name: job + P.JOB.place(name) for name in ("direct", "rows", "ldx", "columns")}
@@ -119,7 +121,7 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
 
 
 def _samples(c: KernelCall) -> Tiling | None:
-    """Images; the sums of dw are those of a thread."""
+    """Images; each thread has its own sums of dw."""
     if not c.has_w or c.has_b or c.adds_w:
         return None
     q, at = P.JOB.unpack(c.job), DW_WORDS.place("job")
@@ -191,6 +193,8 @@ def conv_dw(target: Target, T: str) -> Body:
         mine = off(work, tid * g.room)
         m, n, c, mt, nt, mc = q.rows, q.columns, q.channels, q.mt, q.nt, q.mc
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
+        # Forward: Y[m, co] = sum_k P[m, k] W[co, k]; so dW[co, k] = sum over the pixels m of dY[m,
+        # co] P[m, k].  Thread (tm, tn) sums part tm of the pixels for columns [n0, n1) of P.
         begin, end = udiv(m * tm, mt), udiv(m * (tm + 1), mt)
         nstep = udiv(udiv(n + lanes - 1, lanes) + nt - 1, nt) * lanes
         n0 = imin(tn * nstep, n)
@@ -207,6 +211,7 @@ def conv_dw(target: Target, T: str) -> Body:
             while j0 < n1:
                 nb = imin(g.block, n1 - j0)
                 at = (tm * groups + group) * cog * n + (j0 * cog if crossed != 0 else j0)
+                # The first block of pixels overwrites, unless dw is added to; later ones add.
                 m0, mode = begin, start
                 while m0 < end:
                     mb = imin(mc, end - m0)
@@ -214,6 +219,8 @@ def conv_dw(target: Target, T: str) -> Body:
                     if q.direct == 0:
                         right, ldb = mine, udiv(nb + lanes - 1, lanes) * lanes
                         fill(off(x, group * c), mine, ldb, q, m0, mb, j0, nb)
+                    # dW = dY^T P, or crossed dW^T = P^T dY: the tile broadcasts the left factor and
+                    # reads vectors of the right one, whose rows should be whole vectors.
                     left, into = off(dy, m0 * co + group * cog), off(dw, at)
                     a, lda, b, step, ldc, high, wide = left, co, right, ldb, n, cog, nb
                     if crossed != 0:
@@ -226,6 +233,7 @@ def conv_dw(target: Target, T: str) -> Body:
                     mode = ACCUMULATE
                     m0 += mb
                 j0 += nb
+        # Forward: B is added to every pixel; so dB is the sum of dY over the pixels.
         if g.has_b != 0 and tn == 0 and tm < mt:
             into = off(db, tm * co)
             if g.adds_b == 0 or keep_b[0] != 0:
@@ -260,6 +268,8 @@ def conv_fold(target: Target, T: str) -> Body:
             keep = 1
         begin, end = share(co * g.has_w, tid, nthreads)
         for i in range(begin, end):
+            # part is [co][tap, c], or crossed [group][tap, c][co of the group]; ONNX wants
+            # [co][c][tap].
             n, step, into = c * taps, 1, off(dw, i * c * taps)
             first = off(part, i * n)
             if per > 0:
@@ -298,11 +308,12 @@ def lower_weights(
     dw: int | None,
     db: int | None,
 ) -> None:
-    """Calls for the outputs dW and dB of the node, where they are wanted; operands are x, dy, w."""
+    """Append the calls for the wanted ones of dW and dB of the node; operands are x, dy, w."""
     x, dy, w = operands
     images, ci = x.type.dims[:2]
     volume, co = math.prod(a.taps for a in axes), w.type.dims[0]
     weights, bias = _Sum.of(lowering, dw), _Sum.of(lowering, db)
+    # Each of these takes dW alone; dB is left to the kernel that only reads dY.
     if weights.out and is_depthwise(w, groups):
         D.lower_depthwise_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
@@ -320,7 +331,7 @@ def lower_weights(
 
 
 def lower_bias(lowering: Lowering, dy: Operand, db: int) -> None:
-    """Calls for the output dB of the node where it is wanted: the sum of dY over the pixels."""
+    """Append the calls for dB of the node, if it is wanted: the sum of dY over the pixels."""
     bias = _Sum.of(lowering, db)
     if bias.have:
         d, h, w = [Axis()] * (5 - dy.type.rank) + [Axis(n, n) for n in dy.type.dims[2:]]
@@ -329,7 +340,7 @@ def lower_bias(lowering: Lowering, dy: Operand, db: int) -> None:
 
 
 def _cost(rows: int, columns: int, lanes: int) -> float:
-    """The cost of a product, in vectors; a single left-over vector costs one and a half."""
+    """Return the cost of a product, in vectors; a single left-over vector costs one and a half."""
     vectors = parts(columns, lanes)
     return rows * (vectors + 0.5 * (vectors % 2))
 
@@ -337,16 +348,18 @@ def _cost(rows: int, columns: int, lanes: int) -> float:
 def _weights(
     lowering: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum, db: _Sum
 ) -> None:
-    """Partial sums over parts of the pixels, then their sum in ONNX's order.
+    """Append the calls for partial sums over parts of the pixels and their sum in ONNX's order.
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
     T, co = x.type.dtype, dy.type.dims[1]
     lanes, per = lowering.target.lanes(ITEMSIZE[T]), co // groups
+    # Crossed where that leaves fewer cut vectors, by a fifth at least: the fold then strides.
     whole = dw.have and per % lanes == 0
     crossed = whole and _cost(j.columns, per, lanes) < 0.8 * _cost(per, j.columns, lanes)
     n, taps = j.columns if dw.have else 0, math.prod(j.taps)
 
+    # A thread's multiplications, 8 columns' worth of gathering, and the fold of mt parts.
     def busiest(nt: int) -> int:
         mt = lowering.threads // nt
         return parts(j.rows, mt) * (parts(parts(n, lanes), nt) * lanes + 8) + 2 * n * (mt - 1)
@@ -354,6 +367,7 @@ def _weights(
     nt = min(range(1, lowering.threads + 1), key=busiest)
     mt = max(1, min(lowering.threads // nt, j.rows))
     columns = max(parts(parts(n, lanes), nt), 1) * lanes
+    # Blocks of equal size: a short last one would gather for little work.
     block = round_up(parts(columns, parts(columns, 512)), lowering.target.nv * lanes)
     # No row of the factor that is read by vectors may end inside one.
     direct = int(j.direct and (crossed or x.type.dims[1] % lanes == 0))
@@ -395,7 +409,7 @@ class _Sum:
 
     @classmethod
     def of(cls, lowering: Lowering, i: int | None) -> _Sum:
-        """Output i of the node; without an operand when nobody reads it."""
+        """Return output i of the node; without an operand when nobody reads it."""
         if i is None or not lowering.wants(i):
             return cls()
         return cls(lowering.y(i), lowering.reset(i))
@@ -409,7 +423,7 @@ class _Sum:
         return int(self.reset is not None)
 
 
-# What `lower_weights` calls, and `lower_bias`.
+# The kernels that `lower_weights` and `lower_bias` call.
 WEIGHTS_KERNELS = (
     conv_dw,
     conv_fold,

@@ -119,7 +119,7 @@ WINOGRAD_WORDS = Words(
     mt="threads along tiles",
     nt="threads along columns",
     room="elements of work of a thread",
-    line="of these, behind the matrices, where lines of a transform begin",
+    line="of these, after the matrices, where lines of a transform begin",
 )
 FILTERS_WORDS = Words(
     "winograd_filters",
@@ -166,12 +166,12 @@ def place(i, g):
 
 
 def lines(T: str, program: str, count: int) -> Native:
-    """The native of a program whose first `count` inputs lie equal steps apart, as its outputs."""
+    """Return the native of a program whose first `count` inputs lie equal steps apart."""
     return Native("lines", (Program.of(program, T), count))
 
 
 def reader(T: str, program: str, size: int) -> Inline:
-    """Inline function: into[p][t] = both transforms of tile first + t, for t < count.
+    """Return an inline function: into[p][t] = both transforms of tile first + t, for t < count.
 
     reader(x, into, line, g, image, first, count, n, row, step)
 
@@ -184,15 +184,19 @@ def reader(T: str, program: str, size: int) -> Inline:
     @outline
     def run(x, into, line, g, image, first, count, n, row, step):
         wide, height, width, ld = (OUT * g.span + 2) * n, image.height, image.width, image.ld
+        # Rows outside the image are read from a line of zeros, so the transform has no branch.
         outside = off(line, IN * wide)
         zero(outside, wide)
         t = 0
         while t < count:
             image_of, ty, tx = place(first + t, g)
+            # Neighbouring tiles of a row are transformed together along the height: their windows
+            # overlap by two pixels, which are then transformed once.
             many = imin(imin(g.across - tx, count - t), g.span)
             top, left = OUT * ty - image.pad_h, OUT * tx - image.pad_w
             begin, end = imax(-top, 0), height - top
             pixels = OUT * many + size - OUT
+            # Pixels [lo, hi) of these windows are inside the image.
             lo = imin(imax(-left, 0), pixels)
             hi = imax(imin(width - left, pixels), lo)
             for r in range(IN):
@@ -216,13 +220,15 @@ def reader(T: str, program: str, size: int) -> Inline:
 
 
 def writer(T: str) -> Inline:
-    """Inline function: the outputs of tiles first + t, t < count, from their products m[p][t].
+    """Return an inline function: the outputs of tiles first + t from their products m[p][t].
 
     writer(m, y, bias, low, line, g, image, first, count, n, step)
 
-    y = max(low[0], A' m A + bias), n channels of each pixel from y on, those alone that the image
-    has.  step: elements from product to product.  line: 6 lines of 4 span pixels, and a pixel.
+    t < count; y = max(low[0], A' m A + bias), n channels of each pixel from y on, if the image has
+    the pixel.  step: elements from product to product.  line: 6 lines of 4 span pixels, and a pixel.
     """
+    # y = A' m A, along the width first: its results lie as tiles of a row, which the second
+    # transform reads pixel by pixel.
     across, down = lines(T, OUTPUT, IN), lines(T, OUTPUT_ABOVE, IN)
 
     @outline
@@ -237,6 +243,7 @@ def writer(T: str) -> Inline:
             for r in range(IN):
                 of, to = off(m, IN * r * step + t * n), off(line, r * wide)
                 across(of, step, 0, IN, to, part, OUT, outside, many * n)
+            # Tiles at the edge have rows and columns beyond the image, which are not written.
             below = height - OUT * ty
             for i in range(imin(OUT * many, width - OUT * tx)):
                 tile = udiv(i, OUT)
@@ -270,13 +277,15 @@ def _filters_reach(c: KernelCall) -> Reach:
 def winograd_filters(target: Target, T: str) -> Body:
     """u[p][panel][c][j] = (G w[first + j, c] G')[p], in panels as the register tile reads them.
 
-    w: T[Co, Ci, 3, 3]; the filters are those of either dimension.
+    w: T[Co, Ci, 3, 3]; filters may be taken along either dimension.
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, taps = target.nv * lanes, TAPS * TAPS
     transform, transpose = lines(T, FILTER, TAPS), Native("transpose", (T,))
 
     def body(w, u, work, g, tid, nthreads):
+        # Forward: Y = conv(X, W); so dX = conv(dY, W) with the filters turned by half a turn and
+        # the channels exchanged: `turned`, and the two steps exchanged.
         c_step, j_step, turn = g.c_step, g.j_step, g.turned
         source = off(w, g.first * j_step)
         blocks = udiv(g.channels + lanes - 1, lanes)
@@ -300,6 +309,7 @@ def winograd_filters(target: Target, T: str) -> Body:
                 for j in range(wide if q < whole else 0, n):
                     rows[q * width + j] = src[at + j * j_step]
             into = off(u, panel * width * g.channels + c * g.panel)
+            # A turned filter is read from its last tap back.
             step, row = (1 - 2 * turn) * width, TAPS * width
             for i in range(high):
                 at = off(rows, (i * taps + 2 * TAPS * turn) * width)
@@ -391,6 +401,7 @@ def winograd(target: Target, T: str) -> Body:
             v_step, m_step = tiles.block * channels + APART, tiles.block * n + APART
             m, line = off(v, PRODUCTS * v_step), off(v, g.line)
             low, nothing = line, off(line, APART)
+            # max(low, v) is ReLU for low = 0 and nothing for -inf: one program for both.
             low[0] = -INFINITY
             if g.mode & RELU != 0:
                 low[0] = 0.0
@@ -403,6 +414,8 @@ def winograd(target: Target, T: str) -> Body:
             while first < last:
                 count = imin(block, last - first)
                 read(x, v, line, tiles, g.x, first, count, channels, channels, v_step)
+                # 36 products [tiles, Ci] [Ci, Co], in blocks of K, whose matrices stay in the
+                # cache.
                 for p in range(PRODUCTS):
                     k0 = 0
                     while k0 < channels:

@@ -21,18 +21,18 @@ TRANSFORMS = 5  # what the transforms of a tile cost, for each of its channels, 
 FILTERS = 8 << 20  # bytes of transformed filters that a call reads
 PART = 3  # what adding up the sums of one more part costs, in tiles
 
-# What the count takes for the transforms of one vector of channels of a tile, loads and stores
-# included, and for the transform of one vector of filters for one channel, which goes to memory.
+# Instructions counted for the transforms of one vector of channels of a tile, loads and stores
+# included, and for the transform of one vector of filters for one channel, written to memory.
 TRANSFORM, FILTER = 400, 700
 
 
 def pays(
     target: Target, T: str, images: int, axes: Axes, channels: int, columns: int, groups: int
 ) -> bool:
-    """Whether a convolution of stride 1 is cheaper by Winograd's algorithm, by a fifth at least.
+    """Return whether Winograd's algorithm is cheaper for a convolution, by a fifth at least.
 
-    axes: from the images that are read to those that are written, of `channels` and `columns`.
-    Convolutions of f64 never are: who asks for double precision gets it.
+    axes: from the images read, of `channels`, to the images written, of `columns`.  Never for f64:
+    a user who asks for double precision gets it.
     """
     d, h, w = axes
     windows = all((a.taps, a.stride, a.dilation) == (W.TAPS, 1, 1) for a in (h, w))
@@ -43,21 +43,23 @@ def pays(
     lanes = target.lanes(ITEMSIZE[T])
     tiles = round_up(images * parts(h.out, W.OUT) * parts(w.out, W.OUT), target.mr)
     products = channels * parts(columns, lanes)
-    # Behind the last whole vector the transforms go by single elements.
+    # After the last whole vector the transforms go by single elements.
     transforms = sum(n // lanes + n % lanes for n in (channels, columns))
     direct = images * h.out * w.out * W.TAPS**2 * products
-    found = tiles * (W.PRODUCTS * products + TRANSFORM * transforms) + FILTER * products
-    return 5 * found < 4 * direct
+    winograd = tiles * (W.PRODUCTS * products + TRANSFORM * transforms) + FILTER * products
+    return 5 * winograd < 4 * direct
 
 
 def backward(axes: Axes) -> Axes:
-    """The axes of the convolution, of stride 1, that makes dX of dY."""
+    """Return the axes of the convolution, of stride 1, that makes dX of dY."""
+    # Forward: y[o] = sum_k x[o - p + k] w[k]; so dx[i] sums dy[i + p - k] w[k]: a convolution of
+    # stride 1 whose padding is taps - 1 - p.
     d, h, w = (Axis(a.out, a.size, a.taps, 1, a.dilation, a.reach - 1 - a.pad) for a in axes)
     return d, h, w
 
 
 def grid(images: int, h: Axis, w: Axis, channels: int, T: str) -> dict[str, Any]:
-    """The fields of `TILES` but for `block`; channels: those that a tile reads and writes."""
+    """Return the fields of `TILES` but for `block`; channels: as many as a tile reads or writes."""
     across = parts(w.out, W.OUT)
     lines = LINES // (W.IN * W.OUT * ITEMSIZE[T] * max(channels, 1))
     return {
@@ -74,14 +76,14 @@ def block_of(target: Target, T: str, channels: int, tiles: int, least: int) -> i
     No fewer than `least` register tiles, which share reading the filters, or adding to their sums.
     """
     room = target.kc * target.nc * 4 // ITEMSIZE[T]
-    found = max(room // (W.PRODUCTS * channels), least * target.mr)
-    return max(1, min(found // target.mr, parts(tiles, target.mr))) * target.mr
+    wanted = max(room // (W.PRODUCTS * channels), least * target.mr)
+    return max(1, min(wanted // target.mr, parts(tiles, target.mr))) * target.mr
 
 
 def split(
     tiles: int, columns: int, target: Target, T: str, threads: int, part: int = 0
 ) -> tuple[int, int]:
-    """Threads along tiles and columns that leave the busiest thread the least to do.
+    """Return the threads along tiles and columns that leave the busiest thread the least to do.
 
     part: what a further part along tiles costs all threads, in multiplications of a column.
     """
@@ -97,12 +99,12 @@ def split(
 
 
 def image(h: int, w: int, pads: tuple[int, int], ld: int) -> Any:
-    """The words of an image."""
+    """Return the words of an image."""
     return W.IMAGE.pack(height=h, width=w, pad_h=pads[0], pad_w=pads[1], ld=ld)
 
 
 def _pieces(lowering: Lowering, T: str, channels: int, columns: int) -> list[tuple[int, int]]:
-    """Columns as pieces, whole panels of at most `FILTERS` bytes: of each its first, and how many.
+    """Return pieces of the columns, each of at most `FILTERS` bytes: its first, and its length.
 
     The transformed filters of a piece are dead when the next one begins.  No piece has less than a
     panel a thread.
@@ -118,11 +120,12 @@ def _pieces(lowering: Lowering, T: str, channels: int, columns: int) -> list[tup
 def _filters(
     lowering: Lowering, w: Operand, turned: bool, first: int, columns: int
 ) -> tuple[Operand, int, int]:
-    """Transformed filters, the columns of a panel, and the elements from product to product."""
+    """Return transformed filters, the columns of a panel, and the elements between products."""
     T, target = w.type.dtype, lowering.target
     lanes = target.lanes(ITEMSIZE[T])
     co, ci = w.type.dims[:2]
     taps = W.TAPS**2
+    # Turned, for dX: filters read dY's channels and write X's, so W's dimensions exchange.
     channels, c_step, j_step = (co, ci * taps, taps) if turned else (ci, taps, ci * taps)
     width = target.nv * lanes
     panel = min(round_up(columns, lanes), width)
@@ -152,7 +155,7 @@ def lower_winograd(
     *,
     back: bool = False,
 ) -> None:
-    """Calls for y = conv(x, w) + bias; operands are x, w, y and bias.
+    """Append the calls for y = conv(x, w) + bias; operands are x, w, y and bias.
 
     back: x is dY and y dX of a convolution with w; axes: from x to y.
     """
@@ -171,6 +174,7 @@ def lower_winograd(
         block = block_of(target, T, channels + n, mine, 4)
         line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
         span = tiles["span"]
+        # The lines of reading and of writing share memory: a block is read before it is written.
         lines = max(7 * (W.OUT * span + 2) * channels, (W.IN * W.OUT * span + 1) * n)
         room = round_up(line + W.APART + n + lines, 16)
         words = W.WINOGRAD_WORDS.pack(
@@ -200,7 +204,7 @@ def lower_winograd_weights(
     axes: Axes,
     reset: Operand | None,
 ) -> None:
-    """Calls for dW of a convolution of these axes; operands are x, dY and dW.
+    """Append the calls for dW of a convolution of these axes; operands are x, dY and dW.
 
     reset: the flag "overwrite, do not add" where dW is accumulated.
     """

@@ -79,7 +79,7 @@ WINOGRAD_DW_WORDS = Words(
     mt="threads along tiles",
     nt="threads along columns",
     room="elements of work of a thread",
-    line="of these, behind the matrices, where lines of a transform begin",
+    line="of these, after the matrices, where lines of a transform begin",
 )
 WINOGRAD_FOLD_WORDS = Words(
     "winograd_fold",
@@ -141,8 +141,12 @@ def winograd_dw(target: Target, T: str) -> Body:
                     zero(off(sums, i * g.columns + n0), n)
             mode = 0
             while first < last:
+                # Blocks of equal size, as the last would otherwise be short.
                 blocks = udiv(last - first + tiles.block - 1, tiles.block)
                 count = udiv(last - first + blocks - 1, blocks)
+                # Forward, along an axis: y = A' ((G g) * (B' d)), summed over channels.  So dg = G'
+                # ((A dy) * (B' d)), summed over tiles: B' d of x as in the forward pass, and A dy
+                # by SPREAD.
                 read(x, v, line, tiles, g.x, first, count, channels, channels, v_step)
                 spread(off(dy, g.first + n0), s, line, tiles, g.y, first, count, n, ld, s_step)
                 for p in range(PRODUCTS):
@@ -150,6 +154,7 @@ def winograd_dw(target: Target, T: str) -> Body:
                     for j in range(0, n, width):
                         b, c, w = off(s, p * s_step + j), off(into, j), imin(width, n - j)
                         rows(left, channels, b, ld, c, g.columns, c, count, channels, w, mode)
+                # Later blocks add to the sums of the first, which stay transformed: G' is linear.
                 mode = ACCUMULATE
                 first += count
 
@@ -193,6 +198,8 @@ def winograd_fold(target: Target, T: str) -> Body:
                 first = off(part, (c + i) * columns + j0)
                 for p in range(PRODUCTS):
                     into = off(first, p * plane)
+                    # Parts of other threads, in order, before the transform: there are 36 sums and
+                    # 9 weights, but one transform for all parts.
                     for m in range(1, g.parts):
                         add(into, off(into, m * PRODUCTS * plane), into, n)
                 for r in range(IN):
@@ -209,6 +216,7 @@ def winograd_fold(target: Target, T: str) -> Body:
                 for j in range(0, wide, lanes):
                     at, of = off(into, j * row + q), off(rows, q * width + j)
                     if adds == 0:
+                        # Straight into dw where nothing is there to be added to.
                         transpose(at, row, of, width)
                     else:
                         transpose(square, lanes, of, width)

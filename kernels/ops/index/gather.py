@@ -255,7 +255,7 @@ def one_hot(target: Target, T: str) -> Body:
 
 
 def wide_index(lowering: Lowering, i: int) -> Operand:
-    """Input i as i64."""
+    """Return input i as i64."""
     index = lowering.x(i)
     if index.type.dtype == "i64":
         return index
@@ -414,7 +414,7 @@ def _one_hot_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _grad_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """The gradient of GatherGrad by its dY: Gather."""
+    """Return the gradient of GatherGrad by its dY: Gather."""
     return (None, None, grad.op("Gather", dy, grad.x(1), axis=grad.site.attrs["axis"]))
 
 

@@ -38,7 +38,7 @@ BLOCK = 256  # columns that one thread takes at a time
 
 
 def _before(sign: int) -> Any:
-    """Inline function: before(x, i, y, j), whether element x at i comes before y at j."""
+    """Return an inline function: before(x, i, y, j), whether element x at i comes before y at j."""
 
     @inline
     def largest(x, i, y, j):
@@ -56,7 +56,7 @@ def _before(sign: int) -> Any:
 
 
 def _beats(sign: int) -> Any:
-    """Inline function: beats(x, y), whether x comes before a y of a lower index."""
+    """Return an inline function: beats(x, y), whether x comes before a y of a lower index."""
 
     @inline
     def largest(x, y):

@@ -77,7 +77,7 @@ REDUCTIONS = {"none": "u", "add": "y + u", "mul": "y * u", "max": "max(y, u)", "
 
 
 def _joins(op: str) -> Any:
-    """Inline function: join(old, update) of one reduction; NaN wins."""
+    """Return an inline function: join(old, update) of one reduction; NaN wins."""
 
     @inline
     def none(y, u):
@@ -332,7 +332,7 @@ def _gather_elements_grad_lower(lowering: Lowering) -> None:
 
 
 def _words(site: Site, data: TensorType, index: TensorType) -> Packed:
-    """The words of `scatter_nd` and `gather_nd`."""
+    """Return the words of `scatter_nd` and `gather_nd`."""
     batch, k = site.attrs.get("batch_dims", 0), index.dims[-1]
     named = data.dims[batch : batch + k]
     rows, batches = math.prod(index.dims[:-1]), math.prod(data.dims[:batch])
@@ -412,7 +412,7 @@ def _scatter_elements_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _gathered(site: Site, data: TensorType, index: TensorType) -> list[Any]:
-    """The shape of what the indices of a GatherND or ScatterND name."""
+    """Return the shape of what the indices of a GatherND or ScatterND name."""
     batch = site.attrs.get("batch_dims", 0)
     k = index.shape[-1] if index.rank else 0
     if not isinstance(k, int):

@@ -12,7 +12,7 @@ from engine.kernels.vocabulary.op import Array, Grad, Site
 
 
 def _is_distinct(site: Site) -> bool:
-    """Whether the indices are constant and name no place twice."""
+    """Return whether the indices are constant and name no place twice."""
     index = site.value(1)
     if index is None or (index.size and index.min() < 0):
         return False
@@ -24,7 +24,7 @@ def _is_distinct(site: Site) -> bool:
 
 
 def _count_up(grad: Grad, shape: str) -> str:
-    """The numbers 0, 1, 2, ... in the given shape."""
+    """Return the numbers 0, 1, 2, ... in the given shape."""
     size = grad.op("ReduceProd", shape, keepdims=0)
     zero, one = (grad.const(v, "i64") for v in (0, 1))
     return str(grad.op("Reshape", grad.op("Range", zero, size, one), shape))
@@ -48,14 +48,14 @@ class _Places:
         return str(self.grad.op(op, x, self.grad.x(1), u, **self.attrs, **attrs))
 
     def filled(self, like: int, value: float, dtype: str = "") -> str:
-        """A tensor of one value in the shape of an input."""
+        """Return a tensor of one value in the shape of an input."""
         fill: Array = np.array([value], NUMPY[dtype or self.grad.site.type(0).dtype])
         return str(
             self.grad.op("ConstantOfShape", self.grad.op("Shape", self.grad.x(like)), value=fill)
         )
 
     def winners(self) -> str:
-        """A mask over the updates: whether an update was the last one of its place."""
+        """Return a mask over the updates: whether an update was the last one of its place."""
         grad, index = self.grad, self.grad.site.type(1)
         shapes = [grad.op("Shape", grad.x(i)) for i in (0, 1)]
         if self.is_nd:
@@ -127,5 +127,5 @@ _RULES = {"none": _none, "add": _add, "mul": _mul, "max": _extreme, "min": _extr
 
 
 def scatter_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """The gradients of the data and of the updates: see the head of the file."""
+    """Return the gradients of the data and of the updates: see the head of the file."""
     return _RULES[str(grad.site.attrs.get("reduction", "none"))](grad, _Places(grad), dy)

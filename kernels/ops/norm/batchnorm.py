@@ -52,7 +52,7 @@ def of_type(nodes: Nodes, value: str, dtype: str, wanted: str) -> str:
 
 
 def vector(nodes: Nodes, i: int) -> str:
-    """Input i, the scale, the bias or a running statistic, in the element type of X."""
+    """Return input i, the scale, the bias or a running statistic, in the element type of X."""
     site = nodes.site
     return of_type(nodes, nodes.x(i), site.type(i).dtype, site.type(0).dtype)
 
@@ -72,7 +72,7 @@ def _normalised(nodes: Nodes, mean: str, inv: str) -> str:
 
 
 def _moved(nodes: Nodes, i: int, batch: str) -> str:
-    """The running statistic of input i after it has moved towards that of the batch.
+    """Return the running statistic of input i after it has moved towards that of the batch.
 
     Both are of its element type.
     """
@@ -82,7 +82,7 @@ def _moved(nodes: Nodes, i: int, batch: str) -> str:
 
 
 def is_training(site: Site) -> bool:
-    """Whether a BatchNormalization uses the statistics of the batch."""
+    """Return whether a BatchNormalization uses the statistics of the batch."""
     if site.domain or site.opset >= 14:
         return bool(site.attrs.get("training_mode"))
     return site.n_outs > 1
@@ -92,7 +92,7 @@ def is_training(site: Site) -> bool:
 
 
 def _statistic(nodes: Nodes, i: int, batch: str) -> str:
-    """A moment of the batch in the element type of the running statistic of input i."""
+    """Return a moment of the batch in the element type of the running statistic of input i."""
     site = nodes.site
     return of_type(nodes, batch, site.type(0).dtype, site.type(i).dtype)
 
@@ -109,7 +109,7 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
 
 
 def trained(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
-    """The outputs of a BatchNormalization in training, given the moments of the batch."""
+    """Return the outputs of a BatchNormalization in training, given the moments of the batch."""
     return (
         _normalised(nodes, mean, inverse(nodes, var)),
         _moved(nodes, 3, _statistic(nodes, 3, mean)),
@@ -129,7 +129,7 @@ def _expand_held(nodes: Nodes) -> tuple[str, ...]:
 
 
 def trained_held(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
-    """The outputs of a BatchNormHeld in training, given the moments of the batch."""
+    """Return the outputs of a BatchNormHeld in training, given the moments of the batch."""
     inv = inverse(nodes, var)
     moments = _statistic(nodes, 3, mean), _statistic(nodes, 4, var)
     return (_normalised(nodes, mean, inv), *moments, mean, inv)
@@ -141,7 +141,7 @@ def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
 
 
 def moving(nodes: Nodes, held: Sequence[str]) -> tuple[str, ...]:
-    """The outputs of a BatchNormInternal in training, given those of a BatchNormHeld.
+    """Return the outputs of a BatchNormInternal in training, given those of a BatchNormHeld.
 
     Running statistics that are no constants are updated where they are.
     """
@@ -266,7 +266,7 @@ def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
 
 
 def centre(nodes: Nodes) -> str:
-    """The mean, of a node with the inputs of a gradient, as [C, 1, ...]."""
+    """Return the mean, of a node with the inputs of a gradient, as [C, 1, ...]."""
     return across(nodes, nodes.x(3), nodes.site.type(1).rank)
 
 

@@ -98,7 +98,7 @@ def _column_sums(T: str, source: str) -> Native:
 
 @functools.cache
 def cols_words(count: int) -> Words:
-    """The words of kernels by columns of `count` operands."""
+    """Return the words of kernels by columns of `count` operands."""
     return Words(
         "channel_cols",
         **column_operands(count),
@@ -112,7 +112,7 @@ def cols_words(count: int) -> Words:
 
 @functools.cache
 def rows_words(count: int) -> Words:
-    """The words of the kernel by rows of `count` operands."""
+    """Return the words of the kernel by rows of `count` operands."""
     fields = operands(count, 2)
     fields["dims"] = Field("how many there are", names=("images", "channels"))
     return Words("channel_rows", **fields, n="elements of a row")
@@ -132,7 +132,7 @@ def _operands(T: str, sums: str) -> tuple[str, ...]:
 
 
 def _cut(T: str, kinds: Sequence[str], numbers: Numbers, vectors: int, before: int) -> Tiling:
-    """How a kernel by columns is cut into tiles, each of which makes one part.
+    """Return how a kernel by columns is cut into tiles, each of which makes one part.
 
     kinds: the types of the operands.  vectors: how many a part has.  before: the pointers before
     the operands, the first of which is that to the parts.
@@ -462,14 +462,14 @@ def _lower_moments(lowering: Lowering) -> None:
 
 
 def _full(lowering: Lowering) -> TensorType:
-    """The type that all operands broadcast to, over which the sums run."""
+    """Return the type that all operands broadcast to, over which the sums run."""
     operands = [lowering.x(i).type for i in range(len(lowering.site.ins))]
     shape = broadcast_dims(*(t.dims for t in operands))
     return TensorType(lowering.y(0).type.dtype, shape, any(t.last for t in operands))
 
 
 def _access(t: TensorType, full: TensorType) -> str:
-    """How an operand is read: "v" all of it, "c" a value a channel, "s" one value."""
+    """Return how an operand is read: "v" all of it, "c" a value a channel, "s" one value."""
     return "v" if t.shape == full.shape else "s" if t.size == 1 else "c"
 
 

@@ -78,7 +78,7 @@ def _lp(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _response(nodes: Nodes) -> tuple[str, ...]:
-    """The mean over channels is that of a pool along them, zeros around counted."""
+    """Expand LRN: its mean over channels is a pool along them that counts the zeros around."""
     a = nodes.site.attrs
     size = a["size"]
     flat = nodes.op("Reshape", nodes.x(0), nodes.const([0, 0, -1], "i64"))

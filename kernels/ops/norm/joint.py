@@ -32,7 +32,7 @@ HELD = {  # a batch normalisation that moves its statistics, and its form in a j
 
 
 def _moments(nodes: Nodes) -> tuple[str, str]:
-    """The mean and the variance of the joined batch."""
+    """Return the mean and the variance of the joined batch."""
     mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
     ordinal, samples, ranks = nodes.site.attrs["ordinal"], nodes.x(5), nodes.x(6)
     made: tuple[str, str] = nodes.op(
@@ -66,7 +66,7 @@ def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _op(name: str, like: Op, expand: Callable[[Nodes], tuple[str, ...]], makes: str) -> Op:
-    """The form of an op of batchnorm.py for ranks."""
+    """Return the form of an op of batchnorm.py for ranks."""
     return Op(
         name=name,
         domain=OURS,

@@ -224,7 +224,7 @@ def _lower_grad(lowering: Lowering) -> None:
 
 
 def kept_type(x: TensorType, axis: int) -> TensorType:
-    """The type of mean and inv: the axes that are normalised are 1."""
+    """Return the type of mean and inv: the axes that are normalised are 1."""
     return x.but((*x.shape[:axis], *[1] * (x.rank - axis)))
 
 
@@ -265,7 +265,7 @@ def infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 
 def _whole(nodes: Nodes, i: int) -> str:
-    """Input i broadcast to the shape that X has from the axis on."""
+    """Return input i broadcast to the shape that X has from the axis on."""
     site, axis = nodes.site, _axis(nodes.site)
     shape: tuple[Dim, ...] = site.type(0).shape[axis:]
     if site.type(i).shape == shape:

@@ -18,7 +18,7 @@ from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 
 
 def _skip(op: str, b: int | None, bias: int) -> Callable[[Nodes], tuple[str, ...]]:
-    """The sum of input, skip and bias, normalised; B and bias are those inputs."""
+    """Return the sum of input, skip and bias, normalised; B and bias are those inputs."""
 
     def rule(nodes: Nodes) -> tuple[str, ...]:
         site = nodes.site

@@ -68,7 +68,7 @@ def _lower_max(lowering: Lowering) -> None:
 
 
 def _like(lowering: Lowering, x: Operand) -> Operand:
-    """A temporary in f32 of the shape and layout of a tensor."""
+    """Return a temporary in f32 of the shape and layout of a tensor."""
     return Operand(
         lowering.temp("f32", x.type.dims).name, x.type.but(dtype="f32").as_last(x.type.last)
     )
@@ -107,7 +107,7 @@ def _lower_mean_grad(lowering: Lowering) -> None:
 
 
 def _whole(x: TensorType) -> Axes:
-    """The window that covers a whole image."""
+    """Return the window that covers a whole image."""
     own = [Axis(n, 1, n) for n in x.dims[2:]]
     d, h, w = [Axis()] * (3 - len(own)) + own
     return d, h, w
@@ -173,7 +173,7 @@ def _infer_global_grad(site: Site) -> tuple[TensorType, ...]:
 
 
 def _has_pixels(x: TensorType) -> bool:
-    """Whether the number of pixels along each axis is known.
+    """Return whether the number of pixels along each axis is known.
 
     onnxruntime-training takes the shape of dX from the type that the file gives dX, which must then
     be known.  `pool_grads_know_input` tells it to us.
@@ -215,7 +215,7 @@ def _grad_global_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _op(name: str, infer: Rule, lower: Lower, calls: Calls, grad: Any = None, **rest: Any) -> Op:
-    """An op whose first `ins` inputs and `outs` outputs are images."""
+    """Return an op whose first `ins` inputs and `outs` outputs are images."""
     layout = ChannelsLast(tuple(range(rest.pop("ins", 1))), tuple(range(rest.pop("outs", 1))))
     return Op(name=name, infer=infer, lower=lower, calls=calls, grad=grad, layout=layout, **rest)
 

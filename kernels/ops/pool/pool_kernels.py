@@ -84,7 +84,7 @@ def pool_max_taps(target: Target, T: str) -> Body:
 
 
 def _max(window: Native) -> Body:
-    """The body of `pool_max` and its like."""
+    """Return the body of `pool_max` and its like."""
 
     def body(x, y, index, g, tid, nthreads):
         c, chunk = g.channels, g.chunk
@@ -150,7 +150,7 @@ def pool_max_taps_grad(target: Target, T: str) -> Body:
 
 
 def _max_grad(spread: Native, zero: Native) -> Body:
-    """The body of `pool_max_grad` and its like."""
+    """Return the body of `pool_max_grad` and its like."""
 
     def body(dy, index, dx, g, tid, nthreads):
         c, chunk = g.channels, g.chunk

@@ -72,7 +72,7 @@ class Curve:
 
 
 def curves(site: Site, defaults: Sequence[str], directions: int, T: str) -> list[tuple[Curve, ...]]:
-    """The activations of each direction, which alpha and beta go to in their order.
+    """Return the activations of each direction, which alpha and beta go to in their order.
 
     Activations but the last of an LSTM see their argument clipped.
     """
@@ -124,13 +124,13 @@ def _curve(
 
 
 def _text(e: Expr, operand: str) -> str:
-    """The text of an expression of one operand."""
+    """Return the text of an expression of one operand."""
     shared, (text,) = Formulas.of(e).texts((operand,))
     return "; ".join([*shared, text])
 
 
 def _meets(value: float, T: str) -> Expr:
-    """A formula that is true where y equals `value` up to rounding."""
+    """Return a formula that is true where y equals `value` up to rounding."""
     near = 8 * float(np.finfo(NUMPY[T]).eps) * max(abs(float(value)), 1.0)
     return expression.parse(f"abs(y - {float(value)!r}) <= {near!r}", ("y",))
 

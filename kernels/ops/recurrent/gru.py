@@ -42,7 +42,7 @@ from engine.kernels.vocabulary.kernel import (
 
 
 def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
-    """Inline functions: what comes between the two products, and the rest of a step."""
+    """Return inline functions: what comes between the two products, and the rest of a step."""
     times, whole = product(target, T), cells.gru(T, f, g)
 
     @inline
@@ -62,7 +62,7 @@ def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
 
 
 def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
-    """The same where the state is reset first."""
+    """Return the same functions for a state that is reset first."""
     times, zero = product(target, T), Native("zero", (T,))
     reset, state = cells.gru_reset(T, f), cells.gru_state(T, g)
 

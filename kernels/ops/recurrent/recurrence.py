@@ -101,7 +101,7 @@ def padded(target: Target, T: str) -> Inline:
 
 
 def product(target: Target, T: str) -> Inline:
-    """Inline function: C (+)= A B (+ bias), B as panels.
+    """Return an inline function: C (+)= A B (+ bias), B as panels.
 
     product(a, lda, panels, c, ldc, bias, m, n, k, g, mode)
     """
@@ -190,7 +190,7 @@ def time_before(g, d, t):
 
 
 def fill(T: str) -> Inline:
-    """Inline function: fill(to, x, g, d, r0, r1) copies the states of rows [r0, r1)."""
+    """Return an inline function: fill(to, x, g, d, r0, r1) copies the states of rows [r0, r1)."""
     copy = Native("copy", (T,))
 
     @inline

@@ -274,14 +274,14 @@ def _known_slopes(site: Site) -> None:
 
 
 def _given(site: Site) -> dict[str, Any]:
-    """The attributes of a node that are not defaults."""
+    """Return the attributes of a node that are not defaults."""
     shape = shape_of(site)
     usual = [None, 0, "forward", (), [], [*DEFAULTS[shape.kind] * shape.directions]]
     return {n: v for n, v in site.attrs.items() if v not in usual}
 
 
 def _after(grad: Grad, dys: Sequence[str | None], count: int) -> list[str]:
-    """The gradients of the first `count` outputs, "" for those that have none.
+    """Return the gradients of the first `count` outputs, "" for those that have none.
 
     The others are what a training form keeps for its gradient; nothing is to depend on them.
     """
@@ -388,7 +388,7 @@ def _forms(
     inputs: int,
     outputs: dict[str, int],
 ) -> tuple[Op, ...]:
-    """The op, its training forms and their gradients; `calls` are those beside the walk's.
+    """Return the op, its training forms and their gradients; `calls` are those beside the walk's.
 
     inputs: the most of the training forms.  Their gradients make one for each but the lengths, and
         read besides what the forward pass has kept: in the domain `engine` one value more.

@@ -143,13 +143,13 @@ class Walk:
         self._zeros: Operand | None = None
 
     def get(self, what: str) -> Operand | None:
-        """An input by its name, None if absent."""
+        """Return an input by its name, None if absent."""
         names = self.shape.inputs
         i = names.index(what) if what in names else -1
         return self.lowering.x(i) if i >= 0 and self.lowering.site.has(i) else None
 
     def need(self, what: str) -> Operand:
-        """An input by its name; a tensor of zeros for a state that is absent."""
+        """Return an input by its name; a tensor of zeros for a state that is absent."""
         return self.get(what) or self.zeros()
 
     def zeros(self) -> Operand:
@@ -162,15 +162,15 @@ class Walk:
         return tuple(int(d) for d in shape)
 
     def temp(self, what: str) -> Operand:
-        """A temporary of the shape of an input or output."""
+        """Return a temporary of the shape of an input or output."""
         return self.lowering.temp(self.T, self._numbers(self.shape.of(what)))
 
     def out(self, i: int, what: str) -> Operand:
-        """Output i, or a temporary if nobody reads it."""
+        """Return output i, or a temporary if nobody reads it."""
         return self.lowering.y(i) if self.lowering.wants(i) else self.temp(what)
 
     def lengths(self) -> Operand:
-        """The length of every row."""
+        """Return the length of every row."""
         lens = self.get("lens")
         if lens is None:
             where = self.lowering.site.where()

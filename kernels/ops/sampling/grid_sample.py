@@ -142,7 +142,7 @@ def _affine_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _line(nodes: Nodes, axis: int) -> str:
-    """The coordinates of the pixels along spatial axis `axis`: -1 ... 1."""
+    """Return the coordinates of the pixels along spatial axis `axis`: -1 ... 1."""
     to = ONNX_CODE[nodes.site.type(0).dtype]
     scalar = [nodes.const(np.array(v, np.int64), "i64") for v in (0, 1)]
     n = nodes.op("Gather", nodes.x(1), nodes.const(np.array(axis + 2, np.int64), "i64"))

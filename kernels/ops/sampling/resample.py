@@ -42,14 +42,14 @@ class Table:
 
     @classmethod
     def of(cls, size: int, out: int, row: Array, index: Array, weight: Array) -> Table:
-        """The table of entries in any order; those of weight 0 are dropped."""
+        """Return the table of entries in any order; those of weight 0 are dropped."""
         kept = np.flatnonzero(weight)
         order = kept[np.lexsort((index[kept], row[kept]))]
         start = np.searchsorted(row[order], np.arange(out + 1))
         return cls(size, start, index[order], weight[order])
 
     def transposed(self) -> Table:
-        """The transposed matrix, by which gradients are resampled."""
+        """Return the transposed matrix, by which gradients are resampled."""
         row = np.repeat(np.arange(self.out), np.diff(self.start))
         return Table.of(self.out, self.size, self.index, row, self.weight)
 
@@ -224,7 +224,7 @@ def lower_resample(
 
 
 def _pairs(places: Mapping[int, Table], dims: list[int]) -> list[list[tuple[int, Table]]]:
-    """The axes to resample, two neighbours at a time where possible, the last ones first."""
+    """Return the axes to resample, two neighbours at a time where possible, the last ones first."""
     groups: list[list[tuple[int, Table]]] = []
     for place in sorted(places, reverse=True):
         near = groups and len(groups[-1]) == 1

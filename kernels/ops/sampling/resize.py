@@ -102,7 +102,7 @@ def _nearest_index(site: Site, a: Stretch) -> Array:
 
 
 def _table(site: Site, a: Stretch) -> Table:
-    """The weights of one axis.
+    """Return the weights of one axis.
 
     Raises:
         LimitError: they would take too many bytes.
@@ -154,13 +154,13 @@ def _check(site: Site) -> None:
 
 
 def _axes(site: Site, rank: int) -> list[int]:
-    """The axes that `roi`, `scales` and `sizes` speak of, in their order."""
+    """Return the axes that `roi`, `scales` and `sizes` speak of, in their order."""
     given = site.attrs.get("axes")
     return [normal_axis(site, a, rank) for a in given] if given else list(range(rank))
 
 
 def _given(site: Site, i: int) -> bool:
-    """Whether input i is there and not the empty tensor that stands for none."""
+    """Return whether input i is there and not the empty tensor that stands for none."""
     return site.has(i) and site.type(i).shape != (0,)
 
 
@@ -210,7 +210,7 @@ def _sized(
 
 
 def _out(site: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
-    """The shape of the output."""
+    """Return the shape of the output."""
     found = _stretches(site, x, at)
     axes = _axes(site, x.rank)
     if found is None:

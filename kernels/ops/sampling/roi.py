@@ -67,7 +67,7 @@ def _align_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _aligned(site: Site, i: int) -> TensorType:
-    """The type of Y, when X, the regions and their images are the inputs from i on."""
+    """Return the type of Y, when X, the regions and their images are the inputs from i on."""
     x = _images(site, i)
     regions = site.shaped(i + 1, (site.type(i + 2).shape[0], 4))
     if regions.dtype != x.dtype:
@@ -82,7 +82,7 @@ def _aligned(site: Site, i: int) -> TensorType:
 
 
 def _coordinates(site: Site) -> str:
-    """The coordinate mode; its default before opset 16 is output_half_pixel."""
+    """Return the coordinate mode; its default before opset 16 is output_half_pixel."""
     default = "half_pixel" if site.opset >= 16 or site.domain == OURS else "output_half_pixel"
     return str(site.attrs.get("coordinate_transformation_mode", default))
 
