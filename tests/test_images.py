@@ -104,7 +104,7 @@ OFFSET = np.zeros((1, 8, 5, 4), np.float32)
         ("MaxRoiPool", (X, np.zeros((2, 5), np.float32)), {}, "pooled_shape None"),
         ("MaxUnpool", (X, np.zeros(X.shape, np.int64), np.array([1, 4, 6, 4])),
          {"kernel_shape": [1, 1]}, r"output_shape \[1, 4, 6, 4\]"),
-        ("DeformConv", (X, W, OFFSET), {}, "has 4 channels, but the weights expect 3: 3 in each of"),
+        ("DeformConv", (X, W, OFFSET), {}, "4 channels, but the weights expect 3: 3 in each of"),
         ("DeformConv", (X, X[:, :, :2, :2], OFFSET[:, :7]), {}, r"expected the shape \[1, 8, 5, 4"),
         ("LpPool", (X,), {}, "attribute kernel_shape is missing"),
     ],

@@ -1,7 +1,7 @@
 """Attention and rotary position embedding, as the products and softmax they are short for.
 
 Forward   Y = softmax(softcap(scale Q K^T) + bias) V per head; bias is -inf where the mask is false,
-          the key lies behind the query's frontier (causal) or outside the window; a query without
+          the key lies beyond the query's frontier (causal) or outside the window; a query without
           any key gets zeros
           RotaryEmbedding: (x1, x2) -> (x1 cos - x2 sin, x1 sin + x2 cos) per position
 Backward  through the expansion; it keeps Q, K, V and the probabilities
@@ -34,7 +34,7 @@ def _heads(site: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
         site.wrong(f"input {i} is {t}; expected 4 dimensions, or 3 and {count}")
     hidden = t.shape[2]
     if isinstance(hidden, int) and hidden % heads:
-        site.wrong(f"input {i} is {t}: {hidden} is no multiple of {count} = {heads}")
+        site.wrong(f"input {i} is {t}: {hidden} columns are not divisible by {count}={heads}")
     width: Dim = hidden // heads if isinstance(hidden, int) else f"{hidden}/{heads}"
     return (t.shape[0], heads, t.shape[1], width)
 
@@ -50,11 +50,13 @@ def _attention_infer(site: Site) -> tuple[TensorType, ...]:
     _, kv_heads, new, key_width = _heads(site, 1, "kv_num_heads")
     _, _, _, value_width = _heads(site, 2, "kv_num_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
-        site.wrong(f"{heads} query heads are no multiple of {kv_heads} key heads")
+        site.wrong(f"{heads} query heads are not divisible by {kv_heads} key heads")
     if isinstance(width, int) and isinstance(key_width, int) and width != key_width:
-        site.wrong(f"heads of Q are {width} wide, those of K {key_width}")
+        site.wrong(f"the heads of Q have {width} columns, but the heads of K have {key_width}")
     if site.has(3) and site.type(3).dtype != "b1" and site.real(3).dtype != site.type(0).dtype:
-        site.fail(f"a mask of {site.type(3).dtype} beside {site.type(0)}", "b1, or the type of Q")
+        site.fail(
+            f"the mask is {site.type(3)} and Q is {site.type(0)}", "a mask of b1 or of Q's type"
+        )
     if site.has(4) != site.has(5):
         site.wrong("past_key and past_value must come together")
     if site.has(4) and site.has(6):
@@ -112,22 +114,22 @@ def positions(nodes: Nodes, q: str, k: str, offset: str) -> tuple[str, str]:
 
 
 def _allowed(nodes: Nodes, q: str, k: str, offset: str, valid: str) -> list[str]:
-    """The keys that each query may see, by the causal frontier, the window and the valid length."""
+    """Return masks of the keys that queries may see: by frontier, window and valid length."""
     attrs = nodes.site.attrs
     left, right = attrs["left_window_size"], attrs["right_window_size"]
-    found = []
+    masks = []
     rows, cols = positions(nodes, q, k, offset)
     if attrs["is_causal"]:
-        found.append(nodes.op("LessOrEqual", cols, rows))
+        masks.append(nodes.op("LessOrEqual", cols, rows))
     if left >= 0:
-        found.append(nodes.op("LessOrEqual", nodes.op("Sub", rows, cols), nodes.const(left, "i64")))
+        masks.append(nodes.op("LessOrEqual", nodes.op("Sub", rows, cols), nodes.const(left, "i64")))
     if right >= 0:
-        found.append(
+        masks.append(
             nodes.op("LessOrEqual", nodes.op("Sub", cols, rows), nodes.const(right, "i64"))
         )
     if valid:
-        found.append(nodes.op("Less", cols, valid))
-    return found
+        masks.append(nodes.op("Less", cols, valid))
+    return masks
 
 
 def scores_to_output(
@@ -148,7 +150,8 @@ def scores_to_output(
     if is_open:
         p = _softmax(nodes, biased)
         return nodes.op("MatMul", p, v), biased, p
-    # a row of nothing but -inf: softmax over zeros instead, and no probability
+    # A row of nothing but -inf has no softmax: exp(-inf - -inf) is NaN.  Its softmax is over zeros
+    # instead, and its probabilities are set to 0.
     zero = nodes.const(0.0, dtype)
     top = (
         nodes.op("ReduceMax", biased, nodes.const([-1], "i64"))
@@ -218,12 +221,15 @@ def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
     valid = ""
     if site.has(6):
         valid = nodes.op("Unsqueeze", nodes.x(6), nodes.const([1, 2, 3], "i64"))
+        # nonpad_kv_seqlen counts the keys that are there: queries are the last of them.
         offset = nodes.op("Sub", valid, size_of(nodes, q, 2))
     masks = _allowed(nodes, q, k, offset, valid)
     bias = ""
     if site.has(3):
         masks, bias = _mask(nodes, k, masks)
+    # Without masks of the model's own and without windows every query sees a key: itself.
     is_open = not site.has(3) and not site.has(6) and max(attrs[w] for w in _WINDOWS) < 0
+    # With grouped queries K and V are broadcast over the queries of a group, not repeated.
     raw = scaled_scores(nodes, q, k, scale) if heads == kv_heads else ""
     if not raw:
         ratio = int(heads) // int(kv_heads)
@@ -255,7 +261,7 @@ def _repeat(nodes: Nodes, v: str, ratio: int, heads: Dim) -> str:
 
 
 def _mask(nodes: Nodes, k: str, masks: list[str]) -> tuple[list[str], str]:
-    """The masks with input 3, or the bias that it is; keys it does not reach are not allowed."""
+    """Return the masks with input 3, or input 3 as a bias; keys beyond it are hidden."""
     site, t = nodes.site, nodes.site.type(3)
     mask, keys = nodes.x(3), _attention_infer(site)[1].shape[2]
     missing = keys - t.shape[-1] if isinstance(keys, int) and isinstance(t.shape[-1], int) else 0
@@ -284,14 +290,14 @@ def _rotary(nodes: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
     if is_flat:
         hidden = t.shape[2]
         if isinstance(hidden, str) or hidden % heads:
-            site.wrong(f"{hidden} is no multiple of num_heads = {heads}")
+            site.wrong(f"{hidden} columns are not divisible by num_heads={heads}")
     x = split_heads(nodes, nodes.x(0), heads) if is_flat else nodes.x(0)
     width = int(t.shape[2]) // heads if is_flat else t.shape[3]
     if isinstance(width, str):
         site.fail(f"heads of unknown width {width!r}", "a number")
     rotated = int(attrs["rotary_embedding_dim"]) or width
     if rotated % 2 or not 0 < rotated <= width:
-        site.wrong(f"rotary_embedding_dim {rotated} of heads of width {width}")
+        site.wrong(f"rotary_embedding_dim is {rotated}, but heads have {width} columns")
     rest = ""
     if rotated < width:
         sizes = nodes.const([rotated, width - rotated], "i64")

@@ -117,8 +117,8 @@ def attention_grad(target: Target, T: str) -> Body:
     def drop_block(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk):
         """x = dropped P of s, and u dropped in place, by the mask that the forward kernel drew.
 
-        The numbers of draws are those of the elements of the whole matrix of probabilities, so the
-        mask depends on neither blocks nor threads.
+        Draws are numbered as the elements of the whole matrix of probabilities are, so the mask
+        depends on neither blocks nor threads.
         """
         seed = g.seed
         if g.fixed == 0:
@@ -169,14 +169,15 @@ def attention_grad(target: Target, T: str) -> Body:
         for r in range(g.width):
             copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
         flip(dyt, bq, dyh, g.dy_row, nq, g.value_width)
-        # Forward: P = softmax(S), so dS = P (dP - sum over keys of P dP).  As dP = dY V^T and
-        # Y = P V, this sum is that of dY Y: a number a query, known before the first block of keys.
+        # Forward: P = softmax(S), so dS = P (dP - sum over keys of P dP).  As dP = dY V^T and Y = P
+        # V, this sum is the row's sum of dY Y: a number a query, known before the first block of
+        # keys.
         for i in range(nq):
             delta[i] = dot(off(dyh, i * g.dy_row), off(yh, i * g.y_row), g.value_width)
 
     @inline
     def through_scores(s, u, x, z, capped, delta, mask_h, dbias_h, scale, cap, g, q0, nq, k0, nk):
-        """dS of a block in place of P, with the bias's gradient, through mask and cap to Q K^T."""
+        """Turn P of a block into dS, add dbias, and go back through mask and cap to Q K^T."""
         bq, bk = g.block_queries, g.block_keys
         n = udiv(nq + lanes - 1, lanes) * lanes
         # Forward: Y = P V and P = softmax(S); so dS = P (dP - D).  With neither bias nor cap
@@ -316,8 +317,9 @@ def attention_grad(target: Target, T: str) -> Body:
         mine = off(work, tid * g.per_thread)
         inputs = q, k, v, bias, mask, y, lse, dy
         numbers = number(scale), number(cap), number(fill), ratio
-        # What different threads may have.  Batches and heads that share a bias add to the same
-        # gradient: one thread has all of them, so that they are added in one order.
+        # Different threads may have different batches and groups of heads.  Batches and heads that
+        # share a bias add to the same gradient: one thread has all of them, so that they are added
+        # in one order.
         b_apart, g_apart = g.batch, g.groups
         if g.together_batch != 0:
             b_apart = 1

@@ -60,7 +60,7 @@ ATTENTION_WORDS = Words(
     is_capped="whether scores are capped",
     drops="whether probabilities are dropped",
     guard="what gives zeros: 0 nothing, 1 queries without keys, 2 those whose scores hold NaN too",
-    node=Field("the node's own number, of which the dropout mask is drawn", range="any"),
+    node=Field("the node's own number, from which the dropout mask is drawn", range="any"),
     fixed="whether `seed` is the seed of the dropout mask",
     seed=Field("the seed", range="any"),
     wants=Field("which gradients are wanted", names=("q", "k", "v", "bias")),
@@ -115,7 +115,7 @@ def seen_scores(c: KernelCall) -> int:
 
 
 def turn(target: Target, T: str) -> Inline:
-    """Inline function: turn(into, ldi, x, ldx, rows, cols): into[j ldi + i] = x[i ldx + j]."""
+    """Return an inline function turn(into, ldi, x, ldx, rows, cols): into = x transposed."""
     lanes = target.lanes(ITEMSIZE[T])
     transpose = Native("transpose", (T,))
 
@@ -166,7 +166,7 @@ def visible(g, q0, nq):
 def adjust(target: Target, T: str) -> Inline:
     """Return an inline function: cap, bias, mask and band of a block of scores, in place.
 
-    adjust(s, capped, x, z, bias, mask, g, cap, fill, q0, nq, k0, nk).  bias, mask: those of the
+    adjust(s, capped, x, z, bias, mask, g, cap, fill, q0, nq, k0, nk).  bias, mask: of the
     head; `capped` receives the capped scores, if they are; x: a block, z: one with a row a query,
     both scratch.
     """
@@ -183,6 +183,7 @@ def adjust(target: Target, T: str) -> Inline:
     def biased(s, x, bias, g, q0, nq, k0, nk):
         bq = g.block_queries
         n = udiv(nq + lanes - 1, lanes) * lanes
+        # A bias without rows of queries adds one number to the row of a key.
         if g.bias_query == 0:
             for r in range(nk):
                 row = off(s, r * bq)
@@ -200,6 +201,7 @@ def adjust(target: Target, T: str) -> Inline:
     def banded(s, g, fill, q0, nq, k0, nk):
         bq = g.block_queries
         n = udiv(nq + lanes - 1, lanes) * lanes
+        # Blocks inside the band need no test of their positions.
         if k0 < q0 + nq - 1 + g.low or k0 + nk - 1 > q0 + g.high:
             for r in range(nk):
                 row = off(s, r * bq)
@@ -209,6 +211,7 @@ def adjust(target: Target, T: str) -> Inline:
 
     @outline
     def run(s, capped, x, z, bias, mask, g, cap, fill, q0, nq, k0, nk):
+        # In the order of the forward formula: cap, bias, mask, band.
         if g.is_capped != 0:
             cap_row(s, cap, reciprocal(cap, 1), s, capped, nk * g.block_queries)
         if g.is_biased != 0:
@@ -221,7 +224,7 @@ def adjust(target: Target, T: str) -> Inline:
 
 
 def masked(target: Target, T: str) -> Inline:
-    """Inline function: a block with a value where the mask of the head hides a key, in place.
+    """Return an inline function: a value where the mask of the head hides a key, in place.
 
     masked(s, x, z, mask, g, value, q0, nq, k0, nk); x: a block, z: one with a row a query, both
     scratch.
@@ -237,6 +240,7 @@ def masked(target: Target, T: str) -> Inline:
     def run(s, x, z, mask, g, value, q0, nq, k0, nk):
         bq, bk = g.block_queries, g.block_keys
         n = udiv(nq + lanes - 1, lanes) * lanes
+        # One value for all queries of a key: whole rows are filled, or left as they are.
         if g.mask_query == 0:
             for r in range(nk):
                 if mask[(k0 + r) * g.mask_key] != g.keep:

@@ -7,7 +7,7 @@ Forward   Y = softmax(scale Q K^T + mask + bias) V per head.  The mask adds `mas
           width], with one B for the three
           GroupQueryAttention: causal; Q, K and V come apart or as one, K and V have fewer heads,
           and the node rotates Q and K itself (RotaryEmbedding) with `do_rotary`.  Samples are
-          padded behind their tokens (seqlens_k), so no token sees padding; what padding gets is
+          padded after their tokens (seqlens_k), so no token sees padding; what padding gets is
           undefined there, and here what a token in its place would get
 Backward  through the expansion, as attention.py
 Source    onnxruntime's contrib operators Attention-1, MultiHeadAttention-1 and
@@ -55,7 +55,7 @@ def _width(site: Site, hidden: Dim, name: str) -> int:
 
 
 def _parts(site: Site) -> tuple[int, int, int]:
-    """Return the columns of Q, K and V among those of the weights of Attention."""
+    """Return the columns of Q, K and V among the columns of the weights of Attention."""
     columns = _number(site, site.type(1).shape[1], "the columns of the weights")
     sizes = tuple(int(n) for n in site.attrs.get("qkv_hidden_sizes", ())) or (columns // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != columns or min(sizes) < 1 or sizes[0] != sizes[1]:
@@ -299,14 +299,14 @@ _TYPES = ("k_quant_type", "v_quant_type")
 
 
 def _grouped_widths(site: Site) -> tuple[int, int, int]:
-    """Return the heads of the queries, those of keys and values, and the width of a head."""
+    """Return the heads of queries, the heads of keys and values, and the width of a head."""
     heads, kv_heads = int(site.attrs["num_heads"]), int(site.attrs["kv_num_heads"])
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
-        site.wrong(f"num_heads = {heads} is no multiple of kv_num_heads = {kv_heads}")
+        site.wrong(f"num_heads={heads} is not divisible by kv_num_heads={kv_heads}")
     hidden = _number(site, site.real(0).shape[-1], "the hidden size of the query")
     count = heads if site.has(1) else heads + 2 * kv_heads
     if not hidden or hidden % count:
-        site.wrong(f"the query has {hidden} columns for {count} heads")
+        site.wrong(f"the query has {hidden} columns, which are not divisible by {count} heads")
     return heads, kv_heads, hidden // count
 
 

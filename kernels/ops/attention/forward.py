@@ -101,6 +101,8 @@ def attention(target: Target, T: str) -> Body:
             seed = noise.seed
         key = mix(seed, seed >> 32, g.node, 1)
         keys, bq = g.keys, g.block_queries
+        # Draw i of the whole matrix: the mask depends on neither blocks nor threads.  Philox gives
+        # two words a counter; the second half of the elements takes the second word.
         count = g.batch * g.heads * g.queries * keys
         half = count - (count >> 1)
         kept = number(1.0 / (1.0 - ratio))
@@ -113,6 +115,8 @@ def attention(target: Target, T: str) -> Body:
     def whole(q, k, v, bias, mask, noise, y, lse, mine, scale, cap, fill, ratio, g, b, h, q0, nq):
         bq, bk, width, columns = g.block_queries, g.block_keys, g.width, g.value_width
         n = udiv(nq + lanes - 1, lanes) * lanes
+        # A thread's scratch: Q^T and Y^T (columns are queries, as in the blocks), three blocks of
+        # scores, rows of a number a query: m, the usable m, the sum of exponentials, a factor.
         qt = mine
         ot = off(qt, bq * width)
         s = off(ot, bq * columns)
@@ -139,7 +143,11 @@ def attention(target: Target, T: str) -> Body:
             copy(a, m, n)
             for r in range(nk):
                 raise_top(off(s, r * bq), m, m, n)
+            # A query that has seen no key yet has m = -inf; exp(s - m) would be NaN, so it
+            # subtracts 0.
             settle_top(m, top, n)
+            # The maximum has risen from a to m: sum and Y^T so far were made of exp(s - a), so both
+            # are multiplied by exp(a - m).
             rescale(a, top, total, a, total, n)
             for r in range(nk):
                 exps(off(s, r * bq), top, total, off(s, r * bq), total, n)
@@ -147,6 +155,7 @@ def attention(target: Target, T: str) -> Body:
                 multiply(off(ot, r * bq), a, off(ot, r * bq), n)
             if g.drops != 0:
                 drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk)
+            # Y^T += V^T P^T for these keys; the division by the sum waits for all of them.
             values(off(vh, k0 * g.v_row), g.v_row, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
             k0 += bk
         settle_top(m, top, n)
@@ -160,6 +169,8 @@ def attention(target: Target, T: str) -> Body:
         for r in range(columns):
             finish(off(ot, r * bq), a, off(ot, r * bq), n)
         flip(off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row), g.y_row, ot, bq, columns, nq)
+        # m and log sum apart, for backward: P = exp(s - m - log sum).  Their sum would round away
+        # the log where |m| is large.
         logs(total, a, x, n)
         at = (b * g.heads + h) * g.queries + q0
         copy(off(lse, at), top, nq)

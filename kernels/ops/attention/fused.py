@@ -9,8 +9,8 @@ Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/test_
 Source    Dao, "FlashAttention-2", arXiv 2307.08691; Milakov, Gimelshein, "Online normalizer
           calculation for softmax", arXiv 1805.02867
 
-No matrix of scores is ever whole: scratch is of blocks, a thread's own.  What the band hides is not
-read, so a NaN in V does not come through from there.
+No matrix of scores is ever whole: scratch is of blocks, a thread's own.  Keys outside
+the band are not read, so a NaN in their V does not come through.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def form_of(site: Site) -> Form:
     by_rows, rows_first = (
         frozenset(str(site.attrs[name]).split()) for name in ("by_rows", "rows_first")
     )
-    found: dict[str, tuple[Any, ...]] = {}
+    shapes: dict[str, tuple[Any, ...]] = {}
     for name in ("q", "k", "v"):
         shape = site.real(_FORWARD[name]).shape
         if len(shape) != 4:
@@ -89,12 +89,12 @@ def form_of(site: Site) -> Form:
         a, b, c, d = shape
         if name in rows_first:
             a, b, c = b, c, a
-        found[name] = (a, c, b, d) if name in by_rows else (a, b, c, d)
-    batch, heads, queries, width = found["q"]
-    _, groups, keys, _ = found["k"]
+        shapes[name] = (a, c, b, d) if name in by_rows else (a, b, c, d)
+    batch, heads, queries, width = shapes["q"]
+    _, groups, keys, _ = shapes["k"]
     if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
         site.wrong(f"{heads} heads of queries are not divisible by {groups} heads of keys")
-    form = Form(batch, heads, groups, queries, keys, width, found["v"][3], by_rows, rows_first)
+    form = Form(batch, heads, groups, queries, keys, width, shapes["v"][3], by_rows, rows_first)
     known = _BACKWARD if site.op == "AttentionGrad" else _FORWARD
     for name in ("q", "k", "v", "y", "dy"):
         if name in known:
@@ -119,7 +119,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 
 def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
-    """The strides of an input that broadcasts to the scores, which it must; 0 along such axes."""
+    """Return the strides of an input that must broadcast to the scores, 0 where it does."""
     if not site.has(i):
         return (0, 0, 0, 0)
     t = site.type(i)
@@ -137,6 +137,7 @@ def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
 def block_sizes(target: Target, T: str, queries: int, keys: int) -> tuple[int, int]:
     """Return the columns and rows of the blocks of scores."""
     lanes = target.lanes(ITEMSIZE[T])
+    # Blocks of equal size, of whole vectors: a short last block would cut vectors.
     blocks = -(-queries // max(BLOCK_QUERIES, VECTORS * lanes))
     each = -(-queries // blocks)
     return -(-each // lanes) * lanes, min(BLOCK_KEYS, -(-keys // lanes) * lanes)
@@ -228,7 +229,7 @@ def _lower(lowering: Lowering) -> None:
 
 
 def parts_of(apart: int, blocks: int, threads: int) -> int:
-    """How many threads share the queries of what is `apart`: few, so that all have about as much.
+    """Return how many threads share the queries of a group; `apart`: groups of batch and heads.
 
     blocks: of queries.  Parts cost a sum over them, so more are taken only for a tenth of the time.
     """
@@ -250,12 +251,15 @@ def _lower_grad(lowering: Lowering) -> None:
     width, columns = form.width, form.value_width
     blocks = block_sizes(lowering.target, T, form.queries, keys)
     wants = [int(lowering.wants(i)) for i in range(4)]
+    # Batches or heads that share one bias add to the same gradient, so one thread has them all.
     together = [int(wants[3] and name in site.attrs["together"]) for name in ("batch", "head")]
     apart = (1 if together[0] else batch) * (1 if together[1] else groups)
     parts = parts_of(apart, -(-form.queries // blocks[0]), lowering.threads)
     outs = [lowering.y(i) if wants[i] else None for i in range(4)]
     steps = {"dk": form.strides("dk"), "dv": form.strides("dv")}
     into: dict[str, Any] = dict(zip(_GRADS, outs, strict=True))
+    # Parts of dK and dV, a thread each, which a fold adds up in order: no two threads add to the
+    # same place.
     if parts > 1:
         for name, i in (("dk", 1), ("dv", 2)):
             if wants[i]:
@@ -266,6 +270,7 @@ def _lower_grad(lowering: Lowering) -> None:
     bias_step = (0, 0, 0, 0)
     if wants[3]:
         square = form.queries * keys
+        # Stride 0: heads, or batches, add to the same rows.
         by_head = 0 if "head" in site.attrs["together"] else square
         by_batch = 0 if "batch" in site.attrs["together"] else square
         heads = 1 if not by_head else form.heads

@@ -292,7 +292,7 @@ def _blocked(lowering: Lowering, j: Job, T: str) -> Job:
     # times the target's length, so that a K just beyond it is not cut.
     kc = parts(j.depth, max(1, parts(j.depth, lowering.target.kc * 3 // 2)))
     run = j.unit * j.channels
-    # Whole runs of taps, each of which is gathered by one copy.
+    # Whole runs of taps: a run is gathered by one copy.
     if 0 < run <= kc:
         kc = round_up(kc, run)
     rows = parts(parts(j.rows, lowering.target.mr), mt) * lowering.target.mr

@@ -225,7 +225,7 @@ def writer(T: str) -> Inline:
     writer(m, y, bias, low, line, g, image, first, count, n, step)
 
     t < count; y = max(low[0], A' m A + bias), n channels of each pixel from y on, if the image has
-    the pixel.  step: elements from product to product.  line: 6 lines of 4 span pixels, and a pixel.
+    it.  step: elements from product to product.  line: 6 lines of 4 span pixels, and a pixel.
     """
     # y = A' m A, along the width first: its results lie as tiles of a row, which the second
     # transform reads pixel by pixel.

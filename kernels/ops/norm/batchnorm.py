@@ -1,17 +1,17 @@
 """Batch normalisation: y = (x - mean) scale / sqrt(var + epsilon) + B, for each channel (axis 1).
 
-Forward   training: mean and var are those of the batch (population variance), and the running ones
-          move: running = momentum running + (1 - momentum) batch;  else they are the running ones
+Forward   training: mean and var of the batch (population variance), and the running ones move:
+          running = momentum running + (1 - momentum) batch;  otherwise the running ones
 Backward  with h = (x - mean) inv, inv = 1 / sqrt(var + epsilon), n values a channel:
           dscale = sum dy h,  dB = sum dy
-          training: dx = scale inv (dy - dB / n - h dscale / n);  else dx = scale inv dy, and for
-          statistics that the model computes dmean = -scale inv dB,  dvar = -scale inv^2 dscale / 2
+          training: dx = scale inv (dy - dB / n - h dscale / n);  otherwise dx = scale inv dy, and
+          for computed statistics dmean = -scale inv dB,  dvar = -scale inv^2 dscale / 2
           keeps x, mean and inv: y is computed again where it is needed
 Error     of mean and var: channels.py
 Source    Ioffe, Szegedy, arXiv 1502.03167
 
 The ops are short for statistics (channels.py) and elementwise nodes, which are fused with what is
-around them: an activation behind the normalisation, the mask of its gradient before the sums.
+around them: an activation after the normalisation, the mask of its gradient before the sums.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ ATTRS = {"epsilon": 1e-5, "momentum": 0.9}
 
 
 def across(nodes: Nodes, v: str, rank: int) -> str:
-    """A vector of C channels as [C, 1, ...], which broadcasts to [N, C, ...] of the given rank."""
+    """Return a vector of C channels as [C, 1, ...], to broadcast to [N, C, ...] of this rank."""
     if rank == 2:
         return v
     return str(nodes.op("Reshape", v, nodes.const([-1, *[1] * (rank - 2)], "i64")))
 
 
 def of_type(nodes: Nodes, value: str, dtype: str, wanted: str) -> str:
-    """A value of one element type in another, which is the value itself if they are the same."""
+    """Return a value cast from one element type to another, if they differ."""
     return value if dtype == wanted else str(nodes.op("Cast", value, to=ONNX_CODE[wanted]))
 
 
@@ -72,7 +72,7 @@ def _normalised(nodes: Nodes, mean: str, inv: str) -> str:
 
 
 def _moved(nodes: Nodes, i: int, batch: str) -> str:
-    """Return the running statistic of input i after it has moved towards that of the batch.
+    """Return the running statistic of input i after it has moved towards the batch's.
 
     Both are of its element type.
     """
@@ -141,9 +141,9 @@ def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
 
 
 def moving(nodes: Nodes, held: Sequence[str]) -> tuple[str, ...]:
-    """Return the outputs of a BatchNormInternal in training, given those of a BatchNormHeld.
+    """Return a BatchNormInternal's outputs in training from the outputs of a BatchNormHeld.
 
-    Running statistics that are no constants are updated where they are.
+    Running statistics that are not constant are updated in place.
     """
     y, mean, var, *kept = held
     moved = (_moved(nodes, 3, mean), _moved(nodes, 4, var))
@@ -157,7 +157,7 @@ def _check(site: Site) -> TensorType:
     """X [N, C, ...], the other inputs [C]: scale and bias of one type, and both statistics."""
     x = site.real(0)
     if x.rank < 2:
-        site.fail(f"X of rank {x.rank}", "[N, C, ...]")
+        site.fail(f"X has rank {x.rank}", "[N, C, ...]")
     for i in range(1, 5):
         site.shaped(i, x.shape[1:2])
     for i in (1, 3):

@@ -74,6 +74,8 @@ _GRADIENT_SUMS = "; ".join(f"sum({formula})" for formula in GRADIENT_SUMS.texts(
 @inline
 def weights(count, more):
     """Of the mean and of its squared difference, where `more` elements join `count`."""
+    # Chan, Golub, LeVeque: for counts a, b and d = mean_b - mean_a the joined mean is mean_a + d b
+    # / (a + b), the joined square square_a + square_b + d^2 a b / (a + b).
     total = count + more
     return more / total, count * more / total
 
@@ -91,7 +93,7 @@ def _merge(T: str) -> Native:
 
 
 def _column_sums(T: str, source: str) -> Native:
-    """The native column_sums of a program, which names its last operand, of one row, `beside`."""
+    """Return the native column_sums of a program; its last operand, of one row, is `beside`."""
     head, _, sums = source.partition("->")
     return Native("column_sums", (Program.of(f"{head} beside[] -> {sums}", T),))
 
@@ -127,15 +129,15 @@ def _sums_rows_words(T: str, sums: str) -> Words:
 
 
 def _operands(T: str, sums: str) -> tuple[str, ...]:
-    """What the pointers among the words point to."""
+    """Return the types of the pointers among the words."""
     return tuple(pointer(i.dtype) for i in Program.of(sums, T).ins)
 
 
 def _cut(T: str, kinds: Sequence[str], numbers: Numbers, vectors: int, before: int) -> Tiling:
-    """Return how a kernel by columns is cut into tiles, each of which makes one part.
+    """Return how a kernel by columns is cut into tiles; each tile makes one part.
 
     kinds: the types of the operands.  vectors: how many a part has.  before: the pointers before
-    the operands, the first of which is that to the parts.
+    the operands; the first points to the parts.
     """
     layout = cols_words(len(kinds))
     words = layout.unpack(numbers)
@@ -212,10 +214,14 @@ def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
             p = udiv(i, chunks)
             j = (i - p * chunks) * chunk
             k = imin(chunk, n - j)
+            # Parts follow from the size of the work: the sums are the same for any number of
+            # threads.
             into = off(part, p * kinds * n + j)
             for f in range(kinds):
                 zero(off(into, f * n), k)
             r, end = share(g.rows, p, parts)
+            # The sums of a block of rows are closed before they meet the part's: two levels of
+            # sums.
             while r < end:
                 m = imin(g.block, end - r)
                 add(g.operands, r, m, j, k, into, into, n)
@@ -303,6 +309,8 @@ def channel_moments_cols(target: Target, T: str) -> Body:
     def body(part, work, g, tid, nthreads):
         n, parts, chunk = g.n, g.parts, g.chunk
         chunks = udiv(n + chunk - 1, chunk)
+        # Mean and square of the block at hand, which stays in the first-level cache for both
+        # passes.
         m, s = off(work, tid * 2 * chunk), off(work, (tid * 2 + 1) * chunk)
         first, last = share(parts * chunks, tid, nthreads)
         for i in range(first, last):
@@ -319,6 +327,7 @@ def channel_moments_cols(target: Target, T: str) -> Body:
                 scale(m, 1.0 / rows, m, k)
                 zero(s, k)
                 squares(g.operands, r, rows, j, k, m, s, 0)
+                # The first block of a part is taken as it is: there is nothing to merge it with.
                 if r == begin:
                     copy(mean, m, k)
                     copy(square, s, k)
@@ -381,6 +390,7 @@ def channel_moments_join(target: Target, T: str) -> Body:
         k = last - first
         if k > 0:
             m, s = off(mean, first), off(var, first)
+            # The joined moments start from the first part; all others are merged in order.
             copy(m, off(part, first), k)
             copy(s, off(part, folds * channels + first), k)
             begin, end = share(rows, 0, parts)
@@ -392,6 +402,7 @@ def channel_moments_join(target: Target, T: str) -> Body:
                 a, b = weights(count, end - begin)
                 merge(m, s, at, off(at, folds * channels), a, b, m, s, k)
                 count += end - begin
+            # The population variance: the sum of squares by the count, not by count - 1.
             scale(s, 1.0 / count, s, k)
 
     return body
@@ -402,7 +413,7 @@ def channel_moments_join(target: Target, T: str) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How channels are walked: `images` [N, C, n] by rows, or `rows` of n = folds C columns."""
+    """The walk over channels: `images` [N, C, n] by rows, or `rows` of n = folds C columns."""
 
     channels: int
     images: int = 0
@@ -418,7 +429,7 @@ class Walk:
         return min(max(self.rows * self.n // PART, 1), 64, self.rows)
 
     def words(self, steps: Sequence[int]) -> Packed:
-        """Of the kernels by columns, for operands with these strides from row to row."""
+        """Return the words of kernels by columns; steps: strides of operands from row to row."""
         chunk = min(self.n, CHUNK)
         return cols_words(len(steps)).pack(
             steps=steps,
@@ -433,9 +444,13 @@ class Walk:
 def _walk(t: TensorType) -> Walk:
     images, channels, *rest = t.dims
     pixels = math.prod(rest)
+    # [N, C, pixels]: the values of a channel adjoin, so rows are summed.  Otherwise channels
+    # adjoin, and columns are summed.
     if not t.last and pixels > 1:
         return Walk(channels, images=images, n=pixels)
     rows = images * pixels
+    # Few channels would leave vectors short: f neighbouring rows are walked as one row of f C
+    # columns, whose sums are folded in the end.  f divides the rows, and 8 rows remain at least.
     most = min(CHUNK // 2 // channels, rows // 8)
     folds = next((f for f in range(most, 1, -1) if rows % f == 0), 1)
     return Walk(channels, n=folds * channels, rows=rows // folds, folds=folds)
@@ -508,7 +523,7 @@ def _lower_sums(lowering: Lowering) -> None:
 
 
 def _tiled(lowering: Lowering, x: Operand, w: Walk) -> Operand:
-    """A vector of channels repeated, once for each of the rows that are walked as one row."""
+    """Return a vector of channels, repeated for each row of those walked as one row."""
     if w.folds == 1:
         return x
     out = lowering.temp(x.type.dtype, (w.folds, w.channels))
@@ -521,9 +536,9 @@ def _tiled(lowering: Lowering, x: Operand, w: Walk) -> Operand:
 
 def _check(site: Site, t: TensorType) -> None:
     if t.rank < 2:
-        site.fail(f"a tensor {t}", "[N, C, ...]")
+        site.fail(f"the tensor is {t}, of rank {t.rank}", "[N, C, ...]")
     if 0 in t.shape:
-        site.fail(f"an empty tensor {t}")
+        site.fail(f"the tensor is {t}, which has no elements")
 
 
 def _infer_moments(site: Site) -> tuple[TensorType, ...]:

@@ -5,7 +5,7 @@ GroupNormalization         the same over groups of channels
 MeanVarianceNormalization  (x - mean) / (sqrt(var) + 1e-9) over axes
 LpNormalization            x / ||x||_p along an axis; 0 stays 0
 LRN                        x / (bias + alpha mean of x^2 over `size` channels)^beta
-Backward  that of the expansion
+Backward  through the expansion
 Error     layernorm.py
 Source    Ulyanov, Vedaldi, Lempitsky, arXiv 1607.08022; Wu, He, arXiv 1803.08494
 """
@@ -59,7 +59,10 @@ def _group_ms(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _mean_variance(nodes: Nodes) -> tuple[str, ...]:
-    """A variance of 0 is taken as 1e-30: the gradient of its root is infinite, y is 0 with both."""
+    """Expand MeanVarianceNormalization; a variance of 0 is taken as 1e-30.
+
+    The gradient of its root would be infinite; y is 0 with both.
+    """
     axes = nodes.site.attrs["axes"]
     apart = nodes.op(
         "Sub", nodes.x(0), with_axes(nodes, "ReduceMean", nodes.x(0), axes, 18, keepdims=1)
@@ -106,11 +109,11 @@ def _images(groups: str, per_group: Callable[[Site], bool]) -> Callable[[Site], 
     def infer(site: Site) -> tuple[TensorType]:
         x = site.real(0)
         if x.rank < 3:
-            site.fail(f"X of rank {x.rank}", "[N, C, pixels...]")
+            site.fail(f"X has rank {x.rank}", "[N, C, pixels...]")
         channels = x.shape[3 if site.attrs.get("channels_last") else 1]
         count = site.attrs.get(groups, 1)
         if count < 1 or (isinstance(channels, int) and channels % count):
-            site.wrong(f"{channels} channels in {count} groups")
+            site.wrong(f"{channels} channels are not divisible by {groups}={count}")
         for i in (1, 2):
             if site.shaped(i, (count if per_group(site) else channels,)).dtype != x.dtype:
                 site.fail(f"input {i} is {site.type(i)} beside X of {x.dtype}", "one element type")

@@ -1,15 +1,15 @@
 """Batch normalisation over the batches of all ranks, as if they were one.
 
-Forward   the moments are those of the joined batch: JoinMoments of each rank's own
+Forward   moments of the joined batch: JoinMoments of each rank's own
 Backward  dx = scale inv (dy - dB samples / n - h dscale samples / n) with dB and dscale summed over
           all ranks, where this one has n values a channel, and the part `samples` of the batch;
-          what the op gives as dB and dscale are the sums of this rank alone, because gradients of
-          parameters are summed over the ranks later
+          dB and dscale are the sums of this rank alone, because gradients of parameters are summed
+          over the ranks later
 Error     of the moments: kernels/ops/collective.py
 Source    torch.nn.SyncBatchNorm, which combines moments by counts and sums likewise
 
-The ops are those of batchnorm.py in training, with `SAMPLES` (gradients: `PART`) and `RANKS` as
-further inputs, behind theirs, and an attribute `ordinal`.  graphs/offline/ranks.py makes them.
+The ops are as in batchnorm.py in training, with `SAMPLES` (gradients: `PART`) and `RANKS` as
+further inputs, after theirs, and an attribute `ordinal`.  graphs/offline/ranks.py makes them.
 """
 
 from __future__ import annotations

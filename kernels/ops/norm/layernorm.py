@@ -4,10 +4,10 @@ Forward   h = (x - mean) inv, inv = 1 / sqrt(var + epsilon), var the mean of (x 
           RMS: mean = 0 and var the mean of x^2;  y = scale h + B;  Standardize: y = h
 Backward  with g = scale dy:  dx = inv (g - mean g - h mean (g h)); RMS: without mean g
           dscale = sum over rows of dy h,  dB = sum over rows of dy;  keeps x, mean and inv
-Error     of mean and var that of sums (fold.py): the mean is corrected by the mean of x - mean
+Error     of mean and var as of sums (fold.py): the mean is corrected by the mean of x - mean
 Source    Ba, Kiros, Hinton, arXiv 1607.06450; Zhang, Sennrich, arXiv 1910.07467
 
-Sums over rows are those of parts of fixed size, so results depend on no number of threads.
+Sums over rows are made of parts of fixed size, so results depend on no number of threads.
 """
 
 from __future__ import annotations

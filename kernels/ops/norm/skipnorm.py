@@ -2,7 +2,7 @@
 
 Forward   SkipLayerNormalization: y = LayerNormalization(input + skip + bias), and that sum
           EmbedLayerNormalization: the sum is of embeddings of words, places and segments
-Backward  that of the expansion.  InvertibleLayerNormalizationGrad is the gradient by y instead of
+Backward  through the expansion.  InvertibleLayerNormalizationGrad is the gradient by y instead of
           x: x - mean = (y - B) / (scale inv)
 """
 
@@ -22,6 +22,7 @@ def _skip(op: str, b: int | None, bias: int) -> Callable[[Nodes], tuple[str, ...
 
     def rule(nodes: Nodes) -> tuple[str, ...]:
         site = nodes.site
+        # The sum is an output, too: the next block adds to it.
         total = nodes.op("Add", nodes.x(0), nodes.x(1))
         if site.has(bias):
             total = nodes.op("Add", total, nodes.x(bias))
@@ -30,7 +31,7 @@ def _skip(op: str, b: int | None, bias: int) -> Callable[[Nodes], tuple[str, ...
         made = nodes.op(op, total, *vectors, outputs=3 if b is not None else 2, **attrs)
         mean = made[1] if b is not None else ""
         if b is None and nodes.wants(1):
-            site.fail("output 1, a mean that is not computed", "output, inv_std_var, sum")
+            site.fail("output 1 (mean) is requested", "the outputs output, inv_std_var and sum")
         return (made[0], mean, made[-1], total)
 
     return rule
@@ -52,6 +53,8 @@ def _infer_skip(site: Site) -> tuple[TensorType, ...]:
 def _invertible_grad(nodes: Nodes) -> tuple[str, ...]:
     """X - mean = (Y - B) / (scale inv): the gradients of X shifted to mean 0."""
     dy, y, scale, b, inv = (nodes.x(i) for i in range(5))
+    # Forward: y = (x - mean) inv scale + B; so x - mean = (y - B) / (scale inv), and the gradient,
+    # which reads x only as x - mean, is given that with a mean of 0.
     h = nodes.op("Div", nodes.op("Sub", y, b), scale)
     zero = nodes.op("Mul", inv, nodes.like(0.0, 1))
     axis = nodes.site.attrs["axis"]
@@ -70,7 +73,7 @@ def _invertible_grad(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _embed(nodes: Nodes) -> tuple[str, ...]:
-    """The sum of embeddings of words, places and segments, normalised; how long each mask is."""
+    """Normalise the sum of embeddings of words, places and segments; output mask lengths, too."""
     site = nodes.site
     length = site.type(0).dims[1]
     limits.check("CONSTANT_BYTES", 8 * max(site.type(0).dims[:2]), site.where, "its places take")
@@ -83,6 +86,7 @@ def _embed(nodes: Nodes) -> tuple[str, ...]:
     y = nodes.op(
         "LayerNormalization", total, nodes.x(5), nodes.x(6), axis=-1, epsilon=site.attrs["epsilon"]
     )
+    # Without a mask onnxruntime outputs zeros here, not the length.
     ends = nodes.const(np.zeros(site.type(0).dims[0]), "i32")
     if site.has(7):
         ends = nodes.op("ReduceSum", nodes.x(7), nodes.const([1], "i64"), keepdims=0)

@@ -2,7 +2,7 @@
 
 Forward   Y = (sum_k |X_k|^p)^(1/p): a SumPool, or a reduction, of |X|^p
 Backward  dX = sign(X) |X|^(p-1) sum over the windows of dY Y^(1-p), 0 where Y = 0; needs X and Y
-Error     that of the sum, and some ulps
+Error     as of the sum, and some ulps
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def _window(nodes: Nodes) -> dict[str, Any]:
 def _expand(nodes: Nodes) -> tuple[str, ...]:
     p = float(nodes.site.attrs["p"])
     if p < 1:
-        nodes.site.fail(f"p = {p:g}", "1 or more")
+        nodes.site.fail(f"p is {p:g}", "1 or more")
+    # x^2 needs no absolute value.
     x = nodes.x(0) if p == 2 else nodes.op("Abs", nodes.x(0))
     powers = _power(nodes, x, p)
     if nodes.site.op == "LpPool":
@@ -51,13 +52,16 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
 
 def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = X |X|^(p-2) SumPoolGrad(dY / Y^(p-1))."""
+    # Forward: s = sum_k |x_k|^p, y = s^(1/p); so dx_k = sign(x_k) |x_k|^(p-1) y^(1-p) dy.
     p, x = float(grad.site.attrs["p"]), grad.x(0)
     if p > 1:
         y = grad.y(0)
+        # y = 0 only where all of the window is 0; the factor |x|^(p-1) then gives 0, so any y does.
         safe = grad.op("Where", grad.op("Equal", y, grad.like(0.0, 0)), grad.like(1.0, 0), y)
         dy = grad.op("Div", dy, _power(grad, safe, p - 1))
     if grad.site.op == "LpPool":
         dy = grad.op("SumPoolGrad", dy, x, domain=OURS, **_window(grad))
+    # sign(x) |x| is x.
     if p == 2:
         return (grad.op("Mul", x, dy),)
     slope = grad.op("Sign", x)

@@ -4,8 +4,8 @@ Forward   MaxPool      Y[n, o, c] = max_k X[n, o s - p + k d, c]; Indices: where
           AveragePool  Y[n, o, c] = sum_k X[n, o s - p + k d, c] / count(o);  SumPool without count
 Backward  dX = dY at Indices, windows that share a maximum add up;  dX = sum_o dY[o] / count(o)
           MaxPool needs Indices, AveragePool nothing, GlobalMaxPool X.  Of engine::MaxPool, which
-          plans have in the place of MaxPool, Indices are u8 that count the taps of a window
-Error     max exact, equal values count the first, NaN wins; average that of a sum by rows of taps
+          plans use instead of MaxPool, Indices are u8 that count the taps of a window
+Error     max exact, equal values count the first, NaN wins; average as a sum by rows of taps
 Source    ONNX, with a last window under ceil_mode only where it starts before the end padding
 """
 
@@ -126,6 +126,8 @@ def _lower_global(lowering: Lowering) -> None:
 def _lower_global_grad(lowering: Lowering) -> None:
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if dx.type.size:
+        # Forward keeps no Indices: the maxima are searched again, which costs a pass over X but
+        # spares an i64 for each window of one image until the backward pass.
         y = lowering.temp(dy.type.dtype, (dy.type.size,))
         index = lowering.temp("i64", (dy.type.size,))
         max_pool(lowering, _whole(x.type), x, y, index)
@@ -140,9 +142,9 @@ def _check(site: Site, i: int) -> TensorType:
     if x.dtype not in SMALL or (site.domain, site.op) != ("", "MaxPool"):
         site.real(i)
     if not 3 <= x.rank <= 5:
-        site.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
+        site.fail(f"X has {x.rank - 2} spatial axes", "1, 2 or 3")
     if 0 in x.shape[2:]:
-        site.wrong(f"a pool of {x}, which has no pixels")
+        site.wrong(f"X is {x}, which has no pixels to pool")
     return x
 
 
@@ -153,7 +155,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
-    """The type of X where it is an input, else the smallest image that pools to the shape of dY."""
+    """Return the type of X if it is an input, otherwise the smallest that pools to dY's shape."""
     dy = _check(site, 0)
     if site.op == "MaxPoolGrad":
         site.shaped(1, dy.shape)
@@ -192,6 +194,7 @@ def _grad_max(grad: Grad, dy: str) -> tuple[str | None, ...]:
 def _grad_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = AveragePoolGrad(dY), with X for its shape where the number of pixels is open."""
     attrs = dict(grad.site.attrs)
+    # onnxruntime-training's AveragePoolGrad knows neither; such a pool gets our own op.
     newer = attrs.get("ceil_mode") or any(d != 1 for d in attrs.get("dilations", ()))
     if _has_pixels(grad.site.type(0)) and not newer:
         kept = {k: v for k, v in attrs.items() if k not in ("ceil_mode", "dilations")}
@@ -200,13 +203,14 @@ def _grad_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _grad_global_max(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = GlobalMaxPoolGrad(dY, X)"""
+    """dX = GlobalMaxPoolGrad(dY, X)."""
     return (grad.op("GlobalMaxPoolGrad", dy, grad.x(0), domain=OURS),)
 
 
 def _grad_global_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = Expand(dY / pixels, Shape(X)), as onnxruntime-training has it."""
     if _has_pixels(grad.site.type(0)):
+        # Forward: y = sum x / pixels for each channel; so every pixel gets dy / pixels.
         count = grad.like(math.prod(int(d) for d in grad.site.type(0).shape[2:]), 0)
     else:
         count = grad.op("Div", grad.op("Size", grad.x(0)), grad.op("Size", grad.y(0)))

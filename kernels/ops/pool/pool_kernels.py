@@ -12,7 +12,7 @@ from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.runtime.words import AXES, Field, Words
 
 TAPS = 256  # the most taps of a window whose index is a u8
-TAKEN, PADDED, ONE = range(3)  # what a sum is divided by: taps in the image, in its padding too, 1
+TAKEN, PADDED, ONE = range(3)  # divisors of a sum: taps in the image, in its padding too, or 1
 
 _WINDOWS: dict[str, str | Field] = {
     "images": "images of the batch",
@@ -38,13 +38,11 @@ MAX_GRAD_WORDS = Words(
     shared="whether windows share pixels, so that their gradients add up",
     clear="whether some pixels are in no window",
 )
-MEAN_WORDS = Words(
-    "pool_mean", **_WINDOWS, divisor="what a sum is divided by: TAKEN, PADDED or ONE"
-)
+MEAN_WORDS = Words("pool_mean", **_WINDOWS, divisor="the divisor of a sum: TAKEN, PADDED or ONE")
 
 
 def _windows(axes: Axes, images: int, channels: int, chunk: int) -> dict[str, Any]:
-    """The fields of `_WINDOWS`; threads share chunks of channels of images (or of their rows)."""
+    """Return the fields of `_WINDOWS`; threads share chunks of channels of images, or of rows."""
     fields = ("out", "size", "stride", "pad", "pad_end", "dilation", "taps")
     spans = {f: [getattr(a, f) for a in axes] for f in fields}
     return {"images": images, "channels": channels, "chunk": chunk, **spans}
@@ -102,8 +100,11 @@ def _max(window: Native) -> Body:
             _, h, nh = clip(
                 row - plane * g.out_h, g.size_h, g.stride_h, g.pad_h, g.dilation_h, g.taps_h
             )
+            # `clip` leaves the first tap inside the image and the number of taps inside: no tap in
+            # the padding is read or compared.  Vectors hold channels.
             for o in range(g.out_w):
                 _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
+                # The index of the first tap inside; the native adds the steps of the tap that won.
                 place = (n * c + c0) * volume + d * g.pixel_d + h * g.pixel_h + w * g.pixel_w
                 to = (row * g.out_w + o) * c + c0
                 window(
@@ -156,11 +157,16 @@ def _max_grad(spread: Native, zero: Native) -> Body:
         c, chunk = g.channels, g.chunk
         chunks = udiv(c + chunk - 1, chunk)
         volume = g.size_d * g.size_h * g.size_w
+        # Windows of neighbouring rows may share pixels: a thread has all rows of an image, so that
+        # no two threads add to one pixel, and sums are in the order of windows.
         begin, end = share(g.images * chunks, tid, nthreads)
         for unit in range(begin, end):
             n = udiv(unit, chunks)
             c0 = (unit - n * chunks) * chunk
             nc = imin(chunk, c - c0)
+            # Forward: y = x at the index; so dx at the index += dy, and other pixels get 0.  If
+            # every pixel is in exactly one window each is written once, and nothing is cleared
+            # before.
             if g.clear != 0:
                 for i in range(n * volume, (n + 1) * volume):
                     zero(off(dx, i * c + c0), nc)
@@ -204,7 +210,7 @@ def _count(o, size, pad, pad_end, stride, dilation, taps):
 
 @inline
 def _divisor(g, od, oh, ow, taken):
-    """What the sum of a window, `taken` taps of which lie in the image, is divided by."""
+    """Return the divisor of the sum of a window; `taken` of its taps lie in the image."""
     count = taken
     if g.divisor == PADDED:
         count = _count(od, g.size_d, g.pad_d, g.pad_end_d, g.stride_d, g.dilation_d, g.taps_d)
@@ -272,6 +278,8 @@ def pool_mean_grad(target: Target, T: str) -> Body:
             n = udiv(unit, chunks)
             c0 = (unit - n * chunks) * chunk
             nc = imin(chunk, c - c0)
+            # Forward: y[o] = sum_k x[...] / count(o); so dx of every pixel that o saw += dy[o] /
+            # count(o).
             for i in range(n * volume, (n + 1) * volume):
                 zero(off(dx, i * c + c0), nc)
             for row in range(g.out_d * g.out_h):
@@ -302,25 +310,26 @@ def pool_mean_grad(target: Target, T: str) -> Body:
 
 
 def _chunk(lowering: Lowering, t: TensorType, units: int) -> int:
-    """Channels of a unit of work: all, or fewer when there are fewer `units` than threads."""
+    """Return the channels of a unit of work: fewer than all if `units` are fewer than threads."""
     channels = t.dims[1]
     pieces = -(-lowering.threads // max(units, 1))
     return round_up(-(-channels // pieces), lowering.target.lanes(ITEMSIZE[t.dtype]))
 
 
 def _places(site: Site, axes: Axes, index: Operand | None) -> dict[str, list[int]]:
-    """Steps of an index: of a flat place, by storage_order row- or column-major, or of taps."""
+    """Return the steps of an index: of a flat place by storage_order, or of taps."""
     d, h, w = (a.size for a in axes)
     pixel = [1, d, d * h] if site.attrs.get("storage_order") else [h * w, w, 1]
     tap = [a.dilation * step for a, step in zip(axes, pixel, strict=True)]
     if index is not None and index.type.dtype == "u8":
         _, h, w = (a.taps for a in axes)
+        # Taps count from 0 in every window.
         pixel, tap = [0, 0, 0], [h * w, w, 1]
     return {"pixel": pixel, "tap": tap}
 
 
 def max_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, index: Operand | None) -> None:
-    """Call for y and, unless it is None, index: i64 or u8."""
+    """Append the call for y and, unless it is None, index: i64 or u8."""
     images, channels = x.type.dims[:2]
     chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
     words = MAX_WORDS.pack(
@@ -333,8 +342,9 @@ def max_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, index: Oper
 
 
 def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
-    """Call for dx."""
+    """Append the call for dx."""
     images, channels = dx.type.dims[:2]
+    # Windows that neither overlap nor leave gaps write each pixel once.
     apart = all(a.dilation == 1 and a.stride >= a.taps for a in axes)
     covered = all(
         a.dilation == 1 and a.stride <= a.taps and (a.out - 1) * a.stride + a.taps >= a.size + a.pad
@@ -351,7 +361,7 @@ def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, d
 
 
 def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
-    """Call for y; `count` is TAKEN, PADDED or ONE."""
+    """Append the call for y; `count` is TAKEN, PADDED or ONE."""
     images, channels = x.type.dims[:2]
     chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
@@ -359,7 +369,7 @@ def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int
 
 
 def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
-    """Call for dx; `count` is TAKEN, PADDED or ONE."""
+    """Append the call for dx; `count` is TAKEN, PADDED or ONE."""
     images, channels = dx.type.dims[:2]
     chunk = _chunk(lowering, dx.type, images)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)

@@ -24,7 +24,9 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     dims = [int(d) for d in given]
     small = any(isinstance(d, int) and d > n for d, n in zip(inner, dims, strict=False))
     if len(dims) != x.rank or small:
-        site.wrong(f"output_shape {dims} for a pool of {list(inner)}")
+        site.wrong(
+            f"output_shape is {dims}; expected at least {list(inner)}, the smallest that pools to X"
+        )
     return (x.but(dims),)
 
 
@@ -37,6 +39,7 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     head = nodes.op("Slice", nodes.op("Shape", nodes.x(0)), i64s(nodes, 0), i64s(nodes, 2))
     shape = nodes.op("Concat", head, i64s(nodes, *spatial), axis=0)
     flat = i64s(nodes, -1)
+    # Indices are flat in the smallest image that pools to X, not in output_shape.
     zeros = nodes.op("Expand", nodes.like(0.0, 0), nodes.op("ReduceProd", shape, keepdims=1))
     places, values = (nodes.op("Reshape", nodes.x(i), flat) for i in (1, 0))
     y = nodes.op("Reshape", nodes.op("ScatterElements", zeros, places, values, axis=0), shape)
