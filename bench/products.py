@@ -8,6 +8,7 @@ GFLOP/s, and percent of what multiply-adds on registers alone reach on as many t
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,11 +16,9 @@ from typing import NamedTuple
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
-from engine.kernels.loops.gemm import GEMM_WORDS
-from engine.kernels.ops.conv.convolution import CONV_WORDS
-from engine.kernels.ops.conv.patches import JOB
-from engine.kernels.ops.conv.weight_gradient import DW_WORDS
-from engine.runtime.plan import Step
+from engine.kernels.ops.conv.patches import jobs_of
+from engine.kernels.registry import templates
+from engine.kernels.vocabulary.call import KernelCall
 from engine.tools.workloads import WORKLOADS
 
 
@@ -38,27 +37,20 @@ class Product(NamedTuple):
         return 2 * self.batch * self.m * self.n * self.k
 
 
-def product(step: Step) -> Product | None:
-    """The product that a step makes, None if it makes none."""
-    template = step.kernel.split("_f32")[0]
-    consts = [int(c) for c in step.consts]
-    if template == "gemm":
-        g = GEMM_WORDS.unpack(consts[2:])
-        b0, b1, b2 = g["batch"]
-        name = "gemm " + "".join("t" if c == "1" else "n" for c in step.kernel.split("_")[2:])
-        return Product(name, b0 * b1 * b2, g["m"], g["n"], g["k"])
-    if template == "conv":
-        g = CONV_WORDS.unpack(consts)
-        words = g["jobs"]
-        jobs = [JOB.unpack(words[i : i + JOB.size]) for i in range(0, len(words), JOB.size)]
-        depth = sum(j["rows"] * j["depth"] for j in jobs) // sum(j["rows"] for j in jobs)
-        rows = sum(j["rows"] for j in jobs)
-        return Product("conv", g["groups"], rows, jobs[0]["columns"], depth)
-    if template == "conv_dw":
-        g = DW_WORDS.unpack(consts)
-        j = JOB.unpack(g["job"])
-        if g["has_w"]:
-            return Product("conv_dw", g["groups"], g["per_group"], j["columns"], j["rows"])
+def product(call: KernelCall) -> Product | None:
+    """Return the product that a call makes; None if it makes none."""
+    match call.template.name:
+        case "gemm":
+            name = "gemm " + "".join("t" if call.flag(at) else "n" for at in (1, 2))
+            return Product(name, math.prod(call.batch), call.m, call.n, call.k)
+        case "conv":
+            jobs = jobs_of(call.jobs)
+            rows = sum(q["rows"] for q in jobs)
+            depth = sum(q["rows"] * q["depth"] for q in jobs) // rows
+            return Product("conv", call.groups, rows, jobs[0]["columns"], depth)
+        case "conv_dw" if call.has_w:
+            (q,) = jobs_of(call.job)
+            return Product("conv_dw", call.groups, call.per_group, q["columns"], q["rows"])
     return None
 
 
@@ -68,11 +60,15 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         with written(name) as folder:
             made = Training(folder, threads)
             profile = made.module.profile(made.x, made.y)
-        steps = made.module.plan(made.x.shape, made.y.shape).steps
+        plan = made.module.plan(made.x.shape, made.y.shape)
+        specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
         peak = profile.roofline.flops
         found: dict[tuple[str, Product], list[float]] = defaultdict(list)
         for time in profile.steps:
-            if (one := product(steps[time.number])) is not None:
+            step = plan.steps[time.number]
+            spec = specs[step.kernel]
+            call = KernelCall(templates()[spec.template], spec.params, step.consts)
+            if (one := product(call)) is not None:
                 found[time.phase, one].append(time.seconds)
         for (phase, p), times in sorted(found.items(), key=lambda item: -sum(item[1])):
             rate = p.flops * len(times) / sum(times)
