@@ -27,7 +27,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from engine.errors import (
     UnsupportedOpError,
     caller_level,
 )
+from engine.fields import takes
 from engine.lora.note import METADATA
 from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 from engine.loss_types import LOSSES, Loss, LossType
@@ -56,6 +57,7 @@ from engine.signatures import checked
 from engine.sparse import SparseUpdate
 from engine.training import artifact_set
 from engine.training.artifact_set import PROPERTY, SetId
+from engine.training.settings import ArtifactOptions
 from engine.training.state import LEARNING_RATE
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
 
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.training import Artifacts, Choice
+    from engine.training.keywords import ArtifactKeywords
 
 __all__ = ["SparseUpdate", "generate_artifacts"]
 __all__ += loss_types.__all__
@@ -74,6 +77,7 @@ CONSTANTS = "constants.{}.data"  # beside the models, if constants are external 
 
 
 @checked
+@takes(ArtifactOptions)
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
     requires_grad: Sequence[str] | None = None,
@@ -87,11 +91,7 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
-    frozen_batch_norm: bool | Sequence[str] | None = None,
-    update: SparseUpdate | None = None,
-    external_data: bool | None = None,
-    proximal: bool = False,
-    tie: Sequence[Sequence[str]] | str | None = None,
+    **options: Unpack[ArtifactKeywords],
 ) -> None:
     """Write the training, eval and optimizer models and the checkpoint of a forward model.
 
@@ -111,24 +111,6 @@ def generate_artifacts(
         loss_input_names: What the loss is taken of, by default the model's output; a second name
             is that of the target or labels: of a value of the model, or of an input to add.  By
             default that is a new input, `labels` or `target`.
-        frozen_batch_norm: Batch normalisations that use and keep running statistics: all (True),
-            none (False), those named by node or parameter; by default those that have a scale
-            and a bias, neither of which is trained.
-        update: What is trained of `requires_grad`, by default of all parameters; the rest of them
-            is frozen, and so is by default every batch normalisation whose scale is.  A weight `w`
-            of which a part is trained is in the checkpoint as `w.trained` and `w.frozen`; exported
-            models have it as `w`.
-        external_data: Whether constants of the training and the eval model go to one file beside
-            them, `constants.<id>.data`.  A `Module` leaves them there: they take no memory of its
-            own.  By default it is so if the model has its own in such a file, or adapters of LoRA.
-            Where such a file is in the folder of the artifacts, or below, the models refer to it,
-            and it must stay there; else the folder needs no other file.
-        proximal: Whether each trained parameter is also pulled to an anchor in the checkpoint, as
-            FedProx has it, see `engine.proximal`.  Gradients are no longer those of the loss alone.
-        tie: Groups of names of initializers that are one parameter, of which the exporter has made
-            equal or transposed copies: they are trained as the first of the group, and are apart
-            again in exported models.  "auto": those that are found.  None
-            trains them apart, with a `ModelWarning`; [] without.
 
     A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
     the module that it was exported from, and of batch normalisations that are frozen by default.
@@ -151,6 +133,7 @@ def generate_artifacts(
     from engine.graphs.offline.parameters import parameters
     from engine.graphs.passes import control
 
+    asked = ArtifactOptions(**options)
     _refuse_unsupported(ort_format, custom_op_library)
     extra = _names("additional_output_names", additional_output_names)
     chosen = _names("loss_input_names", loss_input_names)
@@ -162,16 +145,15 @@ def generate_artifacts(
     paths = Paths.of(forward.metadata)
     trained, frozen = (paths.resolved(n, forward.initializers) for n in (trained, frozen))
     answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
-    norms = _norms(frozen_batch_norm)
-    if tie is None:
+    norms = asked.frozen_batch_norm
+    if asked.ties is None:
         copies = ties.find(forward, trained, frozen)
         if copies:
             warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=caller_level())
     else:
-        trained, frozen = ties.tie(forward, tie, trained, frozen)
-    if update is not None:
-        arguments.expect("update", update, SparseUpdate)
-        trained, frozen, still = sparse.choose_and_split(forward, update, trained, frozen)
+        trained, frozen = ties.tie(forward, asked.ties, trained, frozen)
+    if asked.update is not None:
+        trained, frozen, still = sparse.choose_and_split(forward, asked.update, trained, frozen)
         norms = still if norms is None else norms
     if trained and precision.stops_gradients(forward) and METADATA not in forward.metadata:
         told = precision.tell(forward, parameters(forward))
@@ -182,14 +164,11 @@ def generate_artifacts(
         forward = _add_block(forward, spec, chosen or forward.outputs, extra)
         forward.outputs, spec, extra = forward.outputs[:1], None, forward.outputs[1:]
     build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
-    held = arguments.flag("proximal", proximal)
-    made = training.make_artifacts(forward, choice, build, extra, norms, proximal=held)
+    made = training.make_artifacts(forward, choice, build, extra, norms, proximal=asked.proximal)
     if answers:
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
-    if external_data is not None:
-        arguments.flag("external_data", external_data)
     kept = bool(forward.external) or METADATA in forward.metadata
-    external = kept if external_data is None else external_data
+    external = kept if asked.external_data is None else asked.external_data
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint, external)
 
 
@@ -400,12 +379,6 @@ def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None
 def _names(title: str, names: Sequence[str] | None) -> list[str]:
     """A list of names, empty for None; `title` is what messages call it."""
     return [] if names is None else arguments.names(title, names)
-
-
-def _norms(given: bool | Sequence[str] | None) -> bool | list[str] | None:
-    if given is None or isinstance(given, bool):
-        return given
-    return arguments.names("frozen_batch_norm", given)
 
 
 def _loss(loss: LossType | Loss | Block | None) -> Loss | Block | None:

@@ -37,12 +37,14 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 import numpy as np
 
 from engine import arguments
-from engine.errors import DTypeError, EngineError, InputError
+from engine.errors import DTypeError, EngineError, InputError, nearest
 
 T = TypeVar("T")
 Check = Callable[[str, Any], Any]  # takes the name and the value; returns what the function gets
 _LARGEST = 1 << 64  # no number that means anything here is larger
 _ITEMS = 1 << 16  # of a sequence or mapping, which are checked; longer ones are data
+DECLARATION = "engine"  # in the metadata of a field: its range and check, see fields.py
+_CHECKS = "engine_checks"  # attribute of a function that is checked: a function that returns them
 _VARIABLE, _KEYWORDS = 4, 8  # flags of code objects: *args, **options
 
 
@@ -123,15 +125,49 @@ def _of(target: Any, ranges: Mapping[str, Range]) -> Any:
 def check_fields(what: str, value: Any) -> None:
     """Check the fields of an instance of a dataclass that takes them unchecked.
 
-    what: what the instance is called in errors; the name of the field follows.
+    what: the name of the instance in errors; the name of the field follows.
 
     Raises:
         DTypeError, InputError: as a function that is `checked`.
     """
-    kind = type(value)
-    for name, check in _checks(vars(kind)["__init__"], {}, kind).names.items():
+    for name, check in _checks_of(type(value)).items():
         if check is not None and name != "self":
             _passed(check, f"{what} {name}", getattr(value, name))
+
+
+def checked_values(
+    maker: Callable[..., Any], values: Mapping[str, Any], place: str
+) -> dict[str, Any]:
+    """Check arguments by name for a function or class, without a call of it.
+
+    place: the beginning of messages; the name of the argument follows.
+
+    Returns the values that it would get.
+
+    Raises:
+        DTypeError, InputError: as the call of a function that is `checked`.
+    """
+    checks = _checks_of(maker)
+    passed = dict(values)
+    for name, value in values.items():
+        check = checks.get(name)
+        if check is not None:
+            passed[name] = _passed(check, f"{place}: {name}", value)
+    return passed
+
+
+def _checks_of(maker: Callable[..., Any]) -> Mapping[str, Check | None]:
+    """Return the checks of parameters, by their names."""
+    owner = maker if isinstance(maker, type) else None
+    function: Any = maker if owner is None else owner.__init__  # type: ignore[misc]  # of this class
+    made: Callable[[], _Checks] | None = vars(function).get(_CHECKS)
+    return (_checks(function, {}, owner) if made is None else made()).names
+
+
+def words_of(annotation: Any) -> str:
+    """Return an annotation in words, such as "a whole number"."""
+    kind = _kind(annotation, FREE)
+    return "anything" if kind is None else kind.words
 
 
 class _Checks(NamedTuple):
@@ -152,10 +188,14 @@ def _function(
         return function
     made: _Checks | None = None
 
+    def checks_of_arguments() -> _Checks:
+        nonlocal made
+        made = made or _checks(function, ranges, owner)
+        return made
+
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        nonlocal made
-        checks = made = made or _checks(function, ranges, owner)
+        checks = made or checks_of_arguments()
         given = []
         for at, value in enumerate(args):
             name, check = checks.positions[at] if at < len(checks.positions) else checks.rest
@@ -166,6 +206,7 @@ def _function(
                 options[name] = _passed(check, name, value)
         return function(*given, **options)
 
+    vars(call)[_CHECKS] = checks_of_arguments
     return call
 
 
@@ -189,10 +230,17 @@ def _checks(
         inner = inner.__wrapped__
     scopes = _scopes(owner) if inner.__name__ == "__init__" and owner is not None else {}
     made: dict[str, Check | None] = {}
+    fields = vars(owner).get("__dataclass_fields__", {}) if scopes else {}
     for name, hint in inner.__annotations__.items():
+        if isinstance(hint, str) and hint.startswith("Unpack["):
+            continue  # the dataclass that is made of these keywords checks them
         scope = scopes.get(name, inner.__globals__)
-        kind = _kind(_value(hint, scope), ranges.get(name, FREE))
+        declared = fields[name].metadata.get(DECLARATION) if name in fields else None
+        numbers = ranges.get(name, FREE) if declared is None else declared.range
+        kind = _kind(_value(hint, scope), numbers)
         made[name] = None if kind is None else kind.check
+        if declared is not None and declared.check is not None:
+            made[name] = _both(made[name], declared.check)
     code = inner.__code__
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
@@ -203,6 +251,15 @@ def _checks(
         {n: made.get(n) for n in names[:named]},
         made.get(names[named + has_rest]) if has_options else None,
     )
+
+
+def _both(first: Check | None, second: Check) -> Check:
+    """Return a check that gives the value of one check to another one."""
+
+    def check(what: str, value: Any) -> Any:
+        return second(what, value if first is None else first(what, value))
+
+    return check
 
 
 def _scopes(owner: type) -> dict[str, dict[str, Any]]:
@@ -357,7 +414,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 def _scalar(hint: type, numbers: Range) -> _Kind:
     if hint is bool:
-        return _Kind(arguments.flag, "True or False")
+        return _Kind(arguments.flag, "True or False", is_list=True)
     if hint is str:
         return _Kind(arguments.text, "text")
     if hint is type(None):
@@ -412,7 +469,8 @@ def _literal(values: tuple[Any, ...]) -> _Kind:
         if not isinstance(value, tuple(kinds)):
             raise DTypeError(f"{what}: expected {words}, got {arguments.kind_of(value)}")
         if value not in values:
-            raise InputError(f"{what}={arguments.kind_of(value)}; expected {words}")
+            near = nearest(str(value), [each for each in values if isinstance(each, str)])
+            raise InputError(f"{what}={arguments.kind_of(value)}; expected {words}{near}")
         return value
 
     return _Kind(check, words, is_list=True)
@@ -428,7 +486,7 @@ def _can_be_walked(value: Any) -> bool:
 def _sequence(item: _Kind | None) -> _Kind:
     if item is not None and item.words == "text":
         return _Kind(_names, "a list of names")
-    words = "a list"
+    words = "a list" if item is None else f"a list, each {item.words}"
 
     def check(what: str, value: Any) -> Any:
         if not _can_be_walked(value):

@@ -87,7 +87,7 @@ def test_artifacts_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
         ),
         (
             ["--loss", "cross_entropy", "--loss-option", "label_smoothing=much"],
-            "--loss cross_entropy: label_smoothing = 'much': expected a number",
+            "--loss cross_entropy: label_smoothing: expected a number, got 'much'",
         ),
         (["--loss", "mse", "--loss-option", "reduction"], "expected NAME=VALUE"),
         (["--loss", "mse", "--train", "fc9.*"], "'fc9.*' matches none"),

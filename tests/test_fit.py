@@ -343,7 +343,7 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_is_well() -> None:
         ({"accumulate": 0}, InputError, "accumulate=0"),
         ({"keep": 0}, InputError, "keep=0"),
         ({"checkpoint_every": 0}, InputError, "checkpoint_every=0"),
-        ({"hours": 0}, InputError, "hours=0: expected more than 0"),
+        ({"hours": 0}, InputError, "hours=0: expected above 0"),
         ({"hours": math.nan}, InputError, "hours nan is not finite"),
         ({"resume": True}, InputError, "resume=True needs the folder of the run"),
         ({"callbacks": [Recorder]}, DTypeError, "expected a Callback, got type"),

@@ -24,7 +24,7 @@ LAYERS = (
     ("engine.errors", "engine.element_types"),
     ("engine.arguments",),
     ("engine.signatures", "engine.limits", "engine.foreign_text"),
-    ("engine.sparse", "engine.proximal"),
+    ("engine.sparse", "engine.proximal", "engine.fields"),
     ("engine.distributed",),
     ("engine.runtime", "engine.checkpoint"),
     ("engine.lora.note", "engine.paths"),

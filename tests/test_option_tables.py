@@ -13,7 +13,7 @@ from engine.artifacts import AdamW, Group
 from engine.errors import DTypeError, EngineError, InputError
 from engine.tools import tables
 from engine.tools.run_config import config_of, to_toml
-from engine.tools.tables import assignments, convert, describe, make
+from engine.tools.tables import assignments, describe, make, shaped
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,23 @@ def test_values_become_what_is_declared() -> None:
         ({"sise": 3}, InputError, r"^\[t\]: unknown key 'sise'; nearest: 'size'$"),
         ({"points": [{"z": 1}]}, InputError, r"^\[t\]: points: unknown key 'z'; known: x, y$"),
         ({"points": [{}]}, InputError, r"^\[t\]: points: 'x' is missing$"),
-        ({"points": [3]}, DTypeError, r"points = 3: expected a table"),
-        ({"points": {"x": 1}}, DTypeError, r"expected a list, each a table"),
-        ({"size": [1]}, DTypeError, r"expected a whole number or a list of 2: a whole number"),
-        ({"size": 2.0}, DTypeError, r"size = 2\.0: expected a whole number"),
-        ({"size": True}, DTypeError, r"size = True"),
-        ({"mode": "mean"}, DTypeError, r"expected one of \"min\", \"max\""),
-        ({"weights": {"a": "b"}}, DTypeError, r"weights\.a = 'b': expected a number"),
-        ({"weights": 3}, DTypeError, r"expected a table"),
-        ({"names": [1]}, DTypeError, r"names = 1: expected a text"),
+        ({"points": [3]}, DTypeError, r"\[t\]: points\[0\]: expected a Point, got 3"),
+        (
+            {"points": {"x": 1}},
+            DTypeError,
+            r"points\[0\]: expected a Point, got 'x'",
+        ),
+        ({"size": [1]}, InputError, r"\[t\]: size: expected 2 values \(a whole number, a whole"),
+        (
+            {"size": 2.0},
+            DTypeError,
+            r"\[t\]: size: expected a whole number or 2 values .* got 2\.0",
+        ),
+        ({"size": True}, DTypeError, r"\[t\]: size: expected .*, got True"),
+        ({"mode": "mean"}, InputError, r"\[t\]: mode='mean'; expected one of 'min', 'max'"),
+        ({"weights": {"a": "b"}}, DTypeError, r"weights\['a'\]: expected a number, got 'b'"),
+        ({"weights": 3}, DTypeError, r"\[t\]: weights: expected a mapping, got 3"),
+        ({"names": [1]}, InputError, r"\[t\]: names: expected a list of names, got 1 in it"),
     ],
 )
 def test_what_does_not_fit_is_told_by_its_place(
@@ -93,9 +101,12 @@ def test_what_must_be_given() -> None:
 
 def test_types_in_words() -> None:
     assert describe(float | None) == "a number"
-    assert describe(tuple[float, float]) == "a list of 2: a number, a number"
+    assert describe(tuple[float, float]) == "2 values (a number, a number)"
+    assert describe(bool | Sequence[Point] | None) == "true or false or a list, each a Point"
+    assert describe(Point | None) == "a table"
     assert describe(Any) == "anything"
-    assert convert([1, "a"], Any, "here") == [1, "a"]
+    assert shaped([1, "a"], Any, "here") == [1, "a"]
+    assert shaped({}, Point | None, "here") is None
 
 
 def test_words_are_values_of_toml_or_texts() -> None:

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 
 from engine import Trainer
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss
-from engine.errors import DTypeError, InputError, ModelWarning, NameNotFoundError, ShapeError
+from engine.errors import InputError, ModelWarning, NameNotFoundError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline import ties
 
@@ -138,7 +138,11 @@ def test_what_only_looks_alike_is_no_copy() -> None:
         ([["wte"]], InputError, "fewer than two names"),
         ([["wte", "head"], ["head", "other"]], InputError, "'head' appears twice"),
         ("all", InputError, "expected 'auto', or groups of names"),
-        (3, DTypeError, "tie: expected a list, text or None, got 3"),
+        (
+            3,
+            InputError,
+            "tie=3; expected a list, each a list of names, text, True or False or None",
+        ),
     ],
 )
 def test_ties_that_cannot_be_are_refused(given: Any, error: type[Exception], text: str) -> None:

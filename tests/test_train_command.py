@@ -361,7 +361,7 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
             1,
             "expected TABLE.KEY=VALUE, such as fit.epochs=3; did you mean fit.epochs?",
         ),
-        (["--model", "model.onnx", "--data", "photos", "--epochs", "0"], 1, "epochs = 0: expected"),
+        (["--model", "model.onnx", "--data", "photos", "--epochs", "0"], 1, "epochs=0: expected"),
         (["--model", "model.onnx", "--data", "photos", "--epochs", "x"], 2, "--epochs"),
         (
             ["--model", "model.onnx", "--data", "photos", "--batch", "8,4"],

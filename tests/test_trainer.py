@@ -84,7 +84,7 @@ def test_a_last_layer_that_fits_is_kept() -> None:
 
 @pytest.mark.parametrize("classes", [0, 1, -2])
 def test_a_classifier_has_two_classes_or_more(classes: int) -> None:
-    with pytest.raises(InputError, match=f"classes={classes}; a classifier needs two or more"):
+    with pytest.raises(InputError, match=f"classes={classes}: expected 2 to"):
         made(classes=classes)
 
 

@@ -7,22 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.artifacts import save_forward
 from engine.checking import Check, Subject, Suggestion, by_bytes, check, faults_of
 from engine.checking.subject import Opened
 from engine.errors import EngineError, InternalError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-from engine.lora import Lora, adapt
+from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.optim_types import OptimizerSpec
 from engine.runtime import config
 from engine.runtime.roofline import Roofline
 from engine.sparse import SparseUpdate
 from engine.tools import choices
-from engine.tools.artifacts import write_artifacts
 from engine.tools.trimmed.plans import artifacts, bind_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
+from engine.trainer.forward import Forward
+from engine.trainer.recipe import Recipe
+from engine.training.settings import RecipeOptions
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -81,14 +82,7 @@ def check_path(
     with tempfile.TemporaryDirectory() as folder:
         try:
             progress.say(f"making {path} trainable")
-            write_artifacts(
-                path,
-                graph,
-                folder,
-                train=made.train,
-                loss=_loss(graph, made.loss),
-                optimizer=_optimizer(made.optimizer),
-            )
+            _recipe(graph, made).write(Forward(path, graph), made.train, folder)
         except InternalError:
             raise
         except EngineError as error:
@@ -116,7 +110,6 @@ def _remade(
 
     A variant that the model does not allow is none.
     """
-    loss, optimizer = _loss(graph, made.loss), _optimizer(made.optimizer)
     variants: dict[str, Lora | SparseUpdate] = {
         f"LoRA of rank {RANK} on every layer that can": Lora(".", rank=RANK),
         f"a sparse update: all biases, and the last {LAST} layers": SparseUpdate(
@@ -126,21 +119,13 @@ def _remade(
     for change, variant in variants.items():
         with tempfile.TemporaryDirectory() as folder:
             try:
-                source, other, update = path, graph, None
+                forward, recipe, train = Forward(path), _recipe(graph, made), made.train
                 if isinstance(variant, Lora):
-                    other = adapt(path, variant).graph
-                    source = Path(save_forward(other, folder))
+                    forward.adapt(variant)
+                    train = ("*",)  # the adapters alone
                 else:
-                    update = variant
-                write_artifacts(
-                    source,
-                    other,
-                    folder,
-                    train=made.train if update is not None else ("*",),  # the adapters alone
-                    loss=loss,
-                    optimizer=optimizer,
-                    update=update,
-                )
+                    recipe = replace(recipe, options=RecipeOptions(update=variant))
+                recipe.write(forward, train, folder)
                 mine = replace(asked, variants=False, budget=None)
                 found = _of_artifacts(Path(folder), mine, change, progress)
             except InternalError:
@@ -174,6 +159,10 @@ def _of_artifacts(
         opened=opened,
         say=progress.say,
     )
+
+
+def _recipe(graph: Graph, made: Made) -> Recipe:
+    return Recipe(_loss(graph, made.loss), _optimizer(made.optimizer), RecipeOptions())
 
 
 def _loss(graph: Graph, name: str | None) -> Loss | None:

@@ -12,91 +12,85 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engine import arguments
 from engine.errors import InputError, nearest
+from engine.fields import fields_of, inherited, option
 from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.optim_types import OptimizerSpec
 from engine.runtime import files
-from engine.sparse import SparseUpdate
+from engine.signatures import AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
 from engine.tools import choices, tables
 from engine.trainer.schedules import Schedule
+from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
 Kind = Literal["auto", "images", "sounds", "csv", "text"]
 KINDS = [kind for kind in get_args(Kind) if kind != "auto"]
 
 
-def key(text: str, default: Any = dataclasses.MISSING) -> Any:
-    """Return a field of a table; text: its meaning, for the documentation."""
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"text": text})
-    return field(default=default, metadata={"text": text})
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTable:
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ModelTable(RecipeOptions):
     """The model and its loss, and the choice of trained parameters."""
 
-    path: str = key("The forward model, an ONNX file.", "")
-    loss: str = key(
+    path: str = option("", "The forward model, an ONNX file.", flag="--model", metavar="PATH")
+    loss: str = option(
+        "",
         "The loss to minimise; by default one that fits the data: cross_entropy or mse.  none: "
         "minimise the first output of the model.",
-        "",
+        metavar="NAME",
     )
-    loss_options: Mapping[str, Any] = key(
-        "Options of the loss, such as {label_smoothing = 0.1}.", {}
+    loss_options: Mapping[str, Any] = option(
+        {}, "Options of the loss, such as {label_smoothing = 0.1}."
     )
-    loss_inputs: Sequence[str] = key("The output that the loss takes, then the target.", ())
-    train: Sequence[str] = key("Names of parameters to train, or patterns of them.", ("*",))
-    update: Mapping[str, Any] = key(
-        "The part of them to train, such as {biases = true, last = 2}: fields of SparseUpdate "
-        "(docs/memory.md); by default all.",
-        {},
+    train: Sequence[str] = option(
+        ("*",),
+        "Parameters to train, such as 'classifier.*'; '!PATTERN' excludes; by default all.",
+        metavar="PATTERN",
     )
-    lora: Mapping[str, Any] = key(
+    lora: Lora | None = option(
+        None,
         'Adapters to train instead, such as {match = "attn.*(q|v)", rank = 8}: options of Lora '
         "(docs/lora.md); by default none.",
-        {},
     )
-    frozen_batch_norm: bool | Sequence[str] | None = key(
-        "Batch normalisations that keep their statistics: all, none, or a list of names.", None
-    )
-    tie: bool | Sequence[Sequence[str]] | None = key(
-        "Groups of parameters that an exporter has copied and that are trained as one; true: all "
-        "groups found, false: none.  By default none, with a warning that lists the groups found.",
-        None,
-    )
-    head: Literal["auto", "keep", "replace"] = key(
+    head: Literal["auto", "keep", "replace"] = option(
+        "auto",
         "The last layer of a classifier: replaced if the number of classes differs, never, or "
         "always.",
-        "auto",
     )
 
 
-@dataclass(frozen=True, slots=True)
+@checked
+@dataclass(frozen=True, kw_only=True)
 class DataTable:
     """The data, and how to make batches from them."""
 
-    path: str = key("A folder or a file.", "")
-    kind: Literal["auto", "images", "sounds", "csv", "text"] = key(
-        "The kind of data; by default according to the file names.", "auto"
+    path: str = option("", "A folder or a file of data.", flag="--data", metavar="PATH")
+    kind: Kind = option("auto", "The kind of data; by default according to the file names.")
+    validation: float | str = option(
+        0.2,
+        "The share of the data to validate with, or a path of other data; 0: no validation.",
+        BELOW_1,
+        metavar="SHARE|PATH",
     )
-    validation: float | str = key(
-        "The share of the data to validate with, or a path of other data; 0: no validation.", 0.2
+    batch_size: int | None = option(
+        None,
+        "Samples per step; by default 32, or the number fixed in the model file.",
+        AT_LEAST_1,
+        flag="--batch",
     )
-    batch_size: int | None = key(
-        "Samples per step; by default 32, or the number fixed in the model file.", None
+    shuffle: bool = option(True, "Use a different order of samples in each epoch.")
+    drop_last: bool = option(False, "Leave out a last, smaller batch.")
+    augment: Sequence[str] = option((), "Random changes of pictures: flip, crop, color.")
+    prefetch: int = option(2, "Batches to prepare ahead.", AT_LEAST_0)
+    classes: Sequence[str] = option(
+        (), "Names of the classes; by default taken from the data.", flag="--class"
     )
-    shuffle: bool = key("Use a different order of samples in each epoch.", True)
-    drop_last: bool = key("Leave out a last, smaller batch.", False)
-    augment: Sequence[str] = key("Random changes of pictures: flip, crop, color.", ())
-    prefetch: int = key("Batches to prepare ahead.", 2)
-    classes: Sequence[str] = key("Names of the classes; by default taken from the data.", ())
-    options: Mapping[str, Any] = key("Options of the dataset, see docs/data.md.", {})
+    options: Mapping[str, Any] = option({}, "Options of the dataset, see docs/data.md.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,58 +101,31 @@ class Chosen:
     options: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class FitTable:
+@checked
+@dataclass(frozen=True, kw_only=True)
+class FitTable(FitOptions, StepOptions):
     """The training itself."""
 
-    epochs: int = key("Passes over the data.", 10)
-    metrics: Sequence[str] | None = key(
+    epochs: int = inherited(FitOptions, "epochs", 10)
+    seed: int = option(0, "Seed of all random numbers.", AT_LEAST_0)
+    metrics: Sequence[str] | None = option(
+        None,
         "Metrics besides the loss; by default accuracy for classes, mae for values, perplexity "
         "for texts.",
-        None,
+        flag="--metric",
     )
-    accumulate: int = key("Batches whose gradients make one step.", 1)
-    patience: int | None = key("Stop after so many epochs without improvement.", None)
-    monitor: str = key(
-        "The column that decides which checkpoint is the best; by default val_loss.", ""
-    )
-    mode: Literal["min", "max"] | None = key(
-        "Direction of improvement of the monitored column.", None
-    )
-    hours: float | None = key("Stop after this time.", None)
-    seed: int = key("Seed of all random numbers.", 0)
-    threads: int | None = key("Threads per step; by default all cores.", None)
-    memory_budget: str | None = key(
-        "Memory limit for the plan of a step, such as 48 MB; by default none: the fastest step.",
-        None,
-    )
-    micro_batches: int | None = key(
-        "Parts of a batch that are trained one after another, with one update; by default one, or "
-        "as many as the budget needs.",
-        None,
-    )
-    own_statistics: bool = key(
-        "Let training batch normalisations take their statistics over each part.", False
-    )
-    skip_nonfinite: bool = key(
-        "Skip and count updates with NaN or infinite gradients; by default according to the option "
-        "of the optimizer.",
-        False,
-    )
-    skip_limit: int = key("The number of updates in a row that may be skipped before an error.", 10)
-    keep: int = key("The number of newest checkpoints to keep, in addition to the best one.", 2)
-    checkpoint_every: int | None = key("Steps between checkpoints; by default one epoch.", None)
-    unfreeze: Mapping[str, int] = key(
-        "Patterns from train, each with the epoch from which they are trained.", {}
+    patience: int | None = option(
+        None, "Stop after so many epochs without improvement.", AT_LEAST_0
     )
 
 
-@dataclass(frozen=True, slots=True)
+@checked
+@dataclass(frozen=True, kw_only=True)
 class OutputTable:
     """The output of a run."""
 
-    folder: str = key("The folder of the run.", "run")
-    tensorboard: bool = key("Also write event files for TensorBoard.", False)
+    folder: str = option("run", "The folder of the run.", flag="-o, --out", metavar="PATH")
+    tensorboard: bool = option(False, "Also write event files for TensorBoard.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +145,6 @@ class RunConfig:
         if table.loss == "none":
             return None
         return choices.loss(table.loss or default, table.loss_options, "[model] loss")
-
-    def sparse_update(self) -> SparseUpdate | None:
-        """Return the sparse update of the parameters named by `train`; None: train all of them."""
-        given = self.model.update
-        return tables.make(SparseUpdate, given, "[model] update") if given else None
-
-    def adapters(self) -> Lora | None:
-        """Return the adapters to add to the model; None: no adapters."""
-        given = self.model.lora
-        return tables.make(Lora, given, "[model] lora") if given else None
-
-    def tied(self) -> Sequence[Sequence[str]] | str | None:
-        """Return the tied parameters, as `generate_artifacts` takes them."""
-        given = self.model.tie
-        if isinstance(given, bool):
-            return "auto" if given else ()
-        return given
 
     def method(self) -> OptimizerSpec:
         """Return the optimizer."""
@@ -275,47 +225,18 @@ def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
         else:
             made[name] = tables.make(TABLES[name], table, place)
     config = RunConfig(**made)
-    _check(config, source)
+    table = config.model
+    if table.loss not in ("", "none"):
+        choices.loss(table.loss, table.loss_options, f"{source} [model] loss")
     return config
 
 
 def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
     rest = dict(table)
     default = {"optimizer": "adamw", "schedule": "constant"}[which]
-    name = tables.convert(rest.pop("name", default), str, f"{place}: name")
+    name = arguments.text(f"{place}: name", rest.pop("name", default))
     getattr(choices, which)(name, rest, place)  # refuses what does not fit, before any work
     return Chosen(name, rest)
-
-
-_LEAST = {"batch_size": 1, "prefetch": 0, "epochs": 1, "accumulate": 1, "patience": 0, "seed": 0,
-          "threads": 1, "micro_batches": 1, "skip_limit": 0, "keep": 1,
-          "checkpoint_every": 1}  # fmt: skip
-
-
-def _check(config: RunConfig, source: str) -> None:
-    """Refuse numbers that have no meaning, and a loss that does not exist."""
-    for name in ("data", "fit"):
-        table = getattr(config, name)
-        for each in dataclasses.fields(table):
-            value = getattr(table, each.name)
-            if each.name in _LEAST and value is not None and value < _LEAST[each.name]:
-                raise InputError(
-                    f"{source} [{name}]: {each.name} = {value}: expected at least "
-                    f"{_LEAST[each.name]}"
-                )
-    share = config.data.validation
-    if isinstance(share, float) and not 0 <= share < 1:
-        raise InputError(
-            f"{source} [data]: validation = {share}: expected a share from 0 to below 1, or a path"
-        )
-    if config.fit.memory_budget is not None:
-        arguments.nbytes(f"{source} [fit]: memory_budget", config.fit.memory_budget)
-    if config.fit.hours is not None and not config.fit.hours > 0:
-        raise InputError(f"{source} [fit]: hours = {config.fit.hours}: expected more than 0")
-    config.sparse_update()
-    config.adapters()
-    if config.model.loss not in ("", "none"):
-        choices.loss(config.model.loss, config.model.loss_options, f"{source} [model] loss")
 
 
 # --- writing
@@ -334,7 +255,7 @@ def to_toml(config: RunConfig) -> str:
         if isinstance(table, Chosen):
             values = {"name": table.name, **table.options}
         else:
-            values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)}
+            values = {f.name: getattr(table, f.name) for f in fields_of(type(table))}
         lines.append(f"[{name}]")
         lines += [f"{_key(k)} = {toml_value(v)}" for k, v in values.items() if v is not None]
         lines.append("")
@@ -348,6 +269,13 @@ def _key(name: str) -> str:
 
 def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field, made by its factory if it has one."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def toml_value(value: Any) -> str:
@@ -364,6 +292,9 @@ def toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, str):
         return _text(value)
+    if dataclasses.is_dataclass(value):  # with the options that are not the defaults
+        values = {f.name: (getattr(value, f.name), _default_of(f)) for f in fields(value)}
+        value = {name: v for name, (v, default) in values.items() if v != default}
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, Sequence):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine import arguments
 from engine.data.arrays import Arrays
 from engine.data.dataset import Dataset
 from engine.data.samples import Augment, Sample
@@ -186,7 +187,8 @@ class _Tables(Kind):
                 f'{_PLACE}: target is missing: the column to predict, several, or "" for none'
             )
         options = dict(table.options)
-        given = tables.convert(options.pop("target"), Sequence[str], f"{_PLACE}: target")
+        given = options.pop("target")
+        given = arguments.names(f"{_PLACE}: target", [given] if isinstance(given, str) else given)
         target = [name for name in given if name] or None
         return tables.make(Csv, options, _PLACE, path=path, target=target, **learned)
 
@@ -282,8 +284,8 @@ def _text_options(table: DataTable) -> tuple[bool, Any, dict[str, Any]]:
     from engine.data.tokens import ByteTokenizer
 
     options = dict(table.options)
-    labelled = tables.convert(options.pop("labelled", False), bool, f"{_PLACE}: labelled")
-    name = tables.convert(options.pop("tokenizer", "bytes"), str, f"{_PLACE}: tokenizer")
+    labelled = arguments.flag(f"{_PLACE}: labelled", options.pop("labelled", False))
+    name = arguments.text(f"{_PLACE}: tokenizer", options.pop("tokenizer", "bytes"))
     return labelled, ByteTokenizer() if name == "bytes" else name, options
 
 

@@ -1,44 +1,44 @@
-"""Tables of options, as a TOML file or words `NAME=VALUE` give them, for what takes the options.
+"""Tables of options from a TOML file or from words `NAME=VALUE`, for a class or function.
 
-The names, types and defaults of options stand in one place, the signature of the class or function
-that takes them.  A name that it lacks is refused with the nearest one, a value of another type with
-what is expected.
+The names, types and defaults of options are in one place, the signature of the class or function
+that takes them.  An unknown name is refused with the nearest one, and a value that does not fit as
+the function itself refuses it (`engine.signatures`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-import operator
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from engine.errors import DTypeError, InputError, nearest
+from engine.errors import InputError, nearest
+from engine.signatures import checked_values, words_of
 
 Made = TypeVar("Made")
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_UNIONS = (types.UnionType, typing.Union)
+_WORDS = {"a mapping": "a table", "True or False": "true or false"}  # Python's, and TOML's
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """An option: the type that it must have, and its default; `MISSING` if it must be given."""
+    """The type of an option, and its default; `MISSING` if it must be given."""
 
     type: Any
     default: Any
 
 
 def options(maker: Callable[..., Any]) -> dict[str, Option]:
-    """The options that a class or function takes by name, in order."""
+    """Return the options that a class or function takes by name, in order."""
     holder = maker
     if isinstance(maker, type) and not dataclasses.is_dataclass(maker):
         holder = maker.__init__  # type: ignore[misc]  # the signature of this very class
     kinds = typing.get_type_hints(holder)
-    found = {}
+    known = {}
     for name, parameter in inspect.signature(maker).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -47,12 +47,12 @@ def options(maker: Callable[..., Any]) -> dict[str, Option]:
             default = dataclasses.MISSING
         elif dataclasses.is_dataclass(maker):
             default = _default(maker, name, default)
-        found[name] = Option(kinds.get(name, Any), default)
-    return found
+        known[name] = Option(kinds.get(name, Any), default)
+    return known
 
 
 def _default(maker: Any, name: str, default: Any) -> Any:
-    """The default of a dataclass's field, also where a factory makes it."""
+    """Return the default of a dataclass's field, also if a factory makes it."""
     (field,) = (f for f in dataclasses.fields(maker) if f.name == name)
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
@@ -60,10 +60,10 @@ def _default(maker: Any, name: str, default: Any) -> Any:
 
 
 def make(maker: Callable[..., Made], table: Mapping[str, Any], place: str, **given: Any) -> Made:
-    """What a class or function makes of a table of its options.
+    """Call a class or function with the options in a table; return the result.
 
-    place: what messages call the table.
-    given: options that are no business of the table.
+    place: the name of the table in messages.
+    given: options that cannot be in the table.
 
     Raises:
         InputError: an unknown name, or one that is missing.
@@ -75,121 +75,76 @@ def make(maker: Callable[..., Made], table: Mapping[str, Any], place: str, **giv
             raise InputError(
                 f"{place}: unknown key {name!r}{nearest(name, known) or _listed(known)}"
             )
-    values = {n: convert(v, known[n].type, f"{place}: {n}") for n, v in table.items()}
+    values = {n: shaped(v, known[n].type, f"{place}: {n}") for n, v in table.items()}
     for name, option in known.items():
         if option.default is dataclasses.MISSING and name not in values:
             raise InputError(f"{place}: {name!r} is missing")
-    return maker(**given, **values)
+    return maker(**given, **checked_values(maker, values, place))
 
 
 def _listed(known: Mapping[str, Any]) -> str:
     return f"; known: {', '.join(known)}" if known else "; it takes none"
 
 
-def convert(value: Any, kind: Any, place: str) -> Any:
-    """A value as a type: whole numbers as floats, lists as tuples, one text as a tuple of texts.
+def shaped(value: Any, kind: Any, place: str) -> Any:
+    """Return a value of TOML in the form that a type asks for; whether it fits is not checked.
+
+    Tables become instances of dataclasses, lists tuples, one text a tuple of texts, and whole
+    numbers floats.  An empty table is None where that is allowed.
 
     Raises:
-        DTypeError: it is of another type.
+        InputError, DTypeError: a table does not fit the dataclass.
     """
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        return _of_union(value, inner, place)
-    if origin is typing.Literal:
-        if value in inner and type(value) in {type(each) for each in inner}:
-            return value
-        near = nearest(value, [each for each in inner if isinstance(each, str)])
-        raise InputError(f"{place} = {value!r}: expected one of {_choices(inner)}{near}")
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, Mapping):
-            raise _wrong(value, kind, place)
-        return make(kind, value, place)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise _wrong(value, kind, place)
-        return {k: convert(v, inner[1], f"{place}.{k}") for k, v in value.items()}
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return _of_sequence(value, kind, inner, place)
-    if kind is float and type(value) is int:
-        return float(value)
-    if not isinstance(kind, type) or type(value) is not kind:
-        raise _wrong(value, kind, place)
-    return value
-
-
-def _of_union(value: Any, kinds: Sequence[Any], place: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    exact = [kind for kind in kinds if kind is type(value)]
-    for kind in (*exact, *(k for k in kinds if k is not type(None) and k not in exact)):
-        try:
-            return convert(value, kind, place)
-        except (DTypeError, InputError):
-            continue
-    raise _wrong(value, functools.reduce(operator.or_, kinds), place)
-
-
-def _of_sequence(value: Any, kind: Any, inner: Sequence[Any], place: str) -> tuple[Any, ...]:
-    values = [value] if isinstance(value, str) and str in inner else value
-    if not isinstance(values, list | tuple):
-        raise _wrong(value, kind, place)
-    if typing.get_origin(kind) is tuple and inner[-1] is not Ellipsis:
-        if len(values) != len(inner):
-            raise _wrong(value, kind, place)
-        return tuple(convert(v, k, place) for v, k in zip(values, inner, strict=True))
-    return tuple(convert(v, inner[0], place) for v in values)
-
-
-def _wrong(value: Any, kind: Any, place: str) -> DTypeError:
-    return DTypeError(f"{place} = {value!r}: expected {describe(kind)}")
-
-
-def _choices(values: Sequence[Any]) -> str:
-    return ", ".join(f'"{v}"' if isinstance(v, str) else str(v) for v in values)
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+    origins = {typing.get_origin(each) or each: typing.get_args(each) for each in kinds}
+    classes = [each for each in origins if isinstance(each, type)]
+    if isinstance(value, Mapping):
+        for maker in filter(dataclasses.is_dataclass, classes):
+            return make(maker, value, place) if value or type(None) not in classes else None
+        for each in (each for each in classes if issubclass(each, Mapping) and origins[each]):
+            return {k: shaped(v, origins[each][1], f"{place}.{k}") for k, v in value.items()}
+    lists = [each for each in classes if issubclass(each, Sequence) and each is not str]
+    if isinstance(value, str) and str not in classes and any(str in origins[e] for e in lists):
+        return (value,)
+    if isinstance(value, list | tuple) and lists:
+        inner = origins[lists[0]]
+        if lists[0] is tuple and Ellipsis not in inner and len(inner) == len(value):
+            return tuple(shaped(v, k, place) for v, k in zip(value, inner, strict=True))
+        return tuple(shaped(v, inner[0] if inner else Any, place) for v in value)
+    is_whole = type(value) is int and float in classes and int not in classes
+    return float(value) if is_whole else value
 
 
 def describe(kind: Any) -> str:
-    """A type in words, as "a whole number", "a list of texts"."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        named = [k for k in inner if k is not type(None)]
-        return " or ".join(dict.fromkeys(map(describe, named)))
-    if origin is typing.Literal:
-        return f"one of {_choices(inner)}"
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a table"
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        if origin is tuple and inner[-1] is not Ellipsis:
-            return f"a list of {len(inner)}: {', '.join(map(describe, inner))}"
-        return f"a list, each {describe(inner[0])}"
-    if dataclasses.is_dataclass(kind):
-        return "a table"
-    if kind in _WORDS:
-        return _WORDS[kind]
-    return "anything" if kind is Any else getattr(kind, "__name__", str(kind))
+    """Return a type in the words of TOML, such as "a whole number"."""
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+    words = [
+        "a table" if dataclasses.is_dataclass(each) else words_of(each)
+        for each in kinds
+        if each is not type(None)
+    ]
+    return " or ".join(dict.fromkeys(_WORDS.get(each, each) for each in words))
 
 
 def assignments(words: Sequence[str], option: str) -> dict[str, Any]:
-    """The values of words `NAME=VALUE`; a value is read as TOML, and is a text if it is none.
+    """Return the values of words `NAME=VALUE`, read as TOML or, if they are not TOML, as text.
 
     Raises:
         InputError: a word has no `=`, or a name comes twice.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name.strip():
             raise InputError(f"{option} {word!r}: expected NAME=VALUE")
-        if name.strip() in found:
+        if name.strip() in values:
             raise InputError(f"{option}: {name.strip()!r} is given twice")
-        found[name.strip()] = value_of(text.strip())
-    return found
+        values[name.strip()] = value_of(text.strip())
+    return values
 
 
 def value_of(text: str) -> Any:
-    """A value as TOML writes it; a text that is none is that text."""
+    """Return the value of a text in TOML; the text itself if it is not TOML."""
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

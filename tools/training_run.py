@@ -20,11 +20,10 @@ from engine.distributed.copies import copy_files
 from engine.distributed.group import everyone
 from engine.distributed.launchers import launched
 from engine.errors import FileError, InputError, StateError
+from engine.fields import part
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-from engine.graphs.offline.head import drop_normalisation, output_classes, replace_head
-from engine.lora import adapt
-from engine.loss_types import CrossEntropyLoss, Loss
+from engine.loss_types import CrossEntropyLoss
 from engine.runtime import files
 from engine.runtime.config import switch, usable_cores
 from engine.tools import run_config, run_data, runs
@@ -32,6 +31,7 @@ from engine.tools.artifacts import write_artifacts
 from engine.tools.run_config import RunConfig
 from engine.tools.runs import ARTIFACTS, CONFIG, FORWARD
 from engine.trainer.callbacks import Callback, EarlyStopping
+from engine.trainer.forward import Forward
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
 from engine.trainer.recipe import Recipe
@@ -39,6 +39,7 @@ from engine.trainer.restore import restore
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
 from engine.trainer.sizes import batches_for
 from engine.trainer.trainer import Trainer
+from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
 INFERENCE, CLASSES = "inference.onnx", "classes.txt"
 _SHOWN = (INFERENCE, CLASSES, "report.html", "history.csv", CONFIG)
@@ -165,7 +166,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
         _check_same(run_config.as_written(config), runs.read_config(folder), folder)
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
-        _begin(config, source, graph, folder, found.append)
+        _begin(config, Forward(source, graph), folder, found.append)
         run_data.write_learned(config.data, training, folder)
     forward = own if own.exists() else source
     return _Prepared(config, training, validation, folder / ARTIFACTS, forward, found)
@@ -181,31 +182,20 @@ def _train(
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     for line in prepared.lines if is_first else ():
         say(line)
-    trainer = Trainer(
-        prepared.artifacts,
-        threads=config.fit.threads or _threads(ranks),
-        seed=config.fit.seed,
-        memory_budget=config.fit.memory_budget,
-        group=None if ranks is None else ranks.group,
-        micro_batches=config.fit.micro_batches,
-        skip_nonfinite=config.fit.skip_nonfinite,
-        skip_limit=config.fit.skip_limit,
-        own_statistics=config.fit.own_statistics,
-    )
+    steps = part(config.fit, StepOptions)
+    if not steps.threads:
+        steps = dataclasses.replace(steps, threads=_threads(ranks))
+    group = None if ranks is None else ranks.group
+    trainer = Trainer(prepared.artifacts, group=group, **vars(steps))
     # Unfreezing makes artifacts anew, in the way these were made.
-    trainer.forward = prepared.forward
-    trainer.recipe = Recipe(
-        runs.run_loss(config),
-        config.method(),
-        config.model.loss_inputs or None,
-        config.model.frozen_batch_norm,
-        config.sparse_update(),
-        tie=config.tied(),
-    )
+    trainer.forward, trainer.recipe = prepared.forward, _recipe(config)
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
     model, size = trainer.module._train, config.data.batch_size
     batched = partial(batches_for, model, batch_size=size)
     shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
+    monitor = _monitor(config, validation is not None)
+    unfreeze = dict(config.fit.unfreeze or {}) or None  # of a run.toml: {} for none
+    asked = dataclasses.replace(part(config.fit, FitOptions), monitor=monitor, unfreeze=unfreeze)
     history = trainer.fit(
         batched(
             training, what="training data", drop_last=config.data.drop_last,
@@ -214,26 +204,19 @@ def _train(
         validation=(
             None if validation is None else batched(validation, what="validation data", **options)
         ),
-        epochs=config.fit.epochs,
         metrics=measured,
         schedule=config.rates(),
-        accumulate=config.fit.accumulate,
         callbacks=_callbacks(config, validation is not None) if is_first else (),
         folder=folder,
         resume=resume,
-        hours=config.fit.hours,
-        monitor=_monitor(config, validation is not None),
-        mode=config.fit.mode,
-        keep=config.fit.keep,
-        checkpoint_every=config.fit.checkpoint_every,
-        unfreeze=dict(config.fit.unfreeze) or None,
         progress=progress,
-        **shuffled,
+        shuffle=config.data.shuffle,
+        **vars(asked),
     )  # fmt: skip
     if not is_first:
         return None
     wrote = _finish(trainer, config, folder)
-    return Result(folder, config, history, _monitor(config, validation is not None), wrote)
+    return Result(folder, config, history, monitor, wrote)
 
 
 def _threads(ranks: Agreement | None) -> int | None:
@@ -344,35 +327,20 @@ def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None)
     return f"data: {config.data.path} ({config.data.kind}): {counts}{classes}"
 
 
-def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say) -> None:
+def _begin(config: RunConfig, forward: Forward, folder: Path, say: Say) -> None:
     """Write the artifacts and the configuration of a new run."""
-    loss = runs.run_loss(config)
-    changed, head = _fit_to_classes(config, graph, loss, say)
-    lora = config.adapters()
+    recipe = _recipe(config)
+    _fit_to_classes(config, forward, recipe.loss, say)
+    lora = config.model.lora
     if lora is not None:
-        adapted = adapt(graph, lora)
-        say(f"model: {adapted.summary.added:,} values of adapters of rank {lora.rank} are added")
-        graph, changed = adapted.graph, True
+        added = forward.adapt(lora).summary.added
+        say(f"model: {added:,} values of adapters of rank {lora.rank} are added")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot make the folder {folder}: {files.reason(error)}") from error
-    if changed:
-        onnx_io.save(graph, folder / FORWARD)
-        source, graph = folder / FORWARD, onnx_io.load(folder / FORWARD)
-    written = write_artifacts(
-        source,
-        graph,
-        folder / ARTIFACTS,
-        train=config.model.train,
-        loss=loss,
-        optimizer=config.method(),
-        loss_inputs=config.model.loss_inputs,
-        frozen_batch_norm=config.model.frozen_batch_norm,
-        update=config.sparse_update(),
-        whole=[] if lora is None else head,
-        tie=config.tied(),
-    )
+    forward.write(folder / FORWARD)
+    written = write_artifacts(forward, folder / ARTIFACTS, recipe, config.model.train)
     say(
         f"model: {config.model.path}: {written.trained_values:,} values are trained, "
         f"{written.frozen_values:,} are frozen"
@@ -380,35 +348,33 @@ def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say
     _write(folder / CONFIG, run_config.to_toml(config))
 
 
-def _fit_to_classes(
-    config: RunConfig, graph: Graph, loss: Loss | None, say: Say
-) -> tuple[bool, list[str]]:
-    """Let the model end in one score for each class.
+def _recipe(config: RunConfig) -> Recipe:
+    return Recipe(runs.run_loss(config), config.method(), part(config.model, RecipeOptions))
 
-    Returns whether it has changed, and the parameters of a new last layer.
+
+def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say) -> None:
+    """Let the model end in one score for each class.
 
     Raises:
         ModelError, ShapeError: it does not, and its last layer cannot be replaced.
         InputError: it does not, and should not be replaced.
     """
-    classes = len(config.data.classes)
-    changed = False
-    if isinstance(loss, CrossEntropyLoss) and (gone := drop_normalisation(graph)):
-        say(f"model: its last op, {gone}, is left out: the loss takes scores")
-        changed = True
-    if not classes or (config.model.head == "keep" and config.model.loss_inputs):
-        return changed, []
-    found = output_classes(graph, graph.outputs[0])
-    if found == classes and config.model.head != "replace":
-        return changed, []
-    if config.model.head == "keep":
+    classes, head = len(config.data.classes), config.model.head
+    if isinstance(loss, CrossEntropyLoss) and (op := forward.drop_normalisation()):
+        say(f"model: its last op, {op}, is left out: the loss takes scores")
+    if not classes or (head == "keep" and config.model.loss_inputs):
+        return
+    if head == "keep" and forward.classes != classes:
         raise InputError(
-            f"the model has scores of {found} classes and the data have {classes}: leave out "
-            'head = "keep", so that its last layer is replaced, or export it with as many outputs'
+            f"the model has scores of {forward.classes} classes and the data have {classes}: leave "
+            'out head = "keep", so that its last layer is replaced, or export it with as many '
+            "outputs"
         )
-    head = replace_head(graph, classes, config.fit.seed)
-    say(f"model: its last layer {head.node.name!r} is replaced, for {classes} classes")
-    return True, [name for name in (head.weight, head.bias) if name]
+    replaced = head != "keep" and forward.replace_head(
+        classes, config.fit.seed, always=head == "replace"
+    )
+    if replaced:
+        say(f"model: its last layer {replaced!r} is replaced, for {classes} classes")
 
 
 def _monitor(config: RunConfig, validates: bool) -> str:

@@ -8,13 +8,12 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from engine import arguments, foreign_text
 from engine.errors import FileError, InputError, NameNotFoundError, nearest
 from engine.runtime import files
-
-Mode = Literal["min", "max"]
+from engine.training.settings import Mode as Mode
 
 _LESS = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error)$")
 _MORE = re.compile(r"(^|_)(accuracy|top\d+|f1|f1_\w+|precision|recall|auc|iou|dice|r2)$")

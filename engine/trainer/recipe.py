@@ -1,4 +1,4 @@
-"""Recipe: what the artifacts of a forward model are made with."""
+"""Recipe: the arguments that the artifacts of a forward model are made with."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.artifacts import generate_artifacts
+from engine.fields import part
 from engine.loss_types import Loss, LossType
 from engine.onnxblock import Block
 from engine.optim_types import OptimizerSpec, OptimType
-from engine.sparse import SparseUpdate
 from engine.trainer import names
+from engine.trainer.forward import Forward
+from engine.training.settings import ArtifactOptions, RecipeOptions
 
 if TYPE_CHECKING:
     import onnx
@@ -20,15 +22,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Arguments of `generate_artifacts` that stay the same whatever is trained of a model."""
+    """Arguments of `generate_artifacts` that stay the same for any choice of parameters.
+
+    loss, optimizer: as there, or their names; an optimizer of None makes none.
+    outputs: further outputs of the training and the eval model.
+    """
 
     loss: LossType | Loss | Block | str | None
     optimizer: OptimType | OptimizerSpec | Block | str | None
-    loss_inputs: Sequence[str] | None
-    frozen_batch_norm: bool | Sequence[str] | None
-    update: SparseUpdate | None = None
-    proximal: bool = False
-    tie: Sequence[Sequence[str]] | str | None = None
+    options: RecipeOptions
+    outputs: Sequence[str] = ()
+
+    def write(
+        self, forward: Forward, train: Sequence[str], folder: str | os.PathLike[str]
+    ) -> tuple[list[str], list[str]]:
+        """Write the artifacts of a model; return the names of parameters to train, and the others.
+
+        train: patterns of parameters, see `matching`.
+
+        Raises:
+            EngineError: as `generate_artifacts`.
+        """
+        trained, frozen = forward.chosen(train)
+        self.make(forward.saved(folder), trained, frozen, folder)
+        return trained, frozen
 
     def make(
         self,
@@ -42,7 +59,7 @@ class Recipe:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        loss, optimizer = self.loss, "adamw" if self.optimizer is None else self.optimizer
+        loss, optimizer = self.loss, self.optimizer
         if isinstance(loss, str):
             loss = names.chosen(names.losses(), loss, "loss")()
         if isinstance(optimizer, str):
@@ -54,9 +71,7 @@ class Recipe:
             loss=loss,
             optimizer=optimizer,
             artifact_directory=folder,
-            loss_input_names=self.loss_inputs,
-            frozen_batch_norm=self.frozen_batch_norm,
-            update=self.update,
-            proximal=self.proximal,
-            tie=self.tie,
+            additional_output_names=list(self.outputs) or None,
+            loss_input_names=list(self.options.loss_inputs or ()) or None,
+            **vars(part(self.options, ArtifactOptions)),
         )

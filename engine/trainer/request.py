@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,46 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import arguments
 from engine.data.dataset import Dataset
 from engine.data.loader import Batches
 from engine.data.sources import dataset_of
 from engine.errors import DTypeError, InputError, NameNotFoundError, nearest
 from engine.trainer.callbacks import Callback
-from engine.trainer.history import Mode, direction
+from engine.trainer.history import direction
 from engine.trainer.metrics import Given, Metric, metrics_of
 from engine.trainer.schedules import Schedule, schedule_of
 from engine.trainer.sizes import batches_for
 from engine.trainer.unfreeze import Unfreezing
+from engine.training.settings import FitOptions, Mode
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """The arguments of `Trainer.fit`, checked.
+class Request(FitOptions):
+    """The arguments of `Trainer.fit`, checked, with defaults decided.
 
-    callbacks: those given, and the reports behind them.
-    monitor, mode: the column that decides which checkpoint is the best, and what of it is better.
+    callbacks: those given, then the reports.
     """
 
     train: Batches
     validation: Batches | None
-    epochs: int
     shuffle: bool
     metrics: Sequence[Metric]
     schedule: Schedule
-    accumulate: int
     callbacks: Sequence[Callback]
     folder: Path | None
     resume: bool
-    hours: float | None
-    seed: int
     monitor: str
     mode: Mode
-    keep: int | None
-    checkpoint_every: int | None
     unfreezing: Unfreezing | None
 
     @property
@@ -83,50 +76,35 @@ class Request:
 def request(
     trainer: Trainer,
     train: Any,
+    options: FitOptions,
     *,
-    validation: Any = None,
-    epochs: int = 1,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    metrics: Sequence[Given] | Given = (),
-    schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
-    accumulate: int = 1,
-    callbacks: Sequence[Callback] = (),
-    folder: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    hours: float | None = None,
-    seed: int = 0,
-    monitor: str | None = None,
-    mode: Mode | None = None,
-    keep: int | None = 2,
-    checkpoint_every: int | None = None,
-    unfreeze: Mapping[str, int] | None = None,
-    progress: bool = True,
+    validation: Any,
+    batch_size: int | None,
+    shuffle: bool,
+    metrics: Sequence[Given] | Given,
+    schedule: Schedule | Callable[[int, int | None, float], float] | None,
+    callbacks: Sequence[Callback],
+    folder: str | os.PathLike[str] | None,
+    resume: bool,
+    progress: bool,
 ) -> Request:
-    """Check the arguments of `Trainer.fit`, and make what they ask for.
+    """Return the arguments of `Trainer.fit`, checked against one another, the model and the data.
 
     Raises:
         EngineError: as `Trainer.fit`.
     """
-    try:
-        callbacks = list(callbacks)
-    except TypeError:
-        raise DTypeError(f"callbacks: expected a list, got {type(callbacks).__name__}") from None
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            found = callback.__name__ if isinstance(callback, type) else type(callback).__name__
-            raise DTypeError(f"callbacks: expected objects of Callback classes, got {found}")
-    resume = arguments.flag("resume", resume)
+            given = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            raise DTypeError(f"callbacks: expected objects of Callback classes, got {given}")
     if resume and folder is None:
         raise InputError("resume=True needs the folder of the run: folder=...")
-    seed = arguments.count("seed", seed)
     measured = metrics_of(metrics, trainer.ignore_index)
-    shuffle = arguments.flag("shuffle", shuffle)
     if isinstance(validation, float):
-        train, validation = _split(train, validation, seed)
+        train, validation = _split(train, validation, options.seed)
     model, names = trainer.module._train, trainer.inputs
     data = batches_for(
-        model, train, batch_size, "training data", shuffle=shuffle, seed=seed, names=names
+        model, train, batch_size, "training data", shuffle=shuffle, seed=options.seed, names=names
     )
     held_out = None
     if validation is not None:
@@ -134,32 +112,23 @@ def request(
         trainer._evaluation  # noqa: B018  # what the model lacks for it is told now
     elif measured:
         raise InputError("metrics are measured on validation data: give validation=")
-    if monitor is None:
-        monitor = "loss" if held_out is None else "val_loss"
-    mode = _mode(monitor, mode, measured, held_out is not None)
-    place = None if folder is None else Path(arguments.path("folder", folder))
+    monitor = options.monitor or ("loss" if held_out is None else "val_loss")
+    mode = _mode(monitor, options.mode, measured, held_out is not None)
+    place = None if folder is None else Path(folder)
     from engine.reports import default
 
+    decided: dict[str, Any] = {**vars(options), "monitor": monitor, "mode": mode}
     return Request(
         train=data,
         validation=held_out,
-        epochs=_at_least_1("epochs", epochs),
         shuffle=shuffle,
         metrics=measured,
         schedule=schedule_of(schedule),
-        accumulate=_at_least_1("accumulate", accumulate),
-        callbacks=[*callbacks, *default(arguments.flag("progress", progress), place)],
+        callbacks=[*callbacks, *default(progress, place)],
         folder=place,
         resume=resume,
-        hours=None if hours is None else _positive("hours", hours),
-        seed=seed,
-        monitor=monitor,
-        mode=mode,
-        keep=None if keep is None else _at_least_1("keep", keep),
-        checkpoint_every=(
-            None if checkpoint_every is None else _at_least_1("checkpoint_every", checkpoint_every)
-        ),
-        unfreezing=None if unfreeze is None else Unfreezing(trainer, unfreeze),
+        unfreezing=None if options.unfreeze is None else Unfreezing(trainer, options.unfreeze),
+        **decided,
     )
 
 
@@ -183,23 +152,9 @@ def _mode(monitor: str, mode: Mode | None, metrics: Sequence[Metric], validates:
     known: dict[str, Mode | None] = {"loss": "min"}
     if validates:
         known |= {"val_loss": "min", **{f"val_{metric.name}": metric.mode for metric in metrics}}
-    if arguments.text("monitor", monitor) not in known:
+    if monitor not in known:
         raise NameNotFoundError(
             f"monitor: the history will have no column {monitor!r}, but {list(known)}"
             f"{nearest(monitor, known)}"
         )
     return direction(monitor, known[monitor] if mode is None else mode)
-
-
-def _at_least_1(what: str, value: int) -> int:
-    found = arguments.count(what, value)
-    if found < 1:
-        raise InputError(f"{what}={found}: expected 1 or more")
-    return found
-
-
-def _positive(what: str, value: float) -> float:
-    found = arguments.real(what, value)
-    if found <= 0:
-        raise InputError(f"{what}={value}: expected more than 0")
-    return found

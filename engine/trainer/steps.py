@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from engine import arguments
 from engine.errors import BudgetError, InputError, StateError
 from engine.trainer.parts import Splitter
 from engine.trainer.step_plan import StepPlan
 from engine.training.joined import JoinedStep
 from engine.training.model import Array
 from engine.training.planning import NotJoinableError
+from engine.training.settings import StepOptions
 
 if TYPE_CHECKING:
     from engine.runtime.program import Program
@@ -33,16 +33,11 @@ class Steps:
         leaves a size open.
     splitter: trains on batches in parts.
     obstacle: why steps are two plans and not one; empty if they are one, or none was planned yet.
-
-    Raises:
-        InputError: micro_batches is less than 1.
     """
 
-    def __init__(self, trainer: Trainer, micro_batches: int | None, own_statistics: bool) -> None:
-        if micro_batches is not None and arguments.count("micro_batches", micro_batches) < 1:
-            raise InputError(f"micro_batches={micro_batches}: expected at least 1")
-        self._trainer, self._micro_batches = trainer, micro_batches
-        self.splitter = Splitter(trainer, arguments.flag("own_statistics", own_statistics))
+    def __init__(self, trainer: Trainer, options: StepOptions) -> None:
+        self._trainer, self._micro_batches = trainer, options.micro_batches
+        self.splitter = Splitter(trainer, options.own_statistics)
         self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes
         self.shapes: list[tuple[int, ...]] | None = None
         self.obstacle = ""

@@ -24,11 +24,11 @@ import math
 import os
 import shutil
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy.typing as npt
 
@@ -38,20 +38,15 @@ from engine.distributed.group import Group
 from engine.errors import (
     DTypeError,
     FileError,
-    InputError,
-    ModelWarning,
     NonFiniteError,
     StateError,
-    caller_level,
-    defects,
 )
-from engine.runtime.mapping import LARGE
+from engine.fields import part, takes
 from engine.signatures import checked
-from engine.trainer.history import Mode
 from engine.trainer.inputs import arrays_of
 from engine.trainer.metrics import Given
 from engine.trainer.steps import Steps
-from engine.training.optimizer import SKIP_LIMIT
+from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
 
 if TYPE_CHECKING:
     import onnx
@@ -61,7 +56,6 @@ if TYPE_CHECKING:
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
     from engine.optim_types import OptimizerSpec, OptimType
-    from engine.sparse import SparseUpdate
     from engine.trainer.callbacks import Callback
     from engine.trainer.fit import EvaluationBatch
     from engine.trainer.history import History
@@ -69,6 +63,7 @@ if TYPE_CHECKING:
     from engine.trainer.recipe import Recipe
     from engine.trainer.schedules import Schedule
     from engine.trainer.step_plan import StepPlan
+    from engine.training.keywords import FitKeywords, StepKeywords, TrainerKeywords
     from engine.training.model import Model
     from engine.training.nonfinite import NonFinite
 
@@ -77,6 +72,7 @@ Path: TypeAlias = str | os.PathLike[str]
 
 
 @checked
+@takes(StepOptions)
 class Trainer:
     """A model that learns from batches.  The constructor takes artifacts; see also `from_onnx`.
 
@@ -90,25 +86,10 @@ class Trainer:
         outputs: names of values of the eval model that are the model's outputs; by default those
             of the forward model that the artifacts were made of.
         learning_rate: by default that of the checkpoint, else 0.001.
-        threads: worker threads, the caller included; default EDGEGRAD_THREADS, else all cores.
-        seed: of random numbers as those of dropout; by default that of the process.
-        memory_budget: bytes that the regions of a plan may take together, as a number or as text
-            such as "48 MB": parameters, the optimizer's state, inputs and outputs, and all that a
-            step computes.  What does not fit is computed a second time in the backward pass.
-            A batch that does not fit even then is trained on in parts, see docs/memory.md.
-            None: the fastest plans.
-        micro_batches: the number of parts in which each batch is trained on, with one update; by
-            default one, or as many as the budget needs.
-        own_statistics: whether batch normalisations that train may take their statistics over each
-            part, which is not what they are over the batch; else such a batch is not parted.
         group: the processes that train this model together, see `engine.distributed`; all of them
             make such a trainer and call the same methods with the same batches, of which each takes
             its share.  They begin with the parameters of rank 0, which alone writes files.  None:
             this process trains alone.
-        skip_nonfinite: whether a step updates nothing where a gradient is NaN or infinite, even if
-            the artifacts were not made with this option of their optimizer; see docs/training.md.
-            A loss that is not finite is then no error.
-        skip_limit: how many updates in a row may be skipped before a NonFiniteError.
 
     Attributes:
         module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
@@ -133,21 +114,12 @@ class Trainer:
         prefix: str = "",
         outputs: Sequence[str] | None = None,
         learning_rate: float | None = None,
-        threads: int | None = None,
-        seed: int | None = None,
-        memory_budget: int | str | None = None,
-        micro_batches: int | None = None,
-        own_statistics: bool = False,
         group: Group | None = None,
-        skip_nonfinite: bool = False,
-        skip_limit: int = SKIP_LIMIT,
+        **options: Unpack[StepKeywords],
     ) -> None:
-        self._skipping = skip_nonfinite, skip_limit
-        self._steps = Steps(self, micro_batches, own_statistics)
+        self.options = StepOptions(**options)
+        self._steps = Steps(self, self.options)
         self._ranks: Ranks | None = None
-        if memory_budget is not None:
-            memory_budget = arguments.nbytes("memory_budget", memory_budget)
-        self.memory_budget = memory_budget
         self.folder = arguments.path("artifacts", artifacts)
         self.forward: onnx.ModelProto | Path | bytes | None = None
         self.recipe: Recipe | None = None
@@ -157,7 +129,7 @@ class Trainer:
                 "`edgegrad artifacts` make one of a forward model"
             )
         base = os.path.join(self.folder, arguments.beginning("prefix", prefix))
-        self._open(base, threads, seed)
+        self._open(base, self.options.threads, self.options.seed)
         self.digests = [self.module._train.digest, getattr(self.optimizer, "digest", "")]
         self.inputs = list(self.module._train.inputs)
         if outputs is not None:
@@ -168,13 +140,18 @@ class Trainer:
         declared = [self.module._train.interface.inputs[name].shape for name in self.inputs]
         if all(isinstance(d, int) for shape in declared for d in shape):
             self._steps.shapes = [tuple(map(int, shape)) for shape in declared]
-            if memory_budget is not None and self.optimizer is not None and self.state.loaded:
+            if self.memory_budget is not None and self.optimizer is not None and self.state.loaded:
                 self._steps.last()
         if group is not None:
             self._ranks = _joined_ranks(self, group, self._steps)
 
+    @property
+    def memory_budget(self) -> int | None:
+        """The memory limit for the plan of a step, in bytes; None: no limit."""
+        return self.options.budget
+
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
-        """Open artifacts; base: what their paths begin with."""
+        """Open artifacts; base: the beginning of their paths."""
         self.state = CheckpointState.load_checkpoint(base + "checkpoint")
         self.module = Module(
             base + "training_model.onnx",
@@ -186,9 +163,11 @@ class Trainer:
         self.module._memory.budget = self.memory_budget
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
-            skips, limit = self._skipping
             self.optimizer = Optimizer(
-                base + "optimizer_model.onnx", self.module, skip_nonfinite=skips, skip_limit=limit
+                base + "optimizer_model.onnx",
+                self.module,
+                skip_nonfinite=self.options.skip_nonfinite,
+                skip_limit=self.options.skip_limit,
             )
             if self.skips_nonfinite:
                 self.module.check_finite = False
@@ -196,6 +175,7 @@ class Trainer:
         self.module.lazy_reset_grad()
 
     @classmethod
+    @takes(TrainerOptions)
     def from_onnx(
         cls,
         model: onnx.ModelProto | Path | bytes,
@@ -206,19 +186,8 @@ class Trainer:
         lora: Lora | str | None = None,
         classes: int | None = None,
         folder: Path | None = None,
-        loss_inputs: Sequence[str] | None = None,
-        frozen_batch_norm: bool | Sequence[str] | None = None,
-        threads: int | None = None,
-        seed: int | None = None,
-        memory_budget: int | str | None = None,
-        micro_batches: int | None = None,
-        own_statistics: bool = False,
-        update: SparseUpdate | None = None,
-        proximal: bool = False,
-        tie: Sequence[Sequence[str]] | str | None = None,
         group: Group | None = None,
-        skip_nonfinite: bool = False,
-        skip_limit: int = SKIP_LIMIT,
+        **options: Unpack[TrainerKeywords],
     ) -> Trainer:
         """A trainer for a forward model, whose artifacts are made now.
 
@@ -234,67 +203,34 @@ class Trainer:
             classes: of a classifier: where its first output has scores of another number, its last
                 layer begins anew, with random weights for so many.
             folder: for the artifacts; by default a temporary one that goes with the trainer.
-            loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
-                `generate_artifacts`.
-            threads, seed, memory_budget, micro_batches, own_statistics, group, skip_nonfinite,
-                skip_limit: see the class.
-            update: what is trained of the parameters that `train` names, see `SparseUpdate`.
-            proximal: whether parameters are also pulled to anchors, see `engine.proximal`.
-            tie: groups of parameters that are trained as one, or "auto", see `generate_artifacts`.
+            group: see the class.
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
             ModelError: the layer that makes the scores is none that `classes` can replace.
             EngineError: as `generate_artifacts`.
         """
-        from engine.artifacts import save_forward
-        from engine.graphs.io import onnx_io
-        from engine.graphs.offline.head import output_classes, replace_head
-        from engine.graphs.offline.parameters import matching, parameters
-        from engine.graphs.offline.precision import HALVES, as_singles, has_half_weights
-        from engine.lora import adapt
+        from engine.trainer.forward import Forward
         from engine.trainer.recipe import Recipe
 
-        graph, whole, is_new = onnx_io.load(model), list[str](), False
-        if has_half_weights(graph):
-            warnings.warn(HALVES, ModelWarning, stacklevel=caller_level())
-            graph, is_new = as_singles(graph), True
-        classes = None if classes is None else arguments.count("classes", classes)
-        if classes is not None and classes != output_classes(graph, graph.outputs[0]):
-            if classes < 2:
-                raise InputError(f"classes={classes}; a classifier needs two or more")
-            if classes >= 1 << 31:
-                raise InputError(f"classes={classes}; expected up to 2**31 - 1")
-            with defects("the new last layer", f"classes={classes}"):
-                head = replace_head(graph, classes, 0 if seed is None else seed)
-            if lora is not None:
-                whole = [name for name in (head.weight, head.bias) if name]
-            is_new = True
-        patterns = [train] if isinstance(train, str) else train
-        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update, proximal, tie)
+        asked = TrainerOptions(**options)
+        forward = Forward(model)
+        if classes is not None:
+            forward.replace_head(classes, asked.seed or 0)
+        chosen = "adamw" if optimizer is None else optimizer
+        recipe = Recipe(loss, chosen, part(asked, RecipeOptions))
         with _place(folder) as place:
             if lora is not None:
-                graph = adapt(graph, lora).graph
-            if lora is not None or (is_new and onnx_io.nbytes(graph) >= LARGE):
-                os.makedirs(place, exist_ok=True)
-                model = save_forward(graph, os.fspath(place))
-            elif is_new:
-                model = onnx_io.to_bytes(graph)
-            chosen = matching(graph, patterns)
-            chosen += [name for name in whole if name not in chosen]
-            mine = set(chosen)
-            recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
-            made = cls(
-                place, threads=threads, seed=seed, memory_budget=memory_budget,
-                micro_batches=micro_batches, own_statistics=own_statistics, group=group,
-                skip_nonfinite=skip_nonfinite, skip_limit=skip_limit,
-            )  # fmt: skip
+                forward.adapt(lora)
+            recipe.write(forward, [train] if isinstance(train, str) else train, place)
+            made = cls(place, group=group, **vars(part(asked, StepOptions)))
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
-        made.forward, made.recipe = model, recipe
+        made.forward, made.recipe = forward.source, recipe
         return made
 
     @classmethod
+    @takes(TrainerOptions)
     def from_torch(
         cls,
         module: Any,
@@ -306,32 +242,20 @@ class Trainer:
         axes: Mapping[str, Mapping[int, str]] | None = None,
         check_gradients: bool | None = None,
         folder: Path | None = None,
-        loss_inputs: Sequence[str] | None = None,
-        frozen_batch_norm: bool | Sequence[str] | None = None,
-        threads: int | None = None,
-        seed: int | None = None,
-        memory_budget: int | str | None = None,
-        micro_batches: int | None = None,
-        own_statistics: bool = False,
-        update: SparseUpdate | None = None,
-        proximal: bool = False,
-        tie: Sequence[Sequence[str]] | str | None = None,
         group: Group | None = None,
-        skip_nonfinite: bool = False,
-        skip_limit: int = SKIP_LIMIT,
+        **options: Unpack[TrainerKeywords],
     ) -> Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
             module, example, axes, check_gradients: see `engine.trainer.torch_export.export`.
-            loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
-                own_statistics, update, proximal, tie, group: see `from_onnx`.
-            skip_nonfinite, skip_limit: see the class.
+            loss, optimizer, folder, group: see `from_onnx`.
             train: as in `from_onnx`; by default the parameters that require a gradient.  Those on
                 which the loss does not depend stay as they are, and a `ModelWarning` names them.
-            frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
-                evaluation mode while it trains.  If there are none and `train` is given, those
-                that `from_onnx` freezes.
+
+        The default of `frozen_batch_norm` is the list of the normalisations that the module keeps
+        in evaluation mode while it trains.  If there are none and `train` is given, it is as in
+        `from_onnx`.
 
         Raises:
             MissingPackageError: torch or onnxscript is not installed.
@@ -339,22 +263,20 @@ class Trainer:
         """
         from engine.trainer import torch_export
 
+        asked = TrainerOptions(**options)
         with _place(folder) as place:
             exported = torch_export.export(
                 module, example, os.path.join(place, "forward.onnx"), axes=axes,
                 check_gradients=check_gradients,
             )  # fmt: skip
-            norms = frozen_batch_norm
-            if norms is None:
+            if asked.frozen_batch_norm is None:
                 norms = exported.frozen_batch_norm or (False if train is None else None)
+                asked = replace(asked, frozen_batch_norm=norms)
 
             def make(patterns: Sequence[str]) -> Trainer:
                 return cls.from_onnx(
-                    exported.model, loss, optimizer, train=patterns, folder=place,
-                    loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads, seed=seed,
-                    update=update, memory_budget=memory_budget, micro_batches=micro_batches,
-                    own_statistics=own_statistics, proximal=proximal, tie=tie, group=group,
-                    skip_nonfinite=skip_nonfinite, skip_limit=skip_limit,
+                    exported.model, loss, optimizer, train=patterns, folder=place, group=group,
+                    **vars(asked),
                 )  # fmt: skip
 
             wanted = exported.train if train is None else train
@@ -592,28 +514,21 @@ class Trainer:
             raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
         return self.optimizer
 
+    @takes(FitOptions)
     def fit(
         self,
         train: Any,
         *,
         validation: Any = None,
-        epochs: int = 1,
         batch_size: int | None = None,
         shuffle: bool = True,
         metrics: Sequence[Given] | Given = (),
         schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
-        accumulate: int = 1,
         callbacks: Sequence[Callback] = (),
         folder: Path | None = None,
         resume: bool = False,
-        hours: float | None = None,
-        seed: int = 0,
-        monitor: str | None = None,
-        mode: Mode | None = None,
-        keep: int | None = 2,
-        checkpoint_every: int | None = None,
-        unfreeze: Mapping[str, int] | None = None,
         progress: bool = True,
+        **options: Unpack[FitKeywords],
     ) -> History:
         """Train on all samples of some data, several times over; docs/training.md tells more.
 
@@ -621,27 +536,16 @@ class Trainer:
             train: what `engine.data.batches` takes.
             validation: data to evaluate on after every epoch; or the share of the samples of
                 `train` that is set apart for it, between 0 and 1.
-            epochs: how often all samples are seen.
             batch_size, shuffle: of data that are no batches yet; None: 32, or as many samples as
                 the file of the model fixes.
             metrics: what is measured on the validation data, see `engine.trainer.metrics`.
             schedule: of the learning rate, see `engine.trainer.schedules`; or a function of
                 (step, total, base).  None: the rate stays as it is.  Afterwards the trainer has the
                 rate that it had before.
-            accumulate: how many batches an optimizer step takes the mean gradient of.
             callbacks: objects of `engine.trainer.callbacks.Callback`.
             folder: where checkpoints and logs are kept; None: nothing is written.
             resume: go on with the run in `folder`, exactly as if it had not ended; a folder without
                 a checkpoint begins a new one.
-            hours: after which the run ends, behind the batch that is being done.
-            seed: of the order of the samples, of augmentation, and of what is set apart.  Random
-                numbers in the model have the seed of the trainer.
-            monitor: the column of the history that decides which checkpoint is the best; by
-                default "val_loss", or "loss" without validation data.
-            mode: whether less ("min") or more ("max") of it is better; None: as its name says.
-            keep: how many checkpoints are kept besides the best one; None: all.
-            checkpoint_every: optimizer steps between two checkpoints; by default an epoch.
-            unfreeze: patterns of names, and the epochs from which what they match is trained.
             progress: whether to show how the training goes on.
 
         Returns:
@@ -661,23 +565,15 @@ class Trainer:
         asked = request(
             self,
             train,
+            FitOptions(**options),
             validation=validation,
-            epochs=epochs,
             batch_size=batch_size,
             shuffle=shuffle,
             metrics=metrics,
             schedule=schedule,
-            accumulate=accumulate,
             callbacks=callbacks,
             folder=folder,
             resume=resume,
-            hours=hours,
-            seed=seed,
-            monitor=monitor,
-            mode=mode,
-            keep=keep,
-            checkpoint_every=checkpoint_every,
-            unfreeze=unfreeze,
             progress=progress,
         )
         return Loop(self, asked).run()

@@ -64,12 +64,12 @@ class Unfreezing:
                 "unfreeze= makes artifacts anew, and this trainer was made of artifacts: make it "
                 "by Trainer.from_onnx"
             )
-        if trainer.recipe.update is not None:
+        if trainer.recipe.options.update is not None:
             raise StateError(
                 "unfreeze= chooses what is trained, and so does the sparse update that this "
                 "trainer was made with: give one of the two"
             )
-        if trainer.recipe.proximal:
+        if trainer.recipe.options.proximal:
             raise StateError(
                 "unfreeze= makes artifacts anew, and this trainer has a proximal term, whose "
                 "anchors would be lost: give one of the two"

@@ -21,10 +21,10 @@ from engine.training.model import Array, Model
 from engine.training.model_file import ModelSource
 from engine.training.module import Module
 from engine.training.plan_cache import Records
+from engine.training.settings import SKIP_LIMIT
 from engine.training.state import GROUP, CheckpointState, Pending
 
 DEFAULT_LEARNING_RATE = 0.001
-SKIP_LIMIT = 10  # updates in a row that may be skipped
 ADVICE = (
     "A lower learning rate, a warm-up of the schedule or clip_grad= of the optimizer often helps"
 )

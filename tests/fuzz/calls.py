@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import inspect
 import io
 import random
 import tempfile
@@ -15,8 +17,10 @@ import numpy as np
 
 from engine import Trainer, artifacts, loss_types, optim_types
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from engine.signatures import checked
 from engine.trainer import metrics, schedules
 from engine.trainer.request import request
+from engine.training.settings import FitOptions
 from tests import tiny
 from tests.fuzz import octets
 from tests.fuzz.artifacts import sets
@@ -73,12 +77,26 @@ def _build(kind: Any, **options: Any) -> None:
     )  # fmt: skip
 
 
+def _request(trainer: Any, train: Any, **given: Any) -> None:
+    """Do what `Trainer.fit` does before it trains."""
+    names = {field.name for field in dataclasses.fields(FitOptions)}
+    options = FitOptions(**{name: given.pop(name) for name in names & given.keys()})
+    checked(request)(trainer, train, options, **{**_DEFAULTS, **given})
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Trainer.fit).parameters.items()
+    if name in inspect.signature(request).parameters and parameter.default is not parameter.empty
+}
+
+
 def _schedule(kind: Any, **options: Any) -> None:
-    request(_trainer(), (tiny.X, tiny.LABELS), schedule=kind(**options), progress=False)
+    _request(_trainer(), (tiny.X, tiny.LABELS), schedule=kind(**options), progress=False)
 
 
 def _metric(kind: Any, **options: Any) -> None:
-    request(_trainer(), (tiny.X, tiny.LABELS), metrics=[kind(**options)], progress=False)
+    _request(_trainer(), (tiny.X, tiny.LABELS), metrics=[kind(**options)], progress=False)
 
 
 OPTIONS: dict[Callable[..., None], dict[Any, dict[str, Any]]] = {
@@ -122,7 +140,7 @@ def calls() -> tuple[Call, ...]:
             "frozen_batch_norm": None, "threads": 1, "seed": 1, "memory_budget": "1 MB",
             "micro_batches": 1, "own_statistics": False, "update": None, "proximal": False,
             "group": None}),
-        (request, {
+        (_request, {
             "trainer": _trainer(), "train": (tiny.X, tiny.LABELS), "validation": 0.2, "epochs": 1,
             "batch_size": 8, "shuffle": True, "metrics": ["accuracy"], "schedule": None,
             "accumulate": 1, "callbacks": [], "folder": "run", "resume": False, "hours": 0.1,

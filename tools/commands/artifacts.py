@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from engine.artifacts import save_forward
 from engine.errors import FileError
-from engine.graphs.io import onnx_io
-from engine.graphs.offline.head import output_classes, replace_head
-from engine.runtime import files
-from engine.runtime.mapping import LARGE
 from engine.sparse import SparseUpdate
 from engine.tools import choices, tables
 from engine.tools.artifacts import write_artifacts
 from engine.tools.commands import options
 from engine.trainer import names
+from engine.trainer.forward import Forward
+from engine.trainer.recipe import Recipe
+from engine.training.settings import RecipeOptions
 
 _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 
@@ -95,31 +94,8 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     help="Sparse update: train the first input channels of matching weights, such as "
     "'*.conv2.*=0.25'; repeat.",
 )
-@click.option(
-    "--loss-input",
-    "loss_inputs",
-    multiple=True,
-    metavar="NAME",
-    help="Output of the model that the loss takes, then the name of the target; repeat.",
-)
 @options.output_names
-@click.option(
-    "--frozen-batch-norm/--training-batch-norm",
-    default=None,
-    help="Let all batch normalisations keep, or update, their statistics.  "
-    "[default: keep those that are not trained]",
-)
-@click.option(
-    "--proximal",
-    is_flag=True,
-    help="Also pull trained parameters to anchors in the checkpoint, as in FedProx.",
-)
-@click.option(
-    "--tie",
-    multiple=True,
-    metavar="A=B",
-    help="Train parameters that an exporter has copied as one; repeat.  auto: all found.",
-)
+@options.of(RecipeOptions, "recipe")
 @click.option(
     "--classes",
     type=click.IntRange(min=2),
@@ -144,15 +120,12 @@ def command(
     norms: bool,
     last: int,
     channels: tuple[str, ...],
-    loss_inputs: tuple[str, ...],
     outputs: tuple[str, ...],
-    frozen_batch_norm: bool | None,
-    proximal: bool,
-    tie: tuple[str, ...],
     classes: int | None,
     seed: int,
     force: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Make a forward model trainable: write its artifacts.
 
@@ -168,37 +141,21 @@ def command(
         settings["lr"] = lr
     chosen = None
     if loss != "none":
-        given = tables.assignments(loss_options, "--loss-option")
-        chosen = choices.loss(loss, given, "--loss")
+        chosen = choices.loss(loss, tables.assignments(loss_options, "--loss-option"), "--loss")
     method = None if optimizer == "none" else choices.optimizer(optimizer, settings, "--optimizer")
     update = None
     if layers or biases or norms or last or channels:
         shares = tables.assignments(channels, "--channels")
         update = SparseUpdate(layers=layers, biases=biases, norms=norms, last=last, channels=shares)
-    graph = onnx_io.load(model)
-    source: Path | bytes = model
-    replaced = ""
-    if classes is not None and output_classes(graph, graph.outputs[0]) != classes:
-        replaced = replace_head(graph, classes, seed).node.name
-        if onnx_io.nbytes(graph) >= LARGE:
-            files.make_folder(os.fspath(out))
-            source = Path(save_forward(graph, os.fspath(out)))
-        else:
-            source = onnx_io.to_bytes(graph)
-    written = write_artifacts(
-        source,
-        graph,
-        out,
-        train=train,
-        loss=chosen,
-        optimizer=method,
-        loss_inputs=loss_inputs,
-        outputs=outputs,
-        frozen_batch_norm=frozen_batch_norm,
-        update=update,
-        proximal=proximal,
-        tie=None if not tie else "auto" if tie == ("auto",) else [each.split("=") for each in tie],
+    recipe = Recipe(
+        chosen,
+        method,
+        RecipeOptions(update=update, **options.given(RecipeOptions, "recipe", given)),
+        outputs,
     )
+    forward = Forward(model)
+    replaced = "" if classes is None else forward.replace_head(classes, seed)
+    written = write_artifacts(forward, out, recipe, train)
     sizes = {n: os.path.getsize(out / n) for n in _FILES if (out / n).exists()}
     if as_json:
         options.print_json(

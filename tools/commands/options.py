@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import collections.abc
+import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +21,7 @@ from engine.tools import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
+_UNIONS = (types.UnionType, typing.Union)
 
 
 class Existing(click.Path):
@@ -120,6 +125,89 @@ imports = click.option(
     callback=lambda ctx, param, value: extensions.load(value),
     help="A Python file that registers operators of your own (docs/custom-ops.md); repeat.",
 )
+
+
+def of(kind: type, place: str) -> Decorator[Any]:
+    """Return a decorator that adds the options in the fields of a dataclass to a command.
+
+    They are None or empty unless given.  A field whose values are tables has no option.
+
+    place: the beginning of the names of the command's parameters; the name of the field follows.
+    """
+    from engine.fields import fields_of  # numpy, which help does without
+
+    def add(function: Command) -> Command:
+        hints = typing.get_type_hints(kind)
+        for field in reversed(fields_of(kind)):
+            made = _option(field, hints[field.name], f"{place}_{field.name}")
+            function = function if made is None else made(function)
+        return function
+
+    return add
+
+
+def given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options that `of` has added, by field; those not given are left out.
+
+    values: all parameters of the command.
+    """
+    from engine.fields import declaration, fields_of
+
+    read = {}
+    for field in fields_of(kind):
+        value, words = values.get(f"{place}_{field.name}"), declaration(field).words
+        if value is None or value == ():
+            continue
+        if words is not None:
+            value = words(value)
+        read[field.name] = list(value) if isinstance(value, tuple) else value
+    return read
+
+
+def _option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorator[Any] | None:
+    """Return the option of a command for a field; None: its values are tables."""
+    from engine.fields import declaration
+
+    declared = declaration(field)
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+    first = kinds[0]
+    flags = declared.flag.split(", ") if declared.flag else [f"--{field.name.replace('_', '-')}"]
+    is_list = declared.words is not None or typing.get_origin(first) is collections.abc.Sequence
+    text = f"{declared.text.rstrip('.')}; repeat." if is_list else declared.text
+    is_shown = type(field.default) in (int, float) or (field.default and first is not bool)
+    if is_shown and "default" not in text and not is_list:
+        text += f"  [default: {field.default}]"
+    more: dict[str, Any] = {"help": text, "default": None}
+    if declared.metavar:
+        more["metavar"] = declared.metavar
+    if is_list:
+        more = {"metavar": "NAME", **more, "multiple": True}
+    elif first is bool:
+        if field.default is False:
+            more["is_flag"] = True
+        elif "/" not in flags[0]:
+            flags[0] += f"/--no-{flags[0].removeprefix('--')}"
+    elif typing.get_origin(first) is typing.Literal:
+        more["type"] = click.Choice(typing.get_args(first))
+    elif len([each for each in kinds if each is not type(None)]) > 1:
+        more["type"] = Value()
+    elif first in (int, float):
+        more = {"metavar": "N", **more, "type": first}
+    elif first is not str:
+        return None
+    return click.option(*flags, name, **more)
+
+
+class Value(click.ParamType[Any]):
+    """A value as TOML writes it, or text."""
+
+    name = "value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value."""
+        from engine.tools import tables  # numpy, which help does without
+
+        return tables.value_of(value) if isinstance(value, str) else value
 
 
 def threads(default: str) -> Decorator[Any]:

@@ -22,6 +22,7 @@ from engine.data.sounds import Sounds
 from engine.data.tables import Csv
 from engine.data.texts import LabelledTexts, Texts
 from engine.errors import InputError
+from engine.fields import declaration, fields_of
 from engine.tools import run_config, tables
 from engine.tools.commands.root import root
 from engine.tools.commands.table import COMMANDS, STATUSES
@@ -88,14 +89,14 @@ def _tables() -> Iterator[str]:
             yield from _choices(name)
             continue
         yield "| key | type | default | |\n|---|---|---|---|"
-        for field in dataclasses.fields(kind):
-            option = tables.options(kind)[field.name]
-            text = field.metadata["text"]
+        known = tables.options(kind)
+        for field in fields_of(kind):
+            option, text = known[field.name], declaration(field).text
             yield f"| `{field.name}` | {_type(option)} | {_default(option)} | {_cell(text)} |"
         yield ""
         if name == "model":
-            known = ", ".join(f"`{each}`" for each in names.losses())
-            yield f"`loss` is one of {known}; [docs/losses.md](losses.md) has their options.\n"
+            losses = ", ".join(f"`{each}`" for each in names.losses())
+            yield f"`loss` is one of {losses}; [docs/losses.md](losses.md) has their options.\n"
         if name == "data":
             yield from _datasets()
 

@@ -28,53 +28,15 @@ _INTERRUPTED = 130
     metavar="FILE",
     help="A configuration in TOML (docs/commands.md); options override it.",
 )
-@click.option("--model", metavar="PATH", help="The forward model, an ONNX file.")
-@click.option("--data", metavar="PATH", help="A folder or a file of data.")
-@options.out("The folder of the run.  [default: run]")
-@click.option("--kind", type=click.Choice(run_config.KINDS), help="The kind of data.")
-@click.option(
-    "--validation",
-    metavar="SHARE|PATH",
-    help="Validation data: a share of the data, or a path.  [default: 0.2]",
-)
+@options.of(run_config.ModelTable, "model")
+@options.of(run_config.DataTable, "data")
 @click.option(
     "--label", multiple=True, metavar="COLUMN", help="The column of a table to predict; repeat."
 )
-@options.batch_size
-@click.option("--epochs", type=int, metavar="N", help="Passes over the data.  [default: 10]")
-@click.option(
-    "--loss", metavar="NAME", help="The loss to minimise.  [default: one that fits the data]"
-)
 @click.option("--optimizer", metavar="NAME", help="The optimizer.  [default: adamw]")
 @click.option("--lr", type=float, metavar="RATE", help="The initial learning rate.")
-@click.option(
-    "--train",
-    multiple=True,
-    metavar="PATTERN",
-    help="Parameters to train, such as 'classifier.*'; repeat; '!PATTERN' excludes.  "
-    "[default: all]",
-)
-@click.option(
-    "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to measure; repeat."
-)
-@click.option(
-    "--augment", multiple=True, metavar="NAME", help="An augmentation, such as flip; repeat."
-)
-@click.option("--patience", type=int, metavar="N", help="Stop after N epochs without improvement.")
-@click.option("--hours", type=float, metavar="H", help="Stop after this time.")
-@click.option("--seed", type=int, metavar="N", help="Seed of all random numbers.  [default: 0]")
-@options.threads("all cores")
-@click.option(
-    "--memory-budget",
-    metavar="BYTES",
-    help="Memory limit for the plan of a step, such as 48MB or 1.5GiB.",
-)
-@click.option(
-    "--skip-nonfinite",
-    is_flag=True,
-    default=None,
-    help="Skip updates whose gradients are not finite, and count them.",
-)
+@options.of(run_config.FitTable, "fit")
+@options.of(run_config.OutputTable, "output")
 @click.option(
     "--set",
     "settings",
@@ -126,15 +88,8 @@ def command(
     return _INTERRUPTED if interrupted else 0
 
 
-_PLACES = {  # of options in the configuration
-    "model": "model.path", "loss": "model.loss", "train": "model.train",
-    "data": "data.path", "kind": "data.kind", "validation": "data.validation",
-    "batch_size": "data.batch_size", "augment": "data.augment", "label": "data.options.target",
-    "optimizer": "optimizer.name", "lr": "optimizer.lr",
-    "epochs": "fit.epochs", "metrics": "fit.metrics", "patience": "fit.patience",
-    "hours": "fit.hours", "seed": "fit.seed", "threads": "fit.threads", "out": "output.folder",
-    "memory_budget": "fit.memory_budget", "skip_nonfinite": "fit.skip_nonfinite",
-}  # fmt: skip
+# The options that are not a key of a table.
+_PLACES = {"optimizer": "optimizer.name", "lr": "optimizer.lr", "label": "data.options.target"}
 
 
 def _configuration(
@@ -145,16 +100,21 @@ def _configuration(
     Raises:
         EngineError: a key is not known, or a value does not fit.
     """
-    values: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
-    values["out"] = None if given["out"] is None else str(given["out"])
-    if given["validation"] is not None:
-        values["validation"] = tables.value_of(given["validation"])
-    changes = {place: values[n] for n, place in _PLACES.items() if values[n] not in (None, [])}
+    changes = {
+        f"{table}.{key}": value
+        for table, kind in run_config.TABLES.items()
+        if kind is not run_config.Chosen
+        for key, value in options.given(kind, table, given).items()
+    }
+    for name, place in _PLACES.items():
+        if given[name] not in (None, ()):
+            changes[place] = list(given[name]) if name == "label" else given[name]
     if resume and path is None:
-        path = Path(values["out"] or run_config.OutputTable().folder) / runs.CONFIG
+        folder = changes.get("output.folder", run_config.OutputTable().folder)
+        path = Path(folder) / runs.CONFIG
         if not path.is_file():
             raise StateError(f"{path.parent} holds no run to resume: leave out --resume")
-    found = {} if path is None else run_config.read(path)
-    run_config.override(found, changes, "option")
-    run_config.override(found, tables.assignments(settings, "--set"), "--set")
-    return run_config.config_of(found, "options" if path is None else str(path))
+    content = {} if path is None else run_config.read(path)
+    run_config.override(content, changes, "option")
+    run_config.override(content, tables.assignments(settings, "--set"), "--set")
+    return run_config.config_of(content, "options" if path is None else str(path))

@@ -1,0 +1,147 @@
+"""Forward models on their way to artifacts: read, changed where training asks for it, saved.
+
+Changes are a last layer for another number of classes, adapters, and float32 weights for those of
+half precision.  The file that a model comes from stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.artifacts import save_forward
+from engine.errors import InputError, ModelWarning, caller_level, defects
+from engine.lora import adapt
+from engine.runtime import files
+from engine.runtime.mapping import LARGE
+
+if TYPE_CHECKING:
+    import onnx
+
+    from engine.graphs.ir.graph import Graph
+    from engine.lora import Adapted, Lora
+
+_MOST_CLASSES = (1 << 31) - 1
+
+
+class Forward:
+    """A forward model that is made trainable.
+
+    source: its path, bytes or message; after a change, until it is saved, the model before.
+    graph: the model as it is now.
+    """
+
+    def __init__(
+        self,
+        source: onnx.ModelProto | str | os.PathLike[str] | bytes,
+        graph: Graph | None = None,
+    ) -> None:
+        from engine.graphs.io import onnx_io
+        from engine.graphs.offline.precision import HALVES, as_singles, has_half_weights
+
+        self.source = source
+        self.graph = onnx_io.load(source) if graph is None else graph
+        self._is_changed = self._has_adapters = False
+        self._head: list[str] = []  # the parameters of a new last layer
+        if has_half_weights(self.graph):
+            warnings.warn(HALVES, ModelWarning, stacklevel=caller_level())
+            self.graph, self._is_changed = as_singles(self.graph), True
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes that the first output has scores for; None: not known."""
+        from engine.graphs.offline.head import output_classes
+
+        return output_classes(self.graph, self.graph.outputs[0])
+
+    def drop_normalisation(self) -> str:
+        """Let the first output be scores instead of their Softmax; return the op left out."""
+        from engine.graphs.offline.head import drop_normalisation
+
+        op = drop_normalisation(self.graph)
+        self._is_changed |= bool(op)
+        return op
+
+    def replace_head(self, classes: int, seed: int, *, always: bool = False) -> str:
+        """Replace the last layer by one for another number of classes, with random weights.
+
+        always: also where the number is the same.
+
+        Returns the name of its node; empty if it stays.
+
+        Raises:
+            InputError: there are less than two classes, or too many.
+            ModelError, ShapeError: the layer that makes the scores cannot be replaced.
+        """
+        from engine.graphs.offline.head import replace_head
+
+        if not always and classes == self.classes:
+            return ""
+        if not 2 <= classes <= _MOST_CLASSES:
+            raise InputError(f"classes={classes}: expected 2 to {_MOST_CLASSES}")
+        with defects("the new last layer", f"classes={classes}"):
+            head = replace_head(self.graph, classes, seed)
+        self._is_changed = True
+        self._head = [name for name in (head.weight, head.bias) if name]
+        return head.node.name
+
+    def adapt(self, lora: Lora | str) -> Adapted:
+        """Add adapters, which are then trained instead of all but a new last layer.
+
+        Raises:
+            EngineError: as `engine.lora.adapt`.
+        """
+        adapted = adapt(self.graph, lora)
+        self.graph = adapted.graph
+        self._is_changed = self._has_adapters = True
+        return adapted
+
+    def chosen(self, patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the names of the parameters to train, and of the others.
+
+        Raises:
+            NameNotFoundError: a pattern matches nothing.
+        """
+        from engine.graphs.offline.parameters import matching, parameters
+
+        trained = matching(self.graph, patterns)
+        if self._has_adapters:
+            trained += [name for name in self._head if name not in trained]
+        mine = set(trained)
+        return trained, [name for name in parameters(self.graph) if name not in mine]
+
+    def write(self, path: Path) -> None:
+        """Write the model to a file of its own, if it was changed; go on from that file.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        from engine.graphs.io import onnx_io
+
+        if self._is_changed:
+            onnx_io.save(self.graph, path)
+            self.source, self.graph, self._is_changed = path, onnx_io.load(path), False
+
+    def saved(
+        self, folder: str | os.PathLike[str]
+    ) -> onnx.ModelProto | str | os.PathLike[str] | bytes:
+        """Return a path, bytes or message of the model as it is now.
+
+        folder: that of the artifacts, where a changed model is written if it is large or adapted.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        from engine.graphs.io import onnx_io
+
+        if self._is_changed:
+            if self._has_adapters or onnx_io.nbytes(self.graph) >= LARGE:
+                files.make_folder(os.fspath(folder))
+                self.source = save_forward(self.graph, os.fspath(folder))
+            else:
+                self.source = onnx_io.to_bytes(self.graph)
+            self._is_changed = False
+        return self.source

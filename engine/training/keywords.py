@@ -1,0 +1,58 @@
+"""Keywords of training for editors and type checkers, which alone import this file.
+
+`python -m engine.tools.dev.keywords` writes it from the options in settings.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from engine.sparse import SparseUpdate
+from engine.training.settings import Mode
+
+
+class StepKeywords(TypedDict, total=False):
+    """Options of the steps of a trainer."""
+
+    threads: int | None
+    seed: int | None
+    memory_budget: int | str | None
+    micro_batches: int | None
+    own_statistics: bool
+    skip_nonfinite: bool
+    skip_limit: int
+
+
+class ArtifactKeywords(TypedDict, total=False):
+    """Options of the artifacts of a forward model."""
+
+    frozen_batch_norm: bool | Sequence[str] | None
+    update: SparseUpdate | None
+    external_data: bool | None
+    proximal: bool
+    tie: Sequence[Sequence[str]] | str | bool | None
+
+
+class RecipeKeywords(ArtifactKeywords, total=False):
+    """Options of artifacts that are made for a trainer."""
+
+    loss_inputs: Sequence[str] | None
+
+
+class TrainerKeywords(RecipeKeywords, StepKeywords, total=False):
+    """Options of a trainer that is made from a forward model."""
+
+
+class FitKeywords(TypedDict, total=False):
+    """Options of a training over epochs."""
+
+    epochs: int
+    accumulate: int
+    hours: float | None
+    seed: int
+    monitor: str | None
+    mode: Mode | None
+    keep: int | None
+    checkpoint_every: int | None
+    unfreeze: Mapping[str, int] | None

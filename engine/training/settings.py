@@ -1,0 +1,182 @@
+"""Options of training, each declared once.
+
+`generate_artifacts`, `Trainer` and `Trainer.fit` take them as keywords, `run.toml` as keys,
+`edgegrad train` and `edgegrad artifacts` as options.  To add one: a field here and the code that
+acts on it, then `python -m engine.tools.dev.keywords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine import arguments
+from engine.fields import option
+from engine.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, checked
+from engine.sparse import SparseUpdate
+
+Mode = Literal["min", "max"]  # of a column: whether less or more is better
+SKIP_LIMIT = 10  # updates in a row that may be skipped
+
+
+def _budget(what: str, value: Any) -> int | None:
+    return None if value is None else arguments.nbytes(what, value)
+
+
+def _groups(words: Sequence[str]) -> bool | list[list[str]]:
+    """Return the tied parameters of words such as `A=B`, or of `auto`."""
+    return True if list(words) == ["auto"] else [word.split("=") for word in words]
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Options of the steps of a trainer."""
+
+    threads: int | None = option(
+        None,
+        "Threads per step, including the calling one; by default EDGEGRAD_THREADS, or all cores.",
+        AT_LEAST_1,
+    )
+    seed: int | None = option(
+        None, "Seed of random numbers in the model, as for dropout; by default the process's seed."
+    )
+    memory_budget: int | str | None = option(
+        None,
+        "Memory limit in bytes for the plan of a step: parameters, optimizer state, inputs, "
+        "outputs and all intermediate values; a number, or text such as 48 MB.  Values that do "
+        "not fit are computed a second time in the backward pass; a batch that still does not "
+        "fit is trained on in parts, see docs/memory.md.  By default no limit: the fastest step.",
+        check=_budget,
+        metavar="BYTES",
+    )
+    micro_batches: int | None = option(
+        None,
+        "Parts of a batch that are trained on one after another, with one update; by default one, "
+        "or as many as the budget needs.",
+        AT_LEAST_1,
+    )
+    own_statistics: bool = option(
+        False,
+        "Let training batch normalisations take their statistics over each part of a batch, "
+        "instead of refusing to divide it.  The result differs from the whole batch's.",
+    )
+    skip_nonfinite: bool = option(
+        False,
+        "Skip and count updates with NaN or infinite gradients, instead of failing on a loss "
+        "that is not finite; by default according to the optimizer's option.",
+    )
+    skip_limit: int = option(
+        SKIP_LIMIT,
+        "The number of updates in a row that may be skipped before an error.",
+        AT_LEAST_0,
+    )
+
+    @property
+    def budget(self) -> int | None:
+        """The memory limit in bytes; None: no limit."""
+        return _budget("memory_budget", self.memory_budget)
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ArtifactOptions:
+    """Options of the artifacts of a forward model."""
+
+    frozen_batch_norm: bool | Sequence[str] | None = option(
+        None,
+        "Batch normalisations that use and keep their running statistics: all (true), none "
+        "(false), or those with these names of nodes or parameters.  By default those whose scale "
+        "and bias exist and are both frozen; with a sparse update, those whose scale is frozen.",
+        flag="--frozen-batch-norm/--training-batch-norm",
+    )
+    update: SparseUpdate | None = option(
+        None,
+        "The part of the chosen parameters to train, such as {biases = true, last = 2}: fields of "
+        "SparseUpdate (docs/memory.md); the rest is frozen.  By default all of them.",
+    )
+    external_data: bool | None = option(
+        None,
+        "Write large constants of the models to one file beside them, constants.<id>.data, from "
+        "which they are mapped.  By default if the model has such a file or LoRA adapters.",
+        flag="--external-data/--internal-data",
+    )
+    proximal: bool = option(
+        False,
+        "Also pull trained parameters to anchors in the checkpoint, as in FedProx "
+        "(engine.proximal).  Gradients are then no longer those that the loss alone has.",
+    )
+    tie: Sequence[Sequence[str]] | str | bool | None = option(
+        None,
+        "Groups of parameters that an exporter has copied, equal or transposed, and that are "
+        'trained as one; true or "auto": all groups found; false: none.  By default none, with '
+        "a warning that lists the groups found.",
+        flag="--tie",
+        metavar="A=B",
+        words=_groups,
+    )
+
+    @property
+    def ties(self) -> Sequence[Sequence[str]] | str | None:
+        """The groups of parameters to train as one; "auto": those found; None: not decided."""
+        if isinstance(self.tie, bool):
+            return "auto" if self.tie else ()
+        return self.tie
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(ArtifactOptions):
+    """Options of artifacts that are made for a trainer."""
+
+    loss_inputs: Sequence[str] | None = option(
+        (),
+        "The output that the loss takes, then the name of the target, which may be a value of the "
+        "model; by default the first output, and a new input.",
+        flag="--loss-input",
+        metavar="NAME",
+    )
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions(RecipeOptions, StepOptions):
+    """Options of a trainer that is made from a forward model."""
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Options of a training over epochs."""
+
+    epochs: int = option(1, "Passes over the data.", AT_LEAST_1)
+    accumulate: int = option(1, "Batches whose mean gradient makes one optimizer step.", AT_LEAST_1)
+    hours: float | None = option(
+        None, "Stop after this time, at the end of a batch.", ABOVE_0, metavar="H"
+    )
+    seed: int = option(
+        0,
+        "Seed of the order of the samples, of augmentation and of the share set apart.  Random "
+        "numbers in the model have the trainer's seed.",
+    )
+    monitor: str | None = option(
+        None,
+        "The column of the history that decides which checkpoint is the best; by default "
+        "val_loss, or loss without validation data.",
+        metavar="COLUMN",
+    )
+    mode: Mode | None = option(
+        None, "Direction of improvement of that column; by default as its name says."
+    )
+    keep: int | None = option(
+        2,
+        "The number of newest checkpoints to keep, in addition to the best one; None: all.",
+        AT_LEAST_1,
+    )
+    checkpoint_every: int | None = option(
+        None, "Optimizer steps between checkpoints; by default one epoch.", AT_LEAST_1
+    )
+    unfreeze: Mapping[str, int] | None = option(
+        None, "Patterns of names, each with the epoch from which matching parameters are trained."
+    )

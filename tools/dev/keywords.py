@@ -1,0 +1,65 @@
+"""Writes `engine/training/keywords.py`: the options of training as type checkers read them.
+
+    python -m engine.tools.dev.keywords
+
+It also writes the generated parts of docs/commands.md, whose tables list the same options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.fields import fields_of
+from engine.tools.commands.page import page
+from engine.training import settings
+
+KINDS: tuple[type, ...] = (
+    settings.StepOptions, settings.ArtifactOptions, settings.RecipeOptions,
+    settings.TrainerOptions, settings.FitOptions,
+)  # fmt: skip
+_HEAD = '''"""Keywords of training for editors and type checkers, which alone import this file.
+
+`python -m engine.tools.dev.keywords` writes it from the options in settings.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from engine.sparse import SparseUpdate
+from engine.training.settings import Mode
+'''
+
+
+def source() -> str:
+    """Return the text of the file."""
+    return "\n".join((_HEAD, *(line for kind in KINDS for line in _class(kind))))
+
+
+def _class(kind: type) -> Iterator[str]:
+    bases = [base for base in kind.__bases__ if dataclasses.is_dataclass(base)]
+    named = ", ".join(map(_name, bases)) or "TypedDict"
+    yield f"\nclass {_name(kind)}({named}, total=False):"
+    yield f'    """{(kind.__doc__ or "").strip()}"""'
+    own = vars(kind).get("__annotations__", {})
+    rows = [f"    {field.name}: {field.type}" for field in fields_of(kind) if field.name in own]
+    yield from ["", *rows, ""] if rows else [""]
+
+
+def _name(kind: type) -> str:
+    return kind.__name__.replace("Options", "Keywords")
+
+
+def main() -> None:
+    """Write the file and the generated parts of the page of commands."""
+    Path(settings.__file__).with_name("keywords.py").write_text(source(), "utf-8")
+    commands = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/commands.md")
+    commands.write_text(page(commands.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
