@@ -7,7 +7,6 @@ import operator
 import os
 import re
 import sys
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -183,12 +182,13 @@ def nbytes(what: str, value: Any) -> int:
         InputError: the text is no number of bytes, or there is not one.
     """
     if isinstance(value, str):
-        found = _AMOUNT.fullmatch(value.strip())
-        if found is None:
+        amount = _AMOUNT.fullmatch(value.strip())
+        if amount is None:
             units = ", ".join(_UNITS)
             raise InputError(f"{what}={value!r}: expected bytes, as '48 MB'; units: {units}")
-        factor = next(n for unit, n in _UNITS.items() if unit.lower() == found[2].lower())
-        value = int(Fraction(found[1]) * factor)
+        factor = next(n for unit, n in _UNITS.items() if unit.lower() == amount[2].lower())
+        whole, _, decimals = amount[1].partition(".")
+        value = int(whole + decimals) * factor // 10 ** len(decimals)
     size = count(what, value)
     if size < 1:
         raise InputError(f"{what}={size}: expected at least 1 byte")
