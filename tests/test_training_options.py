@@ -35,7 +35,7 @@ TAKEN: list[tuple[Any, type]] = [
 @pytest.mark.parametrize(("function", "kind"), TAKEN, ids=lambda each: each.__qualname__)
 def test_a_function_lists_the_options_that_it_takes(function: Any, kind: type) -> None:
     parameters = inspect.signature(function).parameters
-    described = Trainer.__doc__ if function is Trainer.__init__ else function.__doc__
+    described = str(Trainer.__doc__ if function is Trainer.__init__ else function.__doc__)
     assert not [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
     for field in fields_of(kind):
         assert parameters[field.name].default == field.default
