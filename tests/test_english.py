@@ -23,6 +23,8 @@ CLEAN = (
     "engine/errors.py",
     "engine/reports",
     "engine/runtime",
+    "graphs/io",
+    "graphs/ir",
     "graphs/offline",
     "graphs/passes",
     "tools/commands",

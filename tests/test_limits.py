@@ -203,7 +203,7 @@ def test_functions_are_counted_before_they_are_inlined(monkeypatch: pytest.Monke
         onnx_io.load(data)
     with pytest.raises(LimitError, match=r"^model bytes: with .* 10\*\*18 or more nodes"):
         onnx_io.load(functions(63, 2))
-    with pytest.raises(LimitError, match=r"^model bytes: functions call each other to 500 levels"):
+    with pytest.raises(LimitError, match=r"^model bytes: functions are nested to 500 levels"):
         onnx_io.load(functions(500, 1))
     numbers = ", ".join(["1"] * 9999)
     constant = f"c = Constant <value = float[9999] {{{numbers}}}> () b = Add(a, c)"
@@ -243,7 +243,7 @@ def nested(levels: int) -> onnx.ModelProto:
 
 def test_subgraphs_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of files end at 33 of them; those of a program need not."""
-    with pytest.raises(LimitError, match=r"^model: subgraphs are in each other to 90 levels"):
+    with pytest.raises(LimitError, match=r"^model: subgraphs are nested to 90 levels"):
         onnx_io.load(nested(90))
     monkeypatch.setenv("EDGEGRAD_MAX_DEPTH", "9000")
     assert len(control.unroll(onnx_io.load(nested(90))).nodes) > 270

@@ -461,7 +461,7 @@ def no_operator(m: ModelProto) -> None:
     ("change", "error", "message"),
     [
         (no_opset, ModelError, "does not say which opset"),
-        (opset(6), UnsupportedOpError, "opset 6; supported: 13 to 28 as they are, 7 to"),
+        (opset(6), UnsupportedOpError, "opset 6; supported: 13 to 28 directly, 7 to"),
         (opset(99), UnsupportedOpError, "opset 99; supported: 13 to 28"),
         (
             string_input,

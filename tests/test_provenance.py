@@ -30,10 +30,10 @@ FOLDED = {
     "convolution-new_folded": r"Conv '.*' took over batch normalisation; .*optimize=False",
     "convolution-old_folded": r"the weights of Conv '/conv/Conv' were computed.*TRAINING",
     "plain-new_folded": r"Gemm '.*', Gemm '.*' took over batch normalisation",
-    "weight_norm-new_folded": r"parameters are gone.*: parametrizations\.weight\.original0, ",
+    "weight_norm-new_folded": r"parameters were folded.*: parametrizations\.weight\.original0, ",
     "weight_norm-old_folded": r"the weights of Gemm '/Gemm' were computed",
-    "adapted-new_folded": r"are gone, of which weights were computed: a, b, base\.weight;",
-    "scaled-new_folded": r"parameters are gone, of which weights were computed: scale;",
+    "adapted-new_folded": r"were folded into other weights: a, b, base\.weight;",
+    "scaled-new_folded": r"parameters were folded into other weights: scale;",
     "norms-new_folded": r"equal are stored as one: second\.weight, second\.bias;",
 }
 PATHS = sorted(DATA.glob("*.onnx"))

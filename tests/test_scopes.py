@@ -100,7 +100,7 @@ GOOD: dict[str, tuple[onnx.ModelProto, Any]] = {
 BAD: dict[str, tuple[onnx.ModelProto, str]] = {
     "reads a value of its caller": (
         calling([node("Add", ["a", "h"], ["b"], name="sum")]),
-        "function 'F': Add 'sum' reads 'h', which is no input of the function",
+        "function 'F': Add 'sum' reads 'h', which is neither an input of the function",
     ),
     "reads a weight of its caller": (calling([node("Add", ["a", "w"], ["b"])]), "reads 'w'"),
     "reads an input of its caller": (calling([node("Add", ["a", "x"], ["b"])]), "reads 'x'"),

@@ -1,1 +1,1 @@
-"""ONNX files, and all else that only the onnx package knows."""
+"""ONNX files, and everything that needs the onnx package."""

@@ -1,4 +1,4 @@
-"""How much a message of ONNX asks for, by arithmetic: nothing is inlined or read for it."""
+"""Size of an ONNX model after inlining, by arithmetic alone: nothing is inlined or read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Key = tuple[str, str, str]  # of a function: domain, name and overload
 
 
 class Amount(NamedTuple):
-    """What nodes become when all functions that they call are inlined.
+    """Result of inlining all functions that nodes call.
 
-    nodes: how many nodes.  nbytes: their messages.  depth: levels of functions in each other.
+    nodes: the number of nodes.  nbytes: the bytes of their messages.  depth: the levels of nested
+        functions.
     """
 
     nodes: int
@@ -26,28 +27,28 @@ class Amount(NamedTuple):
 def check(model: ModelProto, source: str) -> None:
     """Refuse a model of too many nodes, or with functions or subgraphs too deep in each other.
 
-    A function that calls another one twice, which does so too, has twice the nodes at each level:
-    1.4 KB become 2**19 nodes.
+    If each function calls the next one twice, the nodes double at each level: 1.4 KB become 2**19
+    nodes.
 
-    source: what errors call the model.
+    source: the name of the model in errors.
 
     Raises:
-        LimitError: of its nodes inlined, of their messages, or of the levels.
+        LimitError: for the inlined nodes, their messages, or the levels.
         ModelError: functions call each other in a circle.
     """
-    limits.check("DEPTH", _depth(model.graph), source, "subgraphs are in each other to")
+    limits.check("DEPTH", _depth(model.graph), source, "subgraphs are nested to")
     if not model.functions:
         limits.check("NODES", len(model.graph.node), source, "the graph has")
         return
     nodes, nbytes, depth = _inlined(model, source)
-    limits.check("DEPTH", depth, source, "functions call each other to")
+    limits.check("DEPTH", depth, source, "functions are nested to")
     limits.check("NODES", nodes, source, "with its functions inlined the graph has")
     copied = nbytes - model.ByteSize()
-    limits.check("CONSTANT_BYTES", copied, source, "inlined its functions are copied to")
+    limits.check("CONSTANT_BYTES", copied, source, "with its functions inlined the model grows to")
 
 
 def _depth(graph: GraphProto) -> int:
-    """How many levels of subgraphs are inside each other."""
+    """Return how many levels of subgraphs are nested."""
     level, depth = [graph], -1
     while level:
         depth += 1
@@ -62,7 +63,7 @@ def _depth(graph: GraphProto) -> int:
 
 
 def _walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """All nodes, those of subgraphs included."""
+    """Yield all nodes, including the nodes of subgraphs."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -73,16 +74,16 @@ def _walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _key(node: NodeProto) -> Key:
-    """The function that a node calls, if there is one of this name."""
+    """Return the key of the function that a node may call."""
     return "" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload
 
 
 def _inlined(model: ModelProto, source: str) -> Amount:
-    """What the nodes of a model become."""
+    """Return the result of inlining the nodes of a model."""
     bodies = {
         ("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions
     }
-    calls: dict[Key, list[Key]] = {}  # of each function, in its body
+    calls: dict[Key, list[Key]] = {}  # for each function, in its body
     known: dict[Key, Amount] = {}
     begun = dict[Key, None]()
     waiting = [k for n in _walk(model.graph.node) if (k := _key(n)) in bodies]
@@ -106,7 +107,7 @@ def _inlined(model: ModelProto, source: str) -> Amount:
 
 
 def _amount(nodes: Iterable[NodeProto], known: dict[Key, Amount]) -> Amount:
-    """What nodes become, whose functions are known."""
+    """Return the result of inlining nodes, given the amounts of functions."""
     count = nbytes = depth = 0
     for node in _walk(nodes):
         inner = known.get(_key(node))

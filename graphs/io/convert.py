@@ -1,4 +1,4 @@
-"""Conversion by the onnx package: functions are inlined, and old or new opsets converted."""
+"""Conversion by the onnx package: inlining functions, and converting old or new opsets."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array
 
 _UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # onnxruntime-training puts these in ONNX's domain
-_ASIDE = "engine.aside"  # a domain for nodes that onnx must not look at during a conversion
-# The exceptions of the functions of onnx for a model that they cannot handle.
+_ASIDE = "engine.aside"  # a domain for nodes that onnx must ignore during a conversion
+# The exceptions that onnx raises for models that it cannot handle.
 ONNX_ERRORS = (
     RuntimeError,
     ValueError,
@@ -39,11 +39,11 @@ ONNX_ERRORS = (
     onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
 )
-_HEAVY = 1024  # bytes from which an initializer stays out of the conversion
+_HEAVY = 1024  # least bytes of an initializer that stays out of the conversion
 
 
 def schema_of(domain: str, op: str, inputs: Sequence[str]) -> onnx.defs.OpSchema:
-    """Return a schema for an op of ours with one output, of floats as its inputs are.
+    """Return a schema for an op of ours with one output, of floats like its inputs.
 
     inputs: their names.
     """
@@ -76,7 +76,7 @@ def inline(model: ModelProto, source: str) -> ModelProto:
 def inline_undeclared(model: ModelProto) -> ModelProto:
     """Replace nodes whose ops are not declared here, but that ONNX defines as functions.
 
-    A node for whose types ONNX has no function body stays; it is refused by name later.
+    A node stays if ONNX has no function body for its types; it is refused by name later.
 
     Before   y = SwiGLU(a, b)
     After    s = Sigmoid(a); g = Mul(a, s); y = Mul(g, b)
@@ -99,21 +99,21 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
 
 
 def _newest(nodes: Iterable[NodeProto], opset: int) -> int:
-    """The latest opset, `opset` or before it, in which ONNX changed an op of one of these nodes."""
-    found = 0
+    """Return the latest opset, up to `opset`, in which ONNX changed an op of one of these nodes."""
+    latest = 0
     for node in nodes:
         schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
-        found = max(found, schema.since_version)
+        latest = max(latest, schema.since_version)
         for a in node.attribute:
-            found = max(found, _newest(a.g.node, opset))
-    return found
+            latest = max(latest, _newest(a.g.node, opset))
+    return latest
 
 
 def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelProto:
     """Replace nodes of these ops, whose function bodies depend on the types of their inputs.
 
-    The inliner of ONNX does this, too, but not for a node with an absent optional input, which it
-    takes for an input of unknown type.
+    ONNX's inliner does this as well, except for a node with an absent optional input, which it
+    treats as an input of unknown type.
     """
     out = copy.deepcopy(model)
     shown = onnx.shape_inference.infer_shapes(model).graph
@@ -171,47 +171,51 @@ def _give_defaults(
 
 
 def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
-    """The ops (domain, type) of a graph that are not declared here, but are functions of ONNX."""
-    found = set()
+    """Return the ops (domain, type) of a graph that are not declared here but are functions of
+    ONNX.
+    """
+    keys = set()
     for node in graph.node:
         for a in node.attribute:
             if a.HasField("g"):
-                found |= _undeclared(a.g, opsets)
+                keys |= _undeclared(a.g, opsets)
         domain = "" if node.domain == "ai.onnx" else node.domain
-        if (domain, node.op_type) in ops() or (node.domain, node.op_type) in found:
+        if (domain, node.op_type) in ops() or (node.domain, node.op_type) in keys:
             continue
         try:
             schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)
         except (onnx.defs.SchemaError, TypeError):  # TypeError: names of malformed models
             continue
         if schema.has_function or schema.has_context_dependent_function:
-            found.add((node.domain, node.op_type))
-    return found
+            keys.add((node.domain, node.op_type))
+    return keys
 
 
 def opset_of(model: ModelProto, source: str) -> int:
-    """The version of ONNX's own operators that a model uses.
+    """Return the version of ONNX's own operators that a model uses.
 
     Raises:
-        ModelError: the model does not say.
-        UnsupportedOpError: this version is neither supported nor can it be converted, or it has an
-            op of another meaning.
+        ModelError: the model does not state it.
+        UnsupportedOpError: this version can be neither used nor converted, or an op has another
+            meaning in it.
     """
-    found = [int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    if not found:
+    versions = [int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    if not versions:
         raise ModelError(
             f"{source}: the model does not say which opset it uses (no opset_import for ai.onnx)"
         )
     newest = onnx.defs.onnx_opset_version()
-    if found[0] < opsets.OLDEST or found[0] > newest:
+    if versions[0] < opsets.OLDEST or versions[0] > newest:
         raise UnsupportedOpError(
-            f"{source}: opset {found[0]}; supported: {opsets.FIRST} to {opsets.LAST} as they are, "
+            f"{source}: opset {versions[0]}; supported: {opsets.FIRST} to {opsets.LAST} directly, "
             f"{opsets.OLDEST} to {newest} by conversion"
         )
     scans = [n.name for n in model.graph.node if n.op_type == "Scan" and not n.domain]
-    if found[0] < 9 and scans:
-        raise UnsupportedOpError(f"{source}: Scan {scans[0]!r} (opset {found[0]}): from opset 9 on")
-    return found[0]
+    if versions[0] < 9 and scans:
+        raise UnsupportedOpError(
+            f"{source}: Scan {scans[0]!r} of opset {versions[0]}; Scan is supported from opset 9"
+        )
+    return versions[0]
 
 
 def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
@@ -277,7 +281,7 @@ def _as_before_coordinates(n: onnx.NodeProto, graph: GraphProto) -> None:
 
 
 def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
-    """The model with its large initializers as inputs, and these initializers."""
+    """Return the model with its large initializers as inputs, and these initializers."""
     heavy = [t for t in model.graph.initializer if _nbytes(t) >= _HEAVY]
     names = {t.name for t in model.graph.initializer}
     graph = GraphProto(name=model.graph.name)
@@ -310,7 +314,7 @@ def _nbytes(t: TensorProto) -> int:
 def _conversion_error(
     model: ModelProto, source: str, opset: int, target: int, error: Exception
 ) -> UnsupportedOpError:
-    """The error of a failed conversion; it names the nodes that ONNX's message speaks of."""
+    """Return the error of a failed conversion, which names the nodes in ONNX's message."""
     text = str(error).strip()
     words = set(re.findall(r"\w+", text))
     guilty = [
@@ -329,12 +333,12 @@ def _conversion_error(
 
 
 def one_node(node: NodeProto, inputs: Sequence[Array], opset: int | None = None) -> ModelProto:
-    """The model of one node, given the values of its present inputs.
+    """Return the model of one node, given the values of its present inputs.
 
-    opset: of the domain of the node, by default the newest that is supported.
+    opset: the opset of the node's domain, by default the newest supported one.
 
     Raises:
-        InputError: another number of inputs.
+        InputError: the number of inputs is wrong.
     """
     names = list(dict.fromkeys(name for name in node.input if name))
     if len(names) != len(inputs):

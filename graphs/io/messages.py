@@ -1,4 +1,4 @@
-"""Messages of ONNX for types, values and constants: read into ours, and written."""
+"""Messages of ONNX for types, values and constants: reading and writing them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from engine.kernels.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 
-# Constants of these are kept as the next wider type, which holds the same values.  That makes no
-# difference to ops that move them or convert them to another type.
+# Constants of these types are kept as the next wider type, which holds the same values.  This makes
+# no difference to ops that move or convert them.
 PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
 _FIELDS = {
     "f32": "float_data",
@@ -24,14 +24,14 @@ _FIELDS = {
     "i64": "int64_data",
     "u64": "uint64_data",
     "u32": "uint64_data",
-}  # of a constant that is no bytes: which field has its numbers, if not int32_data
+}  # the field with the numbers of a constant that is not stored as bytes, if not int32_data
 
 
 _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
 
 def value_type(v: ValueInfoProto) -> TensorType | None:
-    """The type of a value; None when its rank is unknown or it is not of a supported type."""
+    """Return the type of a value; None if its rank is unknown or the type is not supported."""
     if v.type.HasField("sequence_type"):
         element = v.type.sequence_type.elem_type.tensor_type.elem_type
         return TensorType(f"seq({OF_ONNX[element]})", ()) if element in OF_ONNX else None
@@ -48,14 +48,18 @@ def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
 
 
 def text_type(v: ValueInfoProto) -> TensorType | None:
-    """The type of a tensor of texts, with the element type "text"; None for any other value."""
+    """Return the type of a tensor of texts, with the element type "text"; None for any other
+    value.
+    """
     t = v.type.tensor_type
     is_text = t.elem_type == TensorProto.STRING and t.HasField("shape")
     return TensorType("text", tuple(_dims(v.name, t))) if is_text else None
 
 
 def value_proto(name: str, t: TensorType, is_text: bool = False) -> ValueInfoProto:
-    """The message of a value's name and type; that of a text in the place of the number it is."""
+    """Return the message of a value's name and type; is_text: the value is a text that is read as
+    numbers.
+    """
     from onnx import helper
 
     if t.dtype.startswith("seq("):
@@ -69,7 +73,7 @@ def value_proto(name: str, t: TensorType, is_text: bool = False) -> ValueInfoPro
 
 
 def values_of(t: TensorProto) -> Array:
-    """The values of a constant.  ONNX's helper reads those of types that tensors here do not have.
+    """Return the values of a constant, with ONNX's helper for types that tensors here do not have.
 
     Raises:
         ValueError, TypeError, OverflowError: the message is malformed.
@@ -81,44 +85,44 @@ def values_of(t: TensorProto) -> Array:
         return numpy_helper.to_array(t)
     dtype = np.dtype(NUMPY[kind])
     if t.HasField("raw_data"):
-        found = np.frombuffer(t.raw_data, dtype.newbyteorder("<"))
+        values = np.frombuffer(t.raw_data, dtype.newbyteorder("<"))
     elif kind == "f16":  # their bits
-        found = np.array(t.int32_data, np.int32).astype(np.uint16).view(dtype)
+        values = np.array(t.int32_data, np.int32).astype(np.uint16).view(dtype)
     else:
-        found = np.array(getattr(t, _FIELDS.get(kind, "int32_data")))
-    return found.astype(dtype, copy=False).reshape(tuple(t.dims))
+        values = np.array(getattr(t, _FIELDS.get(kind, "int32_data")))
+    return values.astype(dtype, copy=False).reshape(tuple(t.dims))
 
 
 def unpack(t: TensorProto) -> Array:
-    """The values of a constant of 4 bits an element, in bytes."""
+    """Return the values of a constant of 4 bits an element, in bytes."""
     return values_of(t).astype(NUMPY[PACKED[t.data_type]])
 
 
 def _takes_packed(op: Op) -> bool:
-    """Whether an op moves integers of 4 bits, or makes another type of them."""
+    """Return whether an op moves or converts integers of 4 bits."""
     is_plain = op.movement in _MOVING or op.title == "Cast"
     return not op.domain and (is_plain or op.name == "DequantizeLinear")
 
 
 def check_packed(graph: Graph, names: Iterable[str]) -> None:
-    """Refuse nodes for which it makes a difference that constants of 4 bits are kept as bytes.
+    """Refuse nodes for which it matters that constants of 4 bits are kept as bytes.
 
-    names: these constants.
+    names: the names of these constants.
 
     Raises:
-        DTypeError: naming the node, or the output of the graph.
+        DTypeError: a node or an output of the graph, which the message names.
     """
     packed = set(names)
     for node in graph.nodes if packed else ():
-        found = [i for i in node.inputs if i in packed]
+        packed_inputs = [i for i in node.inputs if i in packed]
         op = ops().get((node.domain, node.op))
-        if found and not (op and _takes_packed(op)):
+        if packed_inputs and not (op and _takes_packed(op)):
             names = sorted(op.name for op in ops().values() if _takes_packed(op))
             raise DTypeError(
-                f"{node.op} {node.name!r} reads {found[0]!r} of 4 bits an element; "
+                f"{node.op} {node.name!r} reads {packed_inputs[0]!r} of 4 bits an element; "
                 f"supported: {', '.join(names)}"
             )
-        if found and op and op.movement in _MOVING:
+        if packed_inputs and op and op.movement in _MOVING:
             packed.update(node.outputs)
     if out := packed.intersection(graph.outputs):
         raise DTypeError(f"the output {min(out)!r} has 4 bits an element")
@@ -132,7 +136,7 @@ def fold_strings(graph: Graph) -> None:
 
     Raises:
         DTypeError: anything but a Cast to numbers reads a text.
-        ModelError: a text is no number.
+        ModelError: a text is not a number.
     """
     texts = {n: a for n, a in graph.initializers.items() if a.dtype == object}
     for node in graph.nodes:
@@ -169,9 +173,9 @@ def _numbers(texts: Array, dtype: str, name: str) -> Array:
 
 
 def read_texts(graph: Graph, source: str) -> None:
-    """Give inputs of text, which only Casts to numbers read, the type of these numbers, in place.
+    """Give inputs of text that only Casts to numbers read the type of these numbers, in place.
 
-    Whoever feeds such an input reads its numbers; `Graph.text_inputs` names it.
+    The caller parses the numbers of such an input; `Graph.text_inputs` names it.
 
     source: what errors call the model.
 
@@ -179,15 +183,15 @@ def read_texts(graph: Graph, source: str) -> None:
     After    input t: f32[n];   y = Identity(t);        z = Neg(y);      text_inputs [t]
 
     Raises:
-        DTypeError: something else reads such an input, or Casts to several types do.
+        DTypeError: something other than a Cast reads such an input, or Casts to several types do.
     """
     for name, t in [(n, t) for n, t in graph.inputs.items() if t.dtype == "text"]:
         readers = [n for n in graph.nodes if name in n.reads()]
         kinds = {OF_ONNX.get(n.attrs.get("to", 0), "b1") for n in readers}
         if {(n.domain, n.op) for n in readers} - {("", "Cast")} or len(kinds) != 1 or "b1" in kinds:
-            found = ", ".join(f"{n.op} {n.name!r}" for n in readers)
+            takers = ", ".join(f"{n.op} {n.name!r}" for n in readers)
             raise DTypeError(
-                f"{source}: input {name!r}: element type string, read by {found or 'nothing'}; "
+                f"{source}: input {name!r}: element type string, read by {takers or 'nothing'}; "
                 "supported: Cast to one type of numbers"
             )
         graph.inputs[name] = t.but(dtype=kinds.pop())
@@ -197,7 +201,7 @@ def read_texts(graph: Graph, source: str) -> None:
 
 
 def write_texts(graph: Graph) -> Graph:
-    """A copy of a graph in which inputs of text are cast to numbers by nodes, as files have it."""
+    """Return a copy of a graph in which nodes cast inputs of text to numbers, as in files."""
     out, names = graph.copy(), Names(graph)
     for name in [n for n in graph.text_inputs if n in graph.inputs]:
         number = names.fresh(f"{name}_number")
@@ -211,7 +215,7 @@ def write_texts(graph: Graph) -> Graph:
 
 
 def tensor_proto(name: str, array: Array) -> TensorProto:
-    """The message of a constant."""
+    """Return the message of a constant."""
     t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     t.raw_data = np.ascontiguousarray(little).tobytes()

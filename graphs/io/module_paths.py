@@ -1,12 +1,13 @@
-"""Module paths: where tensors and nodes are in a module (engine/paths.py), as exporters write it.
+"""Module paths: the places of tensors and nodes in a module (engine/paths.py), as exporters record
+them.
 
 PyTorch, by torch.export    metadata of nodes: the scopes, and the call with its arguments
 PyTorch, by tracing         names of nodes: /encoder/layer.0/fc/MatMul
 TensorFlow, by tf2onnx      names of nodes: StatefulPartitionedCall/model/fc/MatMul
 
-A weight with a name that its exporter has made up has the path of the parameter that its call took
-and the model does not have; where no calls are written, of the submodule that reads it and what it
-is there.
+If an exporter has made up the name of a weight, its path is the parameter of its call that is
+missing from the model; if no calls are recorded, its path is the submodule that reads it and its
+role there.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from engine.paths import Paths
 
 KERAS = "tf2onnx"
 SCOPES = "pkg.torch.onnx.name_scopes"
-_NONE = "_empty_nn_module_stack_from_metadata_hook"  # the exporter's word for no submodule
+_NONE = "_empty_nn_module_stack_from_metadata_hook"  # the exporter's name for no submodule
 _MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|.*ReadVariableOp|.*__\d+$|const_fold")
 _CALLED = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
-# What inputs are, by PyTorch's words.
+# The roles of inputs, in PyTorch's terms.
 _LINEAR = {1: "weight", 2: "bias"}
 _RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
 _ROLES: dict[str, Mapping[int, str]] = {
@@ -47,7 +48,7 @@ _OF_KERAS = {
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A node that reads a tensor, at which input, and of which submodule it is."""
+    """Node that reads a tensor, the index of the input, and the submodule of the node."""
 
     node: Any
     place: int
@@ -58,14 +59,14 @@ def paths_of(
     graph: Any, calls: Sequence[frozenset[str]], parameters: Mapping[str, str],
     known: Iterable[str], constants: Mapping[str, Array], producer: str,
 ) -> Paths:  # fmt: skip
-    """Return the paths that a model tells.
+    """Return the paths that a model records.
 
     graph: the message of the graph.
-    calls: of each node the arguments of the call that it was made of.
-    parameters: of each parameter of the module the argument that stands for it in calls.
-    known: the tensors of the module by name; empty if the file does not say which there are.
+    calls: for each node, the arguments of the call from which it was made.
+    parameters: for each parameter of the module, its argument in calls.
+    known: the tensors of the module by name; empty if the file does not list them.
     constants: the values of the initializers of the model.
-    producer: what has written it.
+    producer: the exporter.
     """
     own = set(known)
     scopes = [scope_of(node, producer == KERAS) for node in graph.node]
@@ -92,53 +93,54 @@ def paths_of(
 
 
 def _called_again(values: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
-    """Return the paths of weights of second calls, with those of the first.
+    """Return the paths of weights of repeated calls, with the paths of the first calls.
 
-    The exporter by tracing counts the calls of a submodule, `/fc_1/MatMul`, and transposes its
-    weight for each of them.  So two weights are one if they are equal, and their paths but for it.
+    The tracing exporter numbers the calls of a submodule, `/fc_1/MatMul`, and transposes its weight
+    for each of them.  So two weights are the same if they are equal, and their paths differ in the
+    number only.
     """
     first: dict[str, str] = {}
     for name, path in values.items():
         first.setdefault(path, name)
-    found = {}
+    plain_paths = {}
     for name, path in values.items():
         plain = re.sub(r"_\d+(?=\.)", "", path)
         copied = plain != path and plain in first
         if copied and np.array_equal(constants[first[plain]], constants[name]):
-            found[path] = plain
-    return found
+            plain_paths[path] = plain
+    return plain_paths
 
 
 def _renamed(scope: str, again: Mapping[str, str]) -> str:
-    """Return the submodule of a node, which may be of a second call."""
+    """Return the submodule of a node, which may belong to a repeated call."""
     paths = (f"{scope}.{role}" for role in ("weight", "kernel"))
     return next((again[p].rpartition(".")[0] for p in paths if p in again), scope)
 
 
 def _is_weight(array: Array) -> bool:
-    """Return whether the elements can be those of a weight, quantised ones among them."""
+    """Return whether the array may be a weight, possibly quantised."""
     kind = array.dtype.kind  # V: bfloat16 and the types of 8 and 4 bits that NumPy has not
     return kind in "fV" or (kind in "iu" and array.dtype.itemsize == 1)
 
 
 def _moves(node: Any) -> bool:
-    """Return whether a node only moves its first input, or makes floats of it."""
+    """Return whether a node only moves its first input, or converts it to floats."""
     op = ops().get((node.domain, node.op_type))
     return op is not None and (op.keeps_elements or op.name in ("Transpose", "DequantizeLinear"))
 
 
 def _user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None:
-    """Return the first node that computes with a tensor, behind those that only move it."""
-    found: _Reader | None = None
+    """Return the first node that computes with a tensor, after those that only move it."""
+    reader: _Reader | None = None
     for _ in range(len(readers) + 1):
         using = readers.get(name)
         if not using:
-            return found
-        found = next((r for r in using if not _moves(r.node)), using[0])
-        if not _moves(found.node) or found.place or not found.node.output:
-            return found
-        name = found.node.output[0]
-    return found
+            return reader
+        reader = next((r for r in using if not _moves(r.node)), using[0])
+        if not _moves(reader.node) or reader.place or not reader.node.output:
+            return reader
+        name = reader.node.output[0]
+    return reader
 
 
 def _path(
@@ -148,10 +150,10 @@ def _path(
     gone: Mapping[str, str],
     is_told: bool,
 ) -> str:
-    """Return the path of a tensor with a name that was made up; empty if nothing is known.
+    """Return the path of a tensor with a made-up name, or "".
 
-    gone: parameters that the model does not have, by the argument that stands for them in calls.
-    is_told: whether the file says which tensors the module has.
+    gone: parameters that the model lacks, by their argument in calls.
+    is_told: whether the file lists the tensors of the module.
     """
     if reader is None:
         return ""
@@ -170,7 +172,7 @@ def _path(
 
 
 def scope_of(node: Any, is_keras: bool) -> str:
-    """Return the submodule that a node is of; empty if it is not known, or the module itself."""
+    """Return the submodule of a node; "" if it is unknown, or the module itself."""
     for entry in getattr(node, "metadata_props", ()):  # onnx before 1.16 has none
         if entry.key == SCOPES:
             names = [name.strip(" '\"") for name in entry.value.strip("[]").split(",")]

@@ -1,4 +1,4 @@
-"""ONNX files to graphs and back."""
+"""Reading of ONNX files into graphs, and writing."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from engine.runtime import files, mapping
 
 Model = str | os.PathLike[str] | bytes | ModelProto
 
-MESSAGE_BYTES = 2**31 - 1  # of one message: what the library of protobuf reads and writes
-EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers; from here on a file beside the model has them
+MESSAGE_BYTES = 2**31 - 1  # of one message: the limit of the protobuf library
+EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers; larger ones go to a file
 MAPPED_BYTES = 4096  # from this size on external data stays in its file
 _MOST = (1 << 63) - 1  # of an offset or length
-_EXTERNAL_MIN = 1024  # bytes of the smallest tensor that goes into that file
-_ALIGN = 64  # bytes: where tensors begin in it
+_EXTERNAL_MIN = 1024  # least bytes of a tensor in that file
+_ALIGN = 64  # bytes: alignment of tensors in it
 
 _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 
@@ -61,21 +61,21 @@ _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 
 
 def load(model: Model, data: mapping.Content | None = None) -> Graph:
-    """Read a model from a path, from bytes or from a `ModelProto`, which stays as it is.
+    """Read a model from a path, from bytes or from a `ModelProto`, which is not changed.
 
-    Functions are inlined and opsets that are not supported converted (`convert`).  Initializers in
-    external files are read from the folder of the model's path.  Those of a file of
-    `mapping.LARGE` bytes or more stay in it, which is mapped: it must not be written over in place
-    as long as the graph is used.
+    Functions are inlined, and unsupported opsets converted (`convert`).  Initializers in external
+    files are read from the folder of the model's path.  Initializers in a file of at least
+    `mapping.LARGE` bytes stay in the file, which is mapped, so it must not be overwritten in place
+    while the graph is used.
 
-    data: what the file at the path holds, if the caller has read it.
+    data: the content of the file at the path, if the caller has read it.
 
     Raises:
         FileError: the file, or an external data file, is missing, unreadable or too short.
         ModelError: not an ONNX model, or a malformed one.
-        DTypeError: an input or initializer has an element type that is not supported.
-        UnsupportedOpError: an opset, attribute or function that is not supported.
-        LimitError: of the bytes of the file, of its nodes, or of what is inside each other.
+        DTypeError: the element type of an input or initializer is not supported.
+        UnsupportedOpError: an opset, attribute or function is not supported.
+        LimitError: for the bytes of the file, its nodes, or the nesting depth.
     """
     proto, source, path, whole = _parse(model, data)
     if not proto.HasField("graph"):
@@ -88,7 +88,7 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
             from engine.graphs.io import convert
 
             convert.opset_of(proto, source)
-            # What is malformed can crash the onnx package.
+            # A malformed model can crash the onnx package.
             _Reader(source, path, whole).graph(proto)
             proto = convert.to_supported_opset(convert.inline(proto, source), source)
             proto = convert.inline_undeclared(proto)
@@ -97,24 +97,25 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
         graph.external = tuple(reader.places)
         if path is not None and mapping.STAMPS in graph.metadata:
             mapping.check_stamps(graph.metadata[mapping.STAMPS], path)
-        found = provenance(exported.graph, graph.producer, graph.initializers)
-        graph.gone, graph.notes = found.gone, found.notes
-        graph.parameters, graph.buffers = found.parameters, found.buffers
-        if found.paths != Paths():
-            graph.metadata.setdefault(METADATA, found.paths.text())
+        origin = provenance(exported.graph, graph.producer, graph.initializers)
+        graph.gone, graph.notes = origin.gone, origin.notes
+        graph.parameters, graph.buffers = origin.parameters, origin.buffers
+        if origin.paths != Paths():
+            graph.metadata.setdefault(METADATA, origin.paths.text())
         return graph
     except RecursionError as error:
         raise ModelError(f"{source}: subgraphs are deeper than Python can follow") from error
     except UnicodeDecodeError as error:  # older protobufs decode texts when they are read
-        raise ModelError(f"{source}: a name or text that is no UTF-8: {error}") from error
+        raise ModelError(f"{source}: a name or text is not UTF-8: {error}") from error
 
 
 def _parse(
     model: Model, data: mapping.Content | None
 ) -> tuple[ModelProto, str, str | None, mapping.Content | None]:
-    """The message of a model, what errors call it, its path, and what large weights are left in.
+    """Return the message of a model, its name in errors, its path, and the file with its large
+    weights.
 
-    External data is beside the path.
+    External data are beside the path.
     """
     if isinstance(model, ModelProto):
         return model, "model", None, None
@@ -142,7 +143,7 @@ def _decode(data: mapping.Content, source: str) -> ModelProto:
         )
     try:
         if len(data) >= mapping.LARGE:
-            with contextlib.suppress(ValueError):  # protobuf says what is wrong
+            with contextlib.suppress(ValueError):  # protobuf's message says what is wrong
                 model = _message(weights.short_message(data, nodes=True))
                 if not opsets.is_read_as_is(model):  # the onnx package wants tensors in nodes whole
                     model = _message(weights.short_message(data, nodes=False))
@@ -161,11 +162,11 @@ def _message(data: bytes) -> ModelProto:
 
 
 class _Reader:
-    """Turns the messages of one model into a graph.
+    """Conversion of the messages of one model into a graph.
 
-    source: what errors call the model.  path: which its external data is beside; None if not known.
-    data: its file, in which large weights have been left; None if none have.
-    places: what has been read of external data, as `Graph.external` says it.
+    source: the name of the model in errors.  path: the path of the model, beside which its external
+        data are, or None. data: its file with the large weights, or None. places: the places of
+        external data read so far, as in `Graph.external`.
     """
 
     def __init__(self, source: str, path: str | None, data: mapping.Content | None) -> None:
@@ -174,7 +175,7 @@ class _Reader:
         self.places: list[tuple[str, int, int]] = []
 
     def graph(self, model: ModelProto) -> Graph:
-        """The graph of a model, sorted and checked."""
+        """Return the graph of a model, sorted and checked."""
         for o in model.opset_import:
             self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
         out = self.body(model.graph, self.input_type)
@@ -186,7 +187,7 @@ class _Reader:
         out.producer, out.producer_version = model.producer_name, model.producer_version
         out.metadata = {p.key: p.value for p in model.metadata_props}
         for text in out.texts():
-            if not isinstance(text, str):  # protobuf gives bytes for what is no text
+            if not isinstance(text, str):  # protobuf returns bytes for text that is not UTF-8
                 raise ModelError(f"{self.source}: {text!r} is not UTF-8")
         try:
             return out.sort().check()
@@ -194,9 +195,10 @@ class _Reader:
             raise ModelError(f"{self.source}: graph {error}") from None
 
     def body(self, proto: GraphProto, input_type: Callable[[ValueInfoProto], TensorType]) -> Graph:
-        """The graph of a model or of the body of a control-flow node, not yet sorted or checked.
+        """Return the graph of a model or of the body of a control-flow node, not yet sorted or
+        checked.
 
-        input_type: the type of an input, or refuses it.
+        input_type: returns the type of an input, or refuses it.
         """
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
@@ -216,7 +218,7 @@ class _Reader:
         for v in proto.input:
             if v.name in out.inputs:
                 raise ModelError(f"{self.source}: two inputs are named {v.name!r}")
-            if v.name not in out.initializers:  # else an old model, or a default value
+            if v.name not in out.initializers:  # otherwise an old model, or a default value
                 out.inputs[v.name] = input_type(v)
         for v in (*proto.input, *proto.value_info, *proto.output):
             check_rank(len(v.type.tensor_type.shape.dim), f"{self.source}: value {v.name!r}")
@@ -234,9 +236,9 @@ class _Reader:
         return value_type(v) or TensorType("?", ())
 
     def input_type(self, v: ValueInfoProto) -> TensorType:
-        found = value_type(v) or text_type(v)
-        if found is not None:
-            return found
+        t = value_type(v) or text_type(v)
+        if t is not None:
+            return t
         where = f"{self.source}: input {v.name!r}"
         kind = v.type.WhichOneof("value")
         if kind != "tensor_type":
@@ -248,7 +250,7 @@ class _Reader:
         )
 
     def node(self, n: NodeProto) -> Node:
-        """A node, checked against what is known of its op."""
+        """Return a node, checked against the known facts about its op."""
         where = f"{self.source}: {n.op_type} {n.name!r}"
         if not n.op_type:
             raise ModelError(f"{self.source}: node {n.name!r} has no operator")
@@ -308,23 +310,23 @@ class _Reader:
             ) from None
 
     def inside(self, t: TensorProto, offset: int, nbytes: int) -> Array:
-        """A tensor whose bytes are in the file of the model.
+        """Return a tensor whose bytes are in the file of the model.
 
         Raises:
-            ValueError: the file or the shape has another number of bytes.
+            ValueError: the number of bytes in the file or shape differs.
         """
         assert self.data is not None
         is_packed = t.data_type in PACKED
         dtype = np.dtype(np.uint8 if is_packed else NUMPY[OF_ONNX[t.data_type]])
-        found = np.frombuffer(self.data, dtype.newbyteorder("<"), nbytes // dtype.itemsize, offset)
+        array = np.frombuffer(self.data, dtype.newbyteorder("<"), nbytes // dtype.itemsize, offset)
         if is_packed:
-            return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(found)))
-        if found.nbytes != nbytes:
-            raise ValueError(f"{nbytes} bytes are no whole number of elements")
-        return found.astype(dtype, copy=False).reshape(tuple(t.dims))
+            return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(array)))
+        if array.nbytes != nbytes:
+            raise ValueError(f"{nbytes} bytes are not a multiple of the element size")
+        return array.astype(dtype, copy=False).reshape(tuple(t.dims))
 
     def external(self, t: TensorProto, where: str) -> Array:
-        """A tensor stored as bytes `offset .. offset+length` of a file beside the model."""
+        """Return a tensor stored as bytes `offset .. offset+length` of a file beside the model."""
         entries = {e.key: e.value for e in t.external_data}
         location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
         if self.path is None:
@@ -352,14 +354,14 @@ class _Reader:
         self.places.append((str(location), offset, nbytes))
         path = os.path.join(os.path.dirname(self.path), location)
         read = mapping.open_array if nbytes >= MAPPED_BYTES else files.read_array
-        found = read(path, dtype, count, offset, where, self.path)
+        array = read(path, dtype, count, offset, where, self.path)
         if is_packed:
-            return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(found)))
-        return found.reshape(tuple(t.dims))
+            return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(array)))
+        return array.reshape(tuple(t.dims))
 
 
 def _element(code: int) -> str:
-    """What an error says about an element type that is not supported."""
+    """Return the text of an error for an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
     return f"element type {str(name).lower()}; supported: {', '.join(ONNX_CODE)}"
 
@@ -368,7 +370,7 @@ def _element(code: int) -> str:
 
 
 def to_proto(graph: Graph) -> ModelProto:
-    """The model of a graph, with all its initializers in it.
+    """Return the model of a graph, with all its initializers inside.
 
     Raises:
         ModelError: the type of an output is not known, or ONNX cannot hold an attribute.
@@ -377,10 +379,10 @@ def to_proto(graph: Graph) -> ModelProto:
 
 
 def to_bytes(graph: Graph) -> bytes:
-    """The serialised model of a graph, with all its initializers in it.
+    """Return the serialised model of a graph, with all its initializers inside.
 
     Raises:
-        ModelError: as `to_proto`, or the message would be larger than the 2 GiB that are allowed.
+        ModelError: see `to_proto`; or the message would exceed the limit of 2 GiB.
     """
     size = sum(a.nbytes for a in graph.initializers.values())
     if size >= EXTERNAL_BYTES:
@@ -393,21 +395,21 @@ def to_bytes(graph: Graph) -> bytes:
 
 
 def needs_external_data(graph: Graph) -> bool:
-    """Whether the initializers are too large for one message."""
+    """Return whether the initializers are too large for one message."""
     return nbytes(graph) >= EXTERNAL_BYTES
 
 
 def digest(graph: Graph) -> str:
-    """The digest of all that a model file of a graph says, whichever file its values go to.
+    """Return the digest of the content of a graph's model file, wherever its values are stored.
 
     Raises:
-        ModelError: as `to_proto`.
+        ModelError: see `to_proto`.
     """
     bare = [_external_proto(name, a, "", 0) for name, a in graph.initializers.items()]
-    found = hashlib.sha256(_model(graph, bare).SerializeToString())
+    hashed = hashlib.sha256(_model(graph, bare).SerializeToString())
     for array in graph.initializers.values():
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()
 
 
 def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = ()) -> None:
@@ -415,11 +417,10 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
 
     If the initializers have `EXTERNAL_BYTES` or more, the large ones go to `<path>.data`.
 
-    defaults: initializers that are to be inputs, too, which have these values unless others are
-        given.
+    defaults: initializers that also become inputs, with these values by default.
 
     Raises:
-        ModelError: as `to_proto`.
+        ModelError: see `to_proto`.
         FileError: a file could not be written.
     """
     name = arguments.path("model", path)
@@ -432,25 +433,24 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
 def save_sharing(
     graphs: Mapping[str, Graph], data: str, defaults: Sequence[str] = (), home: str | None = None
 ) -> set[str]:
-    """Write model files whose larger initializers are in one file beside them.
+    """Write model files that share one file with their larger initializers, beside them.
 
-    An array that several of them have is there once.  It is written from where it is, also from
-    the file that it is mapped from; nothing is copied in memory.  What external data in the folder,
-    or in one inside, has already is not written: the models refer to it.  A crash leaves what was
-    there, what is written, or no models.
+    An array that several graphs share is written once, directly from memory or from the file that
+    it is mapped from.  Arrays that are already in external data in the folder, or in a folder
+    inside it, are not written again: the models refer to them.  After a crash there are the old
+    models, the new ones, or none.
 
-    graphs: by the paths of the models.  data: the path of the file, in the same folder.  It is not
-        written if nothing is in it.
-    defaults: as `save` takes them.
-    home: the folder where the models will be, if that is another one.
+    graphs: the graphs by the paths of the models.  data: the path of the file, in the same folder,
+        which is not written if it would be empty. defaults: see `save`. home: the folder of the
+        models later, if it is another one.
 
     Returns the files that the models refer to, by their paths from the folder.
 
     Raises:
-        ModelError: as `to_proto`.
+        ModelError: see `to_proto`.
         FileError: a file could not be written.
     """
-    offsets: dict[object, tuple[str, int]] = {}  # by what of memory an array is
+    offsets: dict[object, tuple[str, int]] = {}  # by the memory of an array
     pieces: list[bytes | memoryview] = []
     folder, own = home or os.path.dirname(data), os.path.basename(data)
     messages: dict[str, bytes] = {}
@@ -485,27 +485,27 @@ def save_sharing(
 
 
 def nbytes(graph: Graph) -> int:
-    """The bytes of all initializers."""
+    """Return the bytes of all initializers."""
     return sum(a.nbytes for a in graph.initializers.values())
 
 
 def stamps(graphs: Iterable[Graph], folder: str) -> str:
-    """What files in a folder that arrays of graphs are mapped from are now; "" without such.
+    """Return the current stamps of the files in a folder from which arrays are mapped, or "".
 
-    A model whose metadata hold this under `mapping.STAMPS` is refused when one of them has another
-    content.  See `mapping.stamp`.
+    If the metadata of a model hold this under `mapping.STAMPS`, the model is refused once the
+    content of one of these files changes.  See `mapping.stamp`.
 
     Raises:
         FileError: such a file cannot be read.
     """
     arrays = (a for g in graphs for a in g.initializers.values() if a.nbytes >= _EXTERNAL_MIN)
     places = {place[0] for a in arrays if (place := mapping.place_below(a, folder))}
-    found = {name: mapping.stamp(os.path.join(folder, name)) for name in sorted(places)}
-    return json.dumps(found) if found else ""
+    stamp_of = {name: mapping.stamp(os.path.join(folder, name)) for name in sorted(places)}
+    return json.dumps(stamp_of) if stamp_of else ""
 
 
 def external_files(path: str) -> set[str]:
-    """The files, by their paths from its folder, that a model refers to; none if it is no model."""
+    """Return the paths, relative to its folder, of the files that a model refers to."""
     if not os.path.isfile(path):
         return set()
     with contextlib.suppress(EngineError):
@@ -516,7 +516,7 @@ def external_files(path: str) -> set[str]:
 
 
 def _external_proto(name: str, array: Array, location: str, offset: int) -> TensorProto:
-    """A tensor whose bytes are in another file."""
+    """Return a tensor whose bytes are in another file."""
     t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
     t.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
@@ -525,7 +525,7 @@ def _external_proto(name: str, array: Array, location: str, offset: int) -> Tens
 
 
 def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
-    """The message of a node.
+    """Return the message of a node.
 
     Raises:
         ModelError: ONNX cannot hold an attribute.
@@ -565,7 +565,7 @@ def _model(graph: Graph, tensors: list[TensorProto], defaults: Sequence[str] = (
 
 
 def add_stand_ins(model: ModelProto) -> None:
-    """Add functions that say of ops of ours what they are to other runtimes, where nodes need them.
+    """Add functions that define ops of ours for other runtimes, where nodes need them.
 
     Before   z = engine::StopGradient(y)
     After    the same, and   engine::StopGradient(input_0) => (output): output = Identity(input_0)

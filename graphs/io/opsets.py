@@ -1,23 +1,23 @@
-"""Which models are read as they are, and which the onnx package has to convert first."""
+"""Opsets: the models that can be read directly, and the ones that onnx must convert first."""
 
 from __future__ import annotations
 
 from engine.graphs.io.protos import GraphProto, ModelProto
 from engine.kernels.registry import ops
 
-OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; used as they are from FIRST to LAST
+OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; read directly from FIRST to LAST
 
 
 def passes(domain: str, op: str) -> bool:
-    """Whether an op is one of ours that only says where gradients go."""
-    found = ops().get((domain, op))
-    return found is not None and found.is_identity
+    """Return whether an op is one of ours that only controls gradients."""
+    op_of = ops().get((domain, op))
+    return op_of is not None and op_of.is_identity
 
 
 def without_stand_ins(model: ModelProto) -> ModelProto:
-    """The model without the functions that say of ops of ours what they are to other runtimes.
+    """Return the model without the functions that define ops of ours for other runtimes.
 
-    It is a copy if there are such functions.
+    The result is a copy if there are such functions.
     """
     if not any(passes(f.domain, f.name) for f in model.functions):
         return model
@@ -29,14 +29,16 @@ def without_stand_ins(model: ModelProto) -> ModelProto:
 
 
 def is_read_as_is(model: ModelProto) -> bool:
-    """Whether a model has a supported opset, no functions of its own, and declared ops alone."""
-    found = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    is_known = bool(found) and FIRST <= found[0] <= LAST
+    """Return whether a model has a supported opset, no functions of its own, and only declared
+    ops.
+    """
+    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    is_known = bool(versions) and FIRST <= versions[0] <= LAST
     return is_known and not model.functions and _is_declared(model.graph)
 
 
 def _is_declared(graph: GraphProto) -> bool:
-    """Whether all ops of a graph, and of the bodies of its control flow, are declared here."""
+    """Return whether all ops of a graph, and of its control-flow bodies, are declared here."""
     return all(
         ("" if n.domain == "ai.onnx" else n.domain, n.op_type) in ops()
         and all(_is_declared(a.g) for a in n.attribute if a.HasField("g"))

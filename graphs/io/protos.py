@@ -1,8 +1,9 @@
-"""The message classes of ONNX, without the rest of the package.
+"""Message classes of ONNX, without the rest of the package.
 
-`import onnx` imports its checker, its composer, its helpers and what they need, which takes three
-times as long as the message classes alone.  Reading a model takes only these.  Their file is run by
-itself; protobuf makes one class of a message, so they are the classes of `import onnx`.
+`import onnx` also imports its checker, composer, helpers and their dependencies, which takes three
+times as long as the message classes alone.  Reading a model needs only these.  Their file is
+executed by itself; protobuf makes one class for each message, so they are the classes of `import
+onnx`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NAME = "onnx.onnx_ml_pb2"
 
 
 def _messages() -> ModuleType:
-    """The module of the message classes.
+    """Return the module of the message classes.
 
     Raises:
         ModuleNotFoundError: onnx is not installed.
@@ -48,16 +49,16 @@ if TYPE_CHECKING:
         ValueInfoProto,
     )
 else:
-    _found = _messages()
-    AttributeProto = _found.AttributeProto
-    FunctionProto = _found.FunctionProto
-    GraphProto = _found.GraphProto
-    ModelProto = _found.ModelProto
-    NodeProto = _found.NodeProto
-    TensorProto = _found.TensorProto
-    TypeProto = _found.TypeProto
-    ValueInfoProto = _found.ValueInfoProto
-    from google.protobuf.message import DecodeError  # after onnx, which is what one installs
+    _module = _messages()
+    AttributeProto = _module.AttributeProto
+    FunctionProto = _module.FunctionProto
+    GraphProto = _module.GraphProto
+    ModelProto = _module.ModelProto
+    NodeProto = _module.NodeProto
+    TensorProto = _module.TensorProto
+    TypeProto = _module.TypeProto
+    ValueInfoProto = _module.ValueInfoProto
+    from google.protobuf.message import DecodeError  # after onnx, the package to install
 
 __all__ = [
     "AttributeProto",

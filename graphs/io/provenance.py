@@ -1,12 +1,12 @@
-"""Provenance: what PyTorch's exporters have folded into a model, by the notes they leave in it.
+"""Provenance: changes that PyTorch's exporters have made to a module, by the notes in the model.
 
-An exporter that optimises for inference computes weights from others.  Such a model computes what
-the module computes, but trained it is another: a batch normalisation that has become part of a
-convolution does not normalise, and a parametrisation that was computed once does not hold.
+An exporter that optimises for inference computes weights from others.  Such a model computes the
+same as the module, but trains differently: a batch normalisation that has become part of a
+convolution no longer normalises, and a parametrisation that was computed once no longer holds.
 
-The exporter by torch.export (`dynamo=True`) writes the names of all parameters into the metadata
-of the graph, and into that of each node the call it was made of and the rules that rewrote it.  The
-exporter by tracing (`dynamo=False`) gives a tensor that it has computed a number for a name.
+The exporter by torch.export (`dynamo=True`) writes the names of all parameters into the metadata of
+the graph, and into the metadata of each node the call it was made from and the rules that rewrote
+it.  The tracing exporter (`dynamo=False`) gives a computed tensor a number as its name.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ EXPORT_OLD = (
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What is known of the module that a model was exported from.
+    """Facts about the module from which a model was exported.
 
-    gone: its parameters that are no initializers of the model.
-    notes: sentences that say what was folded, and which export does not fold it.
-    parameters: its parameters that are initializers of the model; empty if the file does not say.
-    buffers: its tensors that are no parameters, as far as they are initializers.
-    paths: where its tensors and nodes are in the module.
+    gone: its parameters that are not initializers of the model.
+    notes: sentences on folded nodes, and on options of the exporter that prevent it.
+    parameters: its parameters that are initializers of the model; empty if the file does not list
+        them.
+    buffers: its other tensors that are initializers.
+    paths: the places of its tensors and nodes in the module.
     """
 
     gone: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A node, with the arguments of the call that it was made of and the rules that rewrote it."""
+    """Node, the arguments of the call from which it was made, and the rules that rewrote it."""
 
     node: Any
     arguments: frozenset[str]
@@ -66,30 +67,31 @@ class _Call:
         notes = _metadata(node)
         if not notes:
             return cls(node, frozenset(), "")
-        found = frozenset(re.findall(r"%(\w+)", notes.get(_CALL, "")))
-        return cls(node, found, notes.get(_RULE, ""))
+        arguments = frozenset(re.findall(r"%(\w+)", notes.get(_CALL, "")))
+        return cls(node, arguments, notes.get(_RULE, ""))
 
     @property
     def is_folded_norm(self) -> bool:
-        """Whether it has taken over a batch normalisation."""
+        """True if it has absorbed a batch normalisation."""
         return "FuseBatchNorm" in self.rules
 
     def strangers(self, parameters: Mapping[str, str]) -> Sequence[str]:
-        """The inputs of the node, unless one may be a parameter of the call in another layout.
+        """Return the inputs of the node, unless one may be a parameter of the call in another
+        layout.
 
-        parameters: the argument that stands for each parameter in calls.
+        parameters: the argument of each parameter in calls.
         """
         passed = {name for name, argument in parameters.items() if argument in self.arguments}
         return () if passed - set(self.node.input) else self.node.input
 
     def swaps(self, parameters: Mapping[str, str]) -> bool:
-        """Whether the node reads a parameter that the call did not take."""
+        """Return whether the node reads a parameter that the call did not take."""
         others = [parameters[i] for i in self.node.input if i in parameters]
         return not self.is_folded_norm and any(a not in self.arguments for a in others)
 
 
 def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Provenance:
-    """What the exporter has folded into a model.
+    """Return the facts that the notes of the exporter tell about the module.
 
     graph: the message of the graph.
     constants: the values of its initializers.
@@ -111,7 +113,7 @@ def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Pro
     lost = [name for name, callers in asked.items() if not callers]
     made = {i for c in calls for i in c.strangers(parameters) if i in constants} - tensors
     if lost and any(_is_computed(i, constants[i]) for i in made):
-        notes.append(f"parameters are gone, of which weights were computed: {_list(lost)}")
+        notes.append(f"parameters were folded into other weights: {_list(lost)}")
     merged = [n for n, callers in asked.items() if any(c.swaps(parameters) for c in callers)]
     if merged:
         notes.append(f"parameters that were equal are stored as one: {_list(merged)}")
@@ -122,22 +124,23 @@ def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Pro
 
 
 def _traced(graph: Any) -> Provenance:
-    """As `provenance`, of the exporter by tracing."""
-    found = [
+    """Do as `provenance` for the tracing exporter."""
+    computed = [
         node
         for node in graph.node
         if node.op_type in ("Conv", "ConvTranspose", "Gemm")
         and len(node.input) > 1
         and _COMPUTED.fullmatch(node.input[1])
     ]
-    if not found:
+    if not computed:
         return Provenance()
-    text = f"the weights of {_list(map(_title, found))} were computed, as with a folded batch norm"
+    layers = _list(map(_title, computed))
+    text = f"the weights of {layers} were computed, as with a folded batch norm"
     return Provenance((), (_note(text, EXPORT_OLD),))
 
 
 def exporter_dropped(names: Sequence[str]) -> str:
-    """What an error says of parameters of the module that the model does not have."""
+    """Return the text of an error for parameters of the module that the model lacks."""
     return (
         f"the module had {_list(names)}, which the exporter has folded into other weights, stored "
         f"as one with equal or shared ones, or left out as unused: {EXPORT_NEW} folds nothing"
@@ -146,13 +149,13 @@ def exporter_dropped(names: Sequence[str]) -> str:
 
 def _note(text: str, export: str) -> str:
     return (
-        f"the exporter has changed what can be trained: {text}; to train what the module trains, "
+        f"the exporter has changed the trainable parameters: {text}; to train the module's parameters, "
         f"export with {export}"
     )
 
 
 def _metadata(message: Any) -> dict[str, str]:
-    """The metadata of a node or graph that is text; onnx before 1.16 has none."""
+    """Return the text metadata of a node or graph; onnx before 1.16 has none."""
     entries = getattr(message, "metadata_props", ())
     if not entries:
         return {}
@@ -160,9 +163,9 @@ def _metadata(message: Any) -> dict[str, str]:
 
 
 def _is_computed(name: str, value: Array) -> bool:
-    """Whether a constant that is no tensor of the module may have been computed of parameters.
+    """Return whether a constant that is not a tensor of the module may be computed from parameters.
 
-    Numbers in the module's code are scalars, which have names of the exporter's own.
+    Numbers in the module's code are scalars, which the exporter names.
     """
     return value.dtype.kind == "f" and (value.size > 1 or not _NUMBER.fullmatch(name))
 
@@ -172,6 +175,6 @@ def _title(node: Any) -> str:
 
 
 def _list(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more
+    every = list(names)
+    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return ", ".join(every[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""The reference implementation of onnx computes constants of ops that are not declared here."""
+"""Constants of ops that are not declared here, computed by onnx's reference implementation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.graphs.ir.graph import Node
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array
 
-# These have bodies, which read other values, or may make large results of small inputs.
+# These have bodies, which read other values, or can make large results from small inputs.
 NEVER_FOLDED = {
     "If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand", "Range", "Tile", "Resize",
     "Upsample", "Pad", "OneHot", "EyeLike",
@@ -20,9 +20,10 @@ NEVER_FOLDED = {
 
 
 def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | None]) -> list[Any]:
-    """The outputs of one ONNX node, computed by onnx's reference; empty if it cannot.
+    """Return the outputs of one ONNX node by onnx's reference; none if it cannot compute them.
 
-    values: those of the inputs; None for an absent input.  It is slow: for small values only.
+    values: the values of the inputs; None for an absent input.  This is slow, so only for small
+        values.
     """
     op = ops().get((node.domain, node.op))
     if node.domain or node.op in NEVER_FOLDED or (op is not None and op.is_random):

@@ -1,13 +1,14 @@
-"""Schemas: which inputs, outputs and attributes a node may have.
+"""Schemas: the inputs, outputs and attributes that a node may have.
 
-They are ONNX's, and for an op that ONNX does not have, those of its declaration.  ONNX's are in
-schemas.txt, for all opsets that are read as they are; the package is asked about others alone.
+They come from ONNX, or from the declaration of an op that ONNX does not have.  ONNX's are in
+schemas.txt, for all opsets that are read without conversion; only others are looked up in the
+package.
 
 A node is checked when it is read: the number of its inputs and outputs, the name and type of each
 attribute, and the number of inputs and outputs of the bodies of control flow.  Rules of ops and
-passes can rely on these.  Neither schemas nor declarations say which values an attribute may have
-(an axis, a mode, a permutation): the shape rule of the op checks those, and the element types,
-since most depend on the types of the inputs.
+passes can rely on this.  Neither schemas nor declarations list the values that an attribute may
+have (an axis, a mode, a permutation): the shape rule of the op checks the values and the element
+types, since most depend on the types of the inputs.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from engine.kernels.vocabulary.op import MANY
 
 _KINDS: dict[int, str] = {code: name.lower() for name, code in AttributeProto.AttributeType.items()}
 _CODES = {name: code for code, name in _KINDS.items()}
-_NONE = "-"  # in a column of the table that has nothing
+_NONE = "-"  # in an empty column of the table
 _TABLE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 
 
 class Attribute(NamedTuple):
-    """An attribute that an op has: its type, as ONNX names it in lower case (`ints`)."""
+    """Attribute of an op: its type, as ONNX names it in lower case (`ints`)."""
 
     kind: str
     is_required: bool
 
 
 class Schema(NamedTuple):
-    """What ONNX says of the nodes of an op in one opset.
+    """Schema of the nodes of an op in one opset.
 
-    inputs, outputs: the least and the most of them.
-    required: the places of inputs that must not be absent, and what ONNX calls them.
+    inputs, outputs: the least and the largest number of them.
+    required: the indices of inputs that must be present, and ONNX's names for them.
     """
 
     inputs: tuple[int, int]
@@ -51,26 +52,26 @@ class Schema(NamedTuple):
 
     @classmethod
     def of_onnx(cls, op: str, domain: str, opset: int) -> Schema | None:
-        """What the package onnx says; None if it knows no such op."""
+        """Return the schema in the package onnx, or None."""
         import onnx
 
         try:
-            found = onnx.defs.get_schema(op, opset, domain)
-        except (onnx.defs.SchemaError, TypeError):  # TypeError: of malformed models
+            schema = onnx.defs.get_schema(op, opset, domain)
+        except (onnx.defs.SchemaError, TypeError):  # TypeError: for malformed models
             return None
         required = onnx.defs.OpSchema.FormalParameterOption.Single
         return cls(
-            (found.min_input, found.max_input),
-            (found.min_output, found.max_output),
-            tuple((i, f.name) for i, f in enumerate(found.inputs) if f.option == required),
+            (schema.min_input, schema.max_input),
+            (schema.min_output, schema.max_output),
+            tuple((i, f.name) for i, f in enumerate(schema.inputs) if f.option == required),
             {
                 name: Attribute(str(a.type).rpartition(".")[2].lower(), a.required)
-                for name, a in found.attributes.items()
+                for name, a in schema.attributes.items()
             },
         )
 
     def __str__(self) -> str:
-        """As a line of schemas.txt has it: counts, required inputs, attributes; ! if required."""
+        """Return a line of schemas.txt: counts, required inputs, attributes; ! if required."""
         columns = [
             *(f"{least}-{most}" for least, most in (self.inputs, self.outputs)),
             " ".join(f"{i}:{name}" for i, name in self.required),
@@ -80,7 +81,7 @@ class Schema(NamedTuple):
 
     @classmethod
     def parse(cls, line: str) -> Schema:
-        """The schema whose text `str` gives."""
+        """Return the schema with this text."""
         inputs, outputs, required, attributes = line.split("\t")
         pairs, kinds = (
             [word.split(":") for word in column.split() if column != _NONE]
@@ -101,56 +102,57 @@ def _range(text: str) -> tuple[int, int]:
 
 @functools.cache
 def _table() -> dict[str, list[tuple[int, str]]]:
-    """By op of ONNX's domain, its schemas as texts, each with the opset that brought it."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    """Return the schemas of ONNX's ops as texts, by op, each with the opset that introduced it."""
+    schemas: dict[str, list[tuple[int, str]]] = {}
     with open(_TABLE, encoding="utf-8") as file:
         for line in file:
             op, since, schema = line.rstrip("\n").split("\t", 2)
-            found.setdefault(op, []).append((int(since), schema))
-    return found
+            schemas.setdefault(op, []).append((int(since), schema))
+    return schemas
 
 
 def kind_name(code: int) -> str:
-    """The name of an attribute type, in lower case."""
+    """Return the name of an attribute type, in lower case."""
     return _KINDS.get(code, str(code))
 
 
 @functools.lru_cache(maxsize=1024)
 def schema_of(op: str, domain: str, opset: int) -> Schema | None:
-    """ONNX's schema of an op in an opset; None if ONNX has none.
+    """Return ONNX's schema of an op in an opset, or None.
 
-    Of an op that is newer than the opset it is that of its first form: onnxruntime had some before.
+    For an op newer than the opset this is its first schema, because onnxruntime had some ops
+    earlier.
     """
-    found = None
+    schema = None
     if domain.startswith("ai.onnx.") or (not domain and not opsets.FIRST <= opset <= opsets.LAST):
-        found = Schema.of_onnx(op, domain, opset)
-    if domain or found is not None or op not in _table():
-        return found
+        schema = Schema.of_onnx(op, domain, opset)
+    if domain or schema is not None or op not in _table():
+        return schema
     forms = _table()[op]
     known = [text for since, text in forms if since <= opset]
     return Schema.parse(known[-1] if known else forms[0][1])
 
 
 def attribute_codes(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
-    """The attributes of an op with the codes of their types; empty for an op nobody knows."""
+    """Return the attributes of an op with the codes of their types; none for an unknown op."""
     schema = schema_of(node.op, node.domain, opsets.get(node.domain, 1))
     known = _attributes(node.op, node.domain, schema)
     return {name: _CODES[a.kind] for name, a in (known or {}).items()}
 
 
 def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: str) -> None:
-    """Check a node, read from `proto`, against what is known of its op.
+    """Check a node, read from `proto`, against the known facts about its op.
 
-    Nothing is asked of an op that neither ONNX nor this package has: it is refused by name later.
+    An op that neither ONNX nor this package has is not checked: it is refused by name later.
 
     Raises:
         ModelError: too few or too many inputs or outputs, or an attribute that is unknown, missing,
             given twice or of another type.  It names the node, the attribute, what was found and
             what was expected.
-        UnsupportedOpError: an operator that stands in no file.
+        UnsupportedOpError: the operator never appears in files.
     """
     for text in (node.op, node.domain, *(a.name for a in proto.attribute)):
-        if not isinstance(text, str):  # protobuf gives bytes for what is no text
+        if not isinstance(text, str):  # protobuf returns bytes for text that is not UTF-8
             raise ModelError(f"{source}: node {node.name!r}: {text!r} is not UTF-8")
     domain = f"{node.domain}::" if node.domain else ""
     where = f"{source}: {domain}{node.op} {node.name!r} (opset {opsets.get(node.domain, 1)})"
@@ -177,9 +179,10 @@ _BODIES = {"If", "Loop", "Scan"}
 
 
 def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> None:
-    """Check how many inputs and outputs a body of control flow has.
+    """Check the numbers of inputs and outputs of a body of control flow.
 
-    A Loop hands its body the trip, the condition and what it carries, and a Scan all that it reads.
+    A Loop passes its body the trip, the condition and the carried values, and a Scan all its
+    inputs.
     """
     given = {v.name for v in body.initializer}
     inputs = sum(v.name not in given for v in body.input)
@@ -192,7 +195,7 @@ def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> N
         scanned = next((a.i for a in proto.attribute if a.name == "num_scan_inputs"), 0)
         if not 1 <= scanned <= takes:
             raise ModelError(
-                f"{where}: {takes} inputs of which {scanned} are scanned; expected 1 to {takes}"
+                f"{where}: {scanned} of {takes} inputs are scanned; expected 1 to {takes}"
             )
         makes = max(len(node.outputs), takes - scanned)
     if inputs != takes:
@@ -203,7 +206,7 @@ def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> N
 
 
 def _counts(op: str, domain: str) -> Schema | None:
-    """The numbers of operands that an op's declaration gives; None if it gives none."""
+    """Return the numbers of operands that an op's declaration gives, or None."""
     known = ops().get((domain, op))
     if known is None or known.inputs is None:
         return None
@@ -228,11 +231,11 @@ def _check_operands(node: Node, schema: Schema, where: str) -> None:
 def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: str) -> None:
     given: set[str] = set()
     for a in proto.attribute:
-        found = kind_name(a.type)
+        kind = kind_name(a.type)
         if a.name not in known:
             listed = ", ".join(f"{name} ({k.kind})" for name, k in sorted(known.items()))
             raise ModelError(
-                f"{where}: unknown attribute {a.name!r} of type {found}{nearest(a.name, known)}; "
+                f"{where}: unknown attribute {a.name!r} of type {kind}{nearest(a.name, known)}; "
                 f"expected one of: {listed or 'none at all'}"
             )
         if a.name in given:
@@ -242,9 +245,9 @@ def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: s
                 f"{where}: attribute {a.name!r} refers to {a.ref_attr_name!r} of a function; "
                 f"expected a value"
             )
-        if found != known[a.name].kind:
+        if kind != known[a.name].kind:
             raise ModelError(
-                f"{where}: attribute {a.name!r} of type {found}; expected type {known[a.name].kind}"
+                f"{where}: attribute {a.name!r} of type {kind}; expected type {known[a.name].kind}"
             )
         given.add(a.name)
     for name, attribute in known.items():
@@ -255,7 +258,7 @@ def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: s
 
 
 def _attributes(op: str, domain: str, schema: Schema | None) -> Mapping[str, Attribute] | None:
-    """The attributes of an op by its schema, else by its declaration; None if there is neither."""
+    """Return the attributes of an op by its schema or otherwise its declaration, or None."""
     if schema is not None:
         return schema.attributes
     declared = ops().get((domain, op))

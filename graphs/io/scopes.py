@@ -1,4 +1,4 @@
-"""Who may read which name: the rules of ONNX for functions and for the bodies of control flow.
+"""Scopes of names: the rules of ONNX for functions and for the bodies of control flow.
 
     function    Its nodes read its inputs and what nodes before them make; nothing of who calls it.
     body        The nodes of a branch or of a loop read that, and what the graph around it has.
@@ -7,7 +7,7 @@
 
     https://github.com/onnx/onnx/blob/main/docs/IR.md, "Names Within a Graph" and "Functions"
 
-The graph of the model itself is looked at where it is sorted (`engine.graphs.ir.graph`).
+The graph of the model itself is checked when it is sorted (`engine.graphs.ir.graph`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from engine.graphs.io.protos import AttributeProto, FunctionProto, GraphProto, M
 def check(model: ModelProto, source: str) -> None:
     """Refuse functions and bodies that read or make names against the rules.
 
-    source: what errors call the model.
+    source: the name of the model in errors.
 
     Raises:
-        ModelError: naming the function or the control-flow node, the node and the name.
+        ModelError: a rule is broken; the message names the function or control-flow node, the node
+            and the name.
     """
     for function in model.functions:
         _check_function(function, source)
@@ -48,9 +49,9 @@ def _check_function(function: FunctionProto, source: str) -> None:
         for name in node.input:
             if name and name not in made:
                 raise ModelError(
-                    f"{where}: {_title(node)} reads {name!r}, which is no input of the function "
-                    "and made by no node before it; a function does not see the values of its "
-                    "caller"
+                    f"{where}: {_title(node)} reads {name!r}, which is neither an input of the "
+                    "function nor made by a node before it; a function does not see the values of "
+                    "its caller"
                 )
         for body in _bodies(node):
             _check_body(body, made, f"{where}, {_title(node)}", is_closed=True)
@@ -64,8 +65,8 @@ def _check_body(body: GraphProto, around: Set[str], where: str, is_closed: bool 
     """Check the body of a control-flow node.
 
     around: the names that the graphs around it have made before the node.
-    is_closed: whether these are all that it may read; else a graph around it makes others later, as
-        the graph of a model need not be sorted.
+    is_closed: whether these are the only names that it may read; otherwise a graph around it makes
+        others later, because the graph of a model need not be sorted.
     """
     own = {v.name for v in body.input} | {t.name for t in body.initializer}
     later = {name for node in body.node for name in node.output if name} - own

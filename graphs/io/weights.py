@@ -1,9 +1,10 @@
-"""Large model files: weights stay in the file, which is mapped, and all else becomes a message.
+"""Large model files: weights stay in the file, which is mapped, and everything else becomes a
+message.
 
-The library of protobuf holds a file as bytes, as a message, and each weight that is asked for once
-more.  Here the file is walked over instead: what is no large weight is copied into a short message,
-and in the place of a weight stands where its bytes are, as ONNX's external data have it, under the
-key `INSIDE`.  The numbers of the fields are those of onnx.proto:
+The protobuf library holds a file as bytes and as a message, and copies each weight that is read.
+Here the file is scanned instead: everything except large weights is copied into a short message,
+and a weight is replaced by the place of its bytes, in the form of ONNX's external data, under the
+key `INSIDE`.  The numbers of the fields come from onnx.proto:
 
     ModelProto       graph 7
     GraphProto       node 1, initializer 5
@@ -12,7 +13,7 @@ key `INSIDE`.  The numbers of the fields are those of onnx.proto:
     TensorProto      data_type 2, segment 3, float_data 4, name 8, raw_data 9, double_data 10,
                      data_location 14
 
-Writing is the way back: `pieces` are the bytes of a model with its weights, none of them copied.
+For writing, `pieces` yields the bytes of a model with its weights, without copying them.
 
     https://protobuf.dev/programming-guides/encoding/
 """
@@ -31,8 +32,8 @@ from engine.graphs.ir.graph import type_of
 from engine.kernels.vocabulary.op import Array
 from engine.runtime.mapping import Content
 
-INSIDE = "edgegrad.inside"  # the key of a weight's place in its own file: offset and size in bytes
-LEAST = 4096  # bytes of the smallest weight that stays in the file
+INSIDE = "edgegrad.inside"  # key of a weight's place in its own file: offset and size in bytes
+LEAST = 4096  # least bytes of a weight that stays in the file
 
 _Walk: TypeAlias = Callable[[Content, int, int], list[bytes] | None]
 
@@ -43,7 +44,7 @@ _LENGTHS = {1: 8, 5: 4}  # bytes of a field by its wire type
 
 
 class _Field(NamedTuple):
-    """A field of a message: its number and wire type, and where it, its content and its end are."""
+    """Field of a message: number, wire type, start, start of the content, and end."""
 
     number: int
     kind: int
@@ -55,23 +56,23 @@ class _Field(NamedTuple):
 def short_message(data: Content, *, nodes: bool) -> bytes:
     """Return the message of a model file, mapped or not, without its large weights.
 
-    nodes: whether tensors that are attributes of nodes stay in the file, too, as those of Constant.
+    nodes: whether tensors in attributes of nodes, such as Constant, also stay in the file.
 
     Raises:
-        ValueError: the file is no message of protobuf.
+        ValueError: the file is not a protobuf message.
     """
     walks: dict[int, _Walk] = {_INITIALIZER: _tensor}
     if nodes:
         walks[_NODE] = partial(_inside, {_ATTRIBUTE: partial(_inside, {_T: _tensor})})
-    found = _inside({_GRAPH: partial(_inside, walks)}, data, 0, len(data))
-    return data[:] if found is None else b"".join(found)
+    parts = _inside({_GRAPH: partial(_inside, walks)}, data, 0, len(data))
+    return data[:] if parts is None else b"".join(parts)
 
 
 def _fields(data: Content, at: int, end: int) -> Iterator[_Field]:
     """Yield the fields of the message from `at` to `end`.
 
     Raises:
-        ValueError: they do not end where the message does, or are of a kind that ONNX has not.
+        ValueError: they do not end with the message, or are of a kind that ONNX does not use.
     """
     while at < end:
         begin = at
@@ -92,12 +93,12 @@ def _fields(data: Content, at: int, end: int) -> Iterator[_Field]:
 
 
 def _inside(walks: Mapping[int, _Walk], data: Content, at: int, end: int) -> list[bytes] | None:
-    """The message from `at` to `end` in pieces, some of whose fields are walked over.
+    """Return the message from `at` to `end` in pieces; `walks` convert some of its fields.
 
-    None if it stays as it is.
+    The result is None if nothing changes.
     """
     out: list[bytes] = []
-    kept = at  # up to where all is in `out`
+    kept = at  # everything before this is in `out`
     for field in _fields(data, at, end):
         walk = walks.get(field.number) if field.kind == 2 else None
         if walk is None or field.end - field.content < LEAST:
@@ -112,7 +113,7 @@ def _inside(walks: Mapping[int, _Walk], data: Content, at: int, end: int) -> lis
 
 
 def _tensor(data: Content, at: int, end: int) -> list[bytes] | None:
-    """The message of a weight without its bytes, if they are one large field; else None."""
+    """Return the message of a weight without its bytes if they are one large field, or None."""
     fields = list(_fields(data, at, end))
     known = {field.number: field for field in fields}
     held = [f for f in fields if f.number in (_RAW, _FLOATS, _DOUBLES)]
@@ -128,7 +129,7 @@ def _tensor(data: Content, at: int, end: int) -> list[bytes] | None:
 
 
 def _is_packed(data: Content, known: Mapping[int, _Field], numbers: _Field) -> bool:
-    """Whether the numbers of a weight are the bytes of its type, one after another."""
+    """Return whether the numbers of a weight are the bytes of its type, one after another."""
     if _TYPE not in known:
         return False
     kind, _ = _readvarint(data, known[_TYPE].content, known[_TYPE].end)
@@ -136,7 +137,7 @@ def _is_packed(data: Content, known: Mapping[int, _Field], numbers: _Field) -> b
 
 
 def _readvarint(data: Content, at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """Return a number and its end."""
     value = shift = 0
     while at < end and shift < 64:
         byte = data[at]
@@ -144,14 +145,14 @@ def _readvarint(data: Content, at: int, end: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
-    raise ValueError("a number that does not end")
+    raise ValueError("a number without an end")
 
 
 def place_inside(t: TensorProto) -> tuple[int, int] | None:
-    """Return where the bytes of a weight are in its own file, offset and size; None if elsewhere.
+    """Return the offset and size of a weight's bytes in its own file; None if they are elsewhere.
 
     Raises:
-        ValueError: it is no place.
+        ValueError: the place is malformed.
     """
     for entry in t.external_data:
         if entry.key == INSIDE:
@@ -163,8 +164,8 @@ def place_inside(t: TensorProto) -> tuple[int, int] | None:
 def pieces(model: ModelProto, weights: Iterable[tuple[str, Array]]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a model with these initializers, as protobuf itself would write them.
 
-    model: without initializers.  weights: names and values; one that is not contiguous is copied
-        when it is its turn.
+    model: a model without initializers.  weights: names and values; a value that is not contiguous
+        is copied when it is reached.
     """
     first, last = _halves(model, _GRAPH)
     last.ClearField("graph")
@@ -185,14 +186,14 @@ def pieces(model: ModelProto, weights: Iterable[tuple[str, Array]]) -> Iterator[
 
 
 def _head(name: str, array: Array) -> bytes:
-    """The message of an initializer up to its bytes."""
+    """Return the message of an initializer up to its bytes."""
     t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
     head: bytes = t.SerializeToString()
     return head + bytes([_RAW << 3 | 2]) + varint(array.nbytes)
 
 
 def _halves(message: Any, number: int) -> tuple[Any, Any]:
-    """The fields of a message up to a number, and those behind it."""
+    """Return the fields of a message up to a number, and the fields after it."""
     first, last = type(message)(), type(message)()
     first.CopyFrom(message)
     last.CopyFrom(message)
@@ -204,7 +205,7 @@ def _halves(message: Any, number: int) -> tuple[Any, Any]:
 
 
 def varint(value: int) -> bytes:
-    """Return a number as Protocol Buffers write it, seven bits a byte, lowest first."""
+    """Return a number as Protocol Buffers write it: seven bits a byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""The graph: an ONNX graph as small Python objects.  Every value has a name and one maker."""
+"""Graph: an ONNX graph as small Python objects.  Every value has a name and one maker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from engine.element_types import NUMPY, OF_NUMPY
 from engine.errors import DTypeError, ModelError, shortened
 from engine.kernels.vocabulary.op import Array, TensorType
 
-MAX_RANK = 64  # of a tensor: that of numpy's arrays and of checkpoints
+MAX_RANK = 64  # of a tensor, as for numpy's arrays and in checkpoints
 
 
 def check_rank(rank: int, where: str) -> None:
-    """Refuse a tensor of more dimensions than arrays have.
+    """Refuse a tensor of more dimensions than arrays can have.
 
-    where: the tensor; begins the message.
+    where: the name of the tensor, which begins the message.
 
     Raises:
         ModelError: it has more than `MAX_RANK`.
@@ -28,10 +28,10 @@ def check_rank(rank: int, where: str) -> None:
 
 
 def type_of(array: Array) -> TensorType:
-    """The type of a constant.
+    """Return the type of a constant.
 
     Raises:
-        DTypeError: its element type is not supported, as that of strings and complex numbers.
+        DTypeError: its element type is not supported, such as strings and complex numbers.
     """
     if array.dtype not in OF_NUMPY:
         raise DTypeError(f"{array.dtype}: unknown element type; supported: {', '.join(NUMPY)}")
@@ -40,12 +40,12 @@ def type_of(array: Array) -> TensorType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subgraph:
-    """The body of a control-flow node.
+    """Body of a control-flow node.
 
-    graph: the body as a graph.  An input whose type is not given has the element type "?".
+    graph: the body as a graph.  An input without a type has the element type "?".
     captured: the names of the values of the outer graph that the body reads.
     inner: the names by which the nodes of the body call these values, in the same order.
-    proto: the ONNX message that the body was read from; it is written again as it is.
+    proto: the ONNX message of the body, which is written again without change.
     """
 
     graph: Graph
@@ -55,7 +55,7 @@ class Subgraph:
 
     @classmethod
     def of(cls, graph: Graph, proto: Any) -> Subgraph:
-        """A body that was just read; what it reads and does not make is captured."""
+        """Return a body that was just read; values that it reads but does not make are captured."""
         known = {"", *graph.inputs, *graph.initializers}
         seen: dict[str, None] = {}
         for node in graph.nodes:
@@ -65,7 +65,7 @@ class Subgraph:
         return cls(graph, tuple(seen), tuple(seen), proto)
 
     def renamed(self, names: Mapping[str, str]) -> Subgraph:
-        """The same body after values of the outer graph have been renamed.
+        """Return the same body after values of the outer graph have been renamed.
 
         names: the new name of each value that has one.
         """
@@ -77,7 +77,7 @@ class Subgraph:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One operator call.  An empty name is an absent optional input or output.
+    """Call of an operator.  An empty name is an absent optional input or output.
 
     Nodes are compared by identity, not by contents.  A node can therefore be a key of a dict or an
     element of a set, and stays so when its inputs, outputs or attributes change.
@@ -98,7 +98,9 @@ class Node:
         return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}"
 
     def reads(self) -> tuple[str, ...]:
-        """The names of the values that it needs: its inputs, and what its subgraphs capture."""
+        """Return the names of the values that it needs: its inputs, and the captures of its
+        subgraphs.
+        """
         names = self.inputs
         for value in self.attrs.values():
             if isinstance(value, Subgraph):
@@ -112,22 +114,23 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """A model: typed inputs, outputs by name, initializers, and nodes in topological order.
+    """Model: typed inputs, outputs by name, initializers, and nodes in topological order.
 
-    inputs: an input of the element type `seq(f32)` is a sequence of tensors, as those of optimizer
-        models are.
+    inputs: an input of the element type `seq(f32)` is a sequence of tensors, as in optimizer
+        models.
     opsets: the version of each domain, as ONNX's opset_import gives it.
-    types: what is known of the types of other values, as ONNX's value_info and outputs say it.
-    producer, producer_version, doc, metadata: texts for people; the file is written with them.
-    text_inputs: names of inputs that are texts, which whoever feeds the graph reads as numbers.
-    gone: parameters of the module that the model was exported from which it does not have.
-    notes: sentences on what the exporter has folded, so that the model trains otherwise.
+    types: the known types of other values, from ONNX's value_info and outputs.
+    producer, producer_version, doc, metadata: texts for people, which are written to the file.
+    text_inputs: names of inputs of text, which the caller parses as numbers.
+    gone: parameters of the exported module that the model does not have.
+    notes: sentences on changes by the exporter that make the model train differently.
     parameters, buffers: initializers that are tensors of that module; empty if the file does not
-        say which are.
-    sized: initializers whose values sizes of inputs decide; code is not made for these values.
-    external: of the initializers that were read from other files than the model's, the path from
-        the model's folder, the offset and the size in bytes.
-    targets: the inputs that losses have added, by the names that they usually have.
+        list them.
+    sized: initializers whose values depend on sizes of inputs; code must not depend on these
+        values.
+    external: for each initializer that was read from another file, the path from the model's
+        folder, the offset and the size in bytes.
+    targets: the inputs that losses have added, by their usual names.
     """
 
     name: str
@@ -166,7 +169,7 @@ class Graph:
             yield f"  output {name}: {self.types.get(name, '?')}"
 
     def copy(self) -> Graph:
-        """A graph with its own lists and nodes; initializer arrays are shared."""
+        """Return a graph with its own lists and nodes; initializer arrays are shared."""
         nodes = [
             Node(n.op, n.inputs, n.outputs, dict(n.attrs), n.domain, n.name) for n in self.nodes
         ]
@@ -194,13 +197,13 @@ class Graph:
         )
 
     def values(self) -> Iterator[str]:
-        """The names of all values: inputs, initializers, and what nodes make."""
+        """Yield the names of all values: inputs, initializers, and results of nodes."""
         yield from self.inputs
         yield from self.initializers
         yield from (o for n in self.nodes for o in n.outputs if o)
 
     def texts(self) -> Iterator[str]:
-        """All names, symbolic dimensions and texts of the graph."""
+        """Yield all names, symbolic dimensions and texts of the graph."""
         yield from (self.name, self.producer, self.producer_version, self.doc, *self.values())
         yield from (*self.outputs, *self.types, *self.opsets)
         yield from (text for pair in self.metadata.items() for text in pair)
@@ -210,11 +213,11 @@ class Graph:
             yield from (n.op, n.domain, n.name, *n.inputs, *n.outputs, *n.attrs)
 
     def producers(self) -> dict[str, Node]:
-        """For each value that a node makes, that node."""
+        """Return the node that makes each value."""
         return {o: n for n in self.nodes for o in n.outputs if o}
 
     def consumers(self) -> dict[str, list[Node]]:
-        """For each value, the nodes that read it.  A node that reads it twice is there once."""
+        """Return the nodes that read each value.  A node that reads it twice appears once."""
         out: dict[str, list[Node]] = {}
         for n in self.nodes:
             for i in n.reads():
@@ -245,7 +248,7 @@ class Graph:
         return self
 
     def _is_sorted(self) -> bool:
-        """Whether every node reads what stands before it."""
+        """Return whether every node reads only values made before it."""
         known = {*self.inputs, *self.initializers, ""}
         for node in self.nodes:
             if not known.issuperset(node.reads()):
@@ -269,7 +272,7 @@ class Graph:
             missing.append(len(needed))
             for i in needed:
                 readers.setdefault(i, []).append(place)
-        rounds = [0] * len(self.nodes)  # how often one walks past a node before it can run
+        rounds = [0] * len(self.nodes)  # for each node, how many values it waits for
         ready = [place for place, count in enumerate(missing) if count == 0]
         done: list[int] = []
         while ready:
@@ -294,7 +297,7 @@ class Graph:
 
 
 def constant_bytes(graph: Graph) -> int:
-    """The bytes of the constants of a graph: its initializers, and tensors that are attributes."""
+    """Return the bytes of the constants of a graph: initializers, and tensors in attributes."""
     total = sum(a.nbytes for a in graph.initializers.values())
     for value in (v for n in graph.nodes for v in n.attrs.values()):
         if isinstance(value, Subgraph):
@@ -305,7 +308,7 @@ def constant_bytes(graph: Graph) -> int:
 
 
 def _inner_names(graph: Graph) -> Iterator[str]:
-    """The names of the values in the bodies of control flow."""
+    """Yield the names of the values in the bodies of control flow."""
     for node in graph.nodes:
         for value in node.attrs.values():
             if isinstance(value, Subgraph):
@@ -313,14 +316,14 @@ def _inner_names(graph: Graph) -> Iterator[str]:
                 yield from _inner_names(value.graph)
 
 
-LETTERS = 300  # of the names that are made of others
+LETTERS = 300  # of the names that are derived from others
 
 
 class Names:
-    """Gives names that no value and no node of a graph has.
+    """Source of names that no value and no node of a graph has.
 
-    inlines: whether bodies of control flow become nodes of the graph; else their names are taken,
-        too, as ONNX forbids a body to make a name that the graph around it has.
+    inlines: whether bodies of control flow become nodes of the graph; otherwise their names are
+        taken, too, because ONNX forbids a body to make a name of the graph around it.
     """
 
     def __init__(self, graph: Graph, *, inlines: bool = False) -> None:
@@ -330,9 +333,9 @@ class Names:
         self._counts: dict[str, int] = {}  # base -> the number that was given last
 
     def fresh(self, base: str) -> str:
-        """`base` itself if it is free, else `base_1`, `base_2`, ...
+        """Return `base` if it is free, otherwise `base_1`, `base_2`, ...
 
-        Of a long one the middle is left out: many names are made of that of one node.
+        The middle of a long name is left out, because many names may derive from one node.
         """
         base = shortened(base, LETTERS)
         name, count = base, self._counts.get(base, 0)

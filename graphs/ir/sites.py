@@ -1,4 +1,4 @@
-"""Sites: what the rules of an op are told about one of its nodes, and what they have answered."""
+"""Sites: the facts about a node that its op's rules receive, and a memo of their results."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from engine.kernels.sizes import is_size, shape_key
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
 
-# Channels in blocks, and weights in an order that follows from the CPU, not from the file.
+# Channels in blocks, and weights in an order that depends on the CPU, not on the file.
 NCHWC = "com.microsoft.nchwc"
 
 
 def declaration(graph: Graph, node: Node) -> Op:
-    """The op declaration of a node.
+    """Return the op declaration of a node.
 
     Raises:
-        UnsupportedOpError: there is none, or the opset of the model is older than it supports.
+        UnsupportedOpError: there is none, or it does not support an opset as old as the model's.
     """
     op = ops().get((node.domain, node.op))
     opset = graph.opsets.get(node.domain, 1)
@@ -49,12 +49,12 @@ def site_of(
     types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
 ) -> Site:
-    """The site of a node.
+    """Return the site of a node.
 
-    types, constants: those of the graph that are known; the site gets those of the node's inputs.
+    types, constants: the known ones of the graph; the site gets the entries for the node's inputs.
 
     Raises:
-        UnsupportedOpError: as `declaration`.
+        UnsupportedOpError: see `declaration`.
     """
     op = declaration(graph, node)
     return Site(
@@ -71,21 +71,21 @@ def site_of(
 
 
 Answer = TypeVar("Answer")
-Told = tuple[object, ...]  # what a rule is told of a node, as a key
-_PLAIN = (int, float, str, list, tuple)  # types of attributes whose text says all that they are
+Told = tuple[object, ...]  # the facts about a node that a rule receives, as a key
+_PLAIN = (int, float, str, list, tuple)  # types of attributes that their text describes completely
 _NOTHING = id(None)
 
 
 class Answers(Generic[Answer]):
-    """What a rule has answered, by what it was told: of nodes that are alike, one is asked about.
+    """Memo of the results of a rule: for identical nodes it is called once.
 
-    A rule is told the op and the attributes of a node, the number of its outputs, and the types and
-    constant values of its inputs.  Its answer follows from these alone.  What has the name of the
-    node in it, as a new symbol in a shape has, must not be kept.
+    A rule receives the op and the attributes of a node, the number of its outputs, and the types
+    and constant values of its inputs.  Its result depends on these alone.  Results that contain the
+    name of the node, such as a new symbol in a shape, must not be kept.
 
-    Types, values, and attributes that are more than numbers and texts are told apart by identity:
-    models have many nodes, and few types.  Whoever records types lets `one_of` make equal ones one
-    object; else the rule is asked again.
+    Types, values, and attributes other than numbers and texts are distinguished by identity: models
+    have many nodes, and few types.  Code that records types must pass them through `one_of`, which
+    makes equal ones one object; otherwise the rule is called again.
     """
 
     def __init__(self) -> None:
@@ -93,25 +93,27 @@ class Answers(Generic[Answer]):
         self._types: dict[object, TensorType] = {}
 
     def one_of(self, t: TensorType) -> TensorType:
-        """The first type that was given which equals this one."""
+        """Return the first given type that equals this one."""
         return self._types.setdefault((t.dtype, shape_key(t.shape), t.last), t)
 
     def get(self, told: Told | None) -> Answer | None:
-        """The answer to what a rule would be told; None if there is none yet."""
-        found = self._kept.get(told) if told is not None else None
-        return found[0] if found is not None else None
+        """Return the result for these facts, or None if there is none yet."""
+        entry = self._kept.get(told) if told is not None else None
+        return entry[0] if entry is not None else None
 
     def keep(self, told: Told | None, site: Site, answer: Answer) -> None:
-        """Note what the rule has answered about the site of a node, of which it was told `told`.
+        """Keep the result of the rule under the key `told`, see `told_of`.
 
-        The site holds all of it, so that no other object gets the identity of a part.
+        The site keeps the objects of the key alive, so that no other object gets their identities.
         """
         if told is not None:
             self._kept[told] = (answer, site)
 
 
 def plain(value: object) -> object:
-    """An attribute as a part of a key: its text, or its identity if that does not say it all."""
+    """Return an attribute as a part of a key: its text, or its identity if the text is not
+    enough.
+    """
     if isinstance(value, Formulas):
         return value
     if is_size(value):
@@ -127,11 +129,12 @@ def told_of(
     types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
 ) -> Told | None:
-    """What a rule is told of a node, as a key of `Answers`, without its name.
+    """Return the facts about a node that a rule receives, without its name, as a key of `Answers`.
 
-    None if answers about the node cannot be kept: an input has no type, or there is a subgraph.
+    The key is None if results for the node cannot be kept: an input has no type, or there is a
+    subgraph.
 
-    types, constants: those of the graph that are known.
+    types, constants: the known ones of the graph.
     """
     inputs = node.inputs
     told: list[object] = [*map(id, map(types.get, inputs))]
@@ -146,12 +149,13 @@ def told_of(
 
 
 def rule_of(op: Op, stage: str, site: Site, node: Node) -> contextlib.AbstractContextManager[None]:
-    """The context in which a rule of an op runs: an unexpected exception becomes an InternalError.
+    """Return the context in which a rule of an op runs: an unexpected exception becomes an
+    InternalError.
 
-    stage: which rule it is, as "the shape rule".
+    stage: the name of the rule, such as "the shape rule".
 
     Raises:
-        InternalError: the rule stopped with anything but an `EngineError`.  This is a defect of the
+        InternalError: the rule raised anything but an `EngineError`.  This is a defect of the
             package, or of the code that registered the op.
     """
     owner = ""

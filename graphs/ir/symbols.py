@@ -1,12 +1,12 @@
 """Symbolic dimensions by trial: a graph is inferred for several choices of numbers.
 
 Shape rules work with numbers.  To infer a graph with symbolic inputs, every symbol is given a
-number, the graph is inferred, and the same is done with other numbers.  What is the same each time
-does not depend on the symbols.  A size that differs is named: by the symbol whose number it always
-is, else by a polynomial of symbols whose value it always is (`8*batch`, `batch*len - batch`), else
-by a new symbol.  So two sizes have one name if they were equal in all choices.
+number, the graph is inferred, and the same is done with other numbers.  Results that are the same
+each time do not depend on the symbols.  A size that differs is named: by the symbol whose number it
+always is, otherwise by a polynomial of symbols whose value it always is (`8*batch`, `batch*len -
+batch`), otherwise by a new symbol.  So two sizes have one name if they were equal in all choices.
 
-The choices are made so that sizes that can differ do:
+The choices are made such that sizes that can differ do differ:
 
 - Two of primes, above 64 unless the model refuses these.  Primes are unlikely to be equal to a
   constant of the model, or to a sum or product of others.  If the model refuses different numbers,
@@ -15,19 +15,19 @@ The choices are made so that sizes that can differ do:
 - Small numbers, and numbers with many divisors: n % 2 and min(n, 10) are the same for all large
   primes and yet depend on n.
 - 1 for each symbol, for several of a group, and for all.  A size of 1 is broadcast, so symbols that
-  fit at all other sizes only where they are equal may yet be different, and the size of what is
-  made of both is neither.
+  fit at all other sizes only if they are equal may still differ, and the size of a result of both
+  is neither.
 - The numbers at which two sides of a comparison are equal, and one more and one less: n == 4 is
   false for all numbers but one.
-- Numbers at which a value that was the same in all choices is another one, as those of n // 4 == 3,
-  n * m == 12, (n == 4) & (m == 5) or bool(n - 4).  They are looked for in the part of the graph
-  that computes such values from shapes, which is small: every number up to 64 for each group, small
-  numbers for all pairs of groups, and the numbers of comparisons together.
+- Numbers at which a value that was the same in all choices differs, as for n // 4 == 3, n * m ==
+  12, (n == 4) & (m == 5) or bool(n - 4).  They are searched in the part of the graph that computes
+  such values from shapes, which is small: every number up to 64 for each group, small numbers for
+  all pairs of groups, and the numbers of comparisons together.
 
-A choice that the model refuses is left out.  So is one for which a value has another rank, as
-Squeeze without axes gives it, because types have one rank.  Symbols that are equal in all choices
-that are left have to be equal, as `batch` of the scores and `batch_1` of their labels, and become
-one symbol.
+A choice that the model refuses is left out.  So is one for which a value has another rank, for
+example after Squeeze without axes, because types have one rank.  Symbols that are equal in all
+remaining choices must be equal, such as `batch` of the scores and `batch_1` of their labels, and
+become one symbol.
 
 A polynomial may be the size of an input: the labels of scores of the shape [8*batch, classes] have
 the shape [8*batch].  It gets its value from the numbers of its symbols.
@@ -56,13 +56,13 @@ from engine.kernels.vocabulary.op import Array, Dim, TensorType
 _PRIMES = tuple(n for n in range(5, 400) if all(n % d for d in range(2, int(n**0.5) + 1)))
 _POOLS = (tuple(n for n in _PRIMES if n > 64), tuple(n for n in _PRIMES if n < 64))
 _OTHERS = (840, 2)  # further choices: multiples of these, 1 times for the first symbol and so on
-_MAX_SPLIT = 8  # symbols in the largest group that is split: it can be done in 127 ways
-_MAX_PARTS = 4  # symbols in the largest group of which every part is tried at size 1
+_MAX_SPLIT = 8  # symbols in the largest group that is split, which is possible in 127 ways
+_MAX_PARTS = 4  # symbols in the largest group whose parts are all tried at size 1
 _MAX_TEXT = 100  # characters of the longest polynomial that is read
 _MAX_SIZE = 1 << 20  # the largest size at which a comparison is tried
 _SCANNED = 64  # numbers that are tried for each group in the parts that compute with shapes
 _PAIRED = 16  # and for each of two groups
-_MOST_CHOICES = 1 << 10  # that are tried of them
+_MOST_CHOICES = 1 << 10  # at most so many of them are tried
 _MOST_NODES = 1 << 15  # that are computed for them in all
 _COMPARES = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max"})
 
@@ -72,9 +72,9 @@ Polynomial = dict[tuple[str, ...], int]  # for each product of symbols the facto
 
 
 class Inferred(NamedTuple):
-    """The types of all values, and the arrays of those that are constant, initializers included.
+    """Types of all values, and the arrays of the constant ones, initializers included.
 
-    varying: the values that are constant for given sizes, and that these sizes decide.
+    varying: the values that are constant for given sizes, and depend on these sizes.
     """
 
     types: dict[str, TensorType]
@@ -86,7 +86,7 @@ class Inferred(NamedTuple):
 
 
 def symbols_of(graph: Graph) -> list[str]:
-    """The symbolic dimensions of the inputs, without those that are polynomials of others."""
+    """Return the symbolic dimensions of the inputs, except polynomials of other symbols."""
     return [d for d in _dims_of(graph) if not _is_derived(d, _dims_of(graph))]
 
 
@@ -105,7 +105,7 @@ def rename(graph: Graph, names: Mapping[str, Dim]) -> None:
 
 
 def evaluate(d: str, names: Mapping[str, Dim]) -> Dim:
-    """What a symbolic dimension is replaced by; itself where too little is known.
+    """Return the replacement of a symbolic dimension; itself if too little is known.
 
     names: for each symbol its number or its new name.
     """
@@ -121,12 +121,12 @@ def evaluate(d: str, names: Mapping[str, Dim]) -> Dim:
 
 
 def _dims_of(graph: Graph) -> dict[str, None]:
-    """All symbolic dimensions of the inputs, in order."""
+    """Return all symbolic dimensions of the inputs, in order."""
     return {d: None for t in graph.inputs.values() for d in t.shape if isinstance(d, str)}
 
 
 def _is_derived(d: str, known: Mapping[str, object]) -> bool:
-    """Whether a dimension is a polynomial of known symbols, and no symbol itself."""
+    """Return whether a dimension is a polynomial of known symbols but not a symbol itself."""
     terms = _polynomial(d)
     names = {name for monomial in terms or () for name in monomial}
     return bool(names) and d not in names and known.keys() >= names
@@ -137,7 +137,7 @@ def _is_derived(d: str, known: Mapping[str, object]) -> bool:
 
 @functools.cache
 def _polynomial(text: str) -> Polynomial | None:
-    """The polynomial that a dimension is written as, as `8*batch`; None if it is none."""
+    """Return the polynomial that a dimension such as `8*batch` denotes, or None."""
     if len(text) > _MAX_TEXT:
         return None
     try:
@@ -147,7 +147,7 @@ def _polynomial(text: str) -> Polynomial | None:
 
 
 def _read(node: ast.expr) -> Polynomial:
-    """The polynomial of a syntax tree.  Raises ValueError if it is none."""
+    """Return the polynomial of a syntax tree, or raise ValueError."""
     match node:
         case ast.Name(id=name):
             return {(name,): 1}
@@ -168,7 +168,7 @@ def _read(node: ast.expr) -> Polynomial:
 
 
 def _write(terms: Polynomial) -> str:
-    """A polynomial as text: `batch*len - 2*batch + 1`."""
+    """Return a polynomial as text: `batch*len - 2*batch + 1`."""
     text = ""
     for monomial, factor in sorted(terms.items(), key=lambda t: (t[1] < 0, -len(t[0]), t[0])):
         parts = [*([str(abs(factor))] if abs(factor) != 1 or not monomial else []), *monomial]
@@ -178,15 +178,15 @@ def _write(terms: Polynomial) -> str:
 
 
 def _numbers(sizes: Sequence[Dim]) -> list[int] | None:
-    """Sizes as numbers; None if one of them is a name, as that of a size that data decide."""
+    """Return sizes as numbers; None if one of them is a name, such as a size that data decide."""
     numbers = [n for n in sizes if isinstance(n, int)]
     return numbers if len(numbers) == len(sizes) else None
 
 
 def _fit(values: Sequence[int], choices: Sequence[Choice], symbols: Sequence[str]) -> str | None:
-    """The polynomial that has these values for these choices; None if none is found.
+    """Return the polynomial that has these values for these choices, or None.
 
-    Tried are those of up to two symbols, each of power 0 or 1, and multiples of one product.
+    It tries polynomials of up to two symbols, each of power 0 or 1, and multiples of one product.
     """
     plain = [s for s in symbols if s.isidentifier() and not keyword.iskeyword(s)]
     for count in (1, 2):
@@ -206,12 +206,12 @@ def _fit(values: Sequence[int], choices: Sequence[Choice], symbols: Sequence[str
 def _solve(
     values: Sequence[int], choices: Sequence[Choice], monomials: Sequence[tuple[str, ...]]
 ) -> Polynomial | None:
-    """The sum of multiples of monomials that has these values; None if there is none."""
+    """Return the sum of multiples of monomials that has these values, or None."""
     rows = [[math.prod(choice[s] for s in m) for m in monomials] for choice in choices]
     if len({tuple(row) for row in rows}) <= len(monomials):
-        return None  # so few points lie on some polynomial of any values
-    found = np.linalg.lstsq(np.array(rows, float), np.array(values, float), rcond=None)[0]
-    factors = [round(f) for f in found]
+        return None  # some polynomial always fits so few points
+    solution = np.linalg.lstsq(np.array(rows, float), np.array(values, float), rcond=None)[0]
+    factors = [round(f) for f in solution]
     made = (sum(f * n for f, n in zip(factors, row, strict=True)) for row in rows)
     if any(a != b for a, b in zip(made, values, strict=True)):
         return None
@@ -227,33 +227,33 @@ Walk = Callable[[Mapping[str, int]], Inferred]  # infers a graph with a number f
 def infer_by_trial(
     graph: Graph, walk: Walk, walk_of: Callable[[Graph], Walk] | None = None
 ) -> Inferred:
-    """What `walk` finds for any numbers in the place of the symbols of a graph.
+    """Infer a graph with `walk` for any numbers instead of its symbols.
 
-    Symbols of the graph that have to be equal are joined, in place.
+    Symbols of the graph that must be equal are joined, in place.
 
     walk: infers the graph.
-    walk_of: what infers a part of it, given that; None: parts are not looked at.
+    walk_of: returns a function that infers a part of it; if None, parts are not examined.
 
     Before   x: f32[n,3], y: f32[m,3], w: f32[m,4], b: f32[k];  z = Add(x, y); v = MatMul(b, w)
     After    x: f32[n,3], y: f32[m,3], w: f32[m,4], b: f32[m];  z: f32[dim_0,3]; v: f32[4]
 
     Raises:
-        ShapeError: the model refuses all numbers; the message is that of the first choice.
+        ShapeError: the model refuses all numbers; the message is the one for the first choice.
     """
     return _Trials(graph, walk, walk_of).run()
 
 
 class _Trials:
-    """The search for groups of symbols, and for numbers, that a model accepts.
+    """Search for groups of symbols, and for numbers, that a model accepts.
 
-    choices, found: those that it has accepted, and what was inferred for each.
+    choices, found: the accepted choices, and the result of inference for each.
     """
 
     def __init__(
         self, graph: Graph, walk: Walk, walk_of: Callable[[Graph], Walk] | None = None
     ) -> None:
         self.graph, self.walk, self.walk_of = graph, walk, walk_of
-        self.roots: dict[str, set[int]] = {}  # by the first symbol of a group: of comparisons
+        self.roots: dict[str, set[int]] = {}  # of comparisons, by the first symbol of a group
         self.choices: list[Choice] = []
         self.found: list[Inferred] = []
         self.failure: ShapeError | None = None
@@ -276,7 +276,7 @@ class _Trials:
     # --- the search
 
     def groups(self) -> Groups:
-        """The groups of symbols that the model accepts only where they are equal, or 1."""
+        """Return the groups of symbols that the model accepts only if they are equal, or 1."""
         symbols = symbols_of(self.graph)
         for pool in _POOLS:
             groups: Groups = tuple((s,) for s in symbols)
@@ -292,7 +292,7 @@ class _Trials:
         raise self.failure
 
     def split(self, groups: Groups, pool: Sequence[int]) -> Groups | None:
-        """The groups with one split in two; None if none can be split."""
+        """Return the groups with one split in two, or None."""
         for i, group in enumerate(groups):
             for parts in _halves(group):
                 finer = (*groups[:i], *parts, *groups[i + 1 :])
@@ -301,14 +301,16 @@ class _Trials:
         return None
 
     def accepts(self, groups: Groups, pool: Sequence[int]) -> bool:
-        """Whether the model accepts one number for each group; then these choices are the base."""
+        """Return whether the model accepts one number for each group; if so, note the choices as
+        the base.
+        """
         count = len(groups)
         if 2 * count > len(pool):
             return False
         choices = [_choice(groups, pool[k * count :]) for k in range(2)]
         try:
-            found = [self.walk(choice) for choice in choices]
-            first, second = map(_ranks, found)
+            inferred = [self.walk(choice) for choice in choices]
+            first, second = map(_ranks, inferred)
             for name, rank in first.items():
                 if second[name] != rank:
                     raise ShapeError(
@@ -318,30 +320,30 @@ class _Trials:
             tried = ", ".join(f"{s}={n}" for s, n in choices[0].items())
             self.failure = self.failure or ShapeError(f"{error} (with {tried})")
             return False
-        self.choices, self.found = choices, found
+        self.choices, self.found = choices, inferred
         return True
 
     def add(self, choice: Choice) -> Inferred | None:
-        """Add a choice to the base, and return what is found; None if the model refuses it."""
+        """Add a choice to the base, and return its result; None if the model refuses the choice."""
         if choice in self.choices:
             return self.found[self.choices.index(choice)]
         try:
-            found = self.walk(choice)
+            inferred = self.walk(choice)
         except InternalError:
             raise
         except EngineError:
             return None
-        if _ranks(found) != _ranks(self.found[0]):
+        if _ranks(inferred) != _ranks(self.found[0]):
             return None
         self.choices.append(choice)
-        self.found.append(found)
-        return found
+        self.found.append(inferred)
+        return inferred
 
     def equalities(self, groups: Groups) -> list[Choice]:
-        """Choices at which the two sides of a comparison are equal, or almost.
+        """Return choices at which the two sides of a comparison are equal, or almost.
 
-        The difference of the sides is taken to be linear in the number of each group, the others
-        being those of the base.
+        The difference of the sides is assumed to be linear in the number of each group, with the
+        other numbers as in the base.
         """
         pairs = [
             pair
@@ -368,12 +370,12 @@ class _Trials:
                         if slope:
                             root = at - Fraction(difference) / Fraction(slope)
                             roots |= {math.ceil(root) - 1, round(root), math.floor(root) + 1}
-            self.roots[group[0]] = found = {n for n in roots if 0 < n < _MAX_SIZE}
-            out += [{**base, **dict.fromkeys(group, n)} for n in sorted(found)]
+            self.roots[group[0]] = solutions = {n for n in roots if 0 < n < _MAX_SIZE}
+            out += [{**base, **dict.fromkeys(group, n)} for n in sorted(solutions)]
         return out
 
     def exceptions(self, groups: Groups) -> list[Choice]:
-        """Choices at which a value that is the same for all choices so far is another one."""
+        """Return choices at which a value that has been the same for all choices differs."""
         part = None if self.walk_of is None else self.part()
         if part is None or self.walk_of is None:
             return []
@@ -382,12 +384,12 @@ class _Trials:
         most = min(_MOST_CHOICES, _MOST_NODES // len(part.nodes))
         for choice in itertools.islice(self.candidates(groups), most):
             try:
-                found = walk(choice).constants
+                constants = walk(choice).constants
             except InternalError:
                 raise
             except EngineError:
                 continue
-            other = [n for n in waiting if n in found and not _same(found[n], first[n])]
+            other = [n for n in waiting if n in constants and not _same(constants[n], first[n])]
             if other:
                 out.append(choice)
                 waiting = [n for n in waiting if n not in other]
@@ -396,7 +398,7 @@ class _Trials:
         return out
 
     def candidates(self, groups: Groups) -> Iterator[Choice]:
-        """Choices that exceptions are looked for in."""
+        """Yield choices in which to search for exceptions."""
         base = self.choices[0]
         for group in groups:
             for n in range(1, _SCANNED + 1):
@@ -414,10 +416,11 @@ class _Trials:
                 yield {**base, **dict.fromkeys(groups[a], i), **dict.fromkeys(groups[b], j)}
 
     def part(self) -> Graph | None:
-        """The part of the graph that computes values from sizes which did not differ so far.
+        """Return the part of the graph that computes values from sizes which have not differed so
+        far.
 
-        Its inputs are what it asks for the shapes of, with polynomials for sizes that are such.
-        None if there are no such values.
+        Its inputs are the values whose shapes it reads, with polynomials for their sizes.  The
+        result is None if there are no such values.
         """
         constants, initializers = self.found[0].constants, self.graph.initializers
         inputs: dict[str, TensorType] = {}
@@ -450,9 +453,11 @@ class _Trials:
         return Graph(name, used, wanted, held, kept[::-1], opsets)
 
     def take_input(self, name: str, inputs: dict[str, TensorType]) -> bool:
-        """Make a value an input of the part, whose shape alone counts; whether that can be done."""
+        """Make a value an input of the part, if only its shape matters; return whether that was
+        possible.
+        """
         if name not in inputs:
-            types = [found.types[name] for found in self.found]
+            types = [inferred.types[name] for inferred in self.found]
             shapes = zip(*(t.shape for t in types), strict=True)
             dims = [self.polynomial(sizes) for sizes in shapes]
             known = [d for d in dims if d is not None]
@@ -461,9 +466,11 @@ class _Trials:
         return name in inputs
 
     def is_still(self, node: Node) -> bool:
-        """Whether a node has made the same constant for all choices, of others that differed."""
+        """Return whether a node has made the same constant for all choices from others that
+        differed.
+        """
         name = node.outputs[0]
-        first, *others = (found.constants for found in self.found)
+        first, *others = (inferred.constants for inferred in self.found)
         if name not in first or not all(n in first for n in node.reads()):
             return False
         if not all(name in o and _same(o[name], first[name]) for o in others):
@@ -476,7 +483,7 @@ class _Trials:
         )
 
     def polynomial(self, sizes: Sequence[Dim]) -> Dim | None:
-        """The number or the polynomial that a size was for all choices; None if it is none."""
+        """Return the number or polynomial that a size was for all choices, or None."""
         if len(set(sizes)) == 1:
             return sizes[0]
         symbols, numbers = symbols_of(self.graph), _numbers(sizes)
@@ -488,15 +495,15 @@ class _Trials:
         return _fit(numbers, self.choices, symbols)
 
     def varies(self, a: str, b: str) -> bool:
-        """Whether the difference of two constants depends on the choice."""
-        found = [_difference(f, a, b) for f in self.found]
-        known = [d for d in found if d is not None]
+        """Return whether the difference of two constants depends on the choice."""
+        differences = [_difference(f, a, b) for f in self.found]
+        known = [d for d in differences if d is not None]
         return any(d.shape != known[0].shape or (d != known[0]).any() for d in known[1:])
 
-    # --- what the choices have in common
+    # --- facts common to all choices
 
     def merge(self) -> Inferred:
-        """Join what was found for all choices: a size that differs among them gets a name."""
+        """Join the results of all choices: a size that differs among them gets a name."""
         symbols, dims = symbols_of(self.graph), _dims_of(self.graph)
         sizes = {d: tuple(evaluate(d, choice) for choice in self.choices) for d in dims}
         names: dict[tuple[Dim, ...], str] = {}
@@ -516,25 +523,25 @@ class _Trials:
             return names[sizes]
 
         taken = set(dims)
-        rename(self.graph, {d: dim(found) for d, found in sizes.items()})
+        rename(self.graph, {d: dim(inferred) for d, inferred in sizes.items()})
         first, *others = self.found
         types = {}
         for name, t in first.types.items():
-            shapes = (found.types[name].shape for found in self.found)
+            shapes = (inferred.types[name].shape for inferred in self.found)
             types[name] = t.but([dim(d) for d in zip(*shapes, strict=True)])
         constants = {
             name: value
             for name, value in first.constants.items()
             if all(name in o.constants and _same(value, o.constants[name]) for o in others)
         }
-        known = frozenset[str]().union(*(found.constants for found in self.found))
+        known = frozenset[str]().union(*(inferred.constants for inferred in self.found))
         return Inferred(types, constants, known - constants.keys())
 
 
 def _moves(node: Node) -> bool:
-    """Whether what a node makes of sizes differs as these do, unless it leaves them out.
+    """Return whether the result of a node differs whenever its sizes do, unless it leaves them out.
 
-    One that converts them may make the same of different sizes, as a Cast to bool does.
+    A node that converts sizes may give the same result for different ones, such as a Cast to bool.
     """
     op = ops().get((node.domain, node.op))
     others = (Movement.COMPUTED, Movement.CONVERTED)
@@ -542,17 +549,17 @@ def _moves(node: Node) -> bool:
 
 
 def _choice(groups: Groups, numbers: Sequence[int]) -> Choice:
-    """The choice that gives all symbols of a group the same number."""
+    """Return the choice that gives all symbols of a group the same number."""
     return {s: n for group, n in zip(groups, numbers, strict=False) for s in group}
 
 
 def _ranks(found: Inferred) -> dict[str, int]:
-    """The rank of every value."""
+    """Return the rank of every value."""
     return {name: t.rank for name, t in found.types.items()}
 
 
 def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
-    """All ways to split a group in two; none for a group of more than `_MAX_SPLIT`."""
+    """Yield all ways to split a group in two; none for a group of more than `_MAX_SPLIT`."""
     if len(group) > _MAX_SPLIT:
         return
     for bits in range(1, 2 ** (len(group) - 1)):
@@ -561,7 +568,9 @@ def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
 
 
 def _parts(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """All parts of a small group; of a large one each symbol, all but each symbol, and all."""
+    """Yield all parts of a small group; for a large one each symbol, all but each symbol, and
+    all.
+    """
     count = len(group)
     for size in range(1, count + 1):
         if count <= _MAX_PARTS or size in (1, count - 1, count):
@@ -569,7 +578,7 @@ def _parts(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _difference(found: Inferred, a: str, b: str) -> Array | None:
-    """The difference of two constants of numbers; None if they are none, or do not fit."""
+    """Return the difference of two numeric constants; None if they are not, or do not fit."""
     values = [found.constants.get(name) for name in (a, b)]
     if any(v is None or v.dtype.kind not in "iuf" for v in values):
         return None
@@ -583,5 +592,5 @@ def _difference(found: Inferred, a: str, b: str) -> Array | None:
 
 
 def _same(a: Array, b: Array) -> bool:
-    """Whether two arrays have the same type, shape and bytes."""
+    """Return whether two arrays have the same type, shape and bytes."""
     return a is b or (a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
