@@ -321,7 +321,5 @@ def test_old_loops_are_converted_and_old_scans_refused() -> None:
     y, _ = backend.run_model(proto, [np.int64(2), np.array([1], np.float32)])
     assert y.tolist() == [1]
     proto = parser.parse_model(HEAD.replace("17", "8") + SCAN)
-    with pytest.raises(
-        UnsupportedOpError, match=r"Scan '' of opset 8; Scan is supported from opset 9"
-    ):
+    with pytest.raises(UnsupportedOpError, match=r"Scan '' of opset 8; Scan is supp"):
         onnx_io.load(proto)

@@ -79,7 +79,7 @@ def model(text: str, opset: int = 17) -> onnx.ModelProto:
         ("g (float[3] x, int64 n, bool c) => (float[3] y) { y = Loop(n, c, x) }",
          "'body' is missing; expected one of type graph"),
         ("g (float[3] x) => (float[3] y) { y = Scan(x) <num_scan_inputs = 2, body = b (float s) => "
-         "(float o) { o = Neg(s) }> }", "1 inputs of which 2 are scanned; expected 1 to 1"),
+         "(float o) { o = Neg(s) }> }", "2 of 1 inputs are scanned; expected 1 to 1"),
         ("g (bool[3] x) => (bool[3] y) { y = Neg(x) }", "neg of b1"),
         ("g (float[3] x, float[1,3] s) => (float[3] y) { y = com.microsoft.Scale(x, s) }",
          r"a scale of f32\[1,3\] for f32\[3\]"),

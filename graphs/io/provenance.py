@@ -149,7 +149,7 @@ def exporter_dropped(names: Sequence[str]) -> str:
 
 def _note(text: str, export: str) -> str:
     return (
-        f"the exporter has changed the trainable parameters: {text}; to train the module's parameters, "
+        f"the exporter has changed the trainable parameters: {text}; to train the original ones, "
         f"export with {export}"
     )
 
