@@ -44,7 +44,7 @@ def check(model: ModelProto, source: str) -> None:
     limits.check("DEPTH", depth, source, "functions are nested to")
     limits.check("NODES", nodes, source, "with its functions inlined the graph has")
     copied = nbytes - model.ByteSize()
-    limits.check("CONSTANT_BYTES", copied, source, "with its functions inlined the model grows to")
+    limits.check("CONSTANT_BYTES", copied, source, "with its functions inlined the model grows by")
 
 
 def _depth(graph: GraphProto) -> int:
