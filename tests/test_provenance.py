@@ -105,7 +105,7 @@ def test_artifacts_of_other_models_do_not(model: str, form: str, tmp_path: Path)
         warnings.simplefilter("always")
         generate_artifacts(path, floats(path), loss=LossType.MSELoss, artifact_directory=tmp_path)
     copied = (model, form) == ("tied", "old_folded")  # of which tests/test_ties.py has more
-    assert ["train apart" in str(w.message) for w in caught] == [True] * copied
+    assert ["trained separately" in str(w.message) for w in caught] == [True] * copied
 
 
 def test_the_table_of_ops_tells_too(capsys: pytest.CaptureFixture[str]) -> None:
