@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseUpdate", "generate_artifacts"]
 __all__ += loss_types.__all__
-__all__ += optim_types.__all__
+__all__ += vars(optim_types)["__all__"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FORWARD = "forward.onnx"  # of a folder of artifacts: what they are made of, if it is kept

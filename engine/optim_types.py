@@ -9,27 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TYPE_CHECKING
+from enum import EnumMeta, IntEnum
+from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
 from engine import arguments
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
 from engine.signatures import ABOVE_0, AT_LEAST_0, checked
-
-__all__ = [
-    "LAMB",
-    "SGD",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Group",
-    "Lion",
-    "OptimType",
-    "OptimizerSpec",
-    "RMSprop",
-]
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -37,17 +23,7 @@ if TYPE_CHECKING:
     from engine.kernels.ops.optimizer.method import Rule
 
 
-class OptimType(IntEnum):
-    """The optimizers, with their default options; the classes of the same names take options."""
-
-    AdamW = 1
-    SGD = 2
-    Adam = 3
-    RMSprop = 4
-    Adagrad = 5
-    Lion = 6
-    LAMB = 7
-    Adafactor = 8
+M = TypeVar("M", bound="Method")
 
 
 @checked
@@ -101,50 +77,64 @@ class Method(method.Method, OptimizerSpec):
         return optimizers.build(opset, kinds, rule, self.clip_grad, parts, skips)
 
 
-_options = checked(lr=AT_LEAST_0, clip_grad=ABOVE_0)
-# Each row takes its options, their order, defaults and words from the family of its optimizer.
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _optimizer(kind: type[M]) -> type[M]:
+    """Make the public class of an optimizer: one that takes the options of its family, checked."""
+    return checked(lr=AT_LEAST_0, clip_grad=ABOVE_0)(dataclass(frozen=True)(kind))
 
 
-@_options
-@dataclass(frozen=True)
+# A row for each optimizer.  Its family has the options, their defaults and the words for them.
+# `OptimType` numbers the rows from 1: a new one comes last.
+
+
+@_optimizer
 class AdamW(adam.AdamW, Method): ...
 
 
-@_options
-@dataclass(frozen=True)
+@_optimizer
 class SGD(sgd.SGD, Method): ...
 
 
-@_options
-@dataclass(frozen=True)
+@_optimizer
 class Adam(adam.Adam, Method): ...
 
 
-@_options
-@dataclass(frozen=True)
+@_optimizer
 class RMSprop(rmsprop.RMSprop, Method): ...
 
 
-@_options
-@dataclass(frozen=True)
+@_optimizer
 class Adagrad(adagrad.Adagrad, Method): ...
 
 
-@_options
-@dataclass(frozen=True)
+@_optimizer
 class Lion(lion.Lion, Method): ...
 
 
-@_options
-@dataclass(frozen=True)
+@_optimizer
 class LAMB(lamb.LAMB, Method): ...
 
 
-@_options
-@dataclass(frozen=True)
+@_optimizer
 class Adafactor(adafactor.Adafactor, Method): ...
 
 
-OPTIMIZERS: dict[OptimType, type[Method]] = {
-    OptimType[c.__name__]: c for c in Method.__subclasses__()
-}
+_ROWS = {kind.__name__: kind for kind in Method.__subclasses__()}
+
+if TYPE_CHECKING:
+
+    class _Named(EnumMeta):
+        def __getattr__(cls, name: str) -> OptimType: ...
+
+    class OptimType(IntEnum, metaclass=_Named):
+        """The names of the optimizers."""
+
+else:
+    OptimType = IntEnum("OptimType", list(_ROWS), module=__name__)
+    OptimType.__doc__ = """The optimizers, with their default options.
+
+    The classes of the same names take options.
+    """
+    __all__ = ["Group", "OptimType", "OptimizerSpec", *_ROWS]
+
+OPTIMIZERS: dict[OptimType, type[Method]] = {OptimType[name]: _ROWS[name] for name in _ROWS}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +36,7 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.runtime.program import Team
-from engine.tools.dev.cases import optimizer as optimizer_cases
-from engine.tools.dev.cases.optimizer.case import DECAY, Case, Update
+from engine.tools.dev.cases.optimizer.case import DECAY, Case, Update, all_cases
 from tests.harness import gradient, untyped
 
 SHAPES = {  # sorted as saved checkpoints are: clipping adds squares in the order of the layout
@@ -102,11 +99,7 @@ def bits(arrays: Arrays) -> dict[str, bytes]:
     return {n: a.tobytes() for n, a in arrays.items()}
 
 
-CASES: list[Case] = [
-    case
-    for found in sorted(m.name for m in pkgutil.iter_modules(optimizer_cases.__path__))
-    for case in getattr(importlib.import_module(f"{optimizer_cases.__name__}.{found}"), "CASES", ())
-]
+CASES = list(all_cases())
 GROUPS = (
     Group(["*.bias", "c"], lr_scale=0.25, weight_decay=0.0),
     Group(["b.*"], lr_scale=2.0),

@@ -9,49 +9,35 @@ import numpy as np
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optimizers import clip_in_steps, place
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.flops import tasks
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
-from engine.optim_types import (
-    LAMB,
-    SGD,
-    Adafactor,
-    Adagrad,
-    Adam,
-    AdamW,
-    Group,
-    Lion,
-    Method,
-    RMSprop,
-)
+from engine.optim_types import OPTIMIZERS, SGD, AdamW, Group, Method, RMSprop
 from engine.runtime.plan import Plan
 from engine.runtime.states import lay_out
+from engine.tools.dev.cases.optimizer.case import all_cases
 
 SIZES = {"mlp": 24 << 14, "minilm": 11 << 20}  # parameters
 TENSORS, ROW = 64, 256
 TABLE = (30522, 384, 1024)  # rows, elements of a row, and rows that are read
 NAMES = [f"{'wb'[i % 2]}{i}" for i in range(TENSORS)]
-# By name: the bytes that a step moves for each parameter in brackets.
-ROWS = {
-    "sgd[12]": SGD(),
-    "sgd with clipping[16]": SGD(clip_grad=1e-3),
-    "momentum[20]": SGD(momentum=0.9),
-    "adamw[28]": AdamW(weight_decay=0.01),
-    "adamw in groups[28]": AdamW(weight_decay=0.01, groups=[Group(["b*"], weight_decay=0.0)]),
-    "adamw with clipping[32]": AdamW(weight_decay=0.01, clip_grad=1e-3),
-    "lazy adamw[28]": AdamW(weight_decay=0.01, lazy=True),
-    "adam[28]": Adam(),
-    "rmsprop[20]": RMSprop(),
-    "rmsprop centered with momentum[36]": RMSprop(centered=True, momentum=0.9),
-    "adagrad[20]": Adagrad(),
-    "lion[20]": Lion(),
-    "lamb[40]": LAMB(),
-    "adafactor[24]": Adafactor(),
+# Every optimizer with its default options, and options with which steps differ.
+ROWS: dict[str, Method] = {
+    **{kind.__name__.lower(): kind() for kind in OPTIMIZERS.values()},
+    "sgd with clipping": SGD(clip_grad=1e-3),
+    "momentum": SGD(momentum=0.9),
+    "adamw with decay": AdamW(weight_decay=0.01),
+    "adamw in groups": AdamW(weight_decay=0.01, groups=[Group(["b*"], weight_decay=0.0)]),
+    "adamw with clipping": AdamW(weight_decay=0.01, clip_grad=1e-3),
+    "lazy adamw": AdamW(weight_decay=0.01, lazy=True),
+    "rmsprop centered with momentum": RMSprop(centered=True, momentum=0.9),
 }
 
 
 def plans() -> Iterator[Plan]:
-    """Return the plans of all rows, and of a clipping whose result steps do not read."""
+    """Return the plans of all rows and cases, and of a clipping whose result steps do not read."""
     yield from map(plan_of, ROWS.values())
+    yield from (plan_of(case.method) for case in all_cases())
     size = TensorType("f32", (SIZES["mlp"],))
     node = Node("InplaceClipGradNorm", ("g",), ("c",), {}, MS, "clip")
     graph = Graph("clip", {"g": size}, ["c"], {}, [node], {"": 17, MS: 1})
@@ -97,3 +83,14 @@ def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
     place(graph, kinds, begins, layout)
     clip_in_steps(graph)
     return make_plan(graph, {}, target=host(), threads=1)
+
+
+def moved(plan: Plan) -> int:
+    """Return the bytes that a step reads and writes; nodes of one kernel share its operands."""
+    operands = {
+        (task.spec, use.name, use.mode): use.nbytes * (1 if use.mode == "r" else 2)
+        for task in tasks(plan)
+        for use in task.uses
+        if use.name is not None
+    }
+    return sum(operands.values())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,3 +29,10 @@ class Case:
     method: Method
     update: Update
     states: int
+
+
+def all_cases() -> Iterator[Case]:
+    """Return the cases of all files of this folder, in the order of their names."""
+    package = importlib.import_module(__name__.rpartition(".")[0])
+    for name in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+        yield from getattr(importlib.import_module(f"{package.__name__}.{name}"), "CASES", ())
