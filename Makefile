@@ -54,7 +54,7 @@ test-random: $(VENV)/.dev
 	$(BIN)/python -m tests.random_graphs $(N) --seed $(SEED) $(ARGS)
 
 test-torch: $(VENV)/.dev $(VENV)/.torch
-	$(BIN)/python -m pytest tests/torch tests/test_pages.py $(ARGS)
+	$(BIN)/python -m pytest tests/torch tests/docs/test_pages.py $(ARGS)
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS)
@@ -63,8 +63,8 @@ lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -q -n 0 tests/test_english.py
-	$(BIN)/python tests/sizes.py
+	$(BIN)/python -m pytest -q -n 0 tests/house/test_english.py
+	$(BIN)/python tests/support/sizes.py
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -d build/doctrees $(ARGS) docs build/docs
@@ -76,7 +76,7 @@ builds: $(VENV)/.dev
 	$(BIN)/python -m bench builds --page $(ARGS)
 
 wheels: $(VENV)/.wheels
-	$(BIN)/python -m engine.tools.wheels $(ARGS)
+	$(BIN)/python -m engine.tools.dev.wheels $(ARGS)
 
 examples: $(VENV)/.dev
 	$(BIN)/python -m bench examples --page $(ARGS)

@@ -41,10 +41,10 @@ from engine.graphs.planner.lifetimes import (
     work_bytes,
 )
 from engine.graphs.planner.order import least_peak, order
-from engine.kernels.target import host
-from engine.runtime.plan import Plan
+from engine.kernels.machine.target import host
+from engine.plan.plan import Plan
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
-from engine.tools.workloads import WORKLOADS
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import Update

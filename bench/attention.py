@@ -23,7 +23,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.config import switch
+from engine.system.config import switch
 
 TURNS = 7
 # batch, heads, rows, width, causal: long contexts, and the heads of MiniLM and of ViT

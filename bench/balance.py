@@ -29,7 +29,7 @@ from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
 from engine.profiling.profile import StepTime
 from engine.runtime import timing
-from engine.tools.workloads import WORKLOADS
+from engine.tools.benchmark.workloads import WORKLOADS
 
 NAMES = ("mobilenet", "minilm", "resnet18")
 THREADS = (2, 4, 8, 16)

@@ -28,11 +28,11 @@ from bench.instructions import Program, compile_plugin, program
 from bench.machine_code import Block, Instruction, cycles, disassemble
 from bench.rows import Bench, Cells, Option
 from engine.errors import InputError
-from engine.kernels.flops import work
+from engine.kernels.analysis.flops import work
+from engine.tools.benchmark.workload import Workload
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
 from engine.tools.trimmed.targets import resolve
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.workload import Workload
 
 TARGET, CORE = "raspberrypi5", "neoverse-n1"
 THREADS, CLOCK = 4, 2.4e9

@@ -25,8 +25,8 @@ from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.offline import ranks as ranked
-from engine.runtime.collective import collectives
-from engine.tools.workloads import WORKLOADS
+from engine.plan.collective import collectives
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.joined import JoinedStep
 from engine.training.ranks import Ranks
 

@@ -32,8 +32,8 @@ from bench.measuring import MB, in_turns, ratio, timed
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import BudgetError
-from engine.kernels.cost import step_seconds
-from engine.runtime.plan import CHECK, COUNT, RATE, Plan
+from engine.kernels.analysis.cost import step_seconds
+from engine.plan.plan import CHECK, COUNT, RATE, Plan
 from engine.runtime.program import Program
 from engine.training.planning import Update
 

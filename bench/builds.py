@@ -28,19 +28,19 @@ from bench.tables import markdown
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
-from engine.kernels.target import host
+from engine.kernels.machine.target import host
 from engine.tools import cli
+from engine.tools.benchmark.images import cnn, mlp
+from engine.tools.benchmark.mobilenets import mobilenet
+from engine.tools.benchmark.post_norm import minilm
+from engine.tools.benchmark.recurrent import gru
+from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.dev.emulators import Emulator, emulator
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import make_input
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
-from engine.tools.workloads.images import cnn, mlp
-from engine.tools.workloads.mobilenets import mobilenet
-from engine.tools.workloads.post_norm import minilm
-from engine.tools.workloads.recurrent import gru
-from engine.tools.workloads.workload import write_artifacts
 
 DRIVERS = ROOT / "tests" / "c"
 STEPS, RATE = 3, 1e-4

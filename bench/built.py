@@ -21,9 +21,9 @@ from typing import Any
 from bench.measuring import MB, MIB, in_turns, ratio, run
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
-from engine.tools.workloads import WORKLOADS
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:

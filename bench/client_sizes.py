@@ -25,8 +25,8 @@ from pathlib import Path
 from bench.measuring import MIB, ROOT, fresh, run
 from bench.processes import SCRIPTS, peer_python
 from bench.rows import Bench, Cells, Option
-from engine.runtime.config import switch
-from engine.tools.workloads import WORKLOADS
+from engine.system.config import switch
+from engine.tools.benchmark.workloads import WORKLOADS
 
 STEPS = 5
 FLOWER = "flwr>=1.41,<1.42"
@@ -129,7 +129,7 @@ def packed(made: Path) -> tuple[int, int]:
 
 def own_wheel(folder: Path) -> tuple[int, int]:
     """The wheel of this package without shipped kernels."""
-    from engine.tools import wheels
+    from engine.tools.dev import wheels
 
     return size_of([wheels.make_pure_wheel(wheels.make_sdist(folder), folder)])
 

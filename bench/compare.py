@@ -24,7 +24,7 @@ from bench.processes import SCRIPTS, worker
 from bench.programs import written
 from bench.rows import THREADS, Bench, Cells, Option
 from engine.errors import InputError
-from engine.tools.workloads import USUAL, WORKLOADS
+from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 
 STEPS = {"mlp": 200, "cnn": 10, "mobilenet": 3, "transformer": 5}
 

@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from bench.measuring import fresh
 from bench.programs import written
 from bench.rows import Bench, Cells
-from engine.kernels.compiler import load, workers
-from engine.kernels.registry import templates
-from engine.kernels.target import host
-from engine.runtime.config import PREFIX, usable_cores
-from engine.runtime.plan import KernelSpec
+from engine.kernels.binaries import load, workers
+from engine.kernels.machine.target import host
+from engine.kernels.ops.registry import templates
+from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
+from engine.system.config import PREFIX, usable_cores
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
-from engine.tools.workloads import WORKLOADS
 
 
 def kernels(name: str) -> list[KernelSpec]:

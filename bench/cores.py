@@ -19,11 +19,11 @@ from pathlib import Path
 from bench.machine_code import CORES, Block, cycles, disassemble, find_tool, loops
 from bench.rows import Bench, Cells, Option
 from bench.tables import markdown
-from engine.kernels.compiler.load import OBJECT, codes
-from engine.runtime.plan import KernelSpec
+from engine.kernels.binaries.load import OBJECT, codes
+from engine.plan.plan import KernelSpec
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed import plans
 from engine.tools.trimmed.targets import resolve
-from engine.tools.workloads import WORKLOADS
 
 BOARDS = {
     "cortex-a53": "raspberrypi3", "cortex-a72": "raspberrypi4", "neoverse-n1": "raspberrypi5"

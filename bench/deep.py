@@ -9,11 +9,11 @@ from functools import partial
 
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.layers import Layers
-from engine.tools.workloads.post_norm import BERT_WORDS, minilm
-from engine.tools.workloads.resnets import resnet101
-from engine.tools.workloads.workload import CLASSES, Workload
+from engine.tools.benchmark.layers import Layers
+from engine.tools.benchmark.post_norm import BERT_WORDS, minilm
+from engine.tools.benchmark.resnets import resnet101
+from engine.tools.benchmark.workload import CLASSES, Workload
+from engine.tools.benchmark.workloads import WORKLOADS
 
 # Expansion, channels, blocks, first stride and taps of the stages of EfficientNet-B3.
 STAGES = (

@@ -1,9 +1,9 @@
-"""What part of a machine's limits the kernels reach: the table kernels/efficiency.txt.
+"""What part of a machine's limits the kernels reach: the table kernels/analysis/efficiency.txt.
 
 A training step of each workload is profiled on 2 threads.
 
 efficiency           for each kernel template how often it ran, the milliseconds, and the limit of
-                     kernels/cost.py over the time; `usual` is of the usual workloads together,
+                     kernels/analysis/cost.py over the time; `usual` is of the usual workloads together,
                      and `--page` writes the table, with which plans reckon from then on
 efficiency.workload  the time of a step as the table now says it, by this machine and by the nominal
                      one, and as it was
@@ -19,11 +19,11 @@ from pathlib import Path
 from bench.programs import Training, written
 from bench.rows import Bench, Cells
 from engine.errors import InputError
-from engine.kernels.cost import begin, limits, step_seconds
-from engine.kernels.flops import tasks
+from engine.kernels.analysis.cost import begin, limits, step_seconds
+from engine.kernels.analysis.flops import tasks
+from engine.plan.plan import Plan
 from engine.profiling import Profile
-from engine.runtime.plan import Plan
-from engine.tools.workloads import WORKLOADS
+from engine.tools.benchmark.workloads import WORKLOADS
 
 THREADS, REPEATS = 2, 10
 LEAST = 0.01  # the least part that the table holds
@@ -86,11 +86,11 @@ BENCHES = (
         usual=("usual",),
         small="mlp",
         page=write_table,
-        document="kernels/efficiency.txt",
+        document="kernels/analysis/efficiency.txt",
     ),
     Bench(
         "efficiency.workload",
-        "the time of a step as kernels/cost.py predicts it, and as it was",
+        "the time of a step as kernels/analysis/cost.py predicts it, and as it was",
         {name: name for name in WORKLOADS},
         ("predicted ms:.2f", "by the nominal machine:.2f", "measured ms:.2f"),
         measure_workload,

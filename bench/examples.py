@@ -31,7 +31,8 @@ from bench.rows import WRONG, Bench, Cells
 from bench.tables import text
 from engine import Trainer
 from engine.api import CheckpointState
-from engine.tools import cli, templates
+from engine.tools import cli
+from engine.tools.actions import templates
 from engine.tools.dev import flower_apps
 from engine.tools.trimmed.selftest import make_input
 

@@ -2,7 +2,7 @@
 
 Every row of `federation` is the app of
 examples/federated with other options, its clients one after another in this process: messages,
-client and server are those of `flwr run`, and so are the results (tests/test_federation_flower.py).
+client and server are those of `flwr run`, and so are the results (tests/federated/test_federation_flower.py).
 `central` trains on all that the clients train on, for as many epochs as a federation has rounds.
 
 Accuracies are on data that no client has, behind the last round: the mean over seeds, and how far
@@ -40,10 +40,10 @@ from bench.federation_attacks import STRATEGIES as STRATEGIES_ATTACKED
 from bench.federation_attacks import rows as attacked_rows
 from bench.measuring import MB
 from bench.rows import Bench, Cells, Option
-from engine.reports.axes import axis
-from engine.reports.charts import coordinate, frame
-from engine.reports.page import text
-from engine.tools import templates
+from engine.drawing.axes import axis
+from engine.drawing.charts import coordinate, frame
+from engine.drawing.page import text
+from engine.tools.actions import templates
 
 CLIENTS = 20
 APP = templates.FOLDER / "federated"

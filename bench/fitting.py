@@ -24,7 +24,7 @@ from bench.rows import Bench, Cells, Option
 from engine import Trainer
 from engine.data import Batches
 from engine.data.samples import Batch, size
-from engine.tools.workloads import WORKLOADS
+from engine.tools.benchmark.workloads import WORKLOADS
 
 
 class Fixed(Batches):

@@ -26,8 +26,8 @@ from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.workload import parameters
+from engine.tools.benchmark.workload import parameters
+from engine.tools.benchmark.workloads import WORKLOADS
 
 MS = "com.microsoft"
 BLOCK, RANK, STEPS = 32, 8, 3

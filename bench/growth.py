@@ -36,14 +36,15 @@ from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.offline import joined, training
 from engine.graphs.passes import check
 from engine.graphs.planner import assemble, lower, pipeline
-from engine.kernels.target import host
+from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime import plan_file, program
+from engine.plan import plan_file
+from engine.plan.plan import Plan
+from engine.runtime import program
 from engine.runtime.arena import allocate
-from engine.runtime.plan import Plan
-from engine.tools.workloads.layers import Layers
-from engine.tools.workloads.post_norm import minilm
-from engine.tools.workloads.workload import write_artifacts
+from engine.tools.benchmark.layers import Layers
+from engine.tools.benchmark.post_norm import minilm
+from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import Update

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from engine.kernels.levels import Level
-from engine.runtime.plan import Plan
-from engine.tools import wheels
-from engine.tools.dev import zoo
+from engine.kernels.machine.levels import Level
+from engine.plan.plan import Plan
+from engine.tools.dev import wheels, zoo
 
 
 def make(

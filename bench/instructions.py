@@ -30,12 +30,12 @@ from bench.measuring import ROOT
 from bench.processes import SCRIPTS
 from bench.programs import written
 from bench.rows import Bench, Cells, Option
-from engine.kernels.levels import LEVELS
+from engine.kernels.machine.levels import LEVELS
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import resolve
-from engine.tools.workloads import WORKLOADS
 
 TARGETS = ("raspberrypi4", "x86-64-v3")
 DRIVER = """

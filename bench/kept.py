@@ -16,9 +16,9 @@ from bench.rows import Bench, Cells, Option
 from engine.graphs.io import onnx_io
 from engine.graphs.passes.simplify import acts
 from engine.graphs.planner.pipeline import PASSES, Planner
-from engine.kernels.target import host
-from engine.runtime.plan import Plan
-from engine.tools.workloads import WORKLOADS
+from engine.kernels.machine.target import host
+from engine.plan.plan import Plan
+from engine.tools.benchmark.workloads import WORKLOADS
 
 THREADS = 2
 

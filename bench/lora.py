@@ -33,9 +33,9 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline import training
 from engine.graphs.offline.parameters import parameters
 from engine.graphs.planner.pipeline import Planner
-from engine.kernels.target import host
-from engine.runtime.plan import align
-from engine.tools.workloads.pre_norm import gpt2
+from engine.kernels.machine.target import host
+from engine.plan.plan import align
+from engine.tools.benchmark.pre_norm import gpt2
 from engine.trainer.trainer import Trainer
 
 RANK, PIECES, THREADS = 8, 8, 1

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 from unittest import mock
 
 from engine.errors import EngineError
-from engine.kernels.compiler.load import addresses
+from engine.kernels.binaries.load import addresses
 from engine.runtime import roofline
 from engine.runtime.roofline import Roofline
 

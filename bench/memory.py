@@ -15,8 +15,8 @@ from bench.measuring import MIB, fresh, run
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
 from bench.steps import USUAL_KINDS, peers
-from engine.runtime.config import switch
-from engine.tools.workloads import USUAL, WORKLOADS
+from engine.system.config import switch
+from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 
 STEPS = 5
 

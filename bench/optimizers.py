@@ -20,7 +20,7 @@ import numpy as np
 from bench.measuring import limits, repeat
 from bench.programs import bind
 from bench.rows import Bench, Cells
-from engine.runtime.plan import Plan
+from engine.plan.plan import Plan
 from engine.runtime.program import Program
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.optimizer_plans import ROWS, SIZES, TABLE

@@ -23,9 +23,9 @@ from pathlib import Path
 from bench.measuring import MB
 from bench.rows import Bench, Cells
 from engine.api import CheckpointState
-from engine.kernels.target import host
-from engine.runtime.plan import Plan, Step
-from engine.tools.workloads import WORKLOADS
+from engine.kernels.machine.target import host
+from engine.plan.plan import Plan, Step
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.memory import Memory
 from engine.training.model import Model
 

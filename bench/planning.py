@@ -29,26 +29,26 @@ from bench.measuring import timed
 from bench.rows import Bench, Cells, Option
 from engine import artifacts
 from engine.api import CheckpointState
-from engine.element_types import ONNX_CODE
+from engine.base.element_types import ONNX_CODE
 from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.compiler.load import addresses
-from engine.kernels.registry import ops
-from engine.kernels.target import host
+from engine.kernels.binaries.load import addresses
+from engine.kernels.machine.target import host
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import Program
-from engine.runtime import plan_file
+from engine.plan import plan_file
+from engine.plan.plan import Plan
+from engine.plan.verify import verify
 from engine.runtime.arena import allocate
-from engine.runtime.plan import Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.program import Program as Bound
-from engine.runtime.verify import verify
-from engine.tools.workloads.images import mlp
-from engine.tools.workloads.mobilenets import mobilenet
-from engine.tools.workloads.post_norm import minilm
-from engine.tools.workloads.workload import write_artifacts
+from engine.tools.benchmark.images import mlp
+from engine.tools.benchmark.mobilenets import mobilenet
+from engine.tools.benchmark.post_norm import minilm
+from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model
 

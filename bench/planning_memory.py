@@ -30,10 +30,10 @@ from bench.measuring import MB, anonymous_growth, fresh
 from bench.rows import WRONG, Bench, Cells
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.registry import ops, templates
+from engine.kernels.ops.registry import ops, templates
+from engine.tools.benchmark.workload import write_artifacts
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.trimmed.targets import resolve
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.workload import write_artifacts
 
 MODELS = ("mlp", "cnn", "mobilenet", "resnet50", "vit", "minilm", "gpt2", "lstm")
 OPSETS = 'ir_version: 9, opset_import: ["" : 17, "own" : 1]'

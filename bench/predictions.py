@@ -23,13 +23,13 @@ from bench.measuring import MIB, output
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine.checking import Check, Subject, check
-from engine.kernels.source import current
+from engine.kernels.binaries.source import current
 from engine.runtime.roofline import Roofline
 from engine.runtime.roofline import measure as measure_roofline
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.mobilenets import mobilenet_v3
-from engine.tools.workloads.pre_norm import gpt2
-from engine.tools.workloads.workload import Workload
+from engine.tools.benchmark.mobilenets import mobilenet_v3
+from engine.tools.benchmark.pre_norm import gpt2
+from engine.tools.benchmark.workload import Workload
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.state import CheckpointState
 
 THREADS = 2

@@ -12,7 +12,7 @@ from typing import IO
 
 from bench.measuring import seconds
 from engine.errors import EngineError, InputError
-from engine.runtime.config import switch
+from engine.system.config import switch
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
 from engine.kernels.ops.conv.patches import jobs_of
-from engine.kernels.registry import templates
+from engine.kernels.ops.registry import templates
 from engine.kernels.vocabulary.call import KernelCall
-from engine.tools.workloads import WORKLOADS
+from engine.tools.benchmark.workloads import WORKLOADS
 
 
 class Product(NamedTuple):

@@ -12,13 +12,13 @@ import numpy as np
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.compiler.load import addresses
-from engine.kernels.flops import work
-from engine.kernels.target import host
+from engine.kernels.analysis.flops import work
+from engine.kernels.binaries.load import addresses
+from engine.kernels.machine.target import host
+from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
-from engine.runtime.plan import Plan
 from engine.runtime.program import Program
-from engine.tools.workloads import WORKLOADS
+from engine.tools.benchmark.workloads import WORKLOADS
 
 
 def bind(plan: Plan) -> Program:

@@ -22,7 +22,7 @@ from bench.processes import peer
 from bench.programs import load
 from bench.rows import THREADS, Bench, Cells
 from engine.graphs.ir.graph import Graph
-from engine.runtime.config import switch
+from engine.system.config import switch
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.recurrent import GATES, case
 

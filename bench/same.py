@@ -22,8 +22,8 @@ from bench.programs import Training
 from bench.rows import WRONG, Bench, Cells
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind, infer
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.workload import Workload, parameters
+from engine.tools.benchmark.workload import Workload, parameters
+from engine.tools.benchmark.workloads import WORKLOADS
 
 STEPS = 2
 SAMPLES = 2  # of a batch

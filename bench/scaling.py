@@ -38,8 +38,8 @@ from bench.programs import written
 from bench.rows import Bench, Cells
 from engine.errors import InputError
 from engine.graphs.offline.ranks import ALPHA, RATE, bucket_bytes
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.workload import parameters
+from engine.tools.benchmark.workload import parameters
+from engine.tools.benchmark.workloads import WORKLOADS
 
 GOLDENS = ROOT / "tests/data/goldens"
 TRACED = ("mlp", "cnn", "mobilenet")  # whose steps are those of a trace of onnxruntime-training

@@ -22,9 +22,9 @@ import numpy as np
 from bench.measuring import MIB, fresh, memory, rounds
 from bench.rows import Bench, Cells
 from engine.api import CheckpointState, Module
-from engine.tools.workloads.mobilenets import mobilenet
-from engine.tools.workloads.post_norm import transformer
-from engine.tools.workloads.workload import write_artifacts
+from engine.tools.benchmark.mobilenets import mobilenet
+from engine.tools.benchmark.post_norm import transformer
+from engine.tools.benchmark.workload import write_artifacts
 
 COUNT = 50
 

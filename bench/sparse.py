@@ -2,7 +2,7 @@
 
 A row is a choice of what is trained: parameters that train, bytes kept for the backward pass,
 bytes of the arena and of all regions, the optimizer's states among them, and the predicted time of
-forward and backward passes (kernels/cost.py, the nominal machine).  With --measure, the median of
+forward and backward passes (kernels/analysis/cost.py, the nominal machine).  With --measure, the median of
 so many rounds of steps with the optimizer, taken by turns.
 """
 
@@ -24,8 +24,8 @@ from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss, SparseUpdate
 from engine.errors import ModelWarning
 from engine.graphs.io import onnx_io
-from engine.kernels.cost import step_seconds
-from engine.tools.workloads import WORKLOADS
+from engine.kernels.analysis.cost import step_seconds
+from engine.tools.benchmark.workloads import WORKLOADS
 
 THREADS = 2
 STEPS = 3  # of a round

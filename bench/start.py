@@ -29,10 +29,10 @@ from bench import installed
 from bench.measuring import rounds, seconds
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
-from engine.kernels.levels import levels, machine
-from engine.runtime.config import switch
+from engine.kernels.machine.levels import levels, machine
+from engine.system.config import switch
+from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
-from engine.tools.workloads import WORKLOADS
 
 MODELS = ("mlp", "mobilenet", "minilm")
 THREADS, ROUNDS = 2, 7

@@ -19,11 +19,11 @@ from pathlib import Path
 from bench.processes import SCRIPTS, worker
 from bench.rows import THREADS, WRONG, Bench, Cells, Option
 from engine.errors import InputError
-from engine.runtime import config
+from engine.system import config
 from engine.tools.benchmark import measure
 from engine.tools.benchmark.result import Result, Row
+from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 from engine.tools.trimmed.progress import Progress
-from engine.tools.workloads import USUAL, WORKLOADS
 
 SCRIPT = SCRIPTS / "peer.py"
 KINDS = {  # by the module that a Python must have

@@ -32,7 +32,7 @@ from bench.measuring import ROOT
 from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells, Option
 from bench.tables import markdown
-from engine.kernels.levels import LEVELS, levels, machine
+from engine.kernels.machine.levels import LEVELS, levels, machine
 from engine.tools.dev import zoo
 
 GOLDENS = ROOT / "tests" / "data" / "goldens"

@@ -18,13 +18,13 @@ def __getattr__(name: str) -> Any:
 
 
 def set_seed(seed: int) -> None:
-    """Set the seed of all random numbers of this process, see `engine.runtime.noise`.
+    """Set the seed of all random numbers of this process, see `engine.plan.noise`.
 
     Raises:
         DTypeError: the seed is no whole number.
         InputError: it does not fit into 64 bits.
     """
-    from engine.runtime import noise
+    from engine.plan import noise
 
     noise.set_seed(seed)
 
@@ -39,6 +39,6 @@ def supported(model: Any) -> Any:
     Raises:
         FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
     """
-    from engine import backend
+    from engine.training import backend
 
     return backend.supported(model)

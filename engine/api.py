@@ -18,7 +18,7 @@ Where onnxruntime-training took a path, bytes are accepted too.
 
 from __future__ import annotations
 
-from engine.runtime.noise import set_seed
+from engine.plan.noise import set_seed
 from engine.training.module import Module
 from engine.training.optimizer import LinearLRScheduler, Optimizer
 from engine.training.state import CheckpointState, Parameter, Parameters, Properties

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.errors import InputError
-from engine.kernels.registry import ops, templates
-from engine.kernels.target import Target
+from engine.base.errors import InputError
+from engine.base.signatures import check_fields, checked
+from engine.kernels.machine.target import Target
+from engine.kernels.ops.registry import ops, templates
 from engine.kernels.vocabulary.expression import parse
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Samples
 from engine.kernels.vocabulary.formula import elementwise
@@ -40,8 +41,7 @@ from engine.kernels.vocabulary.op import (
     same_as,
 )
 from engine.kernels.vocabulary.row_program import Input, Program, loop
-from engine.runtime.words import Field, Words
-from engine.signatures import check_fields, checked
+from engine.plan.words import Field, Words
 
 __all__ = [
     "Body",

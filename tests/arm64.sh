@@ -10,7 +10,7 @@
 # gcc-aarch64-linux-gnu and the network; takes minutes, so CI does not run it.  What FOLDER holds
 # already, by default build/arm64, is not fetched again.
 #
-# With --fetch it only fetches Debian's Python and numpy, which is what tests/test_wheels.py needs.
+# With --fetch it only fetches Debian's Python and numpy, which is what tests/house/test_wheels.py needs.
 # `python -m bench.wheels` needs the rest, too.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -24,7 +24,7 @@ folder=${1:-$repo/build/arm64}
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 tests=("${@:2}")
-((${#tests[@]})) || tests=(-v tests/test_goldens.py -k mlp)
+((${#tests[@]})) || tests=(-v tests/training/test_goldens.py -k mlp)
 root=$folder/root site=$folder/site suite=bookworm version=3.11
 PYTHON=$(command -v "$PYTHON")
 [[ $PYTHON == /* ]] || PYTHON=$PWD/$PYTHON
@@ -57,7 +57,7 @@ arm() {
 
 arm "$repo" - <<'END'
 import platform, numba, llvmlite, numpy, onnx
-from engine.kernels.target import host
+from engine.kernels.machine.target import host
 versions = (f"{m.__name__} {m.__version__}" for m in (numba, llvmlite, numpy, onnx))
 print(platform.machine(), "Python", platform.python_version(), *versions, host().name)
 END

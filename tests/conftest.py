@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from engine.kernels.compiler import load, workers
-from engine.runtime import cache
+from engine.kernels.binaries import load, workers
+from engine.system import cache
 from engine.training import plan_cache
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,10 +9,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
+from engine.base.errors import EngineError, InternalError
+from engine.base.foreign_text import visible
 from engine.distributed import world
 from engine.distributed.launchers import is_joined, launched
-from engine.errors import EngineError, InternalError
-from engine.foreign_text import visible
 from engine.tools.commands.table import COMMANDS
 
 _PROGRAM = "edgegrad"

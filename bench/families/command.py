@@ -13,7 +13,7 @@ wrong, is told but is no failure; nor is a documented limit of `train.LIMITS`, a
 refuses the model by name and trains it with static axes.
 
 Subjects are families, exports of a family by their tags, `all`, and `recorded`: what
-tests/test_families.py trains without PyTorch, and `--record` keeps.  `--page` writes what was found
+tests/bench/test_families.py trains without PyTorch, and `--record` keeps.  `--page` writes what was found
 to docs/families.md, where what was not chosen keeps its rows.  `--models` keeps the exported models
 in a folder and uses those that are there.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from engine import Trainer
-from engine.reports.process import peak
+from engine.trainer.reports.process import peak
 
 
 def main(folder: Path, threads: int, steps: int) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
-from engine.kernels import source
-from engine.kernels.levels import LEVELS
+from engine.kernels.binaries import source
+from engine.kernels.machine.levels import LEVELS
 
 STEPS, THREADS = 3, 2
 HEAVY = {"flatbuffers", "llvmlite", "numba", "onnx", "tqdm"}

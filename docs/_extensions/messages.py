@@ -20,7 +20,7 @@ BLANK = "…"  # stands for what is known when the error is raised
 @cache
 def classes() -> tuple[str, ...]:
     """The classes of `engine.errors`."""
-    tree = ast.parse((ROOT / "engine/errors.py").read_text("utf-8"))
+    tree = ast.parse((ROOT / "engine/base/errors.py").read_text("utf-8"))
     return tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
 
 

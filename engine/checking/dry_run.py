@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+from engine.base.errors import BudgetError, EngineError, InternalError
 from engine.checking import process
 from engine.checking.report import (
     NO_GRADIENT,
@@ -28,8 +29,7 @@ from engine.checking.subject import (
     training_only,
     with_optimizer,
 )
-from engine.errors import BudgetError, EngineError, InternalError
-from engine.runtime.plan import Plan, in_bytes
+from engine.plan.plan import Plan, in_bytes
 from engine.runtime.roofline import Roofline
 
 SHOWN = 4  # suggestions of an error
@@ -134,7 +134,7 @@ def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
 
     What keeps to the budget comes first; what does not is told only where nothing else is.
     """
-    from engine.kernels.cost import nominal
+    from engine.kernels.analysis.cost import nominal
 
     opened = subject.open()
     told = _Teller(nominal(subject.threads), 0, 0, whole=False)
@@ -197,7 +197,7 @@ class _Teller:
     whole: bool = True
 
     def figures(self, opened: Opened, shapes: Shapes, plans: Sequence[Plan]) -> Figures:
-        from engine.kernels.cost import step_seconds
+        from engine.kernels.analysis.cost import step_seconds
 
         seconds = sum(sum(step_seconds(plan, self.machine)) for plan in plans)
         held = process.regions(plans, opened.train.memory.mapped)
@@ -293,6 +293,6 @@ def _trained(subject: Subject, names: Sequence[str], shapes: Shapes) -> tuple[Su
 
 
 def _plain(subject: Subject, shapes: Shapes) -> tuple[Subject, Shapes]:
-    from engine.optim_types import SGD
+    from engine.graphs.offline.optim_types import SGD
 
     return with_optimizer(subject, SGD().build), shapes

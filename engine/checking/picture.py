@@ -6,14 +6,14 @@ import os
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 
-from engine import arguments
+from engine.base import arguments
 from engine.checking.report import Check, seconds_text
-from engine.reports import page
-from engine.reports.charts import coordinate
-from engine.reports.page import Section, text
-from engine.runtime import files
-from engine.runtime.collective import collectives
-from engine.runtime.plan import ALIGN, Buffer, Plan, Step, in_bytes
+from engine.drawing import page
+from engine.drawing.charts import coordinate
+from engine.drawing.page import Section, text
+from engine.plan.collective import collectives
+from engine.plan.plan import ALIGN, Buffer, Plan, Step, in_bytes
+from engine.system import files
 
 AGAIN = "/again"  # how the sources of steps end that compute a value a second time
 OWNERS = 25  # rows of the table of the peak; the others are summed
@@ -225,7 +225,7 @@ def _owners(plan: Plan) -> str:
 
 def _again(plan: Plan) -> str:
     """What is computed a second time, and what that costs."""
-    from engine.kernels.cost import step_seconds
+    from engine.kernels.analysis.cost import step_seconds
 
     seconds = step_seconds(plan)
     total = sum(seconds) or 1.0

@@ -13,21 +13,21 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from engine.element_types import ITEMSIZE
-from engine.runtime.plan import Plan
+from engine.base.element_types import ITEMSIZE
+from engine.plan.plan import Plan
 
 # What a process is asked for: the most bytes that it had resident once it could train.
 _START = """
 import sys
 import engine.trainer.trainer
-from engine.reports.process import peak
-from engine.kernels import source
-from engine.kernels.registry import templates
+from engine.trainer.reports.process import peak
+from engine.kernels.binaries import source
+from engine.kernels.ops.registry import templates
 templates()
 for kernels in source.usable()[:1]:
     kernels.load()
     if kernels.compiles:
-        import engine.kernels.compiler.load
+        import engine.kernels.binaries.load
 if sys.argv[1:]:
     import engine.graphs.planner.pipeline
     import engine.graphs.offline.optimizers

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from engine.runtime.plan import in_bytes
+from engine.plan.plan import in_bytes
 
 Status = Literal["trains", "cannot train", "does not fit"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.base.element_types import NUMPY
 from engine.checkpoint.contents import Checkpoint, NominalTensor
-from engine.element_types import NUMPY
-from engine.runtime.plan import Plan
+from engine.plan.plan import Plan
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.model_file import BUFFER, UPDATED

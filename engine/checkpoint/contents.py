@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.element_types import ELEMENT_TYPES
 from engine.checkpoint.flatbuffer import (
     F32,
     I32,
@@ -40,7 +41,6 @@ from engine.checkpoint.flatbuffer import (
     Table,
     source_of,
 )
-from engine.element_types import ELEMENT_TYPES
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.errors import CheckpointError, DTypeError, InputError
 from engine.checkpoint.contents import (
     CODES,
     IDENTIFIER,
@@ -26,7 +27,6 @@ from engine.checkpoint.contents import (
     octets,
 )
 from engine.checkpoint.flatbuffer import F32, Writer, quote, reference
-from engine.errors import CheckpointError, DTypeError, InputError
 
 MAX_BYTES = 2**31 - 1  # FlatBuffers offsets are 32 bit, some of them signed
 EXTERNAL_THRESHOLD = 1800 << 20  # bytes of tensors from which parameters go external

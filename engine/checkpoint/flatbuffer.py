@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
-from engine.arguments import octets
-from engine.errors import CheckpointError, InputError
+from engine.base.arguments import octets
+from engine.base.errors import CheckpointError, InputError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 

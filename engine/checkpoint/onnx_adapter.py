@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.element_types import ELEMENT_TYPES
+from engine.base.errors import CheckpointError, DTypeError
 from engine.checkpoint.flatbuffer import I32, I64, Reader, Table, Writer, quote, reference
-from engine.element_types import ELEMENT_TYPES
-from engine.errors import CheckpointError, DTypeError
-from engine.runtime import files
+from engine.system import files
 
 Array = npt.NDArray[Any]
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import CheckpointError, DTypeError, InputError
-from engine.runtime import files
+from engine.base.errors import CheckpointError, DTypeError, InputError
+from engine.system import files
 
 if TYPE_CHECKING:
     import numpy.typing as npt

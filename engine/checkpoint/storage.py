@@ -28,7 +28,8 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import CheckpointError, FileError
 from engine.checkpoint.contents import (
     Array,
     Checkpoint,
@@ -39,8 +40,7 @@ from engine.checkpoint.contents import (
     is_nominal,
 )
 from engine.checkpoint.encoding import EXTERNAL_THRESHOLD, MAX_BYTES, encode, encode_parts
-from engine.errors import CheckpointError, FileError
-from engine.runtime import files
+from engine.system import files
 
 __all__ = [
     "EXTERNAL_THRESHOLD",

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.errors import InputError, ShapeError
+from engine.base.signatures import checked
 from engine.data.dataset import Dataset, Indices
 from engine.data.samples import Array, Sample, field_name, read_only, refuse_nan, to_array
-from engine.errors import InputError, ShapeError
-from engine.signatures import checked
 
 CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.errors import InputError, ShapeError
+from engine.base.signatures import checked
 from engine.data.pictures import pillow
 from engine.data.samples import Sample
-from engine.errors import InputError, ShapeError
-from engine.signatures import checked
 
 Picture = npt.NDArray[Any]
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # shares of the shade of grey, ITU-R BT.601

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import InputError, NameNotFoundError, ShapeError, nearest
+from engine.base.signatures import checked
 from engine.data import randomness
 from engine.data.dataset import Dataset, Indices
 from engine.data.samples import Array, Sample, field_name, stack
-from engine.errors import InputError, NameNotFoundError, ShapeError, nearest
-from engine.signatures import checked
 
 MASK = "attention_mask"
 

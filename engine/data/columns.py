@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.errors import InputError, NameNotFoundError, nearest
 from engine.data.csv_file import Sheet, describe
 from engine.data.dataset import Indices
 from engine.data.preparation import Category, Features, Number, code
-from engine.errors import InputError, NameNotFoundError, nearest
 
 CATEGORIES = 1000  # different texts of a column; each becomes a feature
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from engine import arguments
-from engine.errors import FileError, InputError
+from engine.base import arguments
+from engine.base.errors import FileError, InputError
 
 DELIMITERS = (",", ";", "\t", "|")  # those that a message suggests
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import DTypeError, InputError
+from engine.base.signatures import checked
 from engine.data import randomness
 from engine.data.samples import Array, Augment, Sample, find_columns, stack
-from engine.errors import DTypeError, InputError
-from engine.signatures import checked
 
 Indices = npt.NDArray[np.intp]
 

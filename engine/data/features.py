@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from engine import arguments
-from engine.errors import InputError, ShapeError
-from engine.signatures import Range, checked
+from engine.base import arguments
+from engine.base.errors import InputError, ShapeError
+from engine.base.signatures import Range, checked
 
 Floats = npt.NDArray[np.float32]
 

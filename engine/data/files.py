@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import EngineError, InputError
+from engine.base.signatures import checked
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import all_of, classes_of
 from engine.data.samples import Array, Augment, Sample, read_only
-from engine.errors import EngineError, InputError
-from engine.runtime.config import usable_cores
-from engine.signatures import checked
+from engine.system.config import usable_cores
 
 CACHE = 512 << 20  # bytes of decoded files that a dataset keeps
 READERS = 4  # threads at most: decoding scales with cores, but training needs them too

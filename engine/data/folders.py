@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import FileError, InputError, NameNotFoundError, nearest
+from engine.base import arguments
+from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import DTypeError, InputError, ShapeError
+from engine.base.signatures import AT_LEAST_0, checked
 from engine.data import pictures
 from engine.data.files import CACHE, DecodedFiles, one_of
 from engine.data.pictures import ColorMode, Pixels
 from engine.data.samples import Array
-from engine.errors import DTypeError, InputError, ShapeError
-from engine.signatures import AT_LEAST_0, checked
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -8,14 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import checked
 from engine.data import randomness
 from engine.data.buckets import Bucketed, Buckets
 from engine.data.dataset import Dataset, Indices
 from engine.data.prefetch import ahead
 from engine.data.samples import Augment, Batch, Sample, ordered, stack
-from engine.errors import InputError
-from engine.signatures import checked
 
 
 @checked

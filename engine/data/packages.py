@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from engine.errors import MissingPackageError
+from engine.base.errors import MissingPackageError
 
 
 def require(module: str, extra: str, purpose: str) -> Any:

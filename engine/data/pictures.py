@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from engine import limits
+from engine.base import limits
+from engine.base.errors import EngineError, FileError, InputError
 from engine.data.packages import require
-from engine.errors import EngineError, FileError, InputError
 
 Pixels = npt.NDArray[np.uint8]
 """A picture: height x width x channels, 0 to 255."""

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import FileError, InputError, NameNotFoundError, nearest
-from engine.runtime import files
-from engine.signatures import checked
+from engine.base import arguments
+from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
+from engine.base.signatures import checked
+from engine.system import files
 
 Features = npt.NDArray[np.float32]
 FORMAT = 1  # of the file that `save` writes

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
 
 SHUFFLE, AUGMENT, SPLIT, PARTITION = 1, 2, 3, 4  # what random numbers are drawn for
 

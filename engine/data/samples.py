@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import InputError, NameNotFoundError, ShapeError, nearest
+from engine.base import arguments
+from engine.base.errors import InputError, NameNotFoundError, ShapeError, nearest
 
 Array = npt.NDArray[Any]
 Sample = tuple[Array, ...]

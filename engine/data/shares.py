@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from engine.base.errors import ShapeError
 from engine.data.loader import Batches, DatasetBatches
 from engine.data.samples import Array, Batch, size
-from engine.errors import ShapeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import DTypeError, InputError
+from engine.base.signatures import checked
 from engine.data import foreign
 from engine.data.arrays import Arrays
 from engine.data.buckets import MASK, Buckets
@@ -16,8 +18,6 @@ from engine.data.loader import Batches, DatasetBatches
 from engine.data.randomness import check_seed
 from engine.data.samples import Augment, Sample
 from engine.data.streams import Stream
-from engine.errors import DTypeError, InputError
-from engine.signatures import checked
 
 KINDS = (
     "arrays (one, a tuple, a dict), a Dataset, a dataset or DataLoader of PyTorch, a dataset of "

@@ -9,10 +9,10 @@ from functools import partial
 from itertools import count, islice
 from typing import Any
 
+from engine.base.errors import DTypeError, InputError
 from engine.data.loader import Batches, check_position
 from engine.data.prefetch import ahead
 from engine.data.samples import Batch, Sample, as_batch, as_sample, ordered, refuse_nan, stack
-from engine.errors import DTypeError, InputError
 
 _END = object()
 

@@ -10,15 +10,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import checked
 from engine.data.columns import Raw, Table
 from engine.data.csv_file import Sheet, read
 from engine.data.dataset import Dataset, Indices
 from engine.data.preparation import Preparation
 from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import Task, target_of
-from engine.errors import InputError
-from engine.signatures import checked
 
 Missing = Literal["error", "drop", "mean", "keep"]
 

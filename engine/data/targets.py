@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.errors import InputError, nearest
 from engine.data.columns import Table
 from engine.data.preparation import in_float32
 from engine.data.samples import Array
-from engine.errors import InputError, nearest
 
 Task = Literal["classification", "regression"]
 

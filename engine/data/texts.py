@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import FileError, InputError
+from engine.base.signatures import checked
 from engine.data.columns import Table
 from engine.data.csv_file import read as read_csv
 from engine.data.dataset import Dataset, Indices
@@ -16,8 +18,6 @@ from engine.data.folders import all_of, classes_of
 from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import classes_of_column
 from engine.data.tokens import Tokens
-from engine.errors import FileError, InputError
-from engine.signatures import checked
 
 SUFFIXES = (".txt", ".md")
 

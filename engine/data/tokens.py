@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import DTypeError, FileError, InputError
+from engine.base.signatures import Range, checked
 from engine.data.packages import require
-from engine.errors import DTypeError, FileError, InputError
-from engine.signatures import Range, checked
 
 # Names of the padding token in vocabularies.
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
 
 Floats = npt.NDArray[Any]
 

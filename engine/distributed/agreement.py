@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from engine.base.errors import GroupError
 from engine.distributed.group import Group, everyone, named, share
-from engine.errors import GroupError
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import GroupError
+from engine.base.errors import GroupError
 
 Array = npt.NDArray[Any]
 LONGEST = 1 << 30  # bytes of what ranks tell each other: facts and messages, no arrays

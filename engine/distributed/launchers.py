@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.errors import GroupError, MissingPackageError
+from engine.base.errors import GroupError, MissingPackageError
 
 if TYPE_CHECKING:
     from engine.distributed.group import Group

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
+from engine.base.errors import DTypeError, GroupError, StateError
 from engine.distributed.group import Array, are_lengths, named
-from engine.errors import DTypeError, GroupError, StateError
 
 _SPIN = 2e-3  # seconds for which a call is asked for without a pause
 _PAUSE = 1e-4  # seconds between two questions from then on

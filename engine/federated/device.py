@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.errors import EngineError, InputError
+from engine.base.errors import EngineError, InputError
 from engine.federated import parameters
 from engine.federated.learner import Kept, LocalLearner
 from engine.federated.message import REQUESTS, Message, fingerprint

@@ -12,10 +12,10 @@ import os
 import time
 from pathlib import Path
 
-from engine.errors import EngineError, MessageError
+from engine.base.errors import EngineError, MessageError
 from engine.federated.device import Device
 from engine.federated.message import MAX_HEADER, Message
-from engine.runtime import files
+from engine.system import files
 
 SUFFIX, ANSWER = ".safetensors", ".answer.safetensors"
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.errors import InputError
+from engine.base.errors import InputError
 from engine.federated.options import LocalOptions
 from engine.federated.parameters import Arrays
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.errors import NonFiniteError, StateError
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup
-from engine.errors import NonFiniteError, StateError
 from engine.federated import parameters
 from engine.federated.learner import Kept, Learned, need_samples
 from engine.federated.options import LocalOptions, matches
-from engine.proximal import MU, is_of_term, set_anchors
 from engine.trainer.callbacks import Callback
 from engine.trainer.inputs import samples_of
+from engine.training.proximal import MU, is_of_term, set_anchors
 from engine.training.state import GROUP, CheckpointState
 
 if TYPE_CHECKING:

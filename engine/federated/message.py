@@ -35,11 +35,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from engine.base.errors import CheckpointError, DTypeError, EngineError, InputError, MessageError
 from engine.checkpoint import safetensors
-from engine.errors import CheckpointError, DTypeError, EngineError, InputError, MessageError
 from engine.federated import schema
 from engine.federated.schema import EXAMPLES, MAX_EXAMPLES
-from engine.runtime import files
+from engine.system import files
 
 if TYPE_CHECKING:
     import numpy.typing as npt

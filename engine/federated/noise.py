@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import NonFiniteError
+from engine.base.errors import NonFiniteError
 
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
 
 SEND = ("parameters", "difference")
 _LIMIT = 1 << 62

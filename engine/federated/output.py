@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine import foreign_text
+from engine.base import foreign_text
+from engine.base.errors import CheckpointError, FileError, InputError, StateError
 from engine.checkpoint import safetensors
-from engine.errors import CheckpointError, FileError, InputError, StateError
 from engine.federated.parameters import Arrays
-from engine.runtime import files
+from engine.system import files
 from engine.trainer.runs import CHECKPOINT, RunFolder
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import InputError, ShapeError
 from engine.data.randomness import PARTITION, check_seed, generator
-from engine.errors import InputError, ShapeError
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 

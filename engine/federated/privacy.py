@@ -46,8 +46,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine import arguments
-from engine.errors import InputError, nearest
+from engine.base import arguments
+from engine.base.errors import InputError, nearest
 from engine.federated.noise import LEAST
 from engine.federated.updates import Encoding
 

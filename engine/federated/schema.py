@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import DTypeError, InputError, NonFiniteError, ShapeError
+from engine.base.errors import DTypeError, InputError, NonFiniteError, ShapeError
 
 LARGEST = 2.0**60  # of parameters and of numbers: float32 holds the square of it
 MAX_EXAMPLES = 1_000_000  # of one client in one round, unless `max-examples` says another number

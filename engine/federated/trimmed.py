@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import errors
+from engine.base import errors
+from engine.base.errors import EngineError, InputError, ModelWarning, NonFiniteError, StateError
 from engine.data.randomness import permutation
-from engine.errors import EngineError, InputError, ModelWarning, NonFiniteError, StateError
 from engine.federated import parameters
 from engine.federated.learner import Kept, Learned, need_samples
 from engine.federated.options import LocalOptions, matches
-from engine.proximal import MU, is_of_term, set_anchors
 from engine.trainer.metrics import metrics_of
+from engine.training.proximal import MU, is_of_term, set_anchors
 
 Array = npt.NDArray[Any]
 

@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import (
+from engine.base import arguments
+from engine.base.errors import (
     DTypeError,
     InputError,
     NameNotFoundError,

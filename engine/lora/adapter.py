@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.checkpoint import onnx_adapter, safetensors
-from engine.errors import (
+from engine.base import arguments
+from engine.base.errors import (
     CheckpointError,
     InputError,
     NameNotFoundError,
@@ -26,10 +25,11 @@ from engine.errors import (
     StateError,
     nearest,
 )
+from engine.base.signatures import AT_LEAST_1, BELOW_1, checked
+from engine.checkpoint import onnx_adapter, safetensors
+from engine.graphs.io.note import DOWN, KEY, UP, Note, scale_of
 from engine.lora import models
-from engine.lora.note import DOWN, KEY, UP, Note, scale_of
-from engine.runtime import files
-from engine.signatures import AT_LEAST_1, BELOW_1, checked
+from engine.system import files
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

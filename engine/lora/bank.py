@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from engine.api import CheckpointState, Optimizer
-from engine.errors import InputError, NameNotFoundError, nearest
+from engine.base.errors import InputError, NameNotFoundError, nearest
+from engine.base.signatures import checked
 from engine.lora.adapter import Adapter, module_of, note_of
-from engine.signatures import checked
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

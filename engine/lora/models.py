@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import checked
 from engine.lora.options import Lora
-from engine.signatures import checked
 
 if TYPE_CHECKING:
     import onnx
 
+    from engine.graphs.io.note import Note
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.lora import Summary
-    from engine.lora.note import Note
 
 Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine import arguments
-from engine.errors import InputError
-from engine.signatures import checked
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import checked
 
 
 @checked

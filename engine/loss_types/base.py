@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from engine import arguments
-from engine.errors import InputError
-from engine.signatures import checked
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph

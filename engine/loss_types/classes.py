@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, checked
 from engine.loss_types.base import Activation, Array, NamedLoss
-from engine.signatures import AT_LEAST_0, FINITE, SHARE, checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph

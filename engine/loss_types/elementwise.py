@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, FINITE, checked
 from engine.loss_types.base import Array, NamedLoss
-from engine.signatures import ABOVE_0, AT_LEAST_0, FINITE, checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph

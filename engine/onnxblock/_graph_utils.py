@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.errors import NameNotFoundError, nearest
+from engine.base.errors import NameNotFoundError, nearest
 from engine.onnxblock import model_accessor
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import AT_LEAST_1, checked
 from engine.onnxblock._graph_utils import generate_graph_name
 from engine.onnxblock.model_accessor import current
-from engine.signatures import AT_LEAST_1, checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from engine.base.errors import CheckpointError, InputError
+from engine.base.signatures import checked
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
-from engine.errors import CheckpointError, InputError
-from engine.signatures import checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto

@@ -10,7 +10,7 @@ from __future__ import annotations
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
-from engine.arguments import DefaultName
+from engine.base.arguments import DefaultName
 from engine.loss_types import LOSSES
 from engine.loss_types.base import NamedLoss
 from engine.onnxblock.blocks import Block

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.errors import StateError, UnsupportedOpError
-from engine.signatures import AT_LEAST_1, checked
+from engine.base.errors import StateError, UnsupportedOpError
+from engine.base.signatures import AT_LEAST_1, checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from engine import arguments
-from engine.errors import ModelWarning, StateError
+from engine.base import arguments
+from engine.base.errors import ModelWarning, StateError
+from engine.base.signatures import checked
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.model_accessor import current
-from engine.signatures import checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto

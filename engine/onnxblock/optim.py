@@ -1,4 +1,4 @@
-"""Optimizers as blocks: one for every class of `engine.optim_types`, with its name and options.
+"""Optimizers as blocks: one for every class of `engine.graphs.offline.optim_types`, with its name and options.
 
 An optimizer block builds an optimizer model on an empty base from the parameters of a
 `TrainingBlock`:
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine import optim_types
-from engine.element_types import FLOATS, ONNX_CODE
-from engine.errors import DTypeError, InputError
+from engine.base.element_types import FLOATS, ONNX_CODE
+from engine.base.errors import DTypeError, InputError
+from engine.base.signatures import ABOVE_0, checked
+from engine.graphs.offline import optim_types
+from engine.graphs.offline.optim_types import OPTIMIZERS, Group, Method
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.derived import block_of, parameters_of, taking
 from engine.onnxblock.models import ForwardBlock
-from engine.optim_types import OPTIMIZERS, Group, Method
-from engine.signatures import ABOVE_0, checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto

@@ -9,8 +9,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from engine import arguments
-from engine.runtime import files
+from engine.base import arguments
+from engine.system import files
 
 if TYPE_CHECKING:
     from engine.profiling.profile import Profile

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.paths import Paths
+from engine.plan.plan import Kernel
 from engine.profiling.profile import PHASES, Profile, StepTime
-from engine.runtime.plan import Kernel
 from engine.runtime.program import Program, Resolver
 from engine.runtime.roofline import Roofline, measure
 from engine.runtime.timing import Stopwatch
+from engine.system.paths import Paths
 
 Array = npt.NDArray[Any]
 
@@ -97,7 +97,7 @@ def _run(part: Part, watch: Stopwatch, number: int) -> Spans:
 
 def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
     """The steps of a part with their times."""
-    from engine.kernels.flops import work
+    from engine.kernels.analysis.flops import work
 
     plan = part.program.plan
     barriers = [step.barrier for step in plan.steps]

@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine import arguments
-from engine.reports import amounts, page
-from engine.reports.axes import axis
-from engine.reports.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, coordinate, frame
-from engine.reports.page import Section, text
-from engine.runtime import files
+from engine.base import arguments
+from engine.drawing import amounts, page
+from engine.drawing.axes import axis
+from engine.drawing.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, coordinate, frame
+from engine.drawing.page import Section, text
+from engine.system import files
 
 if TYPE_CHECKING:
     from engine.profiling.profile import Profile, StepTime, Total

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.errors import InputError, nearest
+from engine.base.errors import InputError, nearest
+from engine.base.signatures import checked
 from engine.runtime.roofline import Roofline
-from engine.signatures import checked
 
 By = Literal["phase", "kernel", "node", "step"]
 BY: tuple[By, ...] = ("phase", "kernel", "node", "step")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.element_types import NUMPY
-from engine.errors import OutOfMemoryError
-from engine.runtime.plan import ALIGN
+from engine.base.element_types import NUMPY
+from engine.base.errors import OutOfMemoryError
+from engine.plan.plan import ALIGN
 
 Bytes = npt.NDArray[np.uint8]
 

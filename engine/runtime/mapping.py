@@ -27,11 +27,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine import limits
-from engine.errors import EngineError, FileError, OutOfMemoryError
+from engine.base import limits
+from engine.base.errors import EngineError, FileError, OutOfMemoryError
+from engine.plan.plan import ALIGN
 from engine.runtime.arena import Bytes
-from engine.runtime.files import NOTE, names_inside, opened, reason
-from engine.runtime.plan import ALIGN
+from engine.system.files import NOTE, names_inside, opened, reason
 
 Array = npt.NDArray[Any]
 

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.errors import EngineError, LabelError, StateError
 from engine.distributed.group import Group
-from engine.errors import EngineError, LabelError, StateError
-from engine.runtime import forks, noise, plan_file
-from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.collective import RankError, Sums, collectives, in_place
-from engine.runtime.context import (
+from engine.plan import noise, plan_file
+from engine.plan.collective import RankError, Sums, collectives, in_place
+from engine.plan.context import (
     CONTEXT,
     INDEX,
     LABEL,
@@ -38,11 +37,13 @@ from engine.runtime.context import (
     TILES,
     tile_words,
 )
-from engine.runtime.lock import RunLock
-from engine.runtime.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
+from engine.plan.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
+from engine.plan.verify import verify
+from engine.plan.words import LINE
+from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.timing import TIMED_KERNEL, Stopwatch
-from engine.runtime.verify import verify
-from engine.runtime.words import LINE
+from engine.system import forks
+from engine.system.lock import RunLock
 
 Resolver = Callable[[Iterable[KernelSpec | Kernel]], Mapping[str, int]]
 Array = npt.NDArray[Any]

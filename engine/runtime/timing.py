@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.runtime.context import MOVE, SPAN, TILES, TIMED, tile_words
-from engine.runtime.plan import KernelSpec
-from engine.runtime.words import LINE
+from engine.plan.context import MOVE, SPAN, TILES, TIMED, tile_words
+from engine.plan.plan import KernelSpec
+from engine.plan.words import LINE
 
 Array = npt.NDArray[Any]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import InputError, NameNotFoundError, nearest
+from engine.base.signatures import checked
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
-from engine.errors import InputError, NameNotFoundError, nearest
-from engine.signatures import checked
 from engine.trainer.history import Mode, direction, is_better
 
 if TYPE_CHECKING:

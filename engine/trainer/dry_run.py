@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import BudgetError, InputError, nearest
 from engine.checking import Check, Subject, advice, check
-from engine.errors import BudgetError, InputError, nearest
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

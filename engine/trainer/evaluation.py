@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.errors import InputError, ShapeError
 from engine.data import batches
 from engine.data.shares import turns
 from engine.distributed.group import everyone
-from engine.errors import InputError, ShapeError
 from engine.trainer.fit import EvaluationBatch
 from engine.trainer.inputs import samples_of, words
 from engine.trainer.metrics import metrics_of

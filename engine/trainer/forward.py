@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.artifacts import save_forward
-from engine.errors import InputError, ModelWarning, caller_level, defects
+from engine.base.errors import InputError, ModelWarning, caller_level, defects
 from engine.lora import adapt
-from engine.runtime import files
 from engine.runtime.mapping import LARGE
+from engine.system import files
 
 if TYPE_CHECKING:
     import onnx

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine import arguments, foreign_text
-from engine.errors import FileError, InputError, NameNotFoundError, nearest
-from engine.runtime import files
+from engine.base import arguments, foreign_text
+from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
+from engine.system import files
 from engine.training.settings import Mode as Mode
 
 _LESS = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error)$")

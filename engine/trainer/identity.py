@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import engine
-from engine.errors import CheckpointError, StateError
-from engine.runtime import noise
+from engine.base.errors import CheckpointError, StateError
+from engine.plan import noise
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.element_types import NUMPY
-from engine.errors import InputError, nearest
+from engine.base import arguments
+from engine.base.element_types import NUMPY
+from engine.base.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from engine.training.model import Model

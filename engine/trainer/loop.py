@@ -14,10 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine.data.samples import Batch, size
-from engine.data.shares import Share
-from engine.distributed.agreement import is_agreed
-from engine.errors import (
+from engine.base.errors import (
     CheckpointError,
     CheckpointWarning,
     DTypeError,
@@ -27,6 +24,9 @@ from engine.errors import (
     NonFiniteError,
     StateError,
 )
+from engine.data.samples import Batch, size
+from engine.data.shares import Share
+from engine.distributed.agreement import is_agreed
 from engine.trainer import identity, nonfinite, runs
 from engine.trainer.callbacks import HOOKS, Callback
 from engine.trainer.evaluation import EvaluationInterrupted

@@ -24,8 +24,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import (
+from engine.base import arguments
+from engine.base.errors import (
     DTypeError,
     InputError,
     LabelError,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
-from engine.errors import InputError, nearest
+from engine.base.errors import InputError, nearest
+from engine.graphs.offline.optim_types import OPTIMIZERS, OptimizerSpec
 from engine.loss_types import LOSSES, Loss
-from engine.optim_types import OPTIMIZERS, OptimizerSpec
 from engine.trainer import schedules
 from engine.trainer.schedules import Schedule
 

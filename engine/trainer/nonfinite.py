@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError, NonFiniteError
-from engine.runtime.plan import COUNT, RATE
+from engine.base.errors import EngineError, NonFiniteError
+from engine.plan.plan import COUNT, RATE
 from engine.training.nonfinite import NonFinite, describe, search
 from engine.training.optimizer import ADVICE
 

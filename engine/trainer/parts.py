@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from engine.errors import InputError
-from engine.proximal import MU
+from engine.base.errors import InputError
 from engine.training.model import Array
+from engine.training.proximal import MU
 
 if TYPE_CHECKING:
     from engine.graphs.offline.samples import Loss

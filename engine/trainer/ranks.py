@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.api import CheckpointState
+from engine.base.errors import GroupError, InputError, LabelError, NonFiniteError
 from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, bounds, shares
 from engine.distributed.agreement import Agreement, agreed
 from engine.distributed.group import Array, Group, everyone, named, share
-from engine.errors import GroupError, InputError, LabelError, NonFiniteError
-from engine.runtime import noise
+from engine.plan import noise
 from engine.trainer.restore import take
 from engine.training import ranks as training
 from engine.training.nonfinite import ELSEWHERE

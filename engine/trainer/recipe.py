@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.artifacts import generate_artifacts
-from engine.fields import part
+from engine.base.fields import part
+from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
 from engine.loss_types import Loss, LossType
 from engine.onnxblock import Block
-from engine.optim_types import OptimizerSpec, OptimType
 from engine.trainer import names
 from engine.trainer.forward import Forward
 from engine.training.settings import ArtifactOptions, RecipeOptions

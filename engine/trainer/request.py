@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.errors import DTypeError, InputError, NameNotFoundError, nearest
 from engine.data.dataset import Dataset
 from engine.data.loader import Batches
 from engine.data.sources import dataset_of
-from engine.errors import DTypeError, InputError, NameNotFoundError, nearest
 from engine.trainer.callbacks import Callback
 from engine.trainer.history import direction
 from engine.trainer.metrics import Given, Metric, metrics_of

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from engine.api import CheckpointState
-from engine.errors import CheckpointError, ShapeError
+from engine.base.errors import CheckpointError, ShapeError
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine import arguments
-from engine.errors import CheckpointError, FileError, StateError
-from engine.runtime import files
-from engine.signatures import checked
+from engine.base import arguments
+from engine.base.errors import CheckpointError, FileError, StateError
+from engine.base.signatures import checked
+from engine.system import files
 
 FORMAT = 1  # of position.json and run.json
 CHECKPOINT, POSITION, RUN, LOCK = "checkpoint", "position.json", "run.json", "lock"

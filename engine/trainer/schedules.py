@@ -18,9 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine import arguments
-from engine.errors import DTypeError, InputError
-from engine.signatures import ANY, checked
+from engine.base import arguments
+from engine.base.errors import DTypeError, InputError
+from engine.base.signatures import ANY, checked
 from engine.trainer.history import Mode, is_better
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.errors import InputError, ModelWarning
 from engine.data.loader import Batches
 from engine.data.sources import batches
-from engine.errors import InputError, ModelWarning
 
 if TYPE_CHECKING:
     from engine.training.model import Model

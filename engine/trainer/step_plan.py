@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.paths import Paths
-from engine.runtime.plan import Plan, in_bytes
+from engine.plan.plan import Plan, in_bytes
+from engine.system.paths import Paths
 
 AGAIN = "/again"  # ends the names of steps that run a second time
 SHOWN = 6  # nodes that a summary names
@@ -56,7 +56,7 @@ class StepPlan:
     @property
     def recomputed_share(self) -> float:
         """The share of the predicted time of a step that goes to what is computed a second time."""
-        from engine.kernels.cost import step_seconds
+        from engine.kernels.analysis.cost import step_seconds
 
         took = step_seconds(self.plan)
         again = [t for t, s in zip(took, self.plan.steps, strict=True) if s.source.endswith(AGAIN)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import BudgetError, InputError, StateError
+from engine.base.errors import BudgetError, InputError, StateError
 from engine.trainer.parts import Splitter
 from engine.trainer.step_plan import StepPlan
 from engine.training.joined import JoinedStep

@@ -32,17 +32,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy.typing as npt
 
-from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
+from engine.base import arguments
+from engine.base.errors import DTypeError, FileError, NonFiniteError, StateError
+from engine.base.fields import part, takes
+from engine.base.signatures import checked
 from engine.distributed.group import Group
-from engine.errors import (
-    DTypeError,
-    FileError,
-    NonFiniteError,
-    StateError,
-)
-from engine.fields import part, takes
-from engine.signatures import checked
 from engine.trainer.inputs import arrays_of
 from engine.trainer.metrics import Given
 from engine.trainer.steps import Steps
@@ -52,10 +47,10 @@ if TYPE_CHECKING:
     import onnx
 
     from engine.checking import Check
+    from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
     from engine.lora import Lora
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
-    from engine.optim_types import OptimizerSpec, OptimType
     from engine.trainer.callbacks import Callback
     from engine.trainer.fit import EvaluationBatch
     from engine.trainer.history import History
@@ -248,7 +243,7 @@ class Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
-            module, example, axes, check_gradients: see `engine.trainer.torch_export.export`.
+            module, example, axes, check_gradients: see `engine.trainer.pytorch.export.export`.
             loss, optimizer, folder, group: see `from_onnx`.
             train: as in `from_onnx`; by default the parameters that require a gradient.  Those on
                 which the loss does not depend stay as they are, and a `ModelWarning` names them.
@@ -261,7 +256,7 @@ class Trainer:
             MissingPackageError: torch or onnxscript is not installed.
             EngineError: as `torch_export.export` and `from_onnx`.
         """
-        from engine.trainer import torch_export
+        from engine.trainer.pytorch import export as torch_export
 
         asked = TrainerOptions(**options)
         with _place(folder) as place:
@@ -292,9 +287,9 @@ class Trainer:
         artifacts do not hold them.
 
         Raises:
-            EngineError: as `engine.trainer.torch_export.to_torch`.  Nothing has changed.
+            EngineError: as `engine.trainer.pytorch.export.to_torch`.  Nothing has changed.
         """
-        from engine.trainer import torch_export
+        from engine.trainer.pytorch import export as torch_export
 
         return torch_export.to_torch(self.state, module)
 

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.errors import InputError, ModelWarning, NameNotFoundError, StateError
 from engine.checkpoint import storage
-from engine.errors import InputError, ModelWarning, NameNotFoundError, StateError
-from engine.paths import KEY, Paths
+from engine.system.paths import KEY, Paths
 from engine.training.artifact_set import PROPERTY
 
 if TYPE_CHECKING:
+    from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
     from engine.onnxblock import Block
-    from engine.optim_types import OptimizerSpec, OptimType
     from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
@@ -181,7 +181,7 @@ def _restricted(
 
     A group that has none is left out, since an optimizer refuses it.
     """
-    from engine.optim_types import Method
+    from engine.graphs.offline.optim_types import Method
 
     if not isinstance(optimizer, Method) or not optimizer.groups:
         return optimizer

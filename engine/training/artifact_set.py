@@ -22,7 +22,7 @@ import os
 from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
-from engine.errors import ModelError
+from engine.base.errors import ModelError
 
 PROPERTY = "edgegrad.set"  # of checkpoints, and the key in the metadata of models
 NAMES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from engine.element_types import NUMPY
-from engine.errors import DTypeError, ModelError, ShapeError, nearest
+from engine.base.element_types import NUMPY
+from engine.base.errors import DTypeError, ModelError, ShapeError, nearest
 from engine.training.model_file import BUFFER, RESET
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
-from engine.errors import ShapeError
-from engine.runtime import files, mapping
-from engine.runtime.files import NOTE
+from engine.base.element_types import ITEMSIZE, NUMPY, OF_NUMPY
+from engine.base.errors import ShapeError
+from engine.runtime import mapping
+from engine.system import files
+from engine.system.files import NOTE
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph

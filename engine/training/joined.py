@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.runtime.plan import CHECK, COUNT, DONE, RATE
+from engine.plan.plan import CHECK, COUNT, DONE, RATE
 from engine.runtime.program import Program
 from engine.training.model import Array
 from engine.training.module import Module

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
+from engine.plan.plan import Plan, align
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
-from engine.runtime.config import plan_bytes
-from engine.runtime.lock import RunLock
 from engine.runtime.mapping import MappedFile, Piece
-from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
+from engine.system.config import plan_bytes
+from engine.system.lock import RunLock
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    from engine.kernels.source import KernelSet
+    from engine.kernels.binaries.source import KernelSet
     from engine.training.model import Model
 
 Array = npt.NDArray[Any]
@@ -82,7 +82,7 @@ class Memory:
             EngineError: no kernels can run here.
         """
         if self._kernels is None:
-            from engine.kernels import source
+            from engine.kernels.binaries import source
 
             self._kernels = source.current(self.prepared)
         return self._kernels
@@ -99,7 +99,7 @@ class Memory:
 
     def head_start(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
-        from engine.kernels import source
+        from engine.kernels.binaries import source
 
         with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
             source.current().head_start()

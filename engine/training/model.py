@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.element_types import NUMPY
-from engine.errors import (
+from engine.base import arguments
+from engine.base.element_types import NUMPY
+from engine.base.errors import (
     DTypeError,
     InputError,
     ModelError,
@@ -25,13 +25,13 @@ from engine.errors import (
     StateError,
     UnknownValueError,
 )
-from engine.paths import KEY, Paths
-from engine.runtime import plan_file
-from engine.runtime.config import require_64_bit, switch
-from engine.runtime.plan import Plan, align
+from engine.plan import plan_file
+from engine.plan.plan import Plan, align
+from engine.plan.states import Layout, State, lay_out
 from engine.runtime.program import Program
-from engine.runtime.progress import announced
-from engine.runtime.states import Layout, State, lay_out
+from engine.system.config import require_64_bit, switch
+from engine.system.paths import KEY, Paths
+from engine.system.progress import announced
 from engine.training import artifact_set, checks, plan_cache
 from engine.training.memory import Memory
 from engine.training.model_file import BUFFER, RESET, UPDATED, ModelFile, ModelSource
@@ -41,7 +41,7 @@ from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    from engine.kernels.target import Target
+    from engine.kernels.machine.target import Target
 
 Array = npt.NDArray[Any]
 
@@ -204,7 +204,7 @@ class Model(ModelFile):
         update: what the plan of a training model does with the gradients; None: it accumulates
             them, in region grad.
         is_part: whether the plan of a training model is that of a part of a batch, which has the
-            input `SHARE` of engine/runtime/collective.py: what the loss of the part counts.
+            input `SHARE` of engine/plan/collective.py: what the loss of the part counts.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -309,7 +309,7 @@ class Model(ModelFile):
         passed = plan_cache.key("stays inside", raw, target)
         if records.cached(passed) is not None:
             return True
-        from engine.kernels.bounds import check
+        from engine.kernels.analysis.bounds import check
         from engine.kernels.vocabulary.call import Machine
 
         try:

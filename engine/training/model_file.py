@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine import arguments
-from engine.errors import EngineError, InternalError, MissingPackageError
-from engine.runtime import forks, mapping
+from engine.base import arguments
+from engine.base.errors import EngineError, InternalError, MissingPackageError
+from engine.runtime import mapping
 from engine.runtime.arena import view
-from engine.runtime.files import NOTE
 from engine.runtime.mapping import Content
+from engine.system import forks
+from engine.system.files import NOTE
 from engine.training import artifact_set, plan_cache
 from engine.training.artifact_set import SetId
 from engine.training.interface import Interface, external_digest, pieces

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import arguments
-from engine.errors import (
+from engine.base import arguments
+from engine.base.errors import (
     DTypeError,
     EngineError,
     InputError,
@@ -17,15 +17,15 @@ from engine.errors import (
     ShapeError,
     StateError,
 )
+from engine.base.signatures import AT_LEAST_1, Range, checked
+from engine.plan import noise
+from engine.plan.collective import SHARE
+from engine.plan.plan import Plan
 from engine.profiling import Profile
 from engine.profiling.measure import Part, measure_profile
-from engine.runtime import noise
-from engine.runtime.collective import SHARE
-from engine.runtime.config import MAX_THREADS, switch
-from engine.runtime.config import threads as default_threads
-from engine.runtime.plan import Plan
 from engine.runtime.program import Before
-from engine.signatures import AT_LEAST_1, Range, checked
+from engine.system.config import MAX_THREADS, switch
+from engine.system.config import threads as default_threads
 from engine.training.memory import Memory
 from engine.training.model import Array, Model, open_models
 from engine.training.model_file import RESET, ModelSource

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import MissingPackageError
-from engine.paths import Paths
+from engine.base.errors import MissingPackageError
+from engine.plan.collective import collectives
+from engine.plan.plan import CHECK, Buffer, Plan, Step
 from engine.runtime.arena import Bytes, allocate
-from engine.runtime.collective import collectives
-from engine.runtime.plan import CHECK, Buffer, Plan, Step
 from engine.runtime.program import Program
+from engine.system.paths import Paths
 from engine.training.model_file import RESET
 
 if TYPE_CHECKING:

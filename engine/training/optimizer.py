@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine import arguments
+from engine.base import arguments
+from engine.base.element_types import NUMPY
+from engine.base.errors import CheckpointError, InputError, NonFiniteError, ShapeError, StateError
+from engine.base.signatures import checked
 from engine.checkpoint.storage import OptimizerGroup
-from engine.element_types import NUMPY
-from engine.errors import CheckpointError, InputError, NonFiniteError, ShapeError, StateError
+from engine.plan.plan import Plan
+from engine.plan.states import Layout
 from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.plan import Plan
 from engine.runtime.program import Program
-from engine.runtime.states import Layout
-from engine.signatures import checked
 from engine.training import artifact_set
 from engine.training.model import Array, Model
 from engine.training.model_file import ModelSource

@@ -5,7 +5,7 @@ of this package, the file of the model, and for a plan the shapes, the target, t
 kernel set and where parameters lie.  A record that is found is therefore right, or damaged.
 
 Records are looked for beside the artifacts, in the file that `edgegrad prepare` has written there,
-then in the cache folder (engine/runtime/cache.py).  New ones go to the cache folder.
+then in the cache folder (engine/system/cache.py).  New ones go to the cache folder.
 
     prepared.plans   magic, bytes of the index, the index behind its digest, then the records
     index            JSON: version and sources of the package, the digests of the models, for what
@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import IO
 
 import engine
-from engine.errors import CacheWarning
-from engine.runtime import cache, files, mapping, trust
-from engine.runtime.config import switch
+from engine.base.errors import CacheWarning
+from engine.runtime import mapping
+from engine.system import cache, files, trust
+from engine.system.config import switch
 
 PREPARED = "prepared.plans"
 CACHE_BYTES = 128 << 20  # of all records in the cache folder

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
-from engine.element_types import ITEMSIZE
-from engine.errors import BudgetError, StateError
-from engine.runtime.plan import DONE, Plan
-from engine.runtime.states import Layout
+from engine.base.element_types import ITEMSIZE
+from engine.base.errors import BudgetError, StateError
+from engine.plan.plan import DONE, Plan
+from engine.plan.states import Layout
 from engine.training.model_file import BUFFER, folded
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.distributed.group import Group
-from engine.runtime.collective import PART, SAMPLES, SHARE
+from engine.plan.collective import PART, SAMPLES, SHARE
 from engine.runtime.program import Program
 
 

@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import arguments
-from engine.checkpoint import storage
-from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
-from engine.element_types import FLOATS, ITEMSIZE, NUMPY, OF_NUMPY
-from engine.errors import (
+from engine.base import arguments
+from engine.base.element_types import FLOATS, ITEMSIZE, NUMPY, OF_NUMPY
+from engine.base.errors import (
     CheckpointError,
     DTypeError,
     InputError,
@@ -35,9 +33,11 @@ from engine.errors import (
     StateError,
     nearest,
 )
+from engine.base.signatures import checked
+from engine.checkpoint import storage
+from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
+from engine.plan.plan import align
 from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.plan import align
-from engine.signatures import checked
 from engine.training import artifact_set
 from engine.training.artifact_set import SetId
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from engine import limits
-from engine.errors import ModelError
+from engine.base import limits
+from engine.base.errors import ModelError
 from engine.graphs.io.protos import AttributeProto, GraphProto, ModelProto, NodeProto
 
 Key = tuple[str, str, str]  # of a function: domain, name and overload

@@ -23,9 +23,9 @@ from onnx import (
     ValueInfoProto,
 )
 
-from engine.errors import InputError, ModelError, UnsupportedOpError
+from engine.base.errors import InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import opsets
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import Array
 
 _UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # onnxruntime-training puts these in ONNX's domain

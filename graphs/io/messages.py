@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine import arguments
-from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
-from engine.errors import DTypeError, InputError, ModelError
+from engine.base import arguments
+from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.errors import DTypeError, InputError, ModelError
 from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
 

@@ -1,4 +1,4 @@
-"""Module paths: the places of tensors and nodes in a module (engine/paths.py), as exporters record
+"""Module paths: the places of tensors and nodes in a module (engine/system/paths.py), as exporters record
 them.
 
 PyTorch, by torch.export    metadata of nodes: the scopes, and the call with its arguments
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import Array
-from engine.paths import Paths
+from engine.system.paths import Paths
 
 KERAS = "tf2onnx"
 SCOPES = "pkg.torch.onnx.name_scopes"

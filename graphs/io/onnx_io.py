@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments, limits
-from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
-from engine.errors import DTypeError, EngineError, InputError, ModelError, UnsupportedOpError
+from engine.base import arguments, limits
+from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.errors import DTypeError, EngineError, InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import amounts, opsets, schemas, scopes, weights
 from engine.graphs.io.messages import (
     PACKED,
@@ -42,8 +42,9 @@ from engine.graphs.io.protos import (
 from engine.graphs.io.provenance import provenance
 from engine.graphs.ir.graph import Graph, Node, Subgraph, check_rank, type_of
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.paths import METADATA, Paths
-from engine.runtime import files, mapping
+from engine.runtime import mapping
+from engine.system import files
+from engine.system.paths import METADATA, Paths
 
 Model = str | os.PathLike[str] | bytes | ModelProto
 

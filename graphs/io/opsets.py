@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.graphs.io.protos import GraphProto, ModelProto
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 
 OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; read directly from FIRST to LAST
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.graphs.io.module_paths import paths_of
 from engine.kernels.vocabulary.op import Array
-from engine.paths import Paths
+from engine.system.paths import Paths
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _CALL = "pkg.torch.onnx.fx_node"

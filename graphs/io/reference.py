@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.graphs.io.onnx_io import node_proto
 from engine.graphs.ir.graph import Node
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import Array
 
 # These have bodies, which read other values, or can make large results from small inputs.

@@ -18,11 +18,11 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from engine.errors import ModelError, UnsupportedOpError, nearest
+from engine.base.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.io import opsets
 from engine.graphs.io.protos import AttributeProto, GraphProto, NodeProto
 from engine.graphs.ir.graph import Node
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MANY
 
 _KINDS: dict[int, str] = {code: name.lower() for name, code in AttributeProto.AttributeType.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from engine.errors import ModelError
+from engine.base.errors import ModelError
 from engine.graphs.io.protos import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from engine.element_types import ONNX_CODE
+from engine.base.element_types import ONNX_CODE
 from engine.graphs.io.protos import ModelProto, TensorProto
 from engine.graphs.ir.graph import type_of
 from engine.kernels.vocabulary.op import Array

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY, OF_NUMPY
-from engine.errors import DTypeError, ModelError, shortened
+from engine.base.element_types import NUMPY, OF_NUMPY
+from engine.base.errors import DTypeError, ModelError, shortened
 from engine.kernels.vocabulary.op import Array, TensorType
 
 MAX_RANK = 64  # of a tensor, as for numpy's arrays and in checkpoints

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from engine.errors import UnsupportedOpError, defects, nearest
+from engine.base.errors import UnsupportedOpError, defects, nearest
 from engine.graphs.ir.graph import Graph, Node, Subgraph
-from engine.kernels.registry import ops
-from engine.kernels.sizes import is_size, shape_key
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
+from engine.kernels.vocabulary.sizes import is_size, shape_key
 from engine.kernels.vocabulary.terms import Formulas
 
 # Channels in blocks, and weights in an order that depends on the CPU, not on the file.

@@ -47,9 +47,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.errors import EngineError, InternalError, ShapeError
+from engine.base.errors import EngineError, InternalError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-from engine.element_types import NUMPY
-from engine.errors import (
+from engine.base.element_types import NUMPY
+from engine.base.errors import (
     EngineError,
     FileError,
     InputError,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import FLOATS, NUMPY
-from engine.errors import (
+from engine.base.element_types import FLOATS, NUMPY
+from engine.base.errors import (
     DTypeError,
     NameNotFoundError,
     NoInfluenceError,

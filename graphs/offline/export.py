@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from engine import arguments
-from engine.errors import (
+from engine.base import arguments
+from engine.base.errors import (
     DTypeError,
     InputError,
     NameNotFoundError,
@@ -21,10 +21,10 @@ from engine.graphs.offline.normalize import inference_mode
 from engine.graphs.offline.sparse import joined
 from engine.graphs.offline.ties import apart
 from engine.graphs.passes.infer import infer
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Array
-from engine.paths import METADATA, Paths
-from engine.runtime.files import NOTE
+from engine.system.files import NOTE
+from engine.system.paths import METADATA, Paths
 
 
 def inference_model(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.errors import ModelError, ShapeError
+from engine.base.errors import ModelError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune

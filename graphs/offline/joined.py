@@ -48,8 +48,8 @@ from engine.kernels.ops.norm.batchnorm import ATTRS
 from engine.kernels.ops.norm.joint import HELD
 from engine.kernels.ops.optimizer.clipping import CLIP
 from engine.kernels.vocabulary.op import MS, OURS, TensorType, Update
-from engine.runtime.plan import CHECK, COUNT, DONE, RATE
-from engine.runtime.states import Layout, Tensor
+from engine.plan.plan import CHECK, COUNT, DONE, RATE
+from engine.plan.states import Layout, Tensor
 
 _UNUSED = ("parameters", "begins", "dims", "state_begins")  # attributes of nodes over flat tensors
 

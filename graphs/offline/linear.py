@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from engine.element_types import FLOATS
+from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node, Subgraph
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, Dim, TensorType
-from engine.paths import Paths
+from engine.system.paths import Paths
 
 # Why a product whose weight a pattern names has no adapter, by op.
 _INTEGERS = (

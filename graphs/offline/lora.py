@@ -29,16 +29,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import NUMPY
-from engine.errors import InputError, NameNotFoundError, UnsupportedOpError
+from engine.base.element_types import NUMPY
+from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError
+from engine.graphs.io.note import DOWN, METADATA, UP, Layer, Note
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.linear import Layers, Linear, Weight, layer_name
 from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.lora.note import DOWN, METADATA, UP, Layer, Note
-from engine.paths import Paths, listed
+from engine.system.paths import Paths, listed
 
 
 @dataclass(frozen=True, slots=True)

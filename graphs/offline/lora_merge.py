@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import InputError
+from engine.base.errors import InputError
 from engine.graphs.io import reference
+from engine.graphs.io.note import DOWN, METADATA, UP
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.linear import Layers, Linear
 from engine.graphs.offline.lora import note_of
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.lora.note import DOWN, METADATA, UP
 from engine.runtime import mapping
 
 BLOCK = 1 << 22  # bytes of a weight that are merged at once

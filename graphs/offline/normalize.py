@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from engine.graphs.ir.graph import Graph, Names, Subgraph, type_of
 from engine.graphs.passes.batchnorm import batch_norms, drop_statistics, read_values
 from engine.graphs.passes.simplify import prune
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Array
 
 

@@ -17,22 +17,16 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from engine import arguments
-from engine.element_types import FLOATS, ITEMSIZE
-from engine.errors import (
-    DTypeError,
-    InputError,
-    ModelError,
-    NameNotFoundError,
-    nearest,
-)
+from engine.base import arguments
+from engine.base.element_types import FLOATS, ITEMSIZE
+from engine.base.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.optimizer.method import Group, Rule, at_least_0
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
-from engine.runtime.states import MOST_STATES, Layout, Shape, State
+from engine.plan.states import MOST_STATES, Layout, Shape, State
 
 OPTIMIZER_IR = 10  # the IR version of onnxruntime-training's optimizer models
 SIGNAL = (OURS, "GradientSignal")

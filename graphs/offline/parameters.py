@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine import arguments
-from engine.element_types import FLOATS, OF_NUMPY
-from engine.errors import NameNotFoundError
+from engine.base import arguments
+from engine.base.element_types import FLOATS, OF_NUMPY
+from engine.base.errors import NameNotFoundError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
 from engine.graphs.passes.batchnorm import STATISTICS
-from engine.kernels.registry import ops
-from engine.paths import Paths
+from engine.kernels.ops.registry import ops
+from engine.system.paths import Paths
 
 
 def parameters(graph: Graph) -> list[str]:
@@ -55,7 +55,7 @@ def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
     """Return the parameters that patterns name, in the order of the model.
 
     patterns: names, or patterns of names with `*`, `?` and `[...]`, with upper and lower case
-        distinct, of the initializers themselves or of their paths in the module (engine/paths.py).
+        distinct, of the initializers themselves or of their paths in the module (engine/system/paths.py).
         A name stands for the initializer of that name, whatever it is.  A pattern that begins with
         `!` removes its matches from the earlier ones.
 

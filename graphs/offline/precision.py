@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.half import has_halves, singles
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS
 

@@ -15,7 +15,7 @@ without the term instead of 6 %, a step of MiniLM 3.9 % instead of 2.8 %.  * An 
 reads the anchor.  It saves a pass over the gradient, but the optimizer models would run nowhere
 else, and each optimizer would need such a variant.
 
-engine/proximal.py has the formula, its source, and what sets the anchors.
+engine/training/proximal.py has the formula, its source, and what sets the anchors.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.element_types import ONNX_CODE
-from engine.errors import InputError
+from engine.base.element_types import ONNX_CODE
+from engine.base.errors import InputError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
-from engine.proximal import ANCHOR, MU
+from engine.training.proximal import ANCHOR, MU
 
 
 def anchors_of(trainable: Mapping[str, Array]) -> dict[str, Array]:

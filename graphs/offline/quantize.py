@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 import numpy as np
 
-from engine.element_types import FLOATS
+from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.ops.quantization import QUANTISED, limits
 from engine.kernels.vocabulary.op import MS, OURS, TensorType

@@ -33,16 +33,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE, ONNX_CODE
-from engine.errors import ModelError
+from engine.base.element_types import ITEMSIZE, ONNX_CODE
+from engine.base.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import site_of
 from engine.graphs.offline.shares import begin, read_instead
 from engine.kernels.ops.norm.batchnorm import is_training
 from engine.kernels.ops.norm.joint import GRADIENT, NORMS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
-from engine.proximal import MU
-from engine.runtime.collective import ORDINAL, PART, RANKS, SAMPLES, SHARE
+from engine.plan.collective import ORDINAL, PART, RANKS, SAMPLES, SHARE
+from engine.training.proximal import MU
 
 ALPHA, RATE = 50e-6, 117e6  # seconds and bytes a second of a message: gigabit Ethernet with TCP
 LEAST, MOST = 1 << 20, 25 << 20  # bytes of a bucket, if there is more than one
@@ -94,7 +94,7 @@ def for_ranks(
         otherwise each rank uses the statistics of its own part.
     is_tight: whether memory is scarce.  All ranks must pass the same value.
 
-    The new graph has the inputs `PORTS` of engine/runtime/collective.py.
+    The new graph has the inputs `PORTS` of engine/plan/collective.py.
 
     Raises:
         ModelError: no initializer begins the backward pass, or a value has the name of a port.

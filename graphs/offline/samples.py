@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.element_types import FLOATS
+from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration
 from engine.graphs.offline.told_gradients import ToldGradient, read
@@ -33,7 +33,7 @@ from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.simplify import ancestors
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.paths import Paths
+from engine.system.paths import Paths
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.element_types import ONNX_CODE
-from engine.errors import ModelError
+from engine.base.element_types import ONNX_CODE
+from engine.base.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.kernels.vocabulary.op import TensorType
-from engine.proximal import MU
-from engine.runtime.collective import SHARE
+from engine.plan.collective import SHARE
+from engine.training.proximal import MU
 
 
 def begin(graph: Graph, loss: str) -> TensorType:

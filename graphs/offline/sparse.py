@@ -36,16 +36,16 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from engine.errors import EngineError, InputError, InternalError, NameNotFoundError, nearest
+from engine.base.errors import EngineError, InputError, InternalError, NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
 from engine.graphs.offline.parameters import parameters
+from engine.graphs.offline.sparse_update import SparseUpdate
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, op_keys
-from engine.paths import Paths
-from engine.sparse import SparseUpdate
+from engine.system.paths import Paths
 
 TRAINED, FROZEN = ".trained", ".frozen"  # ends of the names of the parts of a weight
 

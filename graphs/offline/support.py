@@ -10,8 +10,8 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
-from engine.element_types import FLOATS
-from engine.errors import EngineError, NoInfluenceError
+from engine.base.element_types import FLOATS
+from engine.base.errors import EngineError, NoInfluenceError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.ir.symbols import Inferred, rename, symbols_of
@@ -23,9 +23,9 @@ from engine.graphs.offline.untrained import advice
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.target import host
+from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.paths import Paths
+from engine.system.paths import Paths
 
 TRAINABLE, NEUTRAL = "trainable", "needs no gradient"
 FORWARD, UNSUPPORTED = "forward only", "unsupported"

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine import arguments
-from engine.element_types import FLOATS, OF_NUMPY
-from engine.errors import InputError, NameNotFoundError, ShapeError, nearest
+from engine.base import arguments
+from engine.base.element_types import FLOATS, OF_NUMPY
+from engine.base.errors import InputError, NameNotFoundError, ShapeError, nearest
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
 

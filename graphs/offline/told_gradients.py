@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from engine.errors import ModelError
+from engine.base.errors import ModelError
 from engine.graphs.ir.graph import Graph
-from engine.runtime.files import NOTE
+from engine.system.files import NOTE
 
 METADATA = f"{NOTE}told_gradients"
 

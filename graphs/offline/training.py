@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from engine.element_types import FLOATS, OF_NUMPY
-from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
+from engine.base.element_types import FLOATS, OF_NUMPY
+from engine.base.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.io.provenance import exporter_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Op
 
 CONSTANT = "its result is piecewise constant, so its gradient is zero"

@@ -20,9 +20,9 @@ from engine.graphs.passes.attention_scores import Refused
 from engine.graphs.passes.attention_values import ORDERS, Product, Values
 from engine.graphs.passes.makes import where
 from engine.graphs.passes.simplify import prune
-from engine.kernels.sizes import array
 from engine.kernels.vocabulary.op import MS, OURS, Dim
-from engine.runtime.config import switch
+from engine.kernels.vocabulary.sizes import array
+from engine.system.config import switch
 
 _OPS = f"{OURS}::Attention {OURS}::AttentionGrad"
 MAKES = where({f"Softmax {op}": f"{_OPS} Add Reshape" for op in ("MatMul", f"{MS}::FusedMatMul")})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.element_types import FLOATS
+from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Scores, band_of
 from engine.graphs.passes.attention_values import Axes, Operand, Product, Values

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.symbols import Inferred
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import Array, Dim
 
 Axes = tuple[tuple[str, ...], ...]

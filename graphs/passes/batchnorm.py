@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY
-from engine.errors import (
+from engine.base.element_types import NUMPY
+from engine.base.errors import (
     InputError,
     ModelError,
     ModelWarning,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import Answers, declaration, site_of, told_of
 from engine.graphs.passes.infer import Made

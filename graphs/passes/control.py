@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from engine import limits
-from engine.element_types import NUMPY
-from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
+from engine.base import limits
+from engine.base.element_types import NUMPY
+from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, sources

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine import limits
-from engine.element_types import NUMPY
-from engine.errors import ModelError
+from engine.base import limits
+from engine.base.element_types import NUMPY
+from engine.base.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import Made, infer, naming_sources
-from engine.kernels.registry import ops
-from engine.kernels.sizes import array
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import Op, op_keys, op_title
+from engine.kernels.vocabulary.sizes import array
 
 DEPTH = 16  # how often the result of an expansion may itself be expanded
 

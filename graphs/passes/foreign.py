@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.graphs.ir.graph import Graph, Names
 from engine.graphs.passes.makes import where
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import Answers, site_of, told_of
 from engine.graphs.passes.makes import Keys, where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import constant_inputs
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, broadcast_dims, op_keys
 from engine.kernels.vocabulary.terms import Formulas, Writer
 

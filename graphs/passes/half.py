@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY, ONNX_CODE
+from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.makes import where
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from engine import limits
-from engine.errors import (
+from engine.base import limits
+from engine.base.errors import (
     EngineError,
     InternalError,
     NameNotFoundError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.fuse import has_shape
 from engine.graphs.passes.makes import Keys
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout
 from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_dims, op_keys
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.graphs.ir.graph import Graph, Subgraph
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import op_keys
 
 Keys = frozenset[tuple[str, str]]  # ops, as (domain, op type)

@@ -9,8 +9,8 @@ import numpy as np
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.makes import where
 from engine.graphs.passes.simplify import prune
-from engine.kernels.sizes import array
 from engine.kernels.vocabulary.op import MS, Array, TensorType
+from engine.kernels.vocabulary.sizes import array
 
 Types = dict[str, TensorType]
 Constants = dict[str, Array]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.element_types import NUMPY, ONNX_CODE
+from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.rewrite import Match, Rule, may_make, rewrite, same

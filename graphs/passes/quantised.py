@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.element_types import FLOATS, NUMPY
+from engine.base.element_types import FLOATS, NUMPY
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.makes import where
 from engine.kernels.ops.quantised_weights import PACKED
-from engine.kernels.sizes import array
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
+from engine.kernels.vocabulary.sizes import array
 
 Types = Mapping[str, TensorType]
 

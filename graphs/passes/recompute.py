@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.simplify import acts, forward_part, prune
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, TensorType, op_keys
 from engine.kernels.vocabulary.terms import Formulas
 

@@ -26,7 +26,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.makes import Makes, where
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.runtime.config import switch
+from engine.system.config import switch
 
 _COMMUTE = {"Add", "Mul"}
 _CALL = re.compile(r"(\w+)\(")  # an op in the text of a pattern

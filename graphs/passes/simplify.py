@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.kernels.registry import ops
-from engine.kernels.sizes import SizedArray
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
+from engine.kernels.vocabulary.sizes import SizedArray
 
 ACTING = {(MS, "InPlaceAccumulatorV2"), (OURS, "MoveStatistic")}  # in addition to optimizers
 SMALL = 1 << 14  # most bytes of a value that may be kept for several readers

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY
-from engine.kernels.sizes import Size, SizedArray, array_of
+from engine.base.element_types import NUMPY
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Op, Site
+from engine.kernels.vocabulary.sizes import Size, SizedArray, array_of
 
 _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 

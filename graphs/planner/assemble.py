@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import repeat
 
-from engine import limits
+from engine.base import limits
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace
 from engine.graphs.planner.place import barriers, pack, place
-from engine.kernels.registry import templates
-from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
-from engine.runtime.verify import verify
+from engine.kernels.ops.registry import templates
+from engine.plan.plan import Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
+from engine.plan.verify import verify
 
 
 def assemble(

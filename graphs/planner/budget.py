@@ -3,7 +3,7 @@
 A *rung* says which calls run again, and what segments (segments.py) make.  From rung to rung the
 plan takes longer and needs less memory.  All rungs compute the same numbers, but for sums whose
 calls run in other tiles.  The ladder depends on the graph, the shape, the target and the threads
-alone: what it knows of time is a model (kernels/cost.py), and what limits its work are counts.  So
+alone: what it knows of time is a model (kernels/analysis/cost.py), and what limits its work are counts.  So
 a larger budget never takes a slower plan by that model, nor a smaller one a plan with a higher
 peak: both take the first rung that fits.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from engine.errors import BudgetError
+from engine.base.errors import BudgetError
 from engine.graphs.planner.cuts import dependencies
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import lifetimes, merge_inplace, spans, work_bytes
@@ -33,9 +33,9 @@ from engine.graphs.planner.split import group
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.timeline import Timeline
 from engine.graphs.planner.updates import settle_updates, updates_last
-from engine.kernels.cost import nominal, seconds
-from engine.kernels.target import Target
-from engine.runtime.plan import Plan, align, in_bytes
+from engine.kernels.analysis.cost import nominal, seconds
+from engine.kernels.machine.target import Target
+from engine.plan.plan import Plan, align, in_bytes
 
 FALL = 0.93  # of the bytes of a rung, what the next one is looked for with
 RUNGS = 40  # at most
@@ -59,7 +59,7 @@ class Rung:
     ordered: whether an order is sought once more, with what runs again.
     apart: the calls that are in no group, by their places when what runs again is there.
     peak: the most work bytes that live at one call; no placement needs less.
-    seconds: that a step takes, by kernels/cost.py on its nominal machine.
+    seconds: that a step takes, by kernels/analysis/cost.py on its nominal machine.
     """
 
     order: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from engine.element_types import ITEMSIZE
-from engine.errors import UnsupportedOpError
-from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size
+from engine.base.element_types import ITEMSIZE
+from engine.base.errors import UnsupportedOpError
 from engine.kernels.vocabulary.op import Array, Operand, TensorType
-from engine.runtime.plan import KernelSpec, Mode, Phase
+from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, is_size
+from engine.plan.plan import KernelSpec, Mode, Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.errors import UnsupportedOpError
+from engine.base.errors import UnsupportedOpError
 from engine.graphs.planner.draft import Call, Draft
 from engine.kernels.loops.fold import COLUMN_WORDS, ROW_WORDS
 from engine.kernels.loops.map import collapse, map_words
@@ -32,7 +32,7 @@ from engine.kernels.vocabulary.instructions import FORMULA_WORDS, SLOT, encode
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program
 from engine.kernels.vocabulary.terms import Formulas
-from engine.runtime.plan import KernelSpec, Mode
+from engine.plan.plan import KernelSpec, Mode
 
 _BARE = ("x", "total", "-")  # the parameters of a fold without formulas
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.graphs.planner.draft import Call, Draft
-from engine.runtime.config import switch
-from engine.runtime.plan import align
+from engine.plan.plan import align
+from engine.system.config import switch
 
 Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call that touch it
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from engine import limits
-from engine.element_types import ITEMSIZE, OF_NUMPY
-from engine.errors import DTypeError, ModelError, PlanError, ShapeError
+from engine.base import limits
+from engine.base.element_types import ITEMSIZE, OF_NUMPY
+from engine.base.errors import DTypeError, ModelError, PlanError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
@@ -22,14 +22,14 @@ from engine.graphs.passes.simplify import forward_part
 from engine.graphs.planner.draft import Call, Draft, Piece, Place, Value, type_at
 from engine.graphs.planner.memo import ALTERNATIVES, NodeMemo, titles
 from engine.kernels.loops.map import lower_map
-from engine.kernels.registry import ops, templates
-from engine.kernels.sizes import Noted, SizedArray, Sizes, number, shape_key
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
+from engine.kernels.ops.registry import ops, templates
 from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
-from engine.runtime.context import RANDOM, STATUS
-from engine.runtime.plan import DONE, FAULT, NOISE, KernelSpec, Mode, Phase
-from engine.runtime.words import Packed, Words
+from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, number, shape_key
+from engine.plan.context import RANDOM, STATUS
+from engine.plan.plan import DONE, FAULT, NOISE, KernelSpec, Mode, Phase
+from engine.plan.words import Packed, Words
 
 SIGNAL = (OURS, "UpdateSignal")  # of joined graphs
 OVER_ALL = {(OURS, "ClipFactor"), (OURS, "GradientSignal")}  # read all gradients of them

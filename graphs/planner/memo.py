@@ -13,9 +13,9 @@ from dataclasses import replace
 from engine.graphs.ir.graph import Node
 from engine.graphs.ir.sites import plain
 from engine.graphs.planner.draft import Piece
-from engine.kernels.sizes import Noted, shape_key
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
-from engine.runtime.plan import FAULT, NOISE, Phase
+from engine.kernels.vocabulary.sizes import Noted, shape_key
+from engine.plan.plan import FAULT, NOISE, Phase
 
 ALTERNATIVES = 8  # pieces kept of one node: as many sets of answers about sizes as were met at once
 

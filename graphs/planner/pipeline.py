@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine import limits
-from engine.errors import (
+from engine.base import limits
+from engine.base.errors import (
     BudgetError,
     EngineError,
     InternalError,
@@ -71,12 +71,12 @@ from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
 from engine.graphs.planner.updates import settle_updates
-from engine.kernels.sizes import Noted, Sizes
-from engine.kernels.source import KernelSet
-from engine.kernels.target import Target
+from engine.kernels.binaries.source import KernelSet
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
-from engine.runtime.config import switch
-from engine.runtime.plan import Plan, align
+from engine.kernels.vocabulary.sizes import Noted, Sizes
+from engine.plan.plan import Plan, align
+from engine.system.config import switch
 
 Shape = tuple[bool, tuple[tuple[str, tuple[int, ...]], ...]]  # closed or not; of all inputs
 
@@ -264,7 +264,7 @@ class Planner:
     """Plans one graph, which must not change, for any shapes of its inputs.
 
     What shapes do not decide is done once.  The passes and the lowering of each node run on sizes
-    that note all questions asked of them (kernels/sizes.py).  Where another shape gives
+    that note all questions asked of them (kernels/vocabulary/sizes.py).  Where another shape gives
     the same answers, what they made is taken again, with the numbers of this shape; so every plan
     is the one that would be made if it were the first.  What remains for each shape is to order the
     calls and to place the values.

@@ -10,8 +10,8 @@ from random import Random
 from engine.graphs.planner.climb import climb
 from engine.graphs.planner.draft import Call
 from engine.graphs.planner.lifetimes import Block, liveness_bound, spans
-from engine.runtime.config import switch
-from engine.runtime.plan import ALIGN, align
+from engine.plan.plan import ALIGN, align
+from engine.system.config import switch
 
 SPAN = 64  # calls of a stretch of the run, of which `_fit` keeps what lives in it
 FEW = 500  # blocks up to which no try is left before its end

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from engine.graphs.planner.draft import Call, Draft, Value
 from engine.graphs.planner.rows import makes_rows
-from engine.kernels.flops import NULL, Task, Use
-from engine.runtime.plan import FAULT
+from engine.kernels.analysis.flops import NULL, Task, Use
+from engine.plan.plan import FAULT
 
 NEVER = 1 << 60  # behind all calls
 AGAIN = "/again"  # ends the names of calls that run again, and of what they make

@@ -23,12 +23,12 @@ from typing import TypeAlias
 
 from engine.graphs.planner.draft import Call, Cut, Draft, Value
 from engine.kernels.loops.blocks import Blocks
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import gather_grad
 from engine.kernels.ops.index.gradient_rows import gather_grad_rows, index_chains
-from engine.kernels.registry import templates
-from engine.kernels.target import Target
+from engine.kernels.ops.registry import templates
 from engine.kernels.vocabulary.op import TensorType
-from engine.runtime.plan import KernelSpec, Mode
+from engine.plan.plan import KernelSpec, Mode
 
 Args: TypeAlias = tuple[tuple[Mode, str], ...]
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.recompute import AGAIN
 from engine.graphs.planner.tile import REACH, sample_cuts
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 
 
 def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[str]:

@@ -18,7 +18,7 @@ from engine.graphs.planner.lifetimes import lifetimes, merge_inplace, spans
 from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.updates import settle_updates, updates_last
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 
 ROOM = 1.02  # of the peak without groups: what the peak with groups may be before any is split
 SPLITS = 8  # of groups of a draft, at most

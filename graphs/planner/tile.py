@@ -27,16 +27,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.graphs.planner.draft import Call, Cut, Draft
 from engine.graphs.planner.rows import makes_rows, pair
 from engine.kernels.loops.blocks import Blocks
-from engine.kernels.registry import templates
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
+from engine.kernels.ops.registry import templates
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.plan import KernelSpec
+from engine.plan.plan import KernelSpec
 
 REACH = 48  # calls behind the first of a group among which others are looked for
 SMALL = 1 << 21  # bytes that calls may touch which are moved from between those of a group; one of

@@ -21,7 +21,7 @@ from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.lifetimes import spans
 from engine.graphs.planner.recompute import AGAIN
 from engine.graphs.planner.rows import beside, is_update, makes_rows
-from engine.runtime.plan import FAULT
+from engine.plan.plan import FAULT
 
 SIGNAL = "update_signal"  # the kernel
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import llvmlite.binding as llvm
 
-from engine.errors import EngineError, InternalError
-from engine.kernels.target import Target
+from engine.base.errors import EngineError, InternalError
+from engine.kernels.machine.target import Target
 
 
 @functools.cache

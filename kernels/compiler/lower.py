@@ -16,7 +16,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from engine.kernels.compiler import frontend, natives
 from engine.kernels.compiler.arguments import Arguments
 from engine.kernels.compiler.words import WordsPointer
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.vectors import I64, LLVM, NUMBA
 from engine.kernels.vocabulary.kernel import BY_NAME, Native, Template
 

@@ -18,7 +18,7 @@ from numba.core import cgutils
 
 from engine.kernels.compiler.frontend import Callee, Emit
 from engine.kernels.compiler.words import WordsPointer
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import (
     columns,
     elementary,
@@ -35,7 +35,7 @@ from engine.kernels.vector_ir import (
 from engine.kernels.vector_ir.vectors import NUMBA
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.row_program import Program
-from engine.runtime.words import Words
+from engine.plan.words import Words
 
 I64 = ir.IntType(64)
 

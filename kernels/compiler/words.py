@@ -20,7 +20,7 @@ from numba.extending import (
     register_model,
 )
 
-from engine.runtime.words import Words
+from engine.plan.words import Words
 
 WORD = types.int64
 PLAIN = types.CPointer(WORD)

@@ -14,7 +14,7 @@ Taking turns is behind the loop, as it makes one slower even where nothing is ba
 from __future__ import annotations
 
 from engine.kernels.vocabulary.kernel import Native, inline
-from engine.runtime.context import BUSY
+from engine.plan.context import BUSY
 
 NO_POSITION = 1 << 62  # the position of bad data where there is none
 KINDS = 8  # more than there are, so that one number orders positions and then kinds

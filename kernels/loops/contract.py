@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.element_types import ITEMSIZE
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import ACCUMULATE, Native, imin, inline, off, udiv
 from engine.kernels.vocabulary.signature import up

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
@@ -35,7 +35,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program, loop, start_value
-from engine.runtime.words import Words
+from engine.plan.words import Words
 
 RUN = 4096  # elements added before a partial sum is closed
 GROUP = 8  # rows added together before they meet the accumulator

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import block, pack_cols, pack_rows
 from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
@@ -28,7 +28,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
 from engine.kernels.vocabulary.signature import up
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 # Tiles below and beside each other above which packing B pays: each packed element is then used by
 # several tiles, and rows of B are so far apart that a panel lies in more pages than are known.

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.element_types import ITEMSIZE
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import OPERANDS as CALL_OPERANDS
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.instructions import (

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from engine.element_types import ITEMSIZE
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Reach
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
@@ -30,7 +30,7 @@ from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program, operands
 from engine.kernels.vocabulary.terms import Formulas, Writer, moved
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import Packed, Words
+from engine.plan.words import Packed, Words
 
 
 def _operands(program: str, rank: int) -> tuple[str, ...]:

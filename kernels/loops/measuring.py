@@ -7,13 +7,13 @@ that the executor times nothing and knows of no profile.
 
 from __future__ import annotations
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.tiles import run_tile
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, share_blocks
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import TIMED
-from engine.runtime.words import LINE
+from engine.plan.context import TIMED
+from engine.plan.words import LINE
 
 invoke1 = Native("invoke", (1,))
 invoke3 = Native("invoke", (3,))

@@ -14,11 +14,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import block
 from engine.kernels.loops.gemm import balanced, thread_grid
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
@@ -34,8 +34,8 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import up
-from engine.runtime.context import INDEX, STATUS
-from engine.runtime.words import Field, Words
+from engine.plan.context import INDEX, STATUS
+from engine.plan.words import Field, Words
 
 AXES = ("row", "column")
 DEPTH = 128  # columns of Q that are turned into floats at a time where they become rows of B

@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from engine.element_types import FLOATS
-from engine.kernels.target import Target
+from engine.base.element_types import FLOATS
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr, substitute
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.formula import (

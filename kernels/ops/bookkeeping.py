@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY
+from engine.base.element_types import NUMPY
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.expression import Expr

@@ -11,7 +11,7 @@ Error     JoinMoments adds in double: it leaves 2^-53 mean^2 in the variance, le
 Source    Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
           arXiv 2006.15704 (buckets); Chan, Golub, LeVeque 1979 (moments of parts)
 
-The kernels only copy.  The sums themselves are the runtime's (engine/runtime/collective.py); run
+The kernels only copy.  The sums themselves are the runtime's (engine/plan/collective.py); run
 by one rank alone these steps do nothing.  Input 0 of every op is `RANKS`, which keeps their order;
 the attribute `ordinal` is their number in it.
 """
@@ -22,9 +22,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.element_types import FLOATS
+from engine.base.element_types import FLOATS
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.movement import copy, strided_copy
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import (
     OURS,
@@ -36,8 +36,8 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     fresh,
 )
-from engine.runtime.collective import ORDINAL, REDUCTIONS
-from engine.runtime.context import STATUS
+from engine.plan.collective import ORDINAL, REDUCTIONS
+from engine.plan.context import STATUS
 
 LINE = 64  # elements; threads part arrays at multiples of this many: whole cache lines
 RANKS = TensorType("i64", (ORDINAL.size,))
@@ -55,7 +55,7 @@ RANKS = TensorType("i64", (ORDINAL.size,))
 def all_reduce(target: Target, T: str, kind: str) -> Body:
     """y = x, and the collective step `ordinal` has come.
 
-    kind: what the runtime does then, or before, with the group; see engine/runtime/collective.py.
+    kind: what the runtime does then, or before, with the group; see engine/plan/collective.py.
     """
     move = Native("copy", (T,))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.element_types import NUMPY, OF_ONNX
+from engine.base.element_types import NUMPY, OF_ONNX
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.errors import DTypeError
+from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import LABEL, LENGTH, STATUS
+from engine.plan.context import LABEL, LENGTH, STATUS
 
 NEVER = -1e30
 PAD = 2  # states that are never reached, before those of alpha and behind those of beta

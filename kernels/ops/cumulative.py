@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import (
     NUMBER,

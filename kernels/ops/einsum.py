@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine import limits
+from engine.base import limits
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Nodes, Op, Site, TensorType
 

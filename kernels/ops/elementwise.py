@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import OF_ONNX, ONNX_CODE, REALS
-from engine.errors import DTypeError
+from engine.base.element_types import OF_ONNX, ONNX_CODE, REALS
+from engine.base.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_formulas
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import Layout, Movement

@@ -12,12 +12,12 @@ import math
 
 import numpy as np
 
-from engine.element_types import NUMPY
+from engine.base.element_types import NUMPY
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.ops.movement import bits, copy, strided_copy
 from engine.kernels.ops.shape import types_of, unknown
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,

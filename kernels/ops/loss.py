@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY
-from engine.errors import DTypeError
+from engine.base.element_types import NUMPY
+from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.fold import FOLD_KERNELS, lower_logsumexp
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.softmax import BLOCK, SOFTMAX_KERNELS, softmax
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import (
@@ -39,7 +39,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import LABEL, STATUS
+from engine.plan.context import LABEL, STATUS
 
 NONE, SUM, MEAN = 0, 1, 2
 REDUCTIONS = {"none": NONE, "sum": SUM, "mean": MEAN}

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.element_types import FLOATS
-from engine.errors import DTypeError
+from engine.base.element_types import FLOATS
+from engine.base.errors import DTypeError
 from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
 from engine.kernels.ops.epilogue import IN_GEMM, activate, parameters, plain_attributes

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from engine.element_types import FLOATS, ITEMSIZE
+from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.map import collapse
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach, outer_walks
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
@@ -51,7 +51,7 @@ from engine.kernels.vocabulary.op import (
     broadcast,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.words import OPEN, Field, Words
+from engine.plan.words import OPEN, Field, Words
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
 CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few

@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.elementwise import dtype_of
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.formula import fold, infer
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import RANDOM
+from engine.plan.context import RANDOM
 
 # The two elements made of the words w0 and w1.
 Pair = tuple[str, str]

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from engine import limits
+from engine.base import limits
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy

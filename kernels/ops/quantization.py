@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import FLOATS, NUMPY, OF_ONNX
+from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
+from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
 from engine.kernels.vocabulary.formula import elementwise, infer
@@ -36,7 +37,6 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     normal_axis,
 )
-from engine.limits import check
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 QUANTISED = ("u8", "i8", "u16", "i16")

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import FLOATS, ONNX_CODE
-from engine.errors import DTypeError
+from engine.base.element_types import FLOATS, ONNX_CODE
+from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.shape import axes_of, normal_axes, unsqueeze, with_axes

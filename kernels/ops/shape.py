@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import OF_NUMPY
+from engine.base.element_types import OF_NUMPY
 from engine.kernels.loops.map import MAP_KERNELS
-from engine.kernels.sizes import array
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import (
     MS,
@@ -31,6 +30,7 @@ from engine.kernels.vocabulary.op import (
     fresh,
     normal_axis,
 )
+from engine.kernels.vocabulary.sizes import array
 
 # --- what other families need of shapes
 

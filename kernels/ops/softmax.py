@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import Body, Call, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import (

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine import limits
-from engine.element_types import NUMPY
+from engine.base import limits
+from engine.base.element_types import NUMPY
 from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normal_axis

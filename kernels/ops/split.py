@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY
-from engine.errors import DTypeError
+from engine.base.element_types import NUMPY
+from engine.base.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, unknown

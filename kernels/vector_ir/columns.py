@@ -12,14 +12,14 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from engine.element_types import ITEMSIZE
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.rows import lanes_of, row_loop
 from engine.kernels.vector_ir.scalars import Emitter, element, float_op, memory, read, vector
 from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
 from engine.kernels.vocabulary.row_program import Program, column_operands
-from engine.runtime.words import Words
+from engine.plan.words import Words
 
 WIDTH = 4  # vectors of columns whose sums stay in registers
 

@@ -11,7 +11,7 @@ FMA: `fused.set(False)` makes `fma` emit `llvm.fmuladd`, for targets without the
 `llvm.fma` would become a call of `fmaf` (x86-64-v2 and older, wasm).  The bounds hold unfused too,
 but for pow on double, which is then good to about |y log x| ulp.
 Error: the bound in each docstring is in units in the last place of the result, for float and double
-alike and all arguments if nothing else is said; tests/test_math.py measures it.
+alike and all arguments if nothing else is said; tests/ops/test_math.py measures it.
 Source: reductions after W. Cody and W. Waite, Software Manual for the Elementary Functions (1980),
 S. Moshier's Cephes and Sun's FDLIBM; coefficients are own minimax fits (Remez, weighted by the
 relative error of the function, rounded one by one and the rest refitted).

@@ -1,6 +1,6 @@
 """Half precision as LLVM IR: f16 is stored, f32 is computed with.
 
-Integer operations only, so that no target needs a library for it: tests/test_half.py.
+Integer operations only, so that no target needs a library for it: tests/ops/test_half.py.
 Source: F. Giesen, "Float->half variants", 2012, and its inverse.
 """
 

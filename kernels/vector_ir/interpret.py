@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.rows import emit_loop
 from engine.kernels.vector_ir.scalars import memory

@@ -7,8 +7,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from engine.element_types import ITEMSIZE
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.vectors import (
     I64,
     LLVM,

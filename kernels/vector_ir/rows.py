@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from engine.element_types import FLOATS, ITEMSIZE, UNSIGNED
-from engine.kernels.target import Target
+from engine.base.element_types import FLOATS, ITEMSIZE, UNSIGNED
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.scalars import (
     Emitter,
@@ -34,7 +34,7 @@ from engine.kernels.vocabulary.row_program import (
     operands,
     start_value,
 )
-from engine.runtime.words import Words
+from engine.plan.words import Words
 
 I32 = ir.IntType(32)
 UNROLL = 4  # independent accumulators of a reduction: covers the latency of an addition

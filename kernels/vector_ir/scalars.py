@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
+from engine.base.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
 from engine.kernels.vector_ir import elementary, f16, trigonometric, vectors
 from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W
 from engine.kernels.vocabulary.terms import Step, Typed

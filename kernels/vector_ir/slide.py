@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from engine.element_types import ITEMSIZE
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.vectors import (
     I32,
     I64,

@@ -21,7 +21,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.slide import Channels
 from engine.kernels.vector_ir.vectors import (
     I32,

@@ -1,6 +1,6 @@
 """Circular and hyperbolic functions and their inverses as LLVM IR, by the rules of `elementary.py`.
 
-Error: as in `elementary.py`, tests/test_math.py.
+Error: as in `elementary.py`, tests/ops/test_math.py.
 Range: sin, cos and tan hold for every finite argument (`argument_reduction.py`).
 Source: the inverses' reductions after Cody and Waite (1980), Cephes and FDLIBM; own minimax fits.
 """

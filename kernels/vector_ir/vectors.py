@@ -8,8 +8,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE
-from engine.kernels.target import Target
+from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE
+from engine.kernels.machine.target import Target
 
 LINE = 64  # bytes of a cache line
 I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)

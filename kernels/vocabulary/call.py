@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE
-from engine.errors import PlanError
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE
+from engine.base.errors import PlanError
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import Words
+from engine.plan.words import Words
 
 if TYPE_CHECKING:
     from engine.kernels.vocabulary.kernel import Template

@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY
+from engine.base.element_types import NUMPY
 
 Expr = tuple[Any, ...]
 VALUE = re.compile(r"([a-z_A-Z]\w*) ?=(?!=)(.*)")  # name = formula
@@ -56,7 +56,7 @@ VALUE = re.compile(r"([a-z_A-Z]\w*) ?=(?!=)(.*)")  # name = formula
 class Function:
     """A scalar function: its arity, what kind of value it gives, and its numpy meaning.
 
-    cost: about how many instructions it takes for a vector of f32, as tests/test_formulas.py counts
+    cost: about how many instructions it takes for a vector of f32, as tests/kernels/test_formulas.py counts
         them; those of integers and of f64 are fewer or more.
     """
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY
-from engine.errors import DTypeError
+from engine.base.element_types import NUMPY
+from engine.base.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import MS, Array, Grad, Kind, Op, Site, TensorType, broadcast

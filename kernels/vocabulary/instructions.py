@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, NUMPY, REALS
+from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, NUMPY, REALS
 from engine.kernels.vocabulary.expression import FUNCTIONS, Expr
 from engine.kernels.vocabulary.row_program import Input, Program
 from engine.kernels.vocabulary.terms import Formulas, Step, Typed, Writer, widened
-from engine.runtime.words import OPEN, Field, Packed, Words
+from engine.plan.words import OPEN, Field, Packed, Words
 
 BLOCK = 256  # elements of a register
 SLOT = 8 * BLOCK  # bytes of a register

@@ -46,7 +46,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.vocabulary.call import OPERANDS, Declared, KernelCall, Samples, Writes
 from engine.kernels.vocabulary.signature import (
     ACCUMULATE as ACCUMULATE,
@@ -64,7 +64,7 @@ from engine.kernels.vocabulary.signature import (
     parse,
 )
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import Words
+from engine.plan.words import Words
 
 Body = Callable[..., None]
 Parameters: TypeAlias = tuple[str | int, ...]
@@ -151,7 +151,7 @@ class Template:
     returns it for the compile-time parameters.
 
     `operands(*params)` gives the types of the pointers among the words of `i64[]`, as
-    `engine.runtime.plan.Kernel.takes` writes them; `writes(call)` gives the places of those that
+    `engine.plan.plan.Kernel.takes` writes them; `writes(call)` gives the places of those that
     the kernel writes.  `stands_for(*params)` gives the element types besides `T` that may lie
     behind a `T*`: those of its size for what only moves data.
 

@@ -15,15 +15,15 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from engine.element_types import FLOATS
-from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
-from engine.kernels.target import Target
+from engine.base.element_types import FLOATS
+from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.terms import Formulas
-from engine.runtime.states import State
-from engine.runtime.words import Packed
+from engine.plan.states import State
+from engine.plan.words import Packed
 
 MS = "com.microsoft"
 OURS = "engine"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.element_types import FLOATS, NUMPY
+from engine.base.element_types import FLOATS, NUMPY
 from engine.kernels.vocabulary.expression import (
     VALUE,
     Expr,
@@ -24,7 +24,7 @@ from engine.kernels.vocabulary.expression import (
 )
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.terms import Formulas, Typed
-from engine.runtime.words import Field
+from engine.plan.words import Field
 
 FOLDS = ("sum", "prod", "max", "min")
 ACCESS = {"v": "[]", "s": "*", "k": "", "i": "..", "c": "[column]"}  # as texts have it

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import HALVES, NUMPY, REALS
+from engine.base.element_types import HALVES, NUMPY, REALS
 from engine.kernels.vocabulary.expression import FUNCTIONS, Expr, operand_names, walk
 
 Term = tuple[Any, ...]

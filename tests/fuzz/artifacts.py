@@ -12,16 +12,16 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from engine import optim_types
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import CrossEntropyLoss, generate_artifacts
-from engine.element_types import NUMPY
+from engine.base.element_types import NUMPY
 from engine.errors import EngineError
+from engine.graphs.offline import optim_types
 from engine.training.module import Module as TrainingModule
-from tests import tiny
 from tests.fuzz import octets
 from tests.fuzz.kind import Kind
 from tests.fuzz.protobuf import Changes
+from tests.support import tiny
 
 DATA = Path(__file__).parent.parent / "data"
 STEP_SHARE = 1 / 25  # of the sets that can be opened and planned are trained for a step

@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from engine import Trainer, artifacts, loss_types, optim_types
+from engine import Trainer, artifacts, loss_types
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from engine.signatures import checked
+from engine.base.signatures import checked
+from engine.graphs.offline import optim_types
 from engine.trainer import metrics, schedules
 from engine.trainer.request import request
 from engine.training.settings import FitOptions
-from tests import tiny
 from tests.fuzz import octets
 from tests.fuzz.artifacts import sets
 from tests.fuzz.kind import Kind
+from tests.support import tiny
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 ARRAYS = (

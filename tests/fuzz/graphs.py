@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from engine.element_types import NUMPY
+from engine.base.element_types import NUMPY
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.registry import ops
-from engine.kernels.target import host
+from engine.kernels.machine.target import host
+from engine.kernels.ops.registry import ops
 from engine.tools.dev import case_graphs
 from engine.tools.dev.cases.case import Case
-from tests import harness, malformed
 from tests.fuzz import octets
 from tests.fuzz.kind import Kind
 from tests.fuzz.models import models
 from tests.fuzz.protobuf import Changes
+from tests.support import harness, malformed
 
 RUN_SHARE = 1 / 40  # of the models that can be planned are compiled and run
 MOST_ELEMENTS = 1 << 20  # of all inputs, and of all bytes of a plan, so that a run is short

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.builds import DRIVERS, GOLDENS, WARNINGS, library, load, made, plan_file
+from tests.support.builds import DRIVERS, GOLDENS, WARNINGS, library, load, made, plan_file
 
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 GUIDED = "-fsanitize-coverage=trace-pc"
@@ -53,7 +53,7 @@ def seeds(reader: str, folder: Path) -> list[Path]:
     if reader == "plan":
         return [plan_file(GOLDENS / "mlp", batches) for batches in ("6,1", "1")]
     if reader == "message":
-        from tests.test_message import request
+        from tests.federated.test_message import request
 
         request().write(folder / "message.first")
         return [folder / "message.first"]

@@ -9,7 +9,7 @@ from typing import Any
 from onnx import GraphProto, ModelProto, NodeProto
 
 from tests.fuzz import octets
-from tests.malformed import NUMBERS, OPSETS, REALS
+from tests.support.malformed import NUMBERS, OPSETS, REALS
 
 Message = Any  # of protobuf, which has no types
 _CODES = range(-1, 40)  # of element types, attribute types, places of data

@@ -19,11 +19,11 @@ from engine.errors import PlanError
 from engine.federated.message import Message
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.target import host
+from engine.kernels.machine.target import host
 from engine.lora import Adapter
 from engine.lora.adapter import CONFIG, TENSORS
-from engine.runtime import plan_file
-from engine.tools import run_config
+from engine.plan import plan_file
+from engine.tools.actions import run_config
 from engine.training import plan_cache
 from engine.training.interface import Interface
 from tests.fuzz import octets

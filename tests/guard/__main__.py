@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from engine.kernels.levels import levels
+from engine.kernels.machine.levels import levels
 from tests.guard.rows import cases
 from tests.guard.run import run, run_forged
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import PlanError
-from engine.kernels.bounds import check
-from engine.kernels.target import Target
+from engine.kernels.analysis.bounds import check
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import Machine
-from engine.runtime.plan import Arg, Plan, Step
-from engine.runtime.verify import verify
+from engine.plan.plan import Arg, Plan, Step
+from engine.plan.verify import verify
 from engine.tools.dev import optimizer_plans
 from engine.tools.trimmed.plans import artifacts, make_plans
 from tests.guard.rows import KINDS, cases, planned

@@ -16,11 +16,11 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.bounds import check
-from engine.kernels.levels import LEVELS
-from engine.kernels.target import Target, host
+from engine.kernels.analysis.bounds import check
+from engine.kernels.machine.levels import LEVELS
+from engine.kernels.machine.target import Target, host
 from engine.kernels.vocabulary.call import Machine
-from engine.runtime.plan import Plan
+from engine.plan.plan import Plan
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case, Given, Tensor
 
@@ -70,7 +70,7 @@ KINDS = tuple(
 
 
 def target_of(level: str) -> Target:
-    """The target of a level of kernels/levels.py; "host": this very CPU."""
+    """The target of a level of kernels/machine/levels.py; "host": this very CPU."""
     return host() if level == "host" else next(x for x in LEVELS if x.name == level).target()
 
 

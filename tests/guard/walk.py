@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE
-from engine.runtime.plan import Plan, Step
+from engine.base.element_types import ITEMSIZE
+from engine.plan.plan import Plan, Step
 from tests.guard.pages import Side, Slot
 
 SIDES: tuple[Side, Side] = ("end", "start")

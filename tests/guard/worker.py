@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.compiler.load import linker
-from engine.kernels.target import Target
-from engine.runtime.plan import REGIONS, Plan
+from engine.kernels.binaries.load import linker
+from engine.kernels.machine.target import Target
+from engine.plan.plan import REGIONS, Plan
 from tests.guard.forge import forge, passes, subjects, try_out
 from tests.guard.rows import KINDS, cases, planned, target_of
 from tests.guard.walk import WORDS, Call, StrayError, Walk

@@ -22,7 +22,7 @@ import onnxruntime
 
 from engine import Trainer
 from engine.artifacts import AdamW, MSELoss
-from engine.element_types import NUMPY
+from engine.base.element_types import NUMPY
 from engine.errors import BudgetError, EngineError, InternalError, ModelError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
@@ -37,13 +37,13 @@ from engine.graphs.planner import pipeline, tile
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.pipeline import OPTIONAL, PASSES, Pass, Planner, Work, make_plan
 from engine.graphs.planner.updates import settle_updates
-from engine.kernels.registry import ops
-from engine.kernels.target import Target, host
+from engine.kernels.machine.target import Target, host
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, TensorType
-from engine.runtime.plan import Plan
+from engine.plan.plan import Plan
 from engine.tools.dev import case_graphs
-from tests import harness
 from tests.random_graphs.sketch import Array, Model
+from tests.support import harness
 
 MOVES = 3  # times that inputs are moved to see what rounding does
 ULPS = 4.0  # by so many units in the last place

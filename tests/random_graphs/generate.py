@@ -13,7 +13,7 @@ import numpy as np
 from onnx import defs
 
 from engine.graphs.passes.simplify import acts
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.tools.dev import case_graphs
 from engine.tools.dev.cases.case import Case, Given, Tensor
 from tests.random_graphs.patterns import PATTERNS

@@ -18,7 +18,7 @@ import onnx
 from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.passes.infer import infer
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from tests.fuzz.kind import Kind
 from tests.random_graphs import generate
 from tests.random_graphs.compare import DifferentError, compare

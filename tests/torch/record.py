@@ -1,8 +1,8 @@
-"""Makes tests/data/from_torch: an export of `engine.trainer.torch_export`, and how torch trains it.
+"""Makes tests/data/from_torch: an export of `engine.trainer.pytorch.export`, and how torch trains it.
 
     python -m tests.torch.record
 
-Needs torch.  tests/test_torch_export.py trains the model without torch.
+Needs torch.  tests/trainer/test_torch_export.py trains the model without torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from engine.trainer.torch_export import export
+from engine.trainer.pytorch.export import export
 
 DATA = Path(__file__).parents[1] / "data/from_torch"
 

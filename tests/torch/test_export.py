@@ -27,7 +27,7 @@ from engine.errors import (
 )
 from engine.graphs.offline import support
 from engine.graphs.offline.support import Support
-from engine.trainer.torch_export import Exported, export, to_torch
+from engine.trainer.pytorch.export import Exported, export, to_torch
 from engine.trainer.trainer import Trainer
 from tests.torch.record import Net, torch_steps
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from engine import Trainer
 from engine.artifacts import SGD, CrossEntropyLoss
 from engine.errors import ModelWarning
-from engine.trainer.torch_export import export
+from engine.trainer.pytorch.export import export
 
 LABELS = torch.arange(6) % 3
 INDICES = torch.tensor([[1, 2, 3, 3, 5], [3, 3, 3, 3, 3], [0, 9, 8, 1, 1], [4, 4, 3, 2, 10],

@@ -14,9 +14,11 @@ from torch import nn
 from engine.artifacts import SGD, MSELoss
 from engine.errors import ModelError, ModelWarning, UnsupportedOpError
 from engine.graphs.offline import differentiate
-from engine.trainer import torch_autograd, torch_export, torch_gradients
-from engine.trainer.torch_export import export
-from engine.trainer.torch_program import program_of
+from engine.trainer.pytorch import autograd as torch_autograd
+from engine.trainer.pytorch import export as torch_export
+from engine.trainer.pytorch import gradients as torch_gradients
+from engine.trainer.pytorch.export import export
+from engine.trainer.pytorch.program import program_of
 from engine.trainer.trainer import Trainer
 from tests.torch import told
 from tests.torch.told import WIDTH, Told

@@ -12,7 +12,7 @@ import torch
 from engine import Trainer
 from engine.artifacts import SGD, MSELoss
 from engine.errors import InputError
-from engine.trainer.torch_export import export
+from engine.trainer.pytorch.export import export
 from tests.torch import told
 from tests.torch.told import WIDTH, Told
 

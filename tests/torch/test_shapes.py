@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import ModelWarning
-from engine.trainer.torch_export import export
+from engine.trainer.pytorch.export import export
 from tests.torch import shapes
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.processes import peer
 from bench.same import compare
-from engine.tools.workloads import WORKLOADS
+from engine.tools.benchmark.workloads import WORKLOADS
 
 QUICK = {"mlp", "cnn", "mobilenet_v3", "mobilenet_v3_head", "transformer", "gpt2", "lstm"}
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import engine
-from engine.runtime.config import usable_cores
+from engine.system.config import usable_cores
 
 ROOT = Path("/")
 PACKAGES = ("numpy", "numba", "llvmlite", "onnx")

@@ -17,15 +17,15 @@ from tempfile import TemporaryDirectory
 from typing import IO, Protocol
 
 import engine
-from engine.errors import EngineError, InputError, nearest
-from engine.kernels import source
-from engine.kernels.flops import work
+from engine.base.errors import EngineError, InputError, nearest
+from engine.kernels.analysis.flops import work
+from engine.kernels.binaries import source
 from engine.runtime import roofline
 from engine.tools.benchmark import machine
 from engine.tools.benchmark.result import Peer, Result, Row
+from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 from engine.tools.trimmed.plans import artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
-from engine.tools.workloads import USUAL, WORKLOADS
 from engine.training.module import Module
 from engine.training.state import CheckpointState
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from engine.errors import FileError
-from engine.runtime import files
+from engine.base.errors import FileError
+from engine.system import files
 
 KIND, VERSION = "edgegrad bench", 1  # what a file says of itself
 # Facts of a machine that change from hour to hour and make no other machine of it.

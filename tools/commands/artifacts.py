@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from engine.errors import FileError
-from engine.sparse import SparseUpdate
-from engine.tools import choices, tables
-from engine.tools.artifacts import write_artifacts
+from engine.base.errors import FileError
+from engine.graphs.offline.sparse_update import SparseUpdate
+from engine.tools.actions import choices, tables
+from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.commands import options
 from engine.trainer import names
 from engine.trainer.forward import Forward

@@ -63,12 +63,12 @@ def command(
         first, second = map(result.read, compare)
         options.echo(result.compare(first, second, list(map(str, compare))), nl=False)
         return 0
-    from engine.tools.workloads import USUAL, WORKLOADS
+    from engine.tools.benchmark.workloads import USUAL, WORKLOADS
 
     if listed:
         options.echo("\n".join(WORKLOADS))
         return 0
-    from engine.runtime import config
+    from engine.system import config
     from engine.tools.benchmark import measure
     from engine.tools.trimmed.progress import Progress
 

@@ -63,7 +63,7 @@ def command(
 
     Exit status: 3 if the model cannot be trained, 4 if it does not fit the budget.
     """
-    from engine.tools.checks import Asked, Made, check_path
+    from engine.tools.actions.checks import Asked, Made, check_path
     from engine.tools.trimmed.progress import Progress
 
     asked = Asked(batch_size, dict(shapes), threads, budget, variants=not brief)

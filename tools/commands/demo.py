@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import demo
+from engine.tools.actions import demo
 from engine.tools.commands import options
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import runs
+from engine.tools.actions import runs
 from engine.tools.commands import options
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import templates
+from engine.tools.actions import templates
 from engine.tools.commands import options
 
 

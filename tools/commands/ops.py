@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from engine.errors import FileError
+from engine.base.errors import FileError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline import support, untrained
-from engine.runtime.files import write
+from engine.system.files import write
 from engine.tools.commands import options
 from engine.tools.trimmed.opset import check, of_graphs, read
 

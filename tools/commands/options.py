@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import click
 
-from engine import foreign_text
-from engine.errors import FileError, nearest
-from engine.tools import extensions
+from engine.base import foreign_text
+from engine.base.errors import FileError, nearest
+from engine.tools.actions import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -63,8 +63,8 @@ def named_shape(value: str) -> tuple[str, tuple[int, ...]]:
 
 def in_bytes(value: str) -> int:
     """Return a number of bytes, from a word such as 48MB."""
-    from engine import arguments  # numpy, which help does without
-    from engine.errors import InputError
+    from engine.base import arguments  # numpy, which help does without
+    from engine.base.errors import InputError
 
     try:
         return arguments.nbytes("bytes", int(value) if value.isdecimal() else value)
@@ -134,7 +134,7 @@ def of(kind: type, place: str) -> Decorator[Any]:
 
     place: the beginning of the names of the command's parameters; the name of the field follows.
     """
-    from engine.fields import fields_of  # numpy, which help does without
+    from engine.base.fields import fields_of  # numpy, which help does without
 
     def add(function: Command) -> Command:
         hints = typing.get_type_hints(kind)
@@ -151,7 +151,7 @@ def given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
     values: all parameters of the command.
     """
-    from engine.fields import declaration, fields_of
+    from engine.base.fields import declaration, fields_of
 
     read = {}
     for field in fields_of(kind):
@@ -166,7 +166,7 @@ def given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorator[Any] | None:
     """Return the option of a command for a field; None: its values are tables."""
-    from engine.fields import declaration
+    from engine.base.fields import declaration
 
     declared = declaration(field)
     kinds = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
@@ -205,7 +205,7 @@ class Value(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the value."""
-        from engine.tools import tables  # numpy, which help does without
+        from engine.tools.actions import tables  # numpy, which help does without
 
         return tables.value_of(value) if isinstance(value, str) else value
 

@@ -9,14 +9,13 @@ import click
 
 from engine.checking.picture import write as write_picture
 from engine.checking.subject import Opened
-from engine.kernels.bounds import check
+from engine.kernels.analysis.bounds import check
 from engine.kernels.vocabulary.call import Machine
-from engine.runtime import config
-from engine.runtime.plan import Plan
-from engine.runtime.verify import verify
-from engine.tools import checks, plan_text
-from engine.tools.commands import options
-from engine.tools.plans import (
+from engine.plan.plan import Plan
+from engine.plan.verify import verify
+from engine.system import config
+from engine.tools.actions import checks, plan_text
+from engine.tools.actions.plans import (
     Asked,
     check_file,
     is_plan_file,
@@ -25,6 +24,7 @@ from engine.tools.plans import (
     plans,
     titled,
 )
+from engine.tools.commands import options
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, write_plans
 from engine.tools.trimmed.plans import artifacts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import prediction, runs
+from engine.tools.actions import prediction, runs
 from engine.tools.commands import options
 
 

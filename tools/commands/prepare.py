@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from engine.kernels import source
-from engine.runtime import config
-from engine.tools import prepare
+from engine.kernels.binaries import source
+from engine.system import config
+from engine.tools.actions import prepare
 from engine.tools.commands import options
 from engine.tools.trimmed.progress import Progress
 

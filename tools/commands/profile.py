@@ -62,7 +62,7 @@ def command(
     The step runs on generated inputs: normal floats, whole numbers that the model accepts, masks
     of ones.  The artifacts are not changed.  docs/performance.md explains the columns.
     """
-    from engine.tools import profiles
+    from engine.tools.actions import profiles
     from engine.tools.trimmed.progress import Progress
 
     found = profiles.profile(artifacts, batch_size, dict(shapes), threads, repeats, Progress())

@@ -6,7 +6,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from engine import __version__
-from engine.errors import nearest
+from engine.base.errors import nearest
 from engine.tools.commands.table import COMMANDS, STATUSES
 
 

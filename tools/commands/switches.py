@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from engine.runtime.config import PREFIX, SWITCHES, switch
+from engine.system.config import PREFIX, SWITCHES, switch
 from engine.tools.commands import options
 
 

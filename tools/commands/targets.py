@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 from engine.tools.commands import options
 from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import ALIASES, TARGETS, resolve

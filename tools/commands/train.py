@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from engine.errors import StateError
-from engine.tools import run_config, runs, tables, training_run
+from engine.base.errors import StateError
+from engine.tools.actions import run_config, runs, tables, training_run
+from engine.tools.actions.run_config import RunConfig
 from engine.tools.commands import options
-from engine.tools.run_config import RunConfig
 
 _INTERRUPTED = 130
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.kernels.target import host
+from engine.kernels.machine.target import host
 
 # WASI's host calls, by Node's own module for them; the arguments after the module's are its own.
 WASI = """

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.fields import fields_of
+from engine.base.fields import fields_of
 from engine.tools.commands.page import page
 from engine.training import settings
 
@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from engine.sparse import SparseUpdate
+from engine.graphs.offline.sparse_update import SparseUpdate
 from engine.training.settings import Mode
 '''
 

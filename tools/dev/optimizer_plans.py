@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.optim_types import OPTIMIZERS, SGD, AdamW, Group, Method, RMSprop
 from engine.graphs.offline.optimizers import clip_in_steps, place
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.flops import tasks
-from engine.kernels.target import host
+from engine.kernels.analysis.flops import tasks
+from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
-from engine.optim_types import OPTIMIZERS, SGD, AdamW, Group, Method, RMSprop
-from engine.runtime.plan import Plan
-from engine.runtime.states import lay_out
+from engine.plan.plan import Plan
+from engine.plan.states import lay_out
 from engine.tools.dev.cases.optimizer.case import all_cases
 
 SIZES = {"mlp": 24 << 14, "minilm": 11 << 20}  # parameters

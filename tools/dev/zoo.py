@@ -5,7 +5,7 @@ python -m engine.tools.dev.zoo [--families FOLDER]
 Plans, for float32, every case row of the tests and its gradient, the golden models, the models and
 optimizers of the benchmarks, and the exports of all model families that FOLDER has
 (`python -m bench families --models FOLDER` leaves them there).  The kernels of these plans go to
-tools/zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
+tools/dev/zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
 Which kernels a plan uses depends on its shapes alone, not on the target.
 """
 
@@ -22,22 +22,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.levels import LEVELS
-from engine.runtime.plan import KernelSpec, Plan
-from engine.tools import ship
-from engine.tools.dev import optimizer_plans
+from engine.kernels.machine.levels import LEVELS
+from engine.plan.plan import KernelSpec, Plan
+from engine.tools.actions.plans import Asked, training_steps
+from engine.tools.benchmark.recurrent import gru
+from engine.tools.benchmark.workload import Workload
+from engine.tools.benchmark.workloads import WORKLOADS
+from engine.tools.dev import optimizer_plans, ship
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case
 from engine.tools.dev.export_artifacts import first_line, inputs_of, write_artifacts
 from engine.tools.dev.exports import parts
-from engine.tools.plans import Asked, training_steps
 from engine.tools.trimmed import plans
 from engine.tools.trimmed.progress import SILENT
-from engine.tools.workloads import WORKLOADS
-from engine.tools.workloads.recurrent import gru
-from engine.tools.workloads.workload import Workload
 
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
 TARGET = LEVELS[0].target("linux")
@@ -114,7 +113,7 @@ def kernels(made: Iterable[Plan]) -> set[KernelSpec]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write tools/zoo.txt."""
+    """Write tools/dev/zoo.txt."""
     parser = argparse.ArgumentParser(
         prog="python -m engine.tools.dev.zoo", description=main.__doc__
     )

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import EngineError, FileError
+from engine.base.errors import EngineError, FileError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 import engine
+from engine.base.element_types import NUMPY
+from engine.base.errors import CheckpointError, UnsupportedOpError
 from engine.checkpoint.storage import has_external_data
-from engine.element_types import NUMPY
-from engine.errors import CheckpointError, UnsupportedOpError
-from engine.kernels.compiler import load
-from engine.runtime import files as files_io
-from engine.runtime.plan import KernelSpec, Plan
+from engine.kernels.binaries import load
+from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
+from engine.system import files as files_io
 from engine.tools.trimmed import federated
 from engine.tools.trimmed.bundle import Bundle, inference_info
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source

@@ -1,7 +1,7 @@
 """The plans of a model as one stripped plan file, which is what the C runtime reads.
 
 A build contains the file as constant data.  For a library of kernels, `edgegrad plan` writes it to
-disk.  The format is described in `engine/runtime/plan_file.py`.  Besides the plans of all phases
+disk.  The format is described in `engine/plan/plan_file.py`.  Besides the plans of all phases
 and batch sizes, the file made here holds the sizes of memory, the parameters and the batch sizes.
 """
 
@@ -14,26 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import ELEMENT_TYPES, ITEMSIZE
-from engine.errors import DTypeError
-from engine.kernels.compiler.fingerprint import package_digest
-from engine.kernels.target import Target
-from engine.runtime.context import STEP, tile_words
-from engine.runtime.plan import (
-    ALIGN,
-    COUNT,
-    DONE,
-    FAULT,
-    NOISE,
-    RATE,
-    REGIONS,
-    Plan,
-    Port,
-    align,
-)
-from engine.runtime.plan_file import Writer
+from engine.base.element_types import ELEMENT_TYPES, ITEMSIZE
+from engine.base.errors import DTypeError
+from engine.kernels.binaries.fingerprint import package_digest
+from engine.kernels.machine.target import Target
+from engine.plan.context import STEP, tile_words
+from engine.plan.plan import ALIGN, COUNT, DONE, FAULT, NOISE, RATE, REGIONS, Plan, Port, align
+from engine.plan.plan_file import Writer
+from engine.plan.states import FORMS
 from engine.runtime.program import moved
-from engine.runtime.states import FORMS
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import initializer_places
 from engine.training.model_file import RESET

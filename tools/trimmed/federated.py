@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import engine
-from engine.errors import InternalError
+from engine.base.errors import InternalError
 
 ROOTS = ("engine.federated.folder", "engine.federated.learners", "engine.federated.trimmed",
          "engine.federated.flower.client")  # fmt: skip

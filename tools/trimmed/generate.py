@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from engine.errors import ModelError
-from engine.kernels.target import Target
-from engine.runtime.context import c_header
-from engine.runtime.plan import REGIONS
-from engine.runtime.plan_file import STRIPPED, VERSION, Rule, schema
+from engine.base.errors import ModelError
+from engine.kernels.machine.target import Target
+from engine.plan.context import c_header
+from engine.plan.plan import REGIONS
+from engine.plan.plan_file import STRIPPED, VERSION, Rule, schema
 from engine.tools.trimmed.bundle import (
     PROPERTY_BYTES,
     Bundle,
@@ -213,7 +213,7 @@ class Source:
         The header makes the bare name of the build a type, here `mnist`.  The runtime's source
         calls this type `model` and never has the bare name.  The name of a build may therefore be
         any word that the source uses for something else.  Only longer words could clash;
-        tests/test_names.py checks that no word of the source ends as a public name does.
+        tests/base/test_names.py checks that no word of the source ends as a public name does.
         """
         rows = [f"#define {self.name} model", f'#include "{self.name}.h"', f"#undef {self.name}"]
         rows += [f"#define {word} {name}" for word, name in self._aliases().items() if word != name]

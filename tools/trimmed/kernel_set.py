@@ -13,18 +13,18 @@ import inspect
 import itertools
 from collections.abc import Iterable, Iterator
 
-from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, OF_CPP
-from engine.errors import ModelError, UnsupportedOpError, nearest
+from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, OF_CPP
+from engine.base.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import control
 from engine.graphs.passes.makes import Keys
 from engine.graphs.planner.pipeline import reachable
 from engine.kernels.ops.movement import bits
-from engine.kernels.registry import ops
+from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.instructions import DOMAINS
 from engine.kernels.vocabulary.kernel import ANY, MOVED, NUMBER, OPEN, REAL, Template
 from engine.kernels.vocabulary.op import MS, OURS, Op
-from engine.runtime.plan import KernelSpec, Plan
+from engine.plan.plan import KernelSpec, Plan
 from engine.tools.trimmed.opset import OpSet, of_graphs
 
 OWN = ("", MS, OURS)  # domains of the ops of this package

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.targets import Platform
 

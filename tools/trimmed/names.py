@@ -11,7 +11,7 @@ from __future__ import annotations
 import keyword
 import sys
 
-from engine.errors import ModelError
+from engine.base.errors import ModelError
 
 
 def _words(text: str) -> frozenset[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import FileError, ModelError, UnsupportedOpError, nearest
+from engine.base.errors import FileError, ModelError, UnsupportedOpError, nearest
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph

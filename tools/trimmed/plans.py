@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import FileError, InputError, StateError
+from engine.base.errors import FileError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
 from engine.graphs.offline import export, sparse
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.op import Dim
+from engine.plan.plan import KernelSpec, Plan
+from engine.plan.states import Layout, lay_out
 from engine.runtime.arena import allocate
-from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
-from engine.runtime.states import Layout, lay_out
 from engine.tools.trimmed.kernel_set import makers
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training import checks

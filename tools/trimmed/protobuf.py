@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.errors import ModelError
+from engine.base.errors import ModelError
 
 
 def initializer_places(model: bytes, names: set[str]) -> dict[str, int]:

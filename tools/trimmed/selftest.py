@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import CheckpointState, Module, Optimizer
-from engine.element_types import NUMPY
-from engine.errors import StateError
-from engine.runtime import files as files_io
+from engine.base.element_types import NUMPY
+from engine.base.errors import StateError
+from engine.system import files as files_io
 from engine.tools.trimmed.plans import Planned
 
 STEPS, RATE = 3, 0.01  # at least so many steps, and one of every batch size

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.errors import FileError
-from engine.runtime import files as files_io
+from engine.base.errors import FileError
+from engine.system import files as files_io
 
 
 @contextlib.contextmanager

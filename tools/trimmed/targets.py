@@ -1,6 +1,6 @@
 """Targets: the devices that trimmed builds can be made for, by name.
 
-A target has two parts.  The kernels need to know the CPU (`Target` of `kernels/target.py`).
+A target has two parts.  The kernels need to know the CPU (`Target` of `kernels/machine/target.py`).
 Linking needs to know the platform: ziglang's name for it, the compilers that fit, and how its
 files are called.
 """
@@ -12,8 +12,8 @@ import re
 import sys
 from dataclasses import dataclass, replace
 
-from engine.errors import EngineError, nearest
-from engine.kernels.target import TILES, Target, host, make
+from engine.base.errors import EngineError, nearest
+from engine.kernels.machine.target import TILES, Target, host, make
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ _SYSTEMS = {
 _LINUX = "unknown-linux-gnu"
 _FEATURES = {"neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "wasm": "+simd128"}
 
-# name -> (triple, LLVM CPU, LLVM features or None for the level's, level of kernels/target.py)
+# name -> (triple, LLVM CPU, LLVM features or None for the level's, level of kernels/machine/target.py)
 TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "raspberrypi1": (f"armv6-{_LINUX}eabihf", "arm1176jzf-s", "", "vfp"),
     "raspberrypi2": (f"armv7-{_LINUX}eabihf", "cortex-a7", None, "neon32"),

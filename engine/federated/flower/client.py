@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common.constant import ErrorCode
 
-from engine.errors import EngineError, InputError
+from engine.base.errors import EngineError, InputError
 from engine.federated import parameters
 from engine.federated.flower.mods import protect
 from engine.federated.flower.records import (

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from engine.errors import EngineError, InputError, StateError
+from engine.base.errors import EngineError, InputError, StateError
 from engine.federated import message as messages
 from engine.federated.flower.client import PARTITION, answering, configuration
 from engine.federated.flower.mods import protect

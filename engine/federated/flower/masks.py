@@ -32,7 +32,7 @@ from flwr.common import (
 )
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
 
-from engine.errors import InputError
+from engine.base.errors import InputError
 from engine.federated import parameters
 from engine.federated.flower.records import ARRAYS, CONFIG, arrays_of, to_record
 from engine.federated.parameters import Arrays

@@ -21,8 +21,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
 from engine.federated import noise, parameters
 from engine.federated.flower.masks import masked
 from engine.federated.flower.records import (

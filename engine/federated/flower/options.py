@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import InputError
+from engine.base.errors import InputError
 from engine.federated.options import SEND, local_options, number, one_of, text, whole, words
 from engine.federated.schema import LARGEST, MAX_EXAMPLES
 

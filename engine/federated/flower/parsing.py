@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, Message
 
-from engine.errors import DTypeError, InputError, ShapeError
+from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.federated.flower.records import ARRAYS, CONFIG, METRICS
 from engine.federated.parameters import Arrays
 from engine.federated.schema import Schema, Tensor

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from engine.errors import InputError
+from engine.base.errors import InputError
 from engine.federated import noise
 from engine.federated.flower.mods import NORM, NOT_CLIPPED, moved, update_of
 from engine.federated.flower.records import EXAMPLES, METRICS, arrays_of, from_record, to_record

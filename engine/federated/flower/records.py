@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from engine.errors import InputError
+from engine.base.errors import InputError
 from engine.federated.learner import Kept
 from engine.federated.parameters import Arrays
 from engine.federated.schema import EXAMPLES as EXAMPLES

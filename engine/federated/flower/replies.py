@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 from flwr.app import Array, Message
 
-from engine.errors import EngineError, InputError
+from engine.base.errors import EngineError, InputError
 from engine.federated import parameters
 from engine.federated.flower.mods import ROUND, SEND, encoding_notes, update_of
 from engine.federated.flower.parsing import Parsed, note_of, parsed

@@ -63,7 +63,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
-from engine.errors import EngineError, InputError
+from engine.base.errors import EngineError, InputError
 from engine.federated import parameters
 from engine.federated.flower.masks import MASKS, NAMES, STEPS, with_masks
 from engine.federated.flower.mods import ROUND

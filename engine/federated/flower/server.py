@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from engine.errors import InputError, StateError
+from engine.base.errors import InputError, StateError
 from engine.federated import parameters, privacy
 from engine.federated.flower.client import MakeTrainer
 from engine.federated.flower.mods import NOT_CLIPPED

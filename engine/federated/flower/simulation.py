@@ -19,8 +19,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
 from engine.federated.flower.nodes import PARTITION
 
 

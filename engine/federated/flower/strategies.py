@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import Strategy
 
-from engine.errors import CheckpointError, InputError, NameNotFoundError, nearest
+from engine.base.errors import CheckpointError, InputError, NameNotFoundError, nearest
 from engine.federated.flower.options import STRATEGY
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.robust import SoundKrum, SoundMultiKrum

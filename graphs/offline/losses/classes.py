@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine import arguments
-from engine.errors import InputError, ShapeError
+from engine.base import arguments
+from engine.base.errors import InputError, ShapeError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.losses.nodes import Nodes, check_reduction, float_type, target_input
 from engine.kernels.vocabulary.op import Array, TensorType

@@ -14,8 +14,8 @@ InfoNCE         cross entropy of the scores s = a b / temperature of all pairs, 
 
 from __future__ import annotations
 
-from engine import arguments
-from engine.errors import InputError, ShapeError
+from engine.base import arguments
+from engine.base.errors import InputError, ShapeError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.losses.nodes import Nodes, check_reduction, float_type, target_input
 from engine.kernels.vocabulary.op import TensorType

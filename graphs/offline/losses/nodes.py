@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
-from engine.element_types import FLOATS, NUMPY
-from engine.errors import DTypeError, InputError, ModelError
+from engine.base import arguments
+from engine.base.element_types import FLOATS, NUMPY
+from engine.base.errors import DTypeError, InputError, ModelError
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.kernels.vocabulary.op import MS, TensorType
 

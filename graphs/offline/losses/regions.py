@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
-from engine.errors import InputError, ShapeError
+from engine.base import arguments
+from engine.base.errors import InputError, ShapeError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.losses.nodes import Nodes, check_reduction, float_type, target_input
 from engine.kernels.vocabulary.op import Array, TensorType

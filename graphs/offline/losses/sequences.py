@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine import arguments
-from engine.element_types import ONNX_CODE
-from engine.errors import InputError, ShapeError
+from engine.base import arguments
+from engine.base.element_types import ONNX_CODE
+from engine.base.errors import InputError, ShapeError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.losses.nodes import Nodes, check_reduction, float_type, target_input
 from engine.kernels.vocabulary.op import OURS, TensorType

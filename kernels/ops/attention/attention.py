@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import ONNX_CODE
+from engine.base.element_types import ONNX_CODE
 from engine.kernels.vocabulary.op import MS, Dim, Nodes, Op, Site, TensorType
 
 _SINGLE, _DOUBLE = ONNX_CODE["f32"], ONNX_CODE["f64"]

@@ -6,7 +6,8 @@ Source    Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 2; dK and dV in p
 
 from __future__ import annotations
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.blocks import (
     ATTENTION_WORDS,
     SIZES,
@@ -22,7 +23,6 @@ from engine.kernels.ops.attention.blocks import (
     turn,
     visible,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -37,7 +37,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import up
-from engine.runtime.context import RANDOM
+from engine.plan.context import RANDOM
 
 
 def backward_work(bq: int, bk: int, width: int, value_width: int, lanes: int) -> int:

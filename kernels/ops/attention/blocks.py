@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import Native, imax, imin, inline, off, outline, udiv
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import up
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 Inline = Callable[..., Any]
 

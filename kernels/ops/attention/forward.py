@@ -5,7 +5,8 @@ Source    Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1, on blocks that
 
 from __future__ import annotations
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.blocks import (
     ATTENTION_WORDS,
     NAN_IS_EMPTY,
@@ -20,7 +21,6 @@ from engine.kernels.ops.attention.blocks import (
     turn,
     visible,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -33,7 +33,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import RANDOM
+from engine.plan.context import RANDOM
 
 VECTORS = 4  # rows of running numbers, one a query
 

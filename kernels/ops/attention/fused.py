@@ -5,7 +5,7 @@ Forward   S = scale Q K^T, capped: cap tanh(S / cap), + bias, `fill` where the m
 Backward  P = exp(S - m - log sum) again, block by block; with D = rows of sum(dY * Y):
           dV = drop(P)^T dY,  dP = drop(dY V^T),  dS = P (dP - D),  dbias = sum dS,
           then dS by the cap, dQ = scale dS K,  dK = scale dS^T Q
-Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/test_attention.py
+Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/ops/test_attention.py
 Source    Dao, "FlashAttention-2", arXiv 2307.08691; Milakov, Gimelshein, "Online normalizer
           calculation for softmax", arXiv 1805.02867
 
@@ -20,12 +20,12 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.fold import FOLDS, fold_axes, reduce_cols
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
 from engine.kernels.ops.attention.forward import attention, forward_work
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, TensorType
 
 # Rows and columns of a block of scores: with its operands it stays in the second cache.

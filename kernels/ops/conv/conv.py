@@ -11,7 +11,7 @@ Source    convolution.py, winograd.py, weight_gradient.py and depthwise.py say h
 
 from __future__ import annotations
 
-from engine.element_types import FLOATS
+from engine.base.element_types import FLOATS
 from engine.kernels.loops.window import WINDOW, out_dims, windows
 from engine.kernels.ops.conv.convolution import (
     CONVOLVE_BACK_KERNELS,

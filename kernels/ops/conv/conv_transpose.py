@@ -11,7 +11,7 @@ Source    it is the gradient of the convolution with weights W that makes X of Y
 
 from __future__ import annotations
 
-from engine.element_types import FLOATS
+from engine.base.element_types import FLOATS
 from engine.kernels.loops.window import WINDOW, transposed, transposed_dims
 from engine.kernels.ops.conv.convolution import (
     CONVOLVE_BACK_KERNELS,

@@ -14,10 +14,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from engine import limits
-from engine.element_types import ITEMSIZE
+from engine.base import limits
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import panels_reach
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.depthwise import (
     WINDOW_KERNELS,
@@ -33,7 +34,6 @@ from engine.kernels.ops.conv.winograd_calls import (
     lower_winograd,
     pays,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
@@ -51,7 +51,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import AXES, OPEN, Field, Words
+from engine.plan.words import AXES, OPEN, Field, Words
 
 # --- kernels
 

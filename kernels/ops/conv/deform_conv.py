@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.element_types import ONNX_CODE
+from engine.base.element_types import ONNX_CODE
 from engine.kernels.loops.window import out_dims
 from engine.kernels.ops.shape import i64s, unsqueeze
 from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.element_types import FLOATS, ITEMSIZE
+from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import patches as P
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
@@ -42,7 +42,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.signature import up
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 Inline = Callable[..., Any]
 

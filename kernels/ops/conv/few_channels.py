@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, round_up
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import depthwise as D
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.depthwise import AHEAD, PIXELS, seen
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     BIAS,
@@ -38,7 +38,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 MOST = 4  # channels written for which this is the better way
 LEAST = 8  # channels read that fill enough of a vector

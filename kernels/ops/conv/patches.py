@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Samples
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, Native, imax, imin, inline, off, udiv
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import AXES, Field, Packed, Words
+from engine.plan.words import AXES, Field, Packed, Words
 
 Inline = Callable[..., Any]
 

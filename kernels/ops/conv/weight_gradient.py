@@ -13,9 +13,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import depthwise as D
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.convolution import is_depthwise
@@ -26,7 +27,6 @@ from engine.kernels.ops.conv.winograd_calls import (
     lower_winograd_weights,
     pays,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -45,7 +45,7 @@ from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import up
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 
 def _row_sums(T: str) -> Any:

@@ -12,7 +12,7 @@ but the filters, transformed once before, goes to memory in between.
 
 Error     max |y^ - y| <= (8 + sqrt(Ci)) u max |window of x|_2 max |filter|_2, u = 2**-24.  For
           weights of both signs 5 u is measured, 2 to 8 times the error of the direct kernel; for
-          values all positive, where both grow with sqrt(Ci), 1 to 3 times (tests/test_winograd.py)
+          values all positive, where both grow with sqrt(Ci), 1 to 3 times (tests/ops/test_winograd.py)
 Source    Lavin, Gray, "Fast algorithms for convolutional neural networks", arXiv 1509.09308; points
           with small errors: Barabasz et al., "Error analysis and improving the accuracy of Winograd
           convolution", arXiv 1803.10986.  The usual 0, +-1, +-2 have twice the error of these.
@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import panels_reach, strip
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -47,7 +47,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.row_program import Program
 from engine.kernels.vocabulary.signature import up
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 Inline = Callable[..., Any]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import winograd as W
 from engine.kernels.ops.conv import winograd_weights as D
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Lowering, Operand
-from engine.runtime.config import switch
+from engine.system.config import switch
 
 LINES = 16 << 10  # bytes of the lines of a transform: half of a first-level cache
 TRANSFORMS = 5  # what the transforms of a tile cost, for each of its channels, in columns

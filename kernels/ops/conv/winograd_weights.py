@@ -9,14 +9,15 @@ stay transformed until the end.  Threads share tiles and filters; the sums over 
 added in order, so the result depends on the number of threads but never on their timing.
 
 Error     max |dw^ - dw| <= 12 u max_c |x_c|_2 max_j |dy_j|_2, u = 2**-24, |.|_2 over all pixels
-          of a channel; 7 u is measured (tests/test_winograd.py)
+          of a channel; 7 u is measured (tests/ops/test_winograd.py)
 Source    winograd.py
 """
 
 from __future__ import annotations
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv.winograd import (
     APART,
     AT_P,
@@ -40,7 +41,6 @@ from engine.kernels.ops.conv.winograd import (
     reader,
     tiles_of,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -55,7 +55,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.signature import up
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 # A dy, of outputs
 SPREAD = f"""d0[] d1[] d2[] d3[] ->

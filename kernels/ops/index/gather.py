@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import FLOATS, ITEMSIZE
+from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import i64s, unknown
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, outer_walks
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
@@ -52,8 +52,8 @@ from engine.kernels.vocabulary.op import (
     normal_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import INDEX, STATUS
-from engine.runtime.words import OPEN, Field, Words
+from engine.plan.context import INDEX, STATUS
+from engine.plan.words import OPEN, Field, Words
 
 BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
 FAR = 16 << 20  # bytes of an embedding table's gradient that no cache keeps until the optimizer

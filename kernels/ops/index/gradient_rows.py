@@ -13,11 +13,11 @@ when negative; one out of range is written to the fault word, see gather.py.
 
 from __future__ import annotations
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.blocks import Blocks
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import wrap
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
     Numbers,
@@ -29,7 +29,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import INDEX, STATUS
+from engine.plan.context import INDEX, STATUS
 
 
 @kernel(

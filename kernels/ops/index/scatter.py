@@ -20,9 +20,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engine.errors import DTypeError
+from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import (
     AXIS_0,
     BY_COLUMNS,
@@ -39,7 +40,6 @@ from engine.kernels.ops.index.gather import (
 from engine.kernels.ops.index.scatter_gradients import scatter_rule
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import unsqueeze
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.kernel import (
@@ -68,8 +68,8 @@ from engine.kernels.vocabulary.op import (
     normal_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import INDEX, STATUS
-from engine.runtime.words import OPEN, Field, Packed, Words
+from engine.plan.context import INDEX, STATUS
+from engine.plan.words import OPEN, Field, Packed, Words
 
 REDUCTIONS = {"none": "u", "add": "y + u", "mul": "y * u", "max": "max(y, u)", "min": "min(y, u)"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY, ONNX_CODE
+from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.kernels.ops.shape import i64s, unsqueeze
 from engine.kernels.vocabulary.op import Array, Grad, Site
 

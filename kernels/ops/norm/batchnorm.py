@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.element_types import ONNX_CODE
+from engine.base.element_types import ONNX_CODE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.norm.channels import GRADIENT_SUMS
 from engine.kernels.ops.shape import reduce_sum

@@ -19,10 +19,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, walked
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Reach
 from engine.kernels.vocabulary.facts import Layout
 from engine.kernels.vocabulary.kernel import (
@@ -58,7 +58,7 @@ from engine.kernels.vocabulary.row_program import (
 )
 from engine.kernels.vocabulary.terms import Formulas
 from engine.kernels.vocabulary.tiling import Tiling
-from engine.runtime.words import Field, Packed, Words
+from engine.plan.words import Field, Packed, Words
 
 PART = 1 << 16  # elements of a part of the work
 CHUNK = 512  # columns of a part that are worked on together

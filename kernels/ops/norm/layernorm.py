@@ -16,8 +16,8 @@ import math
 from collections.abc import Sequence
 
 from engine.kernels.loops.fold import RUN
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.norm.channels import channel_sums_join
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import Body, Native, imin, kernel, off, share
 from engine.kernels.vocabulary.op import (

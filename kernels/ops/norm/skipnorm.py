@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine import limits
+from engine.base import limits
 from engine.kernels.ops.norm.layernorm import UNREAD, infer_grad, kept_type
 from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 

@@ -29,16 +29,16 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
-from engine.element_types import ITEMSIZE, NUMPY
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.element_types import ITEMSIZE, NUMPY
+from engine.base.errors import InputError
 from engine.kernels.loops.blocks import Blocks
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import LINE, square_root
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0, below_1
 from engine.kernels.ops.optimizer.ranges import RUN
 from engine.kernels.ops.optimizer.step import Part, Step, optimizer
 from engine.kernels.ops.optimizer.update import factor_of, is_due
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import Declared, KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -54,8 +54,8 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.states import State
-from engine.runtime.words import OPEN, Field, Packed, Words
+from engine.plan.states import State
+from engine.plan.words import OPEN, Field, Packed, Words
 
 MOST_BLOCKS = 16  # of rows of one matrix: for each a row of sums over columns is kept meanwhile
 MACHINE = -1.0  # as epsilon1: the machine epsilon of the element type

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine import arguments
+from engine.base import arguments
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
 from engine.kernels.ops.optimizer.step import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import inline
-from engine.runtime.states import State
+from engine.plan.states import State
 
 # --- options
 

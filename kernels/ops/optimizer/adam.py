@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
 from engine.kernels.loops.map import MAP_KERNELS
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import square_root
 from engine.kernels.ops.optimizer.method import (
     FIRST,
@@ -40,10 +41,9 @@ from engine.kernels.ops.optimizer.update import (
     stretch,
     update_kernel,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import inline
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Site, TensorType, Update
-from engine.runtime.states import State
+from engine.plan.states import State
 
 DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam; the first two are adam_mode
 LAZY = 4  # added to a form: rows without a gradient are passed over

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from engine.element_types import FLOATS, ITEMSIZE
-from engine.errors import nearest
+from engine.base.element_types import FLOATS, ITEMSIZE
+from engine.base.errors import nearest
 from engine.kernels.loops.blocks import Blocks
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.ranges import (
     RUN,
     TABLE,
@@ -31,7 +32,6 @@ from engine.kernels.ops.optimizer.ranges import (
     runs_of,
     within,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import Declared, KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine import arguments
-from engine.element_types import ITEMSIZE
+from engine.base import arguments
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.blocks import Blocks
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import in_runs, square_root
 from engine.kernels.ops.optimizer.method import (
     FIRST,
@@ -39,7 +40,6 @@ from engine.kernels.ops.optimizer.ranges import (
 )
 from engine.kernels.ops.optimizer.step import Step, optimizer
 from engine.kernels.ops.optimizer.update import factor_of, is_due, power
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -54,7 +54,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.states import State
+from engine.plan.states import State
 
 UPDATE = "m * rate / (sqrt(v * whole) + eps) + decay * p"
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import AT_LEAST_0, checked
 from engine.kernels.vocabulary.op import OURS
-from engine.runtime.states import State
-from engine.signatures import AT_LEAST_0, checked
+from engine.plan.states import State
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-training's names
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import imax, imin, inline, off, udiv
-from engine.runtime.words import OPEN, Field, Words
+from engine.plan.words import OPEN, Field, Words
 
 RUN = 4096  # elements whose squares are added in the working type
 

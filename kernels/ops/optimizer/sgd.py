@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine import arguments
-from engine.errors import InputError
+from engine.base import arguments
+from engine.base.errors import InputError
 from engine.kernels.loops.map import MAP_KERNELS
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule, at_least_0
 from engine.kernels.ops.optimizer.step import Step, optimizer, rule
 from engine.kernels.ops.optimizer.update import Formula, stretch, update_kernel
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import inline
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Update
-from engine.runtime.states import State
+from engine.plan.states import State
 
 PLAIN = "SGDOptimizerV2"  # onnxruntime's
 STATELESS = Update(lambda attrs: (), has_step=False)

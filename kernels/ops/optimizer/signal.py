@@ -15,6 +15,7 @@ plans it reads flat tensors, or the norm that clipping has taken of the same gra
 
 from __future__ import annotations
 
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import (
     check_floats,
     over_runs,
@@ -28,7 +29,6 @@ from engine.kernels.ops.optimizer.ranges import (
     runs_of,
     within,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -39,7 +39,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import MANY, OURS, Lowering, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import STATUS
+from engine.plan.context import STATUS
 
 load_acquire = Native("load_acquire")
 FLAG = TensorType("b1", (1,))

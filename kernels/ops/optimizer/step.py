@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
 from engine.kernels.ops.optimizer.method import Method
@@ -34,7 +34,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     Update,
 )
-from engine.runtime.plan import ALIGN
+from engine.plan.plan import ALIGN
 
 RATE = TensorType("f32", (1,))  # the learning rate, as files have it
 DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops that have them

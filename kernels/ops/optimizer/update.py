@@ -24,11 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.blocks import Blocks
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.ranges import TABLE, TABLES, part, ranges_reach
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import VALUE
 from engine.kernels.vocabulary.kernel import (
     Body,

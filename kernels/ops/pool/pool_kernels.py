@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, clip, round_up
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
-from engine.runtime.words import AXES, Field, Words
+from engine.plan.words import AXES, Field, Words
 
 TAPS = 256  # the most taps of a window whose index is a u8
 TAKEN, PADDED, ONE = range(3)  # divisors of a sum: taps in the image, in its padding too, or 1

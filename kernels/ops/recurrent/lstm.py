@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.recurrent import cells as cells_
 from engine.kernels.ops.recurrent.recurrence import (
     LENS,
@@ -29,7 +30,6 @@ from engine.kernels.ops.recurrent.recurrence import (
     time_before,
     y_at,
 )
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import ACCUMULATE, Body, Native, inline, kernel, off, pick
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import report
 from engine.kernels.loops.contract import pack_cols, pack_rows, strip
-from engine.kernels.target import Target
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -32,8 +32,8 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.runtime.context import LENGTH, STATUS
-from engine.runtime.words import Field, Words
+from engine.plan.context import LENGTH, STATUS
+from engine.plan.words import Field, Words
 
 Inline = Callable[..., Any]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine import limits
-from engine.element_types import ITEMSIZE
-from engine.errors import DTypeError
+from engine.base import limits
+from engine.base.element_types import ITEMSIZE
+from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import COLUMN_WORDS, reduce_cols
 from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map
@@ -20,7 +20,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     recurrent_pack,
 )
 from engine.kernels.vocabulary.op import MS, Dim, Lowering, Operand, Site, TensorType
-from engine.runtime.words import Packed
+from engine.plan.words import Packed
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE, ONNX_CODE
+from engine.base.element_types import ITEMSIZE, ONNX_CODE
 from engine.kernels.loops.window import parts, round_up
 from engine.kernels.ops.sampling.taps import (
     BORDER,
@@ -41,7 +41,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     fresh,
 )
-from engine.runtime.words import Packed
+from engine.plan.words import Packed
 
 MODES = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION}

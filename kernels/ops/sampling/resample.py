@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE, NUMPY
-from engine.kernels.target import Target
+from engine.base.element_types import ITEMSIZE, NUMPY
+from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, pick, share, udiv
 from engine.kernels.vocabulary.op import Array, Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.words import Field, Words
+from engine.plan.words import Field, Words
 
 Inline = Callable[..., Any]
 

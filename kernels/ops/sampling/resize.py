@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine import limits
-from engine.element_types import FLOATS
+from engine.base import limits
+from engine.base.element_types import FLOATS
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.sampling.resample import Table, lower_resample, resample

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.loops.window import parts, round_up
 from engine.kernels.ops.index.gather import wide_index
@@ -26,7 +26,7 @@ from engine.kernels.ops.sampling.roi_kernels import (
 )
 from engine.kernels.vocabulary.facts import ChannelsLast
 from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
-from engine.runtime.words import Packed
+from engine.plan.words import Packed
 
 MODES = {"avg": 0, "max": 1}
 COORDINATES = {"output_half_pixel": 0, "half_pixel": 1}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.kernels.loops.bad_data import NO_POSITION, report, report_at
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import wrap
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -17,8 +17,8 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.context import INDEX, STATUS
-from engine.runtime.words import Words
+from engine.plan.context import INDEX, STATUS
+from engine.plan.words import Words
 
 ROI_WORDS = Words(
     "roi",

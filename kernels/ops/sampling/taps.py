@@ -7,11 +7,11 @@ it reads, or -1 for 0.
 
 from __future__ import annotations
 
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.sampling.resample import lines_sum
-from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.row_program import loop
-from engine.runtime.words import AXES, Field, Words
+from engine.plan.words import AXES, Field, Words
 
 ZEROS, BORDER, REFLECTION = range(3)
 CUBIC = -0.75  # Keys' parameter

@@ -1,6 +1,6 @@
 """Quantisation: every way to give a scale, every integer type, integer products.
 
-tests/test_quantization.py has the gradient that passes straight through.
+tests/ops/test_quantization.py has the gradient that passes straight through.
 """
 
 from __future__ import annotations

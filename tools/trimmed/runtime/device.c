@@ -125,7 +125,7 @@ static int take(@name@ *m, const edgegrad_message *request)
     return 1;
 }
 
-/* Begin the proximal term of FedProx (engine/proximal.py), of weight mu; 0: done. */
+/* Begin the proximal term of FedProx (engine/training/proximal.py), of weight mu; 0: done. */
 static int set_anchors(@name@ *m, double mu)
 {
     int weight = @name@_find_parameter(m, "proximal_mu");

@@ -43,7 +43,7 @@ enum { MOST_STATES = 6, MOST_DIMS = 64 };
 enum form { F_PARAMETER, F_ROWS, F_COLUMNS, F_SCALAR, FORMS };
 
 /* A state of the optimizer, which has a tensor for each trained parameter.  The forms are those of
- * engine/runtime/states.py. */
+ * engine/plan/states.py. */
 struct state {
     int form, dtype;  /* dtype 0: that of the parameter */
     uint64_t initial; /* the bytes of the initial value of an element, if that has 8 */

@@ -2,7 +2,7 @@
  * the kernel `worker`.
  *
  * A thread that waits for the others first spins and then sleeps.  To sleep, the executor
- * (kernels/compiler/executor.py) calls four functions of the system, whose addresses are in its
+ * (kernels/loops/executor.py) calls four functions of the system, whose addresses are in its
  * words: lock(mutex), unlock(mutex), wait(condition, mutex, forever, no flags), of which POSIX has
  * the first two, and wake(condition). */
 

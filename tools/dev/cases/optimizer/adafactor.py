@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.optim_types import Adafactor
+from engine.graphs.offline.optim_types import Adafactor
 from engine.tools.dev.cases.optimizer.case import DECAY, Case, Options, State
 
 

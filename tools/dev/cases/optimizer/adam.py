@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.optim_types import Adam, AdamW
+from engine.graphs.offline.optim_types import Adam, AdamW
 from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, EPS, Case, Options, State
 
 

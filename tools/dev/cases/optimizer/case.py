@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.optim_types import Method
+from engine.graphs.offline.optim_types import Method
 
 EPS, DECAY = 2.0**-20, 0.03125  # these and all numbers of cases: exact in float32, as attributes
 BETAS = (0.875, 0.96875)

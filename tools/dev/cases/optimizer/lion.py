@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.optim_types import Lion
+from engine.graphs.offline.optim_types import Lion
 from engine.tools.dev.cases.optimizer.case import BETAS, DECAY, Case, Options, State
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.optim_types import SGD
+from engine.graphs.offline.optim_types import SGD
 from engine.tools.dev.cases.optimizer.case import DECAY, Case, Options, State
 
 

@@ -1,0 +1,423 @@
+"""The offline phase: from a forward-only ONNX model to all that a device needs to train it.
+
+    from engine.artifacts import LossType, OptimType, generate_artifacts
+
+    generate_artifacts(
+        "forward.onnx",
+        requires_grad=["fc.weight", "fc.bias"],
+        loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
+        artifact_directory="artifacts",
+    )
+
+Names, keyword arguments and files are those of `onnxruntime.training.artifacts`; its version 1.19.2
+runs what comes out wherever it has the ops.  What differs: the loss is always called `loss`; class
+scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` models work.  Where the
+model has a value that is called as a name of the artifacts is, as an input `target`, they have
+another, `target_1`: a `Module` gives its inputs and outputs in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from engine import loss_types
+from engine.base import arguments
+from engine.base.element_types import OF_NUMPY
+from engine.base.errors import (
+    FileError,
+    InputError,
+    ModelWarning,
+    StateError,
+    UnsupportedOpError,
+    caller_level,
+)
+from engine.base.fields import takes
+from engine.base.signatures import checked
+from engine.checkpoint import storage
+from engine.checkpoint.storage import Checkpoint, NominalTensor
+from engine.graphs.io.note import METADATA
+from engine.graphs.offline import optim_types
+from engine.graphs.offline.optim_types import *  # noqa: F403  # its __all__ is public here
+from engine.graphs.offline.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
+from engine.graphs.offline.sparse_update import SparseUpdate
+from engine.loss_types import *  # noqa: F403  # its __all__ is public here
+from engine.loss_types import LOSSES, Loss, LossType
+from engine.onnxblock import Block, TrainingBlock, base, empty_base
+from engine.runtime import mapping
+from engine.system import files
+from engine.system.files import NOTE
+from engine.system.paths import Paths
+from engine.training import artifact_set
+from engine.training.artifact_set import PROPERTY, SetId
+from engine.training.settings import ArtifactOptions
+from engine.training.state import LEARNING_RATE
+
+if TYPE_CHECKING:
+    import onnx
+
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.training import Artifacts, Choice
+    from engine.training.keywords import ArtifactKeywords
+
+__all__ = ["SparseUpdate", "generate_artifacts"]
+__all__ += loss_types.__all__
+__all__ += vars(optim_types)["__all__"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FORWARD = "forward.onnx"  # of a folder of artifacts: what they are made of, if it is kept
+CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; of which id
+
+
+@checked
+@takes(ArtifactOptions)
+def generate_artifacts(
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes,
+    requires_grad: Sequence[str] | None = None,
+    frozen_params: Sequence[str] | None = None,
+    loss: LossType | Loss | Block | None = None,
+    optimizer: OptimType | OptimizerSpec | Block | None = None,
+    artifact_directory: str | os.PathLike[str] | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | os.PathLike[str] | None = None,
+    additional_output_names: Sequence[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None,
+    **options: Unpack[ArtifactKeywords],
+) -> None:
+    """Write the training, eval and optimizer models and the checkpoint of a forward model.
+
+    Args:
+        model: The forward model: a path, bytes or `ModelProto`; of more than 2 GiB a path.
+        requires_grad: Initializers to train.
+        frozen_params: Initializers to keep in the checkpoint without training them.  Those in
+            neither list stay constants of the models.  If both lists are empty, all floating-point
+            initializers are frozen.
+        loss: What to minimise; a Block is called with the outputs.  None: the first output.
+        optimizer: None writes no model; a Block is called with the (trainable, frozen) parameters.
+            Its `lr`, if it is given, is kept in the checkpoint; `Optimizer` begins with it.
+        artifact_directory, prefix: Folder, made if missing, and beginning of the names of files.
+        ort_format, custom_op_library: Not supported.
+        additional_output_names: Values of the model to be outputs, behind the loss.
+        nominal_checkpoint: Also write `nominal_checkpoint`, without values.
+        loss_input_names: What the loss is taken of, by default the model's output; a second name
+            is that of the target or labels: of a value of the model, or of an input to add.  By
+            default that is a new input, `labels` or `target`.
+
+    A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
+    the module that it was exported from, and of batch normalisations that are frozen by default.
+
+    Files: `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`, `checkpoint`,
+    `nominal_checkpoint`, `constants.<id>.data`.  Each is complete or not written.  All say of which
+    set they are (engine/training/artifact_set.py), so that where a process is killed between them,
+    what is left is refused.
+
+    Raises:
+        FileError: A file cannot be read or written.
+        ModelError: The model is malformed, or a parameter has no influence on the loss.
+        UnsupportedOpError: An op, opset or option is not supported, or an op has no gradient.
+        NameNotFoundError: A name is not in the model.
+        InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline import precision, sparse, ties, training
+    from engine.graphs.offline.normalize import separate_equal
+    from engine.graphs.offline.parameters import parameters
+    from engine.graphs.passes import control
+
+    asked = ArtifactOptions(**options)
+    _refuse_unsupported(ort_format, custom_op_library)
+    extra = _names("additional_output_names", additional_output_names)
+    chosen = _names("loss_input_names", loss_input_names)
+    trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
+    spec, method = _loss(loss), _optimizer(optimizer)
+    forward = control.unroll(separate_equal(onnx_io.load(model)))
+    for note in forward.notes:
+        warnings.warn(note, ModelWarning, stacklevel=caller_level())
+    paths = Paths.of(forward.metadata)
+    trained, frozen = (paths.resolved(n, forward.initializers) for n in (trained, frozen))
+    answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
+    norms = asked.frozen_batch_norm
+    if asked.ties is None:
+        copies = ties.find(forward, trained, frozen)
+        if copies:
+            warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=caller_level())
+    else:
+        trained, frozen = ties.tie(forward, asked.ties, trained, frozen)
+    if asked.update is not None:
+        trained, frozen, still = sparse.choose_and_split(forward, asked.update, trained, frozen)
+        norms = still if norms is None else norms
+    if trained and precision.stops_gradients(forward) and METADATA not in forward.metadata:
+        told = precision.tell(forward, parameters(forward))
+        warnings.warn(told, ModelWarning, stacklevel=caller_level())
+    choice = training.choose(forward, trained, frozen)
+    _refuse_choice(choice, method)
+    if isinstance(spec, Block):
+        forward = _add_block(forward, spec, chosen or forward.outputs, extra)
+        forward.outputs, spec, extra = forward.outputs[:1], None, forward.outputs[1:]
+    build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
+    made = training.make_artifacts(forward, choice, build, extra, norms, proximal=asked.proximal)
+    if answers:
+        made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
+    kept = bool(forward.external) or METADATA in forward.metadata
+    external = kept if asked.external_data is None else asked.external_data
+    _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint, external)
+
+
+def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None:
+    """Refuse to train inputs, and to make an optimizer for nothing."""
+    if choice.inputs:
+        raise InputError(
+            f"requires_grad: {list(choice.inputs)} are inputs of the model; a Module accumulates "
+            "gradients of parameters. onnxblock.TrainingBlock makes models with those of inputs"
+        )
+    if method is not None and not choice.trainable:
+        raise StateError(
+            "an optimizer needs something to train: give requires_grad, or optimizer=None"
+        )
+
+
+def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Graph], str]:
+    """The function that appends the loss to a graph.
+
+    inputs: the values of which the loss is taken.  is_chosen: whether the caller has named them.
+    """
+    if len(inputs) > spec.takes and not is_chosen:
+        raise InputError(
+            f"the model has outputs {inputs}: name the one the loss is taken of by loss_input_names"
+        )
+    return lambda graph: spec.build(graph, *inputs)
+
+
+def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Sequence[str]) -> Graph:
+    """Append a loss that is a block; return a model with the outputs of the block and further ones.
+
+    The first output is the loss.  If the block has made it, it is renamed, see `name_loss`.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline import training
+    from engine.graphs.passes.infer import infer
+
+    infer(forward)
+    before = set(forward.values())
+    with base(onnx_io.to_proto(forward)) as accessor:
+        made = block(*inputs)
+    outputs = [made] if isinstance(made, str) else arguments.names("output of the loss", made)
+    grown = onnx_io.load(accessor.model)
+    if not outputs:
+        raise InputError(f"{type(block).__name__}: a loss returns the name of its output")
+    grown.outputs = [*outputs, *extra]
+    training.name_loss(grown, outputs[0], before, forward.outputs)
+    return grown
+
+
+def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
+    """The graph of the optimizer model, of the training model's opset."""
+    from engine.graphs.io import messages, onnx_io
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline import optimizers
+    from engine.graphs.passes.infer import infer
+
+    opset = made.training.opsets[""]
+    kinds = {name: OF_NUMPY[array.dtype] for name, array in made.trainable.items()}
+    method = _by_names(method, Paths.of(made.training.metadata), list(made.trainable))
+    if isinstance(method, OptimizerSpec):
+        graph = method.build(opset, kinds)
+        arguments.expect("the optimizer's graph", graph, Graph)
+        return graph
+    tensors = [
+        [messages.tensor_proto(name, array) for name, array in part.items()]
+        for part in (made.trainable, made.frozen)
+    ]
+    with empty_base(opset) as accessor:
+        method(tuple(tensors))
+    graph = onnx_io.load(accessor.model)
+    optimizers.states_of(graph, kinds)  # or refuse it now
+    infer(graph.copy())
+    return graph
+
+
+def _by_names(
+    method: OptimizerSpec | Block, paths: Paths, names: Sequence[str]
+) -> OptimizerSpec | Block:
+    """The optimizer with groups that match by names what theirs match by paths, too."""
+    if not isinstance(method, Method) or not method.groups:
+        return method
+    groups = [replace(group, match=paths.spelt(group.match, names)) for group in method.groups]
+    options: dict[str, Any] = {"groups": groups}  # of the subclass, a dataclass
+    spelt: Method = replace(method, **options)
+    return spelt
+
+
+def _write(
+    made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool, external: bool
+) -> None:
+    """Write all files into a temporary folder, and move them in place when all are complete.
+
+    external: constants go to a file of their own.
+    """
+    from engine.graphs.io import onnx_io
+
+    graphs = {"training_model": made.training, "eval_model": made.evaluation}
+    models = hashlib.sha256("".join(map(onnx_io.digest, graphs.values())).encode()).hexdigest()
+    ids = SetId.of(models)
+    if method is not None:
+        graphs["optimizer_model"] = _optimizer_graph(method, made)
+        ids = SetId.of(models, onnx_io.digest(graphs["optimizer_model"]))
+    folder, prefix = os.path.split(base)
+    stamps = onnx_io.stamps([made.training, made.evaluation], folder) if external else ""
+    for name, graph in graphs.items():
+        if stamps and name != "optimizer_model":
+            graph.metadata[mapping.STAMPS] = stamps
+        mine = ids if name == "optimizer_model" else SetId(ids.models)
+        graph.metadata[PROPERTY] = str(mine)
+    rate = method.learning_rate() if isinstance(method, Method) else None
+    properties: dict[str, int | float | str] = {PROPERTY: str(ids)}
+    if rate is not None:
+        properties[LEARNING_RATE] = rate
+    values = Checkpoint(trainable=made.trainable, frozen=made.frozen, properties=properties)
+    checkpoints = {"checkpoint": values}
+    if arguments.flag("nominal_checkpoint", nominal):
+        checkpoints["nominal_checkpoint"] = _nominal(values)
+    files.make_folder(folder)
+    for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
+        files.target(base + name)
+    with files.staging(folder) as stage:
+        place, referred = os.path.join(stage, prefix), set[str]()
+        if external or any(map(onnx_io.needs_external_data, graphs.values())):
+            both = {f"{place}{n}.onnx": graphs.pop(n) for n in ("training_model", "eval_model")}
+            data = place + CONSTANTS.format(ids.models)
+            referred = onnx_io.save_sharing(both, data, home=folder)
+        for name, graph in graphs.items():
+            onnx_io.save(graph, f"{place}{name}.onnx")
+        for name, content in checkpoints.items():
+            storage.write(content, place + name, artifact=True)
+        _replace_set(stage, base, referred, list(checkpoints))
+
+
+def save_forward(graph: Graph, folder: str) -> str:
+    """Write the forward model of artifacts beside them; return its path.
+
+    Weights of a large one are in a file that the artifacts refer to as well, so that they are on
+    the disk once; those of external data in this folder stay where they are.
+
+    Raises:
+        FileError: a file cannot be written.
+    """
+    from engine.graphs.io import onnx_io
+
+    path = os.path.join(folder, FORWARD)
+    if onnx_io.nbytes(graph) < mapping.LARGE:
+        onnx_io.save(graph, path)
+    else:
+        name = CONSTANTS.format(SetId.of(onnx_io.digest(graph)).models)
+        onnx_io.save_sharing({path: graph}, os.path.join(folder, name))
+    return path
+
+
+def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequence[str]) -> None:
+    """Move the files of a set in the places of those of the set before.
+
+    A process that is killed meanwhile leaves files of two sets, which are refused where both say of
+    which set they are.  A training model that does not is taken away first: without it, nothing of
+    the folder can be trained.
+
+    stage: the folder with the new files.  base: what the paths of the set begin with.
+    referred: the files with constants that the models refer to.  What the forward model of the
+        folder refers to stays as well, as it may be what artifacts are made of again.
+    """
+    from engine.graphs.io import onnx_io
+
+    folder, prefix = os.path.split(base)
+    training = files.target(base + artifact_set.NAMES[0])
+    if os.path.isfile(training) and not _says_its_set(training):
+        files.remove(training)
+        files.sync_folder(folder)
+    for name in checkpoints:
+        storage.move(os.path.join(stage, prefix + name), base + name)
+    key = base + artifact_set.NAMES[0]
+    moves = [(os.path.join(stage, n), os.path.join(folder, n)) for n in sorted(os.listdir(stage))]
+    for each in (False, True):
+        for source, path in moves:
+            if (path == key) == each:
+                files.move(source, path)
+        files.sync_folder(folder)
+    kept = referred | onnx_io.external_files(os.path.join(folder, FORWARD))
+    others = re.compile(re.escape(prefix) + CONSTANTS.format("[0-9a-f]{32}"))
+    for name in os.listdir(folder):
+        if name not in kept and others.fullmatch(name):
+            with contextlib.suppress(FileError):  # Windows keeps what a module has mapped
+                files.remove(os.path.join(folder, name))
+
+
+def _says_its_set(path: str) -> bool:
+    """Whether a model has an id of its set, which is the last that is written into a file."""
+    with open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - 256, 0))
+        return PROPERTY.encode() in file.read()
+
+
+def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None) -> None:
+    if arguments.flag("ort_format", ort_format):
+        raise UnsupportedOpError(
+            "ort_format=True: .ort files are not written; the .onnx artifacts serve all devices"
+        )
+    if library is not None:
+        raise UnsupportedOpError(
+            f"custom_op_library={library!r}: custom operators are not supported"
+        )
+
+
+def _names(title: str, names: Sequence[str] | None) -> list[str]:
+    """A list of names, empty for None; `title` is what messages call it."""
+    return [] if names is None else arguments.names(title, names)
+
+
+def _loss(loss: LossType | Loss | Block | None) -> Loss | Block | None:
+    if isinstance(loss, LossType):
+        return LOSSES[loss]()
+    if loss is None or isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, Block):
+        if isinstance(loss, TrainingBlock):
+            raise InputError("loss: a TrainingBlock makes its own models; give the loss it is of")
+        return loss
+    raise InputError(f"loss={loss!r}; expected a LossType, a Loss, an onnxblock.Block or None")
+
+
+def _optimizer(
+    optimizer: OptimType | OptimizerSpec | Block | None,
+) -> OptimizerSpec | Block | None:
+    if isinstance(optimizer, OptimType):
+        return OPTIMIZERS[optimizer]()
+    if optimizer is None or isinstance(optimizer, OptimizerSpec | Block):
+        return optimizer
+    raise InputError(
+        f"optimizer={optimizer!r}; expected an OptimType, an optimizer, an onnxblock.Block or None"
+    )
+
+
+def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
+    """The beginning of the paths of all files: the folder and the prefix."""
+    folder = os.getcwd() if directory is None else arguments.path("artifact_directory", directory)
+    return os.path.join(folder, arguments.beginning("prefix", prefix))
+
+
+def _nominal(values: Checkpoint) -> Checkpoint:
+    def bare(parameters: Any) -> dict[str, NominalTensor]:
+        return {name: NominalTensor(array.dtype) for name, array in parameters.items()}
+
+    names = bare(values.trainable), bare(values.frozen)
+    kept = {PROPERTY: values.properties[PROPERTY]}
+    return Checkpoint(trainable=names[0], frozen=names[1], nominal=True, properties=kept)

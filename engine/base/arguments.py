@@ -1,0 +1,307 @@
+"""Checks of what callers pass: each names the argument, what was found and what is expected."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base.errors import DTypeError, FileError, InputError, ShapeError
+
+Array = npt.NDArray[Any]
+
+_UNITS = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30
+}  # fmt: skip
+_SHOWN = 80  # characters of a text
+_DIGITS = 20  # 2^64 has as many
+_AMOUNT = re.compile(
+    rf"(\d{{1,{_DIGITS}}}(?:\.\d{{1,{_DIGITS}}})?)\s*({'|'.join(_UNITS)})", re.IGNORECASE | re.ASCII
+)
+_ODD = complex | np.complexfloating | np.datetime64 | np.timedelta64  # float() may take them
+
+
+def expect(what: str, value: Any, kind: type) -> None:
+    """Check that `value` is an instance of a class.
+
+    Raises:
+        DTypeError: it is not.
+    """
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise DTypeError(f"{what}: expected {article} {kind.__name__}, got {kind_of(value)}")
+
+
+def path(what: str, value: Any) -> str:
+    """A path as text.
+
+    Raises:
+        DTypeError: it is no path.
+        FileError: it holds a null character, so no file can have it, or has no UTF-8 form.
+    """
+    try:
+        name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    except Exception:
+        name = None
+    if not isinstance(name, str):
+        raise DTypeError(f"{what}: expected a path, got {kind_of(value)}")
+    if "\0" in name:
+        raise FileError(f"{what}: no file can be named {name!r}: a null character")
+    if not _has_utf_8(name):
+        raise FileError(f"{what}: {name!r} has no UTF-8 form, as names have in reports")
+    return name
+
+
+def beginning(what: str, value: Any) -> str:
+    """What the names of files begin with: no folder, so that the files stay where they belong.
+
+    Raises:
+        DTypeError: it is no text.
+        FileError: as `path`, or it has a separator of paths or a drive.
+    """
+    name = path(what, value)
+    if "/" in name or "\\" in name or name[1:2] == ":":
+        raise FileError(f"{what}={name!r}: expected the beginning of a name, without a folder")
+    return name
+
+
+def octets(what: str, value: Any) -> memoryview:
+    """The bytes of a `bytes`, `bytearray` or `memoryview`, without a copy.
+
+    Raises:
+        DTypeError: it is none of these, or its bytes do not lie one after another.
+    """
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise DTypeError(f"{what}: expected bytes, got {kind_of(value)}")
+    view = memoryview(value)
+    if not view.c_contiguous:
+        raise DTypeError(f"{what}: expected bytes one after another, got strides {view.strides}")
+    return view.cast("B")
+
+
+class DefaultName(str):
+    """A name that nobody has chosen: where something has it already, another one is made of it."""
+
+    __slots__ = ()
+
+
+def text(what: str, value: Any) -> str:
+    """Text that can be written to a file as UTF-8.
+
+    Raises:
+        DTypeError: it is no text.
+        InputError: it has no UTF-8 form.
+    """
+    if not isinstance(value, str):
+        raise DTypeError(f"{what}: expected text, got {kind_of(value)}")
+    if not _has_utf_8(value):
+        raise InputError(f"{what} {value!r} has no UTF-8 form: surrogates not allowed")
+    return value if isinstance(value, DefaultName) else str.__str__(value)
+
+
+def _has_utf_8(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # a half of a surrogate pair alone
+        return False
+    return True
+
+
+def names(what: str, value: Any) -> list[str]:
+    """A list of names.  One text alone is refused, since it would be a list of its letters.
+
+    Raises:
+        InputError: it is no list of names.
+    """
+    try:
+        found = None if isinstance(value, str | bytes | bytearray | memoryview) else list(value)
+    except Exception:
+        found = None
+    if found is None:
+        raise InputError(f"{what}: expected a list of names, got {kind_of(value)}")
+    for name in found:
+        if not isinstance(name, str):
+            raise InputError(f"{what}: expected a list of names, got {kind_of(name)} in it")
+    return [text(what, name) for name in found]
+
+
+def flag(what: str, value: Any) -> bool:
+    """True or False; 1 and 0 stand for them.
+
+    Raises:
+        DTypeError: it is neither.
+        InputError: it is another whole number.
+    """
+    if not isinstance(value, bool | int | np.bool_ | np.integer):
+        raise DTypeError(f"{what}: expected True or False, got {kind_of(value)}")
+    if value not in (0, 1):
+        raise InputError(f"{what}: expected True or False, got {kind_of(value)}")
+    return bool(value)
+
+
+def count(what: str, value: Any) -> int:
+    """A whole number.
+
+    Raises:
+        DTypeError: it is none.
+    """
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except Exception:
+        raise DTypeError(f"{what}: expected a whole number, got {kind_of(value)}") from None
+
+
+def digits(what: str, value: str, low: int, high: int) -> int:
+    """A whole number that a text spells in ASCII digits alone: no sign, space or underscore.
+
+    Raises:
+        InputError: the text is none, or it is not from `low` to `high`.
+    """
+    few = len(value) <= _DIGITS
+    if not (few and value.isascii() and value.isdecimal() and low <= int(value) <= high):
+        shown = value if few else f"{value[:_DIGITS]}..."
+        raise InputError(f"{what}={shown!r}: expected a whole number from {low} to {high}")
+    return int(value)
+
+
+def nbytes(what: str, value: Any) -> int:
+    """A number of bytes, at least 1: an integer, or text as "48 MB", "48MiB", "1.5 GB".
+
+    kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024; what is left of a byte goes.
+
+    Raises:
+        DTypeError: it is neither an integer nor text.
+        InputError: the text is no number of bytes, or there is not one.
+    """
+    if isinstance(value, str):
+        amount = _AMOUNT.fullmatch(value.strip())
+        if amount is None:
+            units = ", ".join(_UNITS)
+            raise InputError(f"{what}={value!r}: expected bytes, as '48 MB'; units: {units}")
+        factor = next(n for unit, n in _UNITS.items() if unit.lower() == amount[2].lower())
+        whole, _, decimals = amount[1].partition(".")
+        value = int(whole + decimals) * factor // 10 ** len(decimals)
+    size = count(what, value)
+    if size < 1:
+        raise InputError(f"{what}={size}: expected at least 1 byte")
+    return size
+
+
+def real(what: str, value: Any) -> float:
+    """A finite number.
+
+    Raises:
+        DTypeError: it is no number.
+        InputError: it is not finite, or too large.
+    """
+    try:
+        if isinstance(value, str | bytes | bytearray | bool | np.bool_ | _ODD):
+            raise TypeError
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise TypeError
+        found = float(value)
+    except OverflowError:
+        raise InputError(f"{what} {value!r} is too large") from None
+    except Exception:
+        raise DTypeError(f"{what}: expected a number, got {kind_of(value)}") from None
+    if not math.isfinite(found):
+        raise InputError(f"{what} {value!r} is not finite")
+    return found
+
+
+def number(what: str, value: Any) -> float:
+    """A finite number rounded to float32.
+
+    Raises:
+        DTypeError, InputError: as `real`, or it is too large for float32.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        found = float(np.float32(real(what, value)))
+    if not math.isfinite(found):
+        raise InputError(f"{what} {value!r} is too large for float32")
+    return found
+
+
+def shape(what: str, value: Any) -> tuple[int, ...]:
+    """The shape of a tensor that has elements, as a tuple.
+
+    Raises:
+        ShapeError: it is no sequence of positive whole numbers.
+    """
+    try:
+        dims = tuple(operator.index(d) for d in value)
+    except (TypeError, NotImplementedError):  # the latter of memoryviews
+        raise ShapeError(f"{what}: expected a shape of whole numbers, got {value!r}") from None
+    if any(d < 1 for d in dims):
+        raise ShapeError(f"{what}: expected a shape of positive numbers, got {list(dims)}")
+    return dims
+
+
+def array(what: str, value: Any) -> Array:
+    """The value as an array: from an array, a tensor with a method `numpy()`, or nested lists.
+
+    Raises:
+        InputError: it is none of these, or has masked elements, whose mask would be lost.
+    """
+    masked = sys.modules.get("numpy.ma")  # importing it takes time; without it nothing is masked
+    if masked is not None and masked.is_masked(value):
+        raise InputError(f"{what}: an array with masked elements; give it as x.filled(value)")
+    try:
+        if not isinstance(value, np.ndarray) and callable(getattr(value, "numpy", None)):
+            value = value.numpy()
+        return np.asarray(value)
+    except Exception as error:  # lists of unequal lengths, or whatever another package raises
+        raise InputError(f"{what}: {kind_of(value)} is no array: {error}") from error
+
+
+def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
+    """The value, as `array` takes it, as an array of this element type.
+
+    Raises:
+        DTypeError: its elements are of another kind: floats do not become integers.
+        InputError: see `array`; or a number is too large for the type.
+    """
+    found = array(what, value)
+    if found.dtype == object or not np.can_cast(found.dtype, dtype, "same_kind"):
+        raise DTypeError(f"{what}: expected values of type {dtype}, got {found.dtype}")
+    with np.errstate(over="ignore", under="ignore"):
+        out = found.astype(dtype)
+    lost = out != found if dtype.kind in "iu" else np.isfinite(found) & ~np.isfinite(out)
+    if np.any(lost):
+        raise InputError(f"{what}: {found[lost][0]} is too large for {dtype}")
+    return out
+
+
+def numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
+    """The numbers that an array of texts spells, as an array of an element type.
+
+    Raises:
+        DTypeError: it holds something else than texts.
+        InputError: a text is no number of that type.
+    """
+    found = array(what, texts)
+    if not all(isinstance(text, str | bytes) for text in found.ravel().tolist()):
+        raise DTypeError(f"{what}: expected texts, got {kind_of(found)}")
+    read = int if dtype.kind in "iu" else float
+    try:
+        return np.array([read(text) for text in found.ravel().tolist()], dtype).reshape(found.shape)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{what} is no {dtype}: {error}") from None
+
+
+def kind_of(value: Any) -> str:
+    """What a value is called in messages; no method of it is called."""
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} array"
+    if value is None or (kind in (bool, int, float) and abs(value) < 1e20):
+        return repr(value)
+    return f"{value[:_SHOWN]!r}" if kind is str else kind.__name__

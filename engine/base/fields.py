@@ -1,0 +1,139 @@
+"""Options as fields of dataclasses, from which all that users meet is derived.
+
+    @checked
+    @dataclass(frozen=True, kw_only=True)
+    class StepOptions:
+        threads: int | None = option(None, "Threads per step.", AT_LEAST_1)
+
+    @takes(StepOptions)
+    def train(model: str, **options: Unpack[StepKeywords]) -> None: ...
+
+A field holds the type, default, range, help text and spelling of an option.  `takes` writes it into
+the signature and the docstring of a function that takes it as a keyword; a command has it as an
+option, a table of a TOML file as a key, and docs/commands.md as a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from engine.base.signatures import DECLARATION, FREE, Check, Range
+
+T = TypeVar("T")
+_WIDTH = 100  # of a docstring
+
+
+class Declaration(NamedTuple):
+    """The part of an option that its type and default do not say.
+
+    text: help, as a sentence.
+    range: the numbers that are allowed.
+    check: a further check, which gets the name and the value; returns the value to keep.
+    flag: the spelling of the option of a command; empty: derived from the name.
+    metavar: the placeholder of its value in the help of a command.
+    words: reads the words given to a command, if they are not the value itself.
+    """
+
+    text: str
+    range: Range = FREE
+    check: Check | None = None
+    flag: str = ""
+    metavar: str = ""
+    words: Callable[[Sequence[str]], Any] | None = None
+
+
+def option(
+    default: Any,
+    text: str,
+    range: Range = FREE,
+    *,
+    check: Check | None = None,
+    flag: str = "",
+    metavar: str = "",
+    words: Callable[[Sequence[str]], Any] | None = None,
+) -> Any:
+    """Return a field of a dataclass of options; see `Declaration`."""
+    metadata = {DECLARATION: Declaration(text, range, check, flag, metavar, words)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def inherited(kind: type, name: str, default: Any) -> Any:
+    """Return the field of a base class with another default."""
+    field = _field(kind, name)
+    return dataclasses.field(default=default, metadata=field.metadata)
+
+
+def _field(kind: type, name: str) -> dataclasses.Field[Any]:
+    fields: dict[str, dataclasses.Field[Any]] = vars(kind)["__dataclass_fields__"]
+    return fields[name]
+
+
+def declaration(field: dataclasses.Field[Any]) -> Declaration:
+    """Return the declaration of a field that `option` has made."""
+    declared: Declaration = field.metadata[DECLARATION]
+    return declared
+
+
+def fields_of(kind: Any) -> list[dataclasses.Field[Any]]:
+    """Return the options of a dataclass: its own ones, then those of its bases."""
+    own = vars(kind).get("__annotations__", {})
+    return sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
+
+
+def part(options: Any, kind: type[T]) -> T:
+    """Return the options that a smaller dataclass has too, as an instance of it."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # of options
+    return kind(**{name: getattr(options, name) for name in names})
+
+
+def takes(kind: type) -> Callable[[T], T]:
+    """Expand `**options` of a function, or of a class's constructor, into the options of `kind`.
+
+    The signature and the docstring list them as if they had been written there.
+    """
+
+    def expand(target: T) -> T:
+        function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of this very class
+        function.__signature__ = _expanded(inspect.signature(function), kind)
+        described: Any = target
+        if target.__doc__:
+            described.__doc__ = _with_rows(target.__doc__, kind)
+        return target
+
+    return expand
+
+
+def _expanded(signature: inspect.Signature, kind: type) -> inspect.Signature:
+    *parameters, rest = signature.parameters.values()
+    if rest.kind is not rest.VAR_KEYWORD:
+        raise TypeError("expected a function with **options")
+    for field in dataclasses.fields(kind):
+        parameters.append(
+            inspect.Parameter(
+                field.name, rest.KEYWORD_ONLY, default=field.default, annotation=field.type
+            )
+        )
+    return signature.replace(parameters=parameters)
+
+
+def _with_rows(docstring: str, kind: type) -> str:
+    """Return a docstring with a row for each option at the end of its section `Args:`."""
+    lines = docstring.splitlines()
+    (head,) = (at for at, line in enumerate(lines) if line.strip() == "Args:")
+    end = next((at for at in range(head, len(lines)) if not lines[at].strip()), len(lines))
+    indent = " " * (len(lines[head]) - len(lines[head].lstrip()) + 4)
+    return "\n".join([*lines[:end], *_rows(kind, indent), *lines[end:]])
+
+
+def _rows(kind: type, indent: str) -> Iterator[str]:
+    for field in dataclasses.fields(kind):
+        row = f"{field.name}: {declaration(field).text}"
+        yield from textwrap.wrap(
+            row, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    "
+        )

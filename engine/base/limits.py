@@ -1,0 +1,105 @@
+"""The one table of limits: how much a model, file or message may ask for.  Each has a switch.
+
+A short file can ask for much: functions that call each other twice double the nodes at each level,
+one node makes a constant of terabytes.  Whoever is about to do such work knows its amount by
+arithmetic, and calls `check` before it.  A limit is raised by an environment variable, which the
+error names; docs/limits.md says how each default was chosen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.base.arguments import nbytes
+from engine.base.errors import EngineError, LimitError, nearest
+
+PREFIX = "EDGEGRAD_MAX_"
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (1, "bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much of something is taken.
+
+    default: the limit without a switch.
+    unit: what it counts; "bytes" are given with a unit, as "48 MB".
+    meaning: of what it is the most.
+    """
+
+    default: int
+    unit: str
+    meaning: str
+
+    def told(self) -> str:
+        """The default with its unit: bytes in the largest unit of which it is a multiple."""
+        if self.unit != "bytes":
+            return f"{self.default} {self.unit}"
+        size, name = next((s, n) for s, n in _UNITS if self.default % s == 0)
+        return f"{self.default // size} {name}"
+
+
+LIMITS = {
+    "NODES": Limit(100_000, "nodes", "a graph with functions inlined and loops unrolled"),
+    "DEPTH": Limit(64, "levels", "subgraphs or functions inside each other"),
+    "CONSTANT_BYTES": Limit(
+        200_000_000, "bytes", "the constants that planning makes, in addition to the model's own"
+    ),
+    "PLAN_BYTES": Limit(1_000_000_000_000, "bytes", "all memory of a plan"),
+    "PIXELS": Limit(89_478_485, "pixels", "a picture that is decoded"),
+    "FILE_BYTES": Limit(
+        2_147_483_647,
+        "bytes",
+        "a file that is read as a whole; weights of models may be external data",
+    ),
+}
+
+
+def limit(name: str) -> int:
+    """The limit of this name: its switch `EDGEGRAD_MAX_<name>`, else its default.
+
+    Raises:
+        EngineError: the switch is no number from 1, or another variable of the environment begins
+            as switches of limits do, but is none.
+    """
+    for key in os.environ:
+        if key.startswith(PREFIX) and key[len(PREFIX) :] not in LIMITS:
+            known = [PREFIX + n for n in LIMITS]
+            raise EngineError(f"unknown switch {key}; known: {known}{nearest(key, known)}")
+    row, text = LIMITS[name], os.environ.get(PREFIX + name, "").strip()
+    if not text:
+        return row.default
+    if not (text.isascii() and text.isdecimal()):
+        if row.unit == "bytes":
+            return nbytes(PREFIX + name, text)
+        raise EngineError(f"{PREFIX}{name}={text!r}: expected a whole number of {row.unit}")
+    if len(text) > 18 or int(text) < 1:
+        raise EngineError(f"{PREFIX}{name}={text!r}: expected 1 to 10**18 - 1 {row.unit}")
+    return int(text)
+
+
+def check(name: str, value: int, where: str | Callable[[], str], what: str = "") -> None:
+    """Refuse more than a limit allows.
+
+    Args:
+        name: the limit, a key of `LIMITS`.
+        value: how much there would be, in its unit.
+        where: what asks for it, or a function that says it; begins the message.
+        what: stands before the value in the message, as "unrolled it is".
+
+    Raises:
+        LimitError: it is more; the message names limit, value and switch.
+        EngineError: see `limit`.
+    """
+    most = limit(name)
+    if value > most:
+        row, size = LIMITS[name], value if value < 10**18 else "10**18 or more"
+        where = where if isinstance(where, str) else where()
+        raise LimitError(
+            f"{where}: {what}{' ' if what else ''}{size} {row.unit}; the limit for {row.meaning} "
+            f"is {most}. If you trust it, set {PREFIX}{name} to what it needs",
+            name,
+            value,
+            most,
+        )

@@ -1,0 +1,559 @@
+"""Checks of the arguments of a function or class by the annotations of its parameters.
+
+    @checked(repeats=AT_LEAST_1)
+    def profile(path: str | os.PathLike[str], repeats: int = 20) -> Profile: ...
+
+What a parameter may be is said once, by its annotation:
+
+    bool, int, float, str     one of these, or a scalar of NumPy; no bool for a number, no NaN or
+                              infinity (unless the range says so), no text without a UTF-8 form
+    str | os.PathLike[str]    a path, see `arguments.path`
+    Sequence[T], tuple[T, ...], Iterable[T], Mapping[K, V]
+                              one of these with such items; a text alone is no sequence of texts
+    Literal[...], None, A | B one of these
+    Callable[...]             something that can be called
+    a class                   an instance of it; of a protocol, something that has its members
+    an array of NumPy         what `arguments.array` takes, of numbers
+    Any, or no annotation     anything: the function itself checks it
+
+and what numbers mean by a `Range`.  Names that a module imports for type checkers alone are
+compared with the names of classes, so that nothing is imported for a check.  Annotations are read
+at the first call, not at import.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import functools
+import math
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+import numpy as np
+
+from engine.base import arguments
+from engine.base.errors import DTypeError, EngineError, InputError, nearest
+
+T = TypeVar("T")
+Check = Callable[[str, Any], Any]  # takes the name and the value; returns what the function gets
+_LARGEST = 1 << 64  # no number that means anything here is larger
+_ITEMS = 1 << 16  # of a sequence or mapping, which are checked; longer ones are data
+DECLARATION = "engine"  # in the metadata of a field: its range and check, see fields.py
+_CHECKS = "engine_checks"  # attribute of a function that is checked: a function that returns them
+_VARIABLE, _KEYWORDS = 4, 8  # flags of code objects: *args, **options
+
+
+class Range(NamedTuple):
+    """What a number may be, or every number of a sequence, mapping or array.
+
+    low, high: the bounds, which belong to the range unless `above` or `below` says otherwise.
+    finite: whether infinity and NaN are refused.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    finite: bool = True
+
+    def holds(self, value: Any) -> bool:
+        """Whether a number, or each of an array, is in the range; NaN is, if it is not refused."""
+        low = self.low < value if self.above else self.low <= value
+        high = value < self.high if self.below else value <= self.high
+        return bool(np.all((low & high) | (value != value)))
+
+    def __str__(self) -> str:
+        low = f"above {self.low}" if self.above else f"from {self.low}"
+        high = f"to below {self.high}" if self.below else f"to {self.high}"
+        if self.high == math.inf:
+            return low if self.above else f"{self.low} or more"
+        return f"{low} {high}" if self.low > -math.inf else high.removeprefix("to ")
+
+
+AT_LEAST_0, AT_LEAST_1, ABOVE_0 = Range(0), Range(1), Range(0, above=True)
+SHARE, BELOW_1 = Range(0, 1), Range(0, 1, below=True)
+FINITE, ANY, FREE = Range(), Range(finite=False), Range()  # FREE: arrays are not looked at
+
+
+class _Kind(NamedTuple):
+    """What a value may be: its check, and what messages call it."""
+
+    check: Check
+    words: str
+    is_list: bool = False  # of all values that are allowed
+
+
+@overload
+def checked(target: T, /) -> T: ...
+@overload
+def checked(**ranges: Range) -> Callable[[T], T]: ...
+def checked(target: Any = None, /, **ranges: Range) -> Any:
+    """Check every argument of a function, or of all public methods of a class, before it runs.
+
+    ranges: what numbers may be, by the names of parameters.
+
+    The function gets what was given, but numbers and texts as those of Python, and a list in place
+    of an iterator where a sequence is expected.
+
+    Raises, when it is called:
+        DTypeError: an argument is of another kind.
+        InputError, FileError: it has a value that is not allowed.
+    """
+    if target is None:
+        return lambda target: _of(target, ranges)
+    return _of(target, ranges)
+
+
+def _of(target: Any, ranges: Mapping[str, Range]) -> Any:
+    if not isinstance(target, type):
+        return _function(target, ranges)
+    for name, member in list(vars(target).items()):
+        if name.startswith("_") and name not in ("__init__", "__call__"):
+            continue
+        if isinstance(member, staticmethod | classmethod):
+            setattr(target, name, type(member)(_function(member.__func__, ranges, target)))
+        elif isinstance(member, types.FunctionType):
+            setattr(target, name, _function(member, ranges, target))
+    return target
+
+
+def check_fields(what: str, value: Any) -> None:
+    """Check the fields of an instance of a dataclass that takes them unchecked.
+
+    what: the name of the instance in errors; the name of the field follows.
+
+    Raises:
+        DTypeError, InputError: as a function that is `checked`.
+    """
+    for name, check in _checks_of(type(value)).items():
+        if check is not None and name != "self":
+            _passed(check, f"{what} {name}", getattr(value, name))
+
+
+def checked_values(
+    maker: Callable[..., Any], values: Mapping[str, Any], place: str
+) -> dict[str, Any]:
+    """Check arguments by name for a function or class, without a call of it.
+
+    place: the beginning of messages; the name of the argument follows.
+
+    Returns the values that it would get.
+
+    Raises:
+        DTypeError, InputError: as the call of a function that is `checked`.
+    """
+    checks = _checks_of(maker)
+    passed = dict(values)
+    for name, value in values.items():
+        check = checks.get(name)
+        if check is not None:
+            passed[name] = _passed(check, f"{place}: {name}", value)
+    return passed
+
+
+def _checks_of(maker: Callable[..., Any]) -> Mapping[str, Check | None]:
+    """Return the checks of parameters, by their names."""
+    owner = maker if isinstance(maker, type) else None
+    function: Any = maker if owner is None else owner.__init__  # type: ignore[misc]  # of this class
+    made: Callable[[], _Checks] | None = vars(function).get(_CHECKS)
+    return (_checks(function, {}, owner) if made is None else made()).names
+
+
+def words_of(annotation: Any) -> str:
+    """Return an annotation in words, such as "a whole number"."""
+    kind = _kind(annotation, FREE)
+    return "anything" if kind is None else kind.words
+
+
+class _Checks(NamedTuple):
+    """The checks of a function's arguments: by position, of all further ones, by name."""
+
+    positions: tuple[tuple[str, Check | None], ...]
+    rest: tuple[str, Check | None]
+    names: dict[str, Check | None]
+    options: Check | None
+
+
+def _function(
+    function: Callable[..., Any], ranges: Mapping[str, Range], owner: type | None = None
+) -> Callable[..., Any]:
+    """A function that checks its arguments first; the same function if it takes anything."""
+    hints = [hint for name, hint in function.__annotations__.items() if name != "return"]
+    if all(hint in ("Any", Any) for hint in hints):
+        return function
+    made: _Checks | None = None
+
+    def checks_of_arguments() -> _Checks:
+        nonlocal made
+        made = made or _checks(function, ranges, owner)
+        return made
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        checks = made or checks_of_arguments()
+        given = []
+        for at, value in enumerate(args):
+            name, check = checks.positions[at] if at < len(checks.positions) else checks.rest
+            given.append(value if check is None else _passed(check, name, value))
+        for name, value in options.items():
+            check = checks.names.get(name, checks.options)
+            if check is not None:
+                options[name] = _passed(check, name, value)
+        return function(*given, **options)
+
+    vars(call)[_CHECKS] = checks_of_arguments
+    return call
+
+
+def _passed(check: Check, name: str, value: Any) -> Any:
+    """The value as the function gets it."""
+    try:
+        return check(name, value)
+    except EngineError:
+        raise
+    except Exception as error:  # whatever the methods of an object of somebody else raise
+        raise DTypeError(
+            f"{name}: {type(value).__name__} cannot be read: {type(error).__name__}"
+        ) from error
+
+
+def _checks(
+    function: Callable[..., Any], ranges: Mapping[str, Range], owner: type | None
+) -> _Checks:
+    inner: Any = function
+    while hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    scopes = _scopes(owner) if inner.__name__ == "__init__" and owner is not None else {}
+    made: dict[str, Check | None] = {}
+    fields = vars(owner).get("__dataclass_fields__", {}) if scopes else {}
+    for name, hint in inner.__annotations__.items():
+        if isinstance(hint, str) and hint.startswith("Unpack["):
+            continue  # the dataclass that is made of these keywords checks them
+        scope = scopes.get(name, inner.__globals__)
+        declared = fields[name].metadata.get(DECLARATION) if name in fields else None
+        numbers = ranges.get(name, FREE) if declared is None else declared.range
+        kind = _kind(_value(hint, scope), numbers)
+        made[name] = None if kind is None else kind.check
+        if declared is not None and declared.check is not None:
+            made[name] = _both(made[name], declared.check)
+    code = inner.__code__
+    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames
+    has_rest, has_options = bool(code.co_flags & _VARIABLE), bool(code.co_flags & _KEYWORDS)
+    return _Checks(
+        tuple((n, made.get(n)) for n in names[:count]),
+        (names[named], made.get(names[named])) if has_rest else ("", None),
+        {n: made.get(n) for n in names[:named]},
+        made.get(names[named + has_rest]) if has_options else None,
+    )
+
+
+def _both(first: Check | None, second: Check) -> Check:
+    """Return a check that gives the value of one check to another one."""
+
+    def check(what: str, value: Any) -> Any:
+        return second(what, value if first is None else first(what, value))
+
+    return check
+
+
+def _scopes(owner: type) -> dict[str, dict[str, Any]]:
+    """By field of a dataclass: the names that its annotation may hold."""
+    found: dict[str, dict[str, Any]] = {}
+    for base in reversed(owner.__mro__):
+        for name in vars(base).get("__dataclass_fields__", ()):
+            if name in vars(base).get("__annotations__", ()):
+                found[name] = vars(sys.modules[base.__module__])
+    return found
+
+
+# --- annotations
+
+
+class _Named:
+    """A class that is known by its name alone, as its module is imported by type checkers only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> _Named:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Named(name)
+
+    def __getitem__(self, arguments: object) -> _Named:
+        return self
+
+    def __or__(self, other: Any) -> _Either:
+        return _Either((self, *_members(other)))
+
+    def __ror__(self, other: Any) -> _Either:
+        return _Either((*_members(other), self))
+
+
+class _Either(tuple[Any, ...]):
+    """A union with members that are known by their names alone."""
+
+    def __or__(self, other: Any) -> _Either:
+        return _Either((*self, *_members(other)))
+
+    def __ror__(self, other: Any) -> _Either:
+        return _Either((*_members(other), *self))
+
+
+class _Scope(dict[str, Any]):
+    """The names that an annotation may hold; those that are not known are names of classes."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name) if hasattr(builtins, name) else _Named(name)
+
+
+def _value(hint: Any, scope: Mapping[str, Any]) -> Any:
+    """What an annotation says; they are texts in every module of this package."""
+    while isinstance(hint, str):  # twice so for an alias that names what type checkers import
+        hint = eval(hint, {}, _Scope(scope))
+    return hint
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one that it is."""
+    if isinstance(hint, _Either):
+        return tuple(hint)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return tuple(m for each in typing.get_args(hint) for m in _members(each))
+    return (type(None) if hint is None else hint,)
+
+
+def _kind(hint: Any, numbers: Range) -> _Kind | None:
+    """What an annotation allows; None: anything.
+
+    numbers: what numbers may be.
+    """
+    members = _members(hint)
+    paths = [m for m in members if typing.get_origin(m) is os.PathLike]
+    if paths:
+        members = (*(m for m in members if m is not str and m not in paths), paths[0])
+    if any(m in _OCTETS for m in members):
+        members = (*(m for m in members if m not in _OCTETS), bytes)
+    if any(getattr(m, "__module__", "").startswith("numpy._typing") for m in members):
+        return _array(numbers)  # npt.ArrayLike
+    kinds = [_one(member, numbers) for member in members]
+    found = [kind for kind in kinds if kind is not None]
+    if len(found) < len(kinds):
+        return None
+    return found[0] if len(found) == 1 else _either(found)
+
+
+def _either(kinds: Sequence[_Kind]) -> _Kind:
+    """A value of one of several kinds."""
+    words = [kind.words for kind in kinds]
+    told = f"{', '.join(words[:-1])} or {words[-1]}"
+
+    def check(what: str, value: Any) -> Any:
+        fault: EngineError | None = None
+        for kind in kinds:
+            try:
+                return kind.check(what, value)
+            except EngineError as error:
+                if kind.is_list and isinstance(error, InputError):
+                    shown = arguments.kind_of(value)
+                    fault = InputError(f"{what}={shown}; expected {told}")
+                elif not isinstance(error, DTypeError) or str(error).startswith(f"{what}["):
+                    fault = fault or error  # it is of the right kind, so this says more
+        raise fault or DTypeError(f"{what}: expected {told}, got {arguments.kind_of(value)}")
+
+    return _Kind(check, told)
+
+
+def _one(hint: Any, numbers: Range) -> _Kind | None:
+    """What an annotation that is no union allows."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint in _SCALARS:
+        return _scalar(hint, numbers)
+    if hint is bytes:
+        return _instance("bytes", lambda value: isinstance(value, _OCTETS), "bytes")
+    if hint is Any or hint is object or isinstance(hint, TypeVar):
+        return None
+    if isinstance(hint, _Named):
+        return _instance(hint.name, lambda v: hint.name in (c.__name__ for c in type(v).__mro__))
+    if origin is Literal:
+        return _literal(inner)
+    if origin is np.ndarray or hint is np.ndarray:
+        return _array(numbers, "iu" if "int" in str(inner[1:]) else "")
+    if origin is os.PathLike:
+        return _Kind(arguments.path, "a path")
+    if origin is collections.abc.Callable:
+        return _instance("function", callable)
+    if origin is tuple and inner and Ellipsis not in inner:
+        return _fixed([_kind(each, numbers) for each in inner])
+    if origin in (tuple, list, collections.abc.Sequence):
+        return _sequence(_kind(inner[0], numbers) if inner else None)
+    if origin in (collections.abc.Iterable, set, frozenset):
+        return _instance("collection", _can_be_walked)
+    if origin in (dict, collections.abc.Mapping):
+        return _mapping(*(_kind(each, numbers) for each in inner))
+    if origin is typing.IO:
+        return _instance("stream", lambda value: hasattr(value, "write"))
+    cls = origin or hint
+    if isinstance(cls, type):
+        if getattr(cls, "_is_protocol", False):
+            members = [n for n in vars(cls) if not n.startswith("_") or n == "__call__"]
+            return _instance(cls.__name__, lambda v: all(hasattr(v, n) for n in members))
+        return _instance(cls.__name__, lambda value: isinstance(value, cls))
+    return None
+
+
+_OCTETS = (bytes, bytearray, memoryview)
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def _scalar(hint: type, numbers: Range) -> _Kind:
+    if hint is bool:
+        return _Kind(arguments.flag, "True or False", is_list=True)
+    if hint is str:
+        return _Kind(arguments.text, "text")
+    if hint is type(None):
+        return _instance("None", lambda value: value is None, "None")
+    read = _whole if hint is int else _real
+
+    def check(what: str, value: Any) -> Any:
+        found = read(what, value, numbers)
+        if not numbers.holds(found):
+            raise InputError(f"{what}={found!r}: expected {numbers}")
+        return found
+
+    return _Kind(check, "a whole number" if hint is int else "a number")
+
+
+def _within(numbers: Range) -> str:
+    """What a message says of a range, if it is one."""
+    return f"; {numbers}" if numbers[:2] != FREE[:2] else ""
+
+
+def _whole(what: str, value: Any, numbers: Range) -> int:
+    found = arguments.count(what, value)
+    if abs(found) >= _LARGEST:
+        bits = found.bit_length()
+        raise InputError(f"{what}: a number of {bits} bits is too large{_within(numbers)}")
+    return found
+
+
+def _real(what: str, value: Any, numbers: Range) -> float:
+    if not numbers.finite and isinstance(value, float | np.floating) and not math.isfinite(value):
+        return float(value)
+    found = arguments.real(what, value)
+    return int(value) if type(value) is int else found
+
+
+def _instance(name: str, holds: Callable[[Any], bool], words: str = "") -> _Kind:
+    words = words or f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+    def check(what: str, value: Any) -> Any:
+        if not holds(value):
+            raise DTypeError(f"{what}: expected {words}, got {arguments.kind_of(value)}")
+        return value
+
+    return _Kind(check, words)
+
+
+def _literal(values: tuple[Any, ...]) -> _Kind:
+    words = f"one of {', '.join(map(repr, values))}" if len(values) > 1 else repr(values[0])
+
+    def check(what: str, value: Any) -> Any:
+        kinds = {type(each) for each in values}
+        if not isinstance(value, tuple(kinds)):
+            raise DTypeError(f"{what}: expected {words}, got {arguments.kind_of(value)}")
+        if value not in values:
+            near = nearest(str(value), [each for each in values if isinstance(each, str)])
+            raise InputError(f"{what}={arguments.kind_of(value)}; expected {words}{near}")
+        return value
+
+    return _Kind(check, words, is_list=True)
+
+
+def _can_be_walked(value: Any) -> bool:
+    """Whether a value has items, and is no text, whose items would be letters."""
+    kind = type(value)
+    is_text = isinstance(value, str | bytes | bytearray | memoryview)
+    return not is_text and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
+
+
+def _sequence(item: _Kind | None) -> _Kind:
+    if item is not None and item.words == "text":
+        return _Kind(_names, "a list of names")
+    words = "a list" if item is None else f"a list, each {item.words}"
+
+    def check(what: str, value: Any) -> Any:
+        if not _can_be_walked(value):
+            raise DTypeError(f"{what}: expected {words}, got {arguments.kind_of(value)}")
+        values = value if hasattr(type(value), "__len__") else list(value)
+        if item is None or len(values) > _ITEMS:
+            return values
+        plain = values.tolist() if isinstance(values, np.ndarray) else values
+        read = [item.check(f"{what}[{at}]", each) for at, each in enumerate(plain)]
+        return tuple(read) if isinstance(values, tuple) else values
+
+    return _Kind(check, words)
+
+
+def _names(what: str, value: Any) -> Any:
+    read = arguments.names(what, value)
+    return tuple(read) if isinstance(value, tuple) else read
+
+
+def _fixed(items: Sequence[_Kind | None]) -> _Kind:
+    """As many values as there are kinds."""
+    each = ", ".join("anything" if item is None else item.words for item in items)
+    words = f"{len(items)} values ({each})"
+
+    def check(what: str, value: Any) -> Any:
+        values = tuple(value) if _can_be_walked(value) else None
+        if values is None:
+            raise DTypeError(f"{what}: expected {words}, got {arguments.kind_of(value)}")
+        if len(values) != len(items):
+            raise InputError(f"{what}: expected {words}, got {len(values)}")
+        return tuple(
+            v if item is None else item.check(f"{what}[{at}]", v)
+            for at, (item, v) in enumerate(zip(items, values, strict=True))
+        )
+
+    return _Kind(check, words)
+
+
+def _mapping(key: _Kind | None = None, item: _Kind | None = None) -> _Kind:
+    def check(what: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise DTypeError(f"{what}: expected a mapping, got {arguments.kind_of(value)}")
+        for name, each in value.items() if len(value) <= _ITEMS else ():
+            if key is not None:
+                key.check(f"a key of {what}", name)
+            if item is not None:
+                item.check(f"{what}[{arguments.kind_of(name)}]", each)
+        return value
+
+    return _Kind(check, "a mapping")
+
+
+def _array(numbers: Range, kinds: str = "") -> _Kind:
+    """What NumPy makes an array of.  kinds: of its elements, as NumPy names them; "": any."""
+
+    def check(what: str, value: Any) -> Any:
+        if isinstance(value, str | bytes) or value is None:
+            raise DTypeError(f"{what}: expected an array, got {arguments.kind_of(value)}")
+        read = arguments.array(what, value)
+        if read.dtype == object:
+            raise DTypeError(f"{what}: expected an array, got {arguments.kind_of(value)}")
+        if kinds and read.size and read.dtype.kind not in kinds:
+            raise DTypeError(f"{what}: expected whole numbers, got {read.dtype}")
+        if numbers is not FREE:
+            plain = arguments.cast(what, read, np.dtype("f8"))
+            if not np.all(np.isfinite(plain)) or not numbers.holds(plain):
+                raise InputError(f"{what}: expected finite numbers{_within(numbers)}")
+        return value
+
+    return _Kind(check, "an array")

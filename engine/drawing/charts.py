@@ -1,0 +1,180 @@
+"""Charts as SVG: lines over a number, and points of two numbers.
+
+A chart works without the script of the page: its axes have numbers, its lines a legend, the points
+of short lines a title that browsers show.  The script reads the values at the mouse from `data-x`
+and `data-y`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.drawing import amounts
+from engine.drawing.axes import Axis, Kind, axis
+from engine.drawing.page import text
+
+WIDTH, HEIGHT = 440, 240  # of a chart, in its own units: it is scaled to its place in the page
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 10, 46
+LETTER = 8.5  # largest width of a letter of a tick in units, in narrow windows
+MAX_MARKS = 40  # points of a line that are marked one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a chart; NaN and infinities leave a gap.
+
+    colour: 0 to 2, of page.css.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: int = 0
+
+
+def line_chart(
+    title: str,
+    x_title: str,
+    lines: Sequence[Line],
+    *,
+    kind: Kind = "number",
+    x_kind: Kind = "count",
+    may_be_log: bool = False,
+    from_zero: bool = False,
+) -> str:
+    """Return a line chart as HTML; empty if there is no finite value."""
+    lines = [line for line in lines if any(map(math.isfinite, line.y))]
+    if not lines:
+        return ""
+    y = axis(
+        (v for line in lines for v in line.y), HEIGHT - BOTTOM, TOP,
+        kind=kind, may_be_log=may_be_log, from_zero=from_zero,
+    )  # fmt: skip
+    x = _across([v for line in lines for v in line.x], x_kind, y)
+    note = ", logarithmic" if y.is_log else ""
+    drawn = "".join(_line(line, x, y) for line in lines)
+    legend = ""
+    if len(lines) > 1:
+        items = (f'<li class="c{line.colour}">{text(line.label)}</li>' for line in lines)
+        legend = f'<ul class="legend">{"".join(items)}</ul>'
+    return _figure(
+        title + note,
+        legend,
+        frame(x, y, x_title) + drawn,
+        x_title,
+        f"{title} over {x_title}{note}",
+    )
+
+
+def _across(values: Sequence[float], kind: Kind, up: Axis) -> Axis:
+    """Return the horizontal axis: right of the other axis's labels, with room for its own."""
+    left = max(LEFT, 10 + LETTER * _longest(up))
+    for count in (6, 4, 3, 2):
+        found = axis(
+            values, left, WIDTH - RIGHT,
+            kind=kind, count=count, is_tight=True, from_zero=kind == "seconds",
+        )  # fmt: skip
+        places = [found.place(tick) for tick in found.ticks]
+        gaps = [b - a for a, b in itertools.pairwise(places)]
+        if min(gaps, default=WIDTH) >= LETTER * (_longest(found) + 1):
+            break
+    return found
+
+
+def _longest(found: Axis) -> int:
+    """Return the number of letters of the longest label at an axis."""
+    return max((len(found.name(tick)) for tick in found.ticks), default=0)
+
+
+def scatter(title: str, x_title: str, y_title: str, pairs: Sequence[tuple[float, float]]) -> str:
+    """Return a chart of points as HTML, with the line on which both numbers are equal."""
+    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    if not pairs:
+        return ""
+    both = [v for pair in pairs for v in pair]
+    y = axis(both, HEIGHT - BOTTOM, TOP)
+    x = _across(both, "number", y)
+    low, high = x.low, x.high
+    ends = (
+        f'x1="{coordinate(x.place(low))}" y1="{coordinate(y.place(low))}" '
+        f'x2="{coordinate(x.place(high))}" y2="{coordinate(y.place(high))}"'
+    )
+    dots = "".join(
+        f'<circle cx="{coordinate(x.place(a))}" cy="{coordinate(y.place(b))}" r="3">'
+        f"<title>{text(x_title)} {amounts.number(a)}, {text(y_title)} {amounts.number(b)}</title>"
+        "</circle>"
+        for a, b in pairs
+    )
+    inside = f'{frame(x, y, x_title)}<line class="equal" {ends}/><g class="dots c0">{dots}</g>'
+    return _figure(title, "", inside, x_title, f"{y_title} over {x_title}")
+
+
+def _figure(title: str, legend: str, inside: str, x_title: str, label: str) -> str:
+    return (
+        f'<figure class="chart" data-x="{text(x_title)}" data-span="{TOP} {HEIGHT - BOTTOM}">'
+        f"<figcaption>{text(title)}{legend}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(label)}">'
+        f"{inside}</svg></figure>"
+    )
+
+
+def frame(x: Axis, y: Axis, x_title: str) -> str:
+    """Draw the lines of the grid, their labels, and the title of the axis below them."""
+    left, right, bottom = x.begin, x.end, y.begin
+    parts = []
+    for tick in y.ticks:
+        at = coordinate(y.place(tick))
+        parts.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at}" y2="{at}"/>')
+        name = text(y.name(tick))
+        parts.append(f'<text class="tick y" x="{left - 8:g}" y="{at}">{name}</text>')
+    for tick in x.ticks:
+        at = coordinate(x.place(tick))
+        name = text(x.name(tick))
+        parts.append(
+            f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom:g}" y2="{bottom + 4:g}"/>'
+        )
+        parts.append(f'<text class="tick x" x="{at}" y="{bottom + 20:g}">{name}</text>')
+    parts.append(
+        f'<line class="axis" x1="{left:g}" x2="{right:g}" y1="{bottom:g}" y2="{bottom:g}"/>'
+    )
+    middle = (left + right) / 2
+    parts.append(f'<text class="title" x="{middle:g}" y="{bottom + 38:g}">{text(x_title)}</text>')
+    return "".join(parts)
+
+
+def _line(line: Line, x: Axis, y: Axis) -> str:
+    """Draw a line with the values along it, and marks at its points if they are few."""
+    path, xs, ys, marks, is_open = [], [], [], [], False
+    for a, b in zip(line.x, line.y, strict=True):
+        if not math.isfinite(b) or (y.is_log and b <= 0):
+            is_open = False
+            continue
+        at = f"{coordinate(x.place(a))},{coordinate(y.place(b))}"
+        path.append(f"{'L' if is_open else 'M'}{at}")
+        xs.append(f"{a:.6g}")
+        value = amounts.size(b) if y.kind == "bytes" else _value(b, y.kind)
+        ys.append(value.replace(" ", "\u00a0"))  # spaces part the values
+        if len(line.x) <= MAX_MARKS:
+            cx, cy = at.split(",")
+            marks.append(
+                f'<circle cx="{cx}" cy="{cy}" r="2.5"><title>{text(line.label)} {text(value)}'
+                f"</title></circle>"
+            )
+        is_open = True
+    return (
+        f'<g class="c{line.colour}"><path class="line" d="{"".join(path)}" '
+        f'data-label="{text(line.label)}" data-x="{" ".join(xs)}" data-y="{" ".join(ys)}"/>'
+        f"{''.join(marks)}</g>"
+    )
+
+
+def _value(value: float, kind: Kind) -> str:
+    return f"{100 * value:.1f} %" if kind == "share" else amounts.number(value)
+
+
+def coordinate(value: float) -> str:
+    """Format a coordinate with a tenth of a unit, which is less than a pixel."""
+    return f"{value:.1f}".removesuffix(".0")

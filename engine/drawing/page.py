@@ -1,0 +1,110 @@
+"""The page of a report: a single file, which needs no other file and no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.trainer.reports.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a report.
+
+    name: of its place in the page, such as `curves`; letters, digits and dashes.
+    title: the heading above it.
+    render: returns the HTML below the heading; empty text: this report does not have it.
+    """
+
+    name: str
+    title: str
+    render: Callable[[Record], str]
+
+
+def text(value: object) -> str:
+    """Escape a value as HTML text."""
+    return html.escape(str(value))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Return a table in its own box, which scrolls in narrow windows; cells are HTML."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    top = f"<thead><tr>{top}</tr></thead>" if head else ""
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
+
+
+def values(rows: Mapping[str, object]) -> str:
+    """Return a table of names and values."""
+    return table([], ([text(name), text(value)] for name, value in rows.items()), "values")
+
+
+@cache
+def _part(name: str) -> str:
+    """Read a file beside this one."""
+    from importlib import resources
+
+    return resources.files("engine.reports").joinpath(name).read_text("utf-8")
+
+
+def _digest(source: str) -> str:
+    """Return the source of a policy that allows only this style or script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
+def page(
+    title: str, head: str, sections: Iterable[tuple[Section, str]], *, script: str = "page.js"
+) -> str:
+    """Return the whole page.
+
+    head: the HTML between the title and the sections.
+    sections: with the HTML of each.
+    script: the name of the file beside this one with the script of the page.
+
+    The policy in the page lets a browser run and read only the contents of this file.
+    """
+    style, code = _part("page.css"), _part(script)
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
+        f"script-src {_digest(code)}; base-uri 'none'; form-action 'none'"
+    )
+    sections = list(sections)
+    links = "".join(f'<a href="#{s.name}">{text(s.title)}</a>' for s, _ in sections)
+    body = "\n".join(
+        f'<section id="{s.name}">\n<h2>{text(s.title)}</h2>\n{content}\n</section>'
+        for s, content in sections
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{text(title)}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<header>
+<h1>{text(title)}</h1>
+{head}
+<nav>{links}</nav>
+</header>
+<main>
+{body}
+</main>
+<script>{code}</script>
+</body>
+</html>
+"""

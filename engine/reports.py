@@ -1,0 +1,23 @@
+"""Reports of a training, see `engine.trainer.reports`."""
+
+from engine.trainer.reports import (
+    SECTIONS,
+    CsvLog,
+    HtmlReport,
+    JsonLog,
+    Progress,
+    Section,
+    TensorBoard,
+    default,
+)
+
+__all__ = [
+    "SECTIONS",
+    "CsvLog",
+    "HtmlReport",
+    "JsonLog",
+    "Progress",
+    "Section",
+    "TensorBoard",
+    "default",
+]

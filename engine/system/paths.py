@@ -1,0 +1,153 @@
+"""Paths: where in the module that a model was exported from its tensors and nodes stand.
+
+Exporters keep the names of parameters where they can.  A weight that is transposed ahead gets
+another, `val_34` or `onnx::MatMul_133`, and nodes have names that the exporter makes up.  Where the
+file tells, the path of such a weight is the name that the module has for it, `encoder.0.fc.weight`,
+and that of a node is the submodule that it is of, `encoder.0.fc`.  Names stay what they are in
+artifacts, checkpoints and exported models; whoever asks for names by patterns may use paths, too.
+
+The metadata of a model carry them.  graphs/io/module_paths.py finds them in a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from engine.base.errors import ModelError, nearest
+from engine.system.files import NOTE
+
+KEY = "paths"  # of `Interface.notes`
+METADATA = NOTE + KEY  # of the metadata of a model
+LISTED = 12  # names that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths of a model's tensors and nodes.
+
+    values: of initializers that have another name in the module, that name.  Two of them may have
+        one, as the copies of a weight that is used twice.
+    nodes: of nodes the submodule that they are of, by name.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str], key: str = METADATA) -> Paths:
+        """Return the paths that the metadata of a model carry; none where they do not.
+
+        Raises:
+            ModelError: they are damaged.
+        """
+        return _parse(metadata.get(key, ""))
+
+    def text(self) -> str:
+        """Return what `of` reads."""
+        modules: dict[str, list[str]] = {}
+        for name, module in self.nodes.items():
+            modules.setdefault(module, []).append(name)
+        return json.dumps([dict(self.values), modules], separators=(",", ":"))
+
+    def only(self, values: Iterable[str], nodes: Iterable[str]) -> Paths:
+        """Return the paths of these tensors and nodes, where they are known."""
+        return Paths(
+            {name: self.values[name] for name in values if name in self.values},
+            {name: self.nodes[name] for name in nodes if name in self.nodes},
+        )
+
+    def value(self, name: str) -> str:
+        """Return the path of a tensor; its name, if that is all that is known."""
+        return self.values.get(name, name)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return all names that stand for a tensor: its own, and its path."""
+        path = self.values.get(name, name)
+        return (name,) if path == name else (name, path)
+
+    def title(self, name: str) -> str:
+        """Return what a message calls a tensor."""
+        path = self.value(name)
+        return repr(name) if path == name else f"{name!r} ({path})"
+
+    def module(self, node: str) -> str:
+        """Return the submodule that a node is of; empty if it is not known.
+
+        Nodes that are made of another, as its gradients, have names that begin with that node's.
+        """
+        name = node.partition("_Grad/")[0]
+        while name and name not in self.nodes:
+            name = name.rpartition("/")[0]
+        return self.nodes.get(name, "")
+
+    def node(self, node: str) -> str:
+        """Return what a message calls a node."""
+        module = self.module(node)
+        return f"{node!r} of {module}" if module else repr(node)
+
+    def beside(self, node: str) -> str:
+        """Return what a table calls a node: its submodule before its name, unless that says it."""
+        module = self.module(node)
+        return f"{module}: {node}" if module and module not in node.replace("/", ".") else node
+
+    def matches(self, name: str, pattern: str) -> bool:
+        """Return whether a pattern, as of `fnmatch`, is that of a tensor's name or path."""
+        return any(fnmatchcase(each, pattern) for each in self.names(name))
+
+    def spelt(self, patterns: Iterable[str], known: Iterable[str]) -> list[str]:
+        """Return patterns that match by names alone what the given ones match by paths, too.
+
+        known: the names that they are for.
+        """
+        names, found = list(known), dict[str, None]()
+        for pattern in patterns:
+            matched = [name for name in names if self.matches(name, pattern)]
+            by_path = [name for name in matched if not fnmatchcase(name, pattern)]
+            if len(by_path) < len(matched) or not matched:
+                found[pattern] = None
+            found.update(dict.fromkeys(by_path))
+        return list(found)
+
+    def nearest(self, pattern: str, known: Iterable[str]) -> str:
+        """Return what a message says of the names that are like a pattern which matches none."""
+        paths = [self.value(name) for name in known]
+        return nearest(pattern, paths) or f"; they are {listed(paths)}" if paths else ""
+
+    def resolved(self, names: Iterable[str], known: Iterable[str]) -> list[str]:
+        """Return these names with the tensors that have a path in its place.
+
+        known: the names of tensors; what is one of them stays, as does what is no path.
+        """
+        own, found = set(known), dict[str, None]()
+        by_path: dict[str, list[str]] = {}
+        for value, path in self.values.items():
+            if value in own:
+                by_path.setdefault(path, []).append(value)
+        for name in names:
+            found.update(dict.fromkeys([name] if name in own else by_path.get(name, [name])))
+        return list(found)
+
+
+@lru_cache(maxsize=8)
+def _parse(text: str) -> Paths:
+    if not text:
+        return Paths()
+    try:
+        values, modules = json.loads(text)
+        return Paths(
+            {str(name): str(path) for name, path in values.items()},
+            {str(name): str(module) for module, names in modules.items() for name in names},
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"the note of the paths of its module is damaged: {error!r}") from None
+
+
+def listed(names: Iterable[str], most: int = LISTED) -> str:
+    """Return the first names of a list as a message has them, and how many more there are."""
+    found = list(dict.fromkeys(names))
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(map(repr, found[:most])) + more

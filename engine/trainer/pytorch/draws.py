@@ -1,0 +1,203 @@
+"""Random numbers that torch and the engine draw alike, so that what they compute can be compared.
+
+A draw is a field: an array of numbers that its shape decides.  While a module runs under
+`fixed(torch)`, what it draws is made of these, and `fix(graph)` puts them in the place of a graph's
+random nodes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.base.element_types import NUMPY, OF_ONNX
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph, Names, Node
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def uniform(shape: Sequence[int]) -> Array:
+    """Return the uniform numbers of a shape, in (0, 1) and away from both ends."""
+    return _generator(shape).uniform(0.001, 0.999, tuple(shape))
+
+
+def normal(shape: Sequence[int], number: int = 0) -> Array:
+    """Return the normal numbers of a shape; there are as many such fields as one likes."""
+    return _generator(shape, number).standard_normal(tuple(shape))
+
+
+def _generator(shape: Sequence[int], number: int = 0) -> np.random.Generator:
+    return np.random.default_rng([number, zlib.crc32(repr(tuple(map(int, shape))).encode())])
+
+
+# --- torch
+
+
+def fixed(torch: Any) -> Any:
+    """Return a context in which torch draws these numbers.
+
+    Its `drawn` counts what was; `unknown` are operators whose numbers it does not know.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Fixed(TorchDispatchMode):  # type: ignore[misc]  # torch is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.drawn = 0
+            self.unknown: set[str] = set()
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if torch.Tag.nondeterministic_seeded not in func.tags:
+                return found
+            given = {**_named(func, args), **(kwargs or {})}
+            if given.get("dropout_p") == 0:  # attention that drops nothing
+                return found
+            self.drawn += 1
+            return self.draw(func, found, given)
+
+        def draw(self, func: Any, found: Any, given: dict[str, Any]) -> Any:
+            name = func._schema.name.removeprefix("aten::")
+            if name == "native_dropout":
+                if given["train"] is False:
+                    return found
+                keep = 1 - given["p"]
+                mask = _tensor(torch, uniform(found[1].shape), torch.float64) < keep
+                found[1].copy_(mask)
+                found[0].copy_(given["input"] * mask / keep)
+                return found
+            rule = _RULES.get(name)
+            if rule is None:
+                self.unknown.add(str(func))
+                return found
+            shape = tuple(found.shape)
+            found.copy_(rule(lambda make: _tensor(torch, make(shape), torch.float64), given))
+            return found
+
+    return Fixed()
+
+
+def _named(func: Any, args: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of an operator by their names, those that were left out as well."""
+    schema = func._schema.arguments
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+    return {**defaults, **dict(zip([a.name for a in schema], args, strict=False))}
+
+
+def _tensor(torch: Any, value: Array, dtype: Any) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
+
+
+Draw = Callable[[Callable[[Sequence[int]], Array]], Any]
+
+
+def _normal(draw: Draw, given: dict[str, Any]) -> Any:
+    return given.get("mean", 0.0) + given.get("std", 1.0) * draw(normal)
+
+
+def _bernoulli(draw: Draw, given: dict[str, Any]) -> Any:
+    chance = given.get("p")
+    return draw(uniform) < (given["self"] if chance is None else chance)
+
+
+# What each operator makes of a field, by its name and its arguments.
+_RULES: dict[str, Callable[[Draw, dict[str, Any]], Any]] = {
+    **dict.fromkeys(("rand", "rand_like"), lambda draw, given: draw(uniform)),
+    **dict.fromkeys(("randn", "randn_like"), lambda draw, given: draw(normal)),
+    **dict.fromkeys(("normal", "normal_", "normal_functional"), _normal),
+    **dict.fromkeys(("bernoulli", "bernoulli_"), _bernoulli),
+    **dict.fromkeys(
+        ("uniform", "uniform_"),
+        lambda draw, given: given["from"] + (given["to"] - given["from"]) * draw(uniform),
+    ),
+    **dict.fromkeys(
+        ("exponential", "exponential_"), lambda draw, given: -draw(uniform).log() / given["lambd"]
+    ),
+    **dict.fromkeys(
+        ("randint", "randint_like"),
+        lambda draw, given: (
+            draw(uniform) * (given["high"] - given.get("low", 0)) + given.get("low", 0)
+        ).floor(),
+    ),
+}
+
+
+# --- graphs
+
+RANDOM = {
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("Bernoulli", "Multinomial"),
+}
+
+
+def is_random(graph: Graph) -> bool:
+    """Return whether a graph draws random numbers, dropouts left out."""
+    return any(node.op in RANDOM and not node.domain for node in graph.nodes)
+
+
+def fix(graph: Graph) -> set[str]:
+    """Put the fields in the place of the random nodes of a graph of concrete inputs.
+
+    Returns the ops of those that stay, as their numbers are not known.
+
+    Before   n = RandomNormalLike(x) mean=0 scale=1;   y = Dropout(x, ratio, true)
+    After    constants n, m;                           y = Mul(x, m)
+    """
+    from engine.graphs.ir.graph import Names
+    from engine.graphs.passes.infer import infer
+
+    found = infer(graph.copy())
+    names = Names(graph)
+    nodes, unknown = [], set()
+    for node in graph.nodes:
+        made = None if node.domain else _fixed(graph, names, node, found.types, found.constants)
+        if made is None and not node.domain and node.op in RANDOM:
+            unknown.add(node.op)
+        nodes += [node] if made is None else made
+    graph.nodes = nodes
+    return unknown
+
+
+def _fixed(graph: Graph, names: Names, node: Node, types: Any, constants: Any) -> list[Node] | None:
+    """The nodes in the place of one; None if it is not random."""
+    from engine.graphs.ir.graph import Node
+
+    y = node.outputs[0]
+    if node.op in ("RandomNormal", "RandomNormalLike"):
+        own = {"mean": 0.0, "scale": 1.0, **node.attrs}
+        value = own["mean"] + own["scale"] * normal(types[y].dims)
+    elif node.op in ("RandomUniform", "RandomUniformLike"):
+        own = {"low": 0.0, "high": 1.0, **node.attrs}
+        value = own["low"] + (own["high"] - own["low"]) * uniform(types[y].dims)
+    elif node.op == "Bernoulli":
+        x, less = node.inputs[0], names.fresh(f"{y}_less")
+        field = _constant(graph, names, uniform(types[x].dims), types[x].dtype)
+        to = node.attrs.get("dtype", next(k for k, t in OF_ONNX.items() if t == types[y].dtype))
+        return [
+            Node("Less", (field, x), (less,), {}, "", names.fresh(f"{node.name}_less")),
+            Node("Cast", (less,), (y,), {"to": to}, "", node.name),
+        ]
+    elif node.op == "Dropout" and len(node.inputs) > 2 and constants.get(node.inputs[2], False):
+        ratio = float(constants.get(node.inputs[1], np.array(0.5))) if node.inputs[1] else 0.5
+        mask = uniform(types[y].dims) < 1 - ratio
+        scale = _constant(graph, names, mask / (1 - ratio), types[y].dtype)
+        for name in filter(None, node.outputs[1:]):
+            graph.initializers[name] = mask
+        return [Node("Mul", (node.inputs[0], scale), (y,), {}, "", node.name)]
+    else:
+        return None
+    graph.initializers[y] = value.astype(NUMPY[types[y].dtype])
+    return []
+
+
+def _constant(graph: Graph, names: Names, value: Array, dtype: str) -> str:
+    name = names.fresh("draw")
+    graph.initializers[name] = value.astype(NUMPY[dtype])
+    return name

@@ -1,0 +1,493 @@
+"""From PyTorch and back: a module as a forward model that trains as the module does.
+
+    from engine.trainer.pytorch import export as torch_export
+
+    exported = torch_export.export(module, example, "forward.onnx")
+    trainer = Trainer.from_onnx(exported.model, loss, train=exported.train)
+    ...
+    torch_export.to_torch(trainer.state, module)
+
+torch and onnxscript are imported when they are used, and need not be installed for anything else.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from engine.base import arguments
+from engine.base.errors import (
+    DTypeError,
+    FileError,
+    InputError,
+    MissingPackageError,
+    ModelError,
+    ModelWarning,
+    NameNotFoundError,
+    NoInfluenceError,
+    ShapeError,
+    StateError,
+    UnsupportedOpError,
+    caller_level,
+    nearest,
+)
+from engine.base.signatures import checked
+from engine.system.paths import Paths
+from engine.trainer.pytorch import draws as torch_draws
+from engine.trainer.pytorch import gradients as torch_gradients
+from engine.trainer.pytorch.call import Call, tensors_of
+from engine.trainer.pytorch.program import in_mode, program_of, silently
+from engine.training.proximal import is_of_term
+
+if TYPE_CHECKING:
+    from engine.api import CheckpointState
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.support import Support
+
+Array = np.ndarray[Any, np.dtype[Any]]
+OPSET = 18
+TOLERANCE = 1e-3  # of outputs, relative to the largest of them if that is above 1
+Made = TypeVar("Made")
+PACKAGES = ("torch", "onnxscript")
+ONE_FILE = 1 << 30  # bytes of parameters; with more, they are in a file beside the model
+SHOWN = 5  # nodes that a message lists
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A module as a forward model.
+
+    model: the path of the ONNX file.
+    inputs, outputs: their names, in order; `x_input` is the argument `x` of a module that has a
+        parameter or a buffer `x`.
+    train: the parameters that require a gradient, by name, as far as they have one: those that are
+        behind `detach()` or `no_grad()` alone do not move in torch either.
+    frozen_batch_norm: running means of batch normalisations that the module keeps in evaluation
+        mode while it trains, as `frozen_batch_norm` of `generate_artifacts` takes them; None if
+        there are none.
+    difference: of the outputs from torch's, relative to the largest of them if that is above 1.
+    """
+
+    model: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    train: tuple[str, ...]
+    frozen_batch_norm: tuple[str, ...] | None
+    difference: float
+
+
+@checked
+def export(
+    module: Any,
+    example: Any,
+    path: str | os.PathLike[str],
+    *,
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+    opset: int = OPSET,
+    tolerance: float = TOLERANCE,
+    check_gradients: bool | None = None,
+) -> Exported:
+    """Write a `torch.nn.Module` as a forward model that trains as the module does.
+
+    It is exported by `torch.export` in training mode, so that dropouts drop and batch
+    normalisations use the batch, and without optimisation, so that every parameter is an
+    initializer under its own name.  Submodules that are in evaluation mode while the module trains
+    stay so.  The module is left as it was.
+
+    The axis 0 of every tensor of the example that is as long as that of the first one is the batch,
+    which may have any size.  Outputs are named by the keys of a dict or a `ModelOutput`, else
+    `output`, or `output_0` and so on; values that are None are left out.  A configuration with
+    `use_cache` is exported without a cache.
+
+    Args:
+        module: on the CPU, of float32 or float64.
+        example: what the module is called with: a tensor, a tuple of arguments, or a mapping of
+            keyword arguments; arrays are as good as tensors.
+        path: of the file that is written, in a folder that is made if it is missing.
+        axes: further axes of any length: names by axis, by input, `{"tokens": {1: "length"}}`.
+        opset: of ONNX's operators.
+        tolerance: how far the outputs, in evaluation mode and of a batch of another size, may be
+            from torch's, relative to the largest of them if that is above 1.
+        check_gradients: whether the gradients of the example, in training mode, are compared with
+            torch's, see engine/trainer/pytorch/gradients.py.  By default they are if the parameters
+            have up to `torch_gradients.MOST_BYTES`.
+
+    Raises:
+        MissingPackageError: torch or onnxscript is not installed.
+        InputError, DTypeError: the module or the example is none that can be exported.
+        UnsupportedOpError: torch cannot export the module, or the engine not run it.
+        ModelError: the exported model computes something else than the module, or its gradients
+            are others, or a parameter would not be trained that has a gradient in torch.
+        FileError: the file cannot be written.
+
+    A `ModelWarning` names the nodes through which no gradient can flow.
+    """
+    torch = _torch()
+    _check_module(torch, module)
+    call = Call.read(torch, module, example, axes)
+    given = arguments.path("path", path)
+    # A tensor that has several names is an initializer under one of them.
+    trained = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
+    if not trained:
+        raise InputError("no parameter of the module requires a gradient")
+    frozen = _frozen_norms(torch, module)
+    with in_mode(module, trains=True), silently(torch):
+        program, outputs, moved = program_of(torch, module, call, arguments.count("opset", opset))
+    for name in moved:
+        warnings.warn(
+            f"the module changes its buffer {name!r} while it runs forward, and the exported model "
+            "does not: it keeps the value that it has now",
+            ModelWarning,
+            stacklevel=caller_level(),
+        )
+    held = set(program.model.graph.initializers)
+    _write(program, module, given)
+    _check_support(given, call.sizes())
+    difference = _compare(
+        torch, module, call, given, outputs, arguments.real("tolerance", tolerance)
+    )
+    known = _with_gradients(given, trained, outputs, call.sizes())
+    names = tuple(name for name in trained if name in known)
+    norms = tuple(name for name in frozen if name in held)
+    if _checks(module, check_gradients):
+        left = [name for name in trained if name not in known]
+        torch_gradients.compare(torch, module, call, given, outputs, names, left, norms)
+    if not names:
+        raise InputError(
+            "no parameter of the module has a gradient: all are behind detach() or no_grad()"
+        )
+    return Exported(
+        model=given,
+        inputs=tuple(value.name for value in program.model.graph.inputs),
+        outputs=tuple(outputs),
+        train=names,
+        frozen_batch_norm=norms or None,
+        difference=difference,
+    )
+
+
+def train_reached(make: Callable[[Sequence[str]], Made], train: Sequence[str]) -> Made:
+    """Return what is made for these parameters, less those on which the loss does not depend.
+
+    These have no gradient in torch, whose optimizers leave them as they are.
+
+    make: makes a trainer for patterns of names, as `Trainer.from_onnx` takes them.
+
+    Raises:
+        NoInfluenceError: the loss depends on none of them.
+
+    A `ModelWarning` names those that are left.
+    """
+    try:
+        return make(train)
+    except NoInfluenceError as error:
+        without = [*train, *(f"!{glob.escape(name)}" for name in error.names)]
+        try:
+            made = make(without)
+        except (StateError, NameNotFoundError):  # nothing is left; or names of parts of parameters
+            raise error from None
+        names = ", ".join(map(repr, error.names[:SHOWN]))
+        more = f" and {len(error.names) - SHOWN} more" if len(error.names) > SHOWN else ""
+        warnings.warn(
+            f"the loss does not depend on {names}{more}: they stay as they are, as with torch's "
+            "optimizers; requires_grad_(False) or train= says that this is intended",
+            ModelWarning,
+            stacklevel=caller_level(),
+        )
+        return made
+
+
+@checked
+def to_torch(state: CheckpointState, module: Any) -> list[str]:
+    """Write the parameters of a checkpoint into a module, running statistics included.
+
+    state: as of `Trainer.state`, whose parameters have the names that they have in the module.
+
+    Returns the names of the module's parameters and buffers that the state does not have; they stay
+    as they are.
+
+    Raises:
+        MissingPackageError: torch is not installed.
+        NameNotFoundError, ShapeError, DTypeError: a parameter does not fit.  Nothing has changed.
+    """
+    torch = _torch("torch")
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"module: expected a torch.nn.Module, found {type(module).__name__}")
+    own = {**dict(module.named_parameters(remove_duplicate=False)),
+           **dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
+    pairs = []
+    for name, parameter in state.parameters:
+        if is_of_term(name, state):
+            continue
+        if name not in own:
+            raise NameNotFoundError(
+                f"the module has no parameter or buffer {name!r}{nearest(name, own)}"
+            )
+        value, mine = parameter.data, own[name]
+        if tuple(value.shape) != tuple(mine.shape):
+            raise ShapeError(
+                f"{name!r} is {list(value.shape)} in the checkpoint and {list(mine.shape)} in the "
+                "module"
+            )
+        if not mine.dtype.is_floating_point:
+            raise DTypeError(
+                f"{name!r} is {value.dtype} in the checkpoint, {mine.dtype} in the module"
+            )
+        pairs.append((mine, value))
+    with torch.no_grad():
+        for mine, value in pairs:
+            mine.copy_(torch.from_numpy(np.array(value)))
+    written = {id(mine) for mine, _ in pairs}
+    return [name for name, mine in own.items() if id(mine) not in written]
+
+
+# --- what is given
+
+
+def _torch(*packages: str) -> Any:
+    """The package torch, which with all `packages` is installed."""
+    missing = [p for p in packages or PACKAGES if importlib.util.find_spec(p) is None]
+    if missing:
+        raise MissingPackageError(
+            f"PyTorch's modules need {' and '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed: pip install 'edgegrad[torch]'"
+        )
+    return importlib.import_module("torch")
+
+
+def _check_module(torch: Any, module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"module: expected a torch.nn.Module, found {type(module).__name__}")
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for name, value in tensors:
+        if value.device.type != "cpu":
+            raise InputError(
+                f"module: {name!r} is on the device {value.device}; models are exported from the "
+                "CPU: module.to('cpu')"
+            )
+    for name, value in module.named_parameters():
+        if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
+            raise DTypeError(
+                f"module: {name!r} is {value.dtype}; trained are torch.float32 and torch.float64: "
+                "module.float()"
+            )
+
+
+def _frozen_norms(torch: Any, module: Any) -> list[str]:
+    """The names of the running means of batch normalisations that stay in evaluation mode."""
+    kinds = torch.nn.modules.batchnorm._BatchNorm
+    if not module.training:
+        return []
+    return [
+        f"{name}.running_mean" if name else "running_mean"
+        for name, part in module.named_modules()
+        if isinstance(part, kinds) and not part.training and part.running_mean is not None
+    ]
+
+
+def _write(program: Any, module: Any, path: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        program.save(path, external_data=_size(module) > ONE_FILE)
+    except OSError as error:
+        raise FileError(f"cannot write {path!r}: {error.strerror or error}") from error
+
+
+# --- checks
+
+
+def _checks(module: Any, asked: bool | None) -> bool:
+    """Whether gradients are compared.
+
+    Raises:
+        UnsupportedOpError: they are not, and a submodule has hooks which may change them.
+    """
+    if asked is None:
+        asked = _size(module) <= torch_gradients.MOST_BYTES
+    if arguments.flag("check_gradients", asked):
+        return True
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise UnsupportedOpError(
+                f"{type(part).__name__} {name!r} has backward hooks, which are not exported; "
+                "remove them, or give check_gradients=True, which lets those pass that change "
+                "nothing"
+            )
+    return False
+
+
+def _size(module: Any) -> int:
+    """The bytes of the parameters."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _check_support(path: str, sizes: Mapping[str, int]) -> None:
+    """Refuse a model that the engine cannot run; warn of nodes that pass no gradient on.
+
+    sizes: of the axes that may have any size, as the example has them.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline import support
+    from engine.graphs.offline.normalize import name_nodes
+
+    graph = name_nodes(onnx_io.load(path))
+    rename(graph, sizes)
+    table = support.supported(onnx_io.to_proto(graph))
+    paths = Paths.of(graph.metadata)
+
+    def told(rows: Sequence[Support]) -> str:
+        lines = []
+        for row in rows[:SHOWN]:
+            lines.append(f"{row.op} {paths.node(row.node)}: {row.reason}")
+        more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+        return "\n  ".join(["", *lines, *more])
+
+    wrong = [row for row in table if row.status == support.UNSUPPORTED]
+    if wrong:
+        raise UnsupportedOpError(
+            f"the engine cannot run these nodes; replace the parts of the module:{told(wrong)}"
+        )
+    dead = [row for row in table if row.status == support.FORWARD]
+    if dead:
+        warnings.warn(
+            "no gradient flows through these nodes: replace the parts of the module, or train only "
+            f"parameters behind them, by train=[...]:{told(dead)}",
+            ModelWarning,
+            stacklevel=caller_level(),
+        )
+
+
+def _with_gradients(
+    path: str, trained: Iterable[str], outputs: Sequence[str], sizes: Mapping[str, int]
+) -> set[str]:
+    """Return the values of a model that have a gradient if all outputs do.
+
+    trained: the parameters.
+    """
+    from engine.graphs.offline.differentiate import reached
+    from engine.graphs.passes.infer import infer
+
+    graph = torch_gradients.opened(path, sizes, trained)
+    return reached(graph, outputs, infer(graph).types)
+
+
+def _compare(
+    torch: Any, module: Any, call: Call, path: str, outputs: Sequence[str], tolerance: float
+) -> float:
+    """How far the outputs are from torch's, for a batch of one row more than the example's.
+
+    Both draw the same random numbers.  A module that drops in evaluation mode, too, is compared
+    with dropouts on.
+
+    Raises:
+        ModelError: they are farther than the tolerance, or of other shapes.
+    """
+    rows = call.rows + 1
+    args, kwargs = call.resized(rows)
+    with (
+        in_mode(module, trains=False),
+        silently(torch),
+        torch.enable_grad(),  # which hooks of tensors need
+        torch_draws.fixed(torch) as draws,
+    ):
+        expected = dict(tensors_of(torch, module(*args, **kwargs), ""))
+    theirs = {name: value.detach().numpy() for name, value in expected.items()}
+    if draws.unknown:
+        return _not_compared(draws.unknown)
+    for drops in (False, True) if draws.drawn else (False,):
+        graph, unknown = _evaluation(path, call.sizes(rows), drops)
+        if unknown:
+            return _not_compared(unknown)
+        try:
+            worst = _worst(graph, call.feeds(rows), theirs, outputs, tolerance)
+        except ModelError as error:
+            fault = error
+            continue
+        if drops:
+            warnings.warn(
+                "the module drops in evaluation mode, too, and the evaluation and exports of the "
+                "model do not",
+                ModelWarning,
+                stacklevel=caller_level(),
+            )
+        return worst
+    because = "; it draws random numbers, perhaps otherwise in both" if draws.drawn else ""
+    raise ModelError(f"{fault}{because}")
+
+
+def _not_compared(unknown: Collection[str]) -> float:
+    warnings.warn(
+        "outputs are not compared with torch's: the module draws random numbers by "
+        f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
+        ModelWarning,
+        stacklevel=caller_level(),
+    )
+    return 0.0
+
+
+def _evaluation(path: str, sizes: Mapping[str, int], drops: bool) -> tuple[Graph, set[str]]:
+    """The graph in evaluation mode, under fixed draws; and random ops that are not known.
+
+    drops: whether dropouts drop.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline.normalize import inference_mode
+    from engine.graphs.passes import control
+
+    graph = control.unroll(onnx_io.load(path))
+    if not drops:
+        inference_mode(graph)
+    unknown = set[str]()
+    if drops or torch_draws.is_random(graph):
+        rename(graph, sizes)
+        unknown = torch_draws.fix(graph)
+    return inference_mode(graph), unknown
+
+
+def _worst(
+    graph: Graph,
+    feeds: Sequence[Array],
+    expected: Mapping[str, Array],
+    outputs: Sequence[str],
+    tolerance: float,
+) -> float:
+    """How far the outputs of a graph are from those that are expected.
+
+    Raises:
+        ModelError: farther than the tolerance, or they are of other shapes.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.training import backend
+
+    found = dict(zip(outputs, backend.prepare(onnx_io.to_proto(graph)).run(feeds), strict=True))
+    worst = 0.0
+    for (name, ours), value in zip(found.items(), expected.values(), strict=True):
+        if ours.shape != value.shape:
+            raise ModelError(
+                f"the exported model returns {name!r} as {list(ours.shape)} for a batch of "
+                f"{len(feeds[0])}, and torch as {list(value.shape)}: the module depends on the "
+                "size of the batch"
+            )
+        worst = max(worst, _difference(name, ours, value, tolerance))
+    return worst
+
+
+def _difference(name: str, ours: Array, theirs: Array, tolerance: float) -> float:
+    scale = max(1.0, float(np.abs(theirs).max(initial=0)))
+    off = float(np.abs(ours.astype(np.float64) - theirs).max(initial=0)) / scale
+    if not off <= tolerance:
+        raise ModelError(
+            f"the exported model is not the module: output {name!r} is {off:.1e} from torch's, "
+            f"relative to the largest value {scale:.3g}, and {tolerance:.0e} is tolerated"
+        )
+    return off

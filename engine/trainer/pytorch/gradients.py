@@ -1,0 +1,342 @@
+"""The gradients of an exported module beside torch's own, before anything is trained.
+
+Both sides run the example in training mode under equal draws (`torch_draws`), and differentiate the
+sum of all outputs that are floats, each times fixed normal numbers: whatever is lost on the way, as
+where a gradient stops, shows in some parameter.  A parameter with a gradient of torch's that the
+exported model would not train is refused as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.base.errors import ModelError, ModelWarning, caller_level
+from engine.system.paths import Paths
+from engine.trainer.pytorch import draws as torch_draws
+from engine.trainer.pytorch.call import Call, tensors_of
+from engine.trainer.pytorch.program import in_mode, silently
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MOST_BYTES = 64 << 20  # of a module's parameters up to which gradients are compared unasked
+CLOSE = 2e-3  # of the norm of a gradient: how far one of float32 may be off
+NOISE = 20  # times as far as torch's own float32 is from its float64
+FLOOR = 1e-6  # of the norm of all gradients: what counts as zero
+LOSS = "check/loss"
+
+
+def compare(
+    torch: Any,
+    module: Any,
+    call: Call,
+    path: str,
+    outputs: Sequence[str],
+    train: Sequence[str],
+    left: Sequence[str],
+    norms: Sequence[str],
+) -> None:
+    """Compare the gradients of the trained parameters with torch's.
+
+    path: the exported model.  outputs: the names of its outputs.  train: names of parameters.
+    left: those of parameters that would not be trained, though they require a gradient.
+    norms: of batch normalisations that keep their statistics.
+
+    Raises:
+        ModelError: one differs, or one that would not be trained has a gradient in torch; it is
+            named.
+
+    A `ModelWarning` says if they cannot be compared, as it is not known how numbers are drawn.
+    """
+    rows = max(call.rows, 2)
+    args, kwargs = call.resized(rows)
+    given = _jittered(torch, call.rows, (args, kwargs))
+    with torch_draws.fixed(torch) as draws:
+        theirs = torch_gradients(torch, module, given, [*train, *left])
+    _check_left(module, path, call.sizes(rows), outputs, train, left, theirs)
+    if not train:
+        return
+    theirs = {name: theirs[name] for name in train}
+    graph, values, unknown = _gradient_graph(path, call.sizes(rows), outputs, train, norms)
+    unknown |= draws.unknown
+    if unknown:
+        warnings.warn(
+            "gradients are not compared with torch's: the module draws random numbers by "
+            f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
+            ModelWarning,
+            stacklevel=caller_level(),
+        )
+        return
+    ours = _run(graph, {**_feeds(torch, graph, given), **values}, train)
+    faults = _faults(ours, theirs)
+    if faults and (exact := _double(torch, module, given, train)) is not None:
+        faults = [name for name in faults if not _is_near(name, ours, theirs, exact)]
+    if faults:
+        raise ModelError(_told(faults[0], faults, ours, theirs, bool(draws.drawn), module))
+
+
+# --- torch's
+
+
+def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[str, Array]:
+    """The gradients of the parameters of these names, zero for those that have none.
+
+    What the parameters hold of a gradient is left as it is.
+    """
+    args, kwargs = given
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    before = {name: p.grad for name, p in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = None
+    with in_mode(module, trains=True), silently(torch), torch.enable_grad():
+        made = dict(tensors_of(torch, module(*args, **kwargs), ""))
+        terms = [
+            (y * torch.from_numpy(_weights(i, y.shape)).to(y.dtype)).sum()
+            for i, y in enumerate(made.values())
+            if y.is_floating_point() and y.requires_grad
+        ]
+        try:
+            if terms:
+                sum(terms).backward()
+            found = {name: parameters[name].grad for name in names}
+        finally:
+            for name, parameter in parameters.items():
+                parameter.grad = before[name]
+    return {
+        name: np.zeros(tuple(parameters[name].shape))
+        if g is None
+        else g.detach().to_dense().double().numpy()
+        for name, g in found.items()
+    }
+
+
+def _weights(place: int, shape: Sequence[int]) -> Array:
+    """The numbers that an output is multiplied with: normal, and smaller for larger outputs."""
+    sizes = [int(d) for d in shape]
+    return np.asarray(torch_draws.normal(sizes, place + 1) / math.sqrt(max(1, math.prod(sizes))))
+
+
+def _jittered(torch: Any, rows: int, given: Any) -> Any:
+    """Arguments in whose batch no row is another's copy, nor all zeros.
+
+    A batch of equal rows has no variance, and of zeros no gradient: that of weights behind them.
+    """
+
+    def change(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        field = torch.from_numpy(torch_draws.uniform(value.shape)).to(value.dtype)
+        if not bool(value.any()):
+            return field
+        if value.ndim and len(value) > rows:
+            value = value.clone()
+            value[rows:] *= 0.95 + 0.1 * field[rows:]
+        return value
+
+    return torch.utils._pytree.tree_map(change, given)
+
+
+def _double(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[str, Array] | None:
+    """The gradients in float64, by which one knows how far those of float32 are off.
+
+    None if the module cannot be copied or does not compute in float64.
+    """
+    if any(p._backward_hooks for p in module.parameters()):
+        return None  # which a copy does not have
+    try:
+        twin = copy.deepcopy(module).double()
+        wide = torch.utils._pytree.tree_map(
+            lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v,
+            given,
+        )
+        with torch_draws.fixed(torch):
+            return torch_gradients(torch, twin, wide, names)
+    except Exception:  # of whatever class: the module's code may be for float32 alone
+        return None
+
+
+# --- ours
+
+
+def opened(path: str, sizes: Mapping[str, int], inputs: Iterable[str] = ()) -> Graph:
+    """Return the graph of an exported model, with the sizes of the axes that may have any.
+
+    inputs: parameters that are inputs of it: what is computed of them is no constant.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
+    from engine.graphs.passes import control
+
+    graph = onnx_io.load(path)
+    parameters_to_inputs(graph, inputs)
+    graph = name_nodes(control.unroll(graph))
+    rename(graph, sizes)
+    return graph
+
+
+def _gradient_graph(
+    path: str,
+    sizes: Mapping[str, int],
+    outputs: Sequence[str],
+    train: Sequence[str],
+    norms: Sequence[str],
+) -> tuple[Graph, dict[str, Array], set[str]]:
+    """The graph of the gradients of the same sum, whose parameters are inputs, and their values.
+
+    And the random ops whose numbers are not known.
+    """
+    from engine.graphs.ir.graph import Node
+    from engine.graphs.offline.differentiate import differentiate
+    from engine.graphs.offline.normalize import parameters_to_inputs, pass_on
+    from engine.graphs.passes.batchnorm import choose_trained, training_form
+    from engine.graphs.passes.foreign import pool_grads_know_input
+    from engine.graphs.passes.infer import infer
+    from engine.graphs.passes.patterns import fuse_patterns
+    from engine.graphs.passes.simplify import prune
+
+    graph = opened(path, sizes)
+    unknown = torch_draws.fix(graph)
+    moving = choose_trained(graph, train, (), list(norms) if norms else False)
+    values = parameters_to_inputs(graph, train)
+    types = infer(graph).types
+    terms = []
+    for i, y in enumerate(outputs):
+        if types[y].dtype not in ("f32", "f64"):
+            continue
+        weights, term = f"check/weights_{i}", f"check/term_{i}"
+        dtype = {"f32": np.float32, "f64": np.float64}[types[y].dtype]
+        graph.initializers[weights] = _weights(i, types[y].dims).astype(dtype)
+        graph.nodes += [
+            Node("Mul", (y, weights), (f"{term}_of",), {}, "", f"{term}_mul"),
+            Node("ReduceSum", (f"{term}_of",), (term,), {"keepdims": 0}, "", term),
+        ]
+        terms.append(term)
+    graph.nodes.append(Node("Sum", tuple(terms), (LOSS,), {}, "", LOSS))
+    graph.outputs = [LOSS]
+    training_form(graph, moving)
+    fuse_patterns(graph, infer(graph))
+    found = differentiate(graph, LOSS, train, infer(graph).types)
+    graph.outputs = [found[name] for name in train]
+    return pool_grads_know_input(prune(pass_on(graph))), values, unknown
+
+
+def _feeds(torch: Any, graph: Graph, given: Any) -> dict[str, Array]:
+    """The tensors among the arguments, by the names of the inputs."""
+    tensors = [v for v in torch.utils._pytree.tree_leaves(given) if isinstance(v, torch.Tensor)]
+    return {name: v.numpy() for name, v in zip(graph.inputs, tensors, strict=False)}
+
+
+def _run(graph: Graph, feeds: Mapping[str, Array], train: Sequence[str]) -> dict[str, Array]:
+    """The gradients, in float64."""
+    from engine.graphs.io import onnx_io
+    from engine.graphs.passes.infer import infer
+    from engine.training import backend
+
+    graph.types = infer(graph.copy()).types
+    found = backend.prepare(onnx_io.to_proto(graph)).run(feeds)
+    return {name: g.astype(np.float64) for name, g in zip(train, found, strict=True)}
+
+
+# --- the comparison
+
+
+def _check_left(
+    module: Any, path: str, sizes: Mapping[str, int], outputs: Sequence[str],
+    train: Sequence[str], left: Sequence[str], theirs: Mapping[str, Array],
+) -> None:  # fmt: skip
+    """Refuse to leave a parameter as it is that has a gradient in torch.
+
+    A parameter of several names is trained if one of them is.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    trained, floor = {id(parameters[name]) for name in train}, _floor(theirs)
+    lost = [n for n in left if id(parameters[n]) not in trained and _norm(theirs[n]) > floor]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"the exported model would not train {lost[0]!r}{more}: its gradient in torch has the "
+            f"norm {_norm(theirs[lost[0]]):.4g}, and {_reason(path, sizes, outputs, lost[0])}. "
+            "Write that part of the module otherwise, or let it stay as it is by "
+            "requires_grad_(False); check_gradients=False trains the others all the same"
+        )
+
+
+def _reason(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: str) -> str:
+    """Why no gradient reaches a parameter of the exported model: the node at which it stops."""
+    from engine.graphs.offline.differentiate import reached
+    from engine.graphs.passes.infer import infer
+
+    graph = opened(path, sizes, [name])
+    if name not in graph.inputs:
+        return "the model does not hold it under its name: torch's exporter has computed with it"
+    known, depends = reached(graph, outputs, infer(graph).types), {name}
+    for node in graph.nodes:
+        reads = depends.intersection(node.inputs)
+        if reads.difference(known) and not known.isdisjoint(node.outputs):
+            return f"none flows through {node.op} {Paths.of(graph.metadata).node(node.name)}"
+        if reads:
+            depends.update(node.outputs)
+    return "no output of the model depends on it"
+
+
+def _floor(gradients: Mapping[str, Array]) -> float:
+    """The norm below which a gradient is zero but for rounding."""
+    return FLOOR * math.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
+
+
+def _faults(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> list[str]:
+    """The parameters whose gradients are not close."""
+    floor = _floor(theirs)
+    return [
+        name for name, g in theirs.items() if not _norm(ours[name] - g) <= CLOSE * _norm(g) + floor
+    ]
+
+
+def _is_near(
+    name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array], exact: Mapping[str, Array]
+) -> bool:
+    """Whether ours is off no farther than float32 explains: that of torch's is off, too."""
+    noise = _norm(theirs[name] - exact[name])
+    bound = CLOSE * _norm(exact[name]) + NOISE * noise + _floor(exact)
+    return _norm(ours[name] - exact[name]) <= bound
+
+
+def _norm(value: Array) -> float:
+    return float(np.linalg.norm(value.reshape(-1)))
+
+
+def _told(
+    first: str, faults: Sequence[str], ours: Mapping[str, Array], theirs: Mapping[str, Array],
+    is_random: bool, module: Any,
+) -> str:  # fmt: skip
+    """What an error says of the first parameter that differs."""
+    mine, own = ours[first], theirs[first]
+    both = _norm(mine) * _norm(own)
+    cosine = f"cosine {float((mine * own).sum()) / both:.4f}" if both else "one of them is zero"
+    more = f" and of {len(faults) - 1} more" if len(faults) > 1 else ""
+    reasons = [
+        f"{type(part).__name__} {name!r} has backward hooks, which are not exported"
+        for name, part in module.named_modules()
+        if part._backward_hooks or part._backward_pre_hooks
+    ]
+    if is_random:
+        reasons.append("random numbers that the exported model draws otherwise")
+    reasons += [
+        "an op whose gradient torch defines otherwise, as at a kink",
+        "values that the module changes in place or keeps from call to call",
+    ]
+    return (
+        f"the exported model does not train as the module does: the gradient of {first!r}{more} is "
+        f"not torch's: norm {_norm(mine):.4g}, torch's {_norm(own):.4g}, {cosine}, largest "
+        f"difference {float(np.abs(mine - own).max(initial=0)):.3g}. Possible reasons: "
+        f"{'; '.join(reasons)}. check_gradients=False trains all the same"
+    )

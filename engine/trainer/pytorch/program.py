@@ -1,0 +1,203 @@
+"""A module of PyTorch as a program of ONNX, by torch's own exporter with the options it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.base.errors import EngineError, UnsupportedOpError
+from engine.trainer.pytorch import autograd as torch_autograd
+from engine.trainer.pytorch.call import Call, tensors_of
+from engine.trainer.pytorch.functions import written_out
+
+_TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
+
+
+@contextlib.contextmanager
+def in_mode(module: Any, trains: bool) -> Iterator[None]:
+    """The module in training or evaluation mode, without a cache; as it was afterwards.
+
+    So are its buffers, which some modules change while they run forward.  If it trains already, its
+    submodules keep the modes that they are in.
+    """
+    before = {part: part.training for part in module.modules()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    config = getattr(module, "config", None)
+    caches = getattr(config, "use_cache", None)
+    try:
+        if not (trains and module.training):
+            module.train(trains)
+        if caches:
+            config.use_cache = False  # type: ignore[union-attr]  # it has one
+        yield
+    finally:
+        for part, trained in before.items():
+            part.training = trained
+        for buffer, value in buffers:
+            if not buffer.equal(value):  # one that is equal may be of a read-only file
+                buffer.detach().copy_(value)
+        if caches:
+            config.use_cache = caches  # type: ignore[union-attr]  # it has one
+
+
+@contextlib.contextmanager
+def silently(torch: Any) -> Iterator[None]:
+    """Without gradients, without what the exporter prints, and with torch's random numbers kept."""
+    level = logging.root.manager.disable
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(level)
+
+
+def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, list[str], list[str]]:
+    """The module as ONNX, the names of its outputs, and those of buffers that it would change.
+
+    Raises:
+        UnsupportedOpError: torch cannot export it.
+    """
+    names: list[str] = []
+    hooks = torch_autograd.hooks_of(module)
+    notes = torch_autograd.Notes(torch, module)
+
+    def flattened(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        with torch_autograd.recording(notes):
+            notes.kept.clear()
+            notes.hook_parameters(hooks)
+            found = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
+        names[:] = found
+        return (*found.values(), *notes.kept)
+
+    # A shallow copy shares all parameters with the module; only what it returns is another.
+    flat = copy.copy(module)
+    flat.forward = functools.wraps(module.forward)(flattened)
+    args, kwargs = call.resized(max(call.rows, 2))  # torch takes a batch of one row for a constant
+    try:
+        with (
+            torch.enable_grad(),
+            torch_autograd.without_hooks(flat),
+            written_out(torch),
+        ):
+            traced = torch.export.export(
+                flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
+            )
+        moved = torch_autograd.stop(torch, traced, len(notes.kept))
+        program = torch.onnx.export(
+            traced, dynamo=True, optimize=False, opset_version=opset, verbose=False,
+            custom_translation_table=torch_autograd.translations(torch),
+        )  # fmt: skip
+    except EngineError:
+        raise
+    except Exception as error:  # of many classes, most of them private
+        raise UnsupportedOpError(
+            f"torch cannot export {type(module).__name__}: {_reason(error)}{_advice(error)}"
+        ) from error
+    graph = program.model.graph
+    _let_drop(graph)
+    del graph.outputs[len(names) :]  # values with hooks
+    for node in graph:
+        node.metadata_props.pop(_TRACE, None)
+    _name_axes(graph, call.axis_names())
+    _name_inputs(graph)
+    return program, _name_outputs(graph, names), moved
+
+
+def _let_drop(graph: Any) -> None:
+    """Let every dropout drop: the exporter writes those of attention as if they were off.
+
+    A dropout that is off in the module is not in the program, or its ratio is 0.
+    """
+    import onnx_ir
+
+    for node in list(graph):
+        if node.op_type == "Dropout" and not node.domain and len(node.inputs) == 2:
+            on = onnx_ir.tensor(np.array(True), name=f"{node.outputs[0].name}_on")
+            constant = onnx_ir.node("Constant", inputs=[], attributes={"value": on})
+            constant.outputs[0].name = on.name
+            graph.insert_before(node, constant)
+            node.resize_inputs(3)
+            node.replace_input_with(2, constant.outputs[0])
+
+
+def _name_axes(graph: Any, names: Sequence[Mapping[int, str]]) -> None:
+    """Name the axes of the inputs that may have any size, and all axes of the same size."""
+    new = {
+        str(value.shape[axis]): name
+        for value, axes in zip(graph.inputs, names, strict=True)
+        for axis, name in axes.items()
+    }
+    for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
+        for axis, size in enumerate(value.shape or ()):
+            if str(size) in new and not isinstance(size, int):
+                value.shape[axis] = new[str(size)]
+
+
+def _name_inputs(graph: Any) -> None:
+    """Name the inputs of a graph otherwise that have the name of a parameter or a buffer.
+
+    These keep their names, by which they go back into the module.
+    """
+    taken = {*graph.initializers, *(value.name for value in graph.inputs)}
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            name = f"{value.name}_input"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            value.name = name
+
+
+def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
+    """Name the outputs of a graph; inputs and parameters keep their names, other values make way.
+
+    Returns the names, with `_output` behind those that inputs or parameters have.
+    """
+    kept = {*graph.initializers, *(value.name for value in graph.inputs)}
+    outputs = [f"{name}_output" if name in kept else name for name in names]
+    inner = {value.name: value for node in graph for value in node.outputs}
+    for name in (kept | set(outputs)) & set(inner):  # torch calls a mean `mean`, and a buffer too
+        inner[name].name = f"{name}_value"
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+    return outputs
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what the first cause of an error says."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _advice(error: BaseException) -> str:
+    """What to do about an error of torch's, as far as it is known."""
+    said = str(error)
+    if "data-dependent" in said or "DataDependent" in type(error).__name__:
+        return (
+            "; the module decides by values of tensors: write it with torch.where, or compute the "
+            "decision before and pass it as an argument that is no tensor"
+        )
+    if "specialized" in said or "onstraint" in said:
+        return (
+            "; is axis 0 of the example the batch? An example is [batch, ...], and the module may "
+            "not depend on how many rows there are"
+        )
+    return ""

@@ -1,0 +1,44 @@
+"""Reports: the output of a training, while it runs and afterwards.
+
+All are callbacks of `Trainer.fit`, which uses the ones of `default` unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.base.signatures import checked
+from engine.drawing.page import Section
+from engine.trainer.callbacks import Callback
+from engine.trainer.reports.csv_log import CsvLog
+from engine.trainer.reports.html_report import HtmlReport
+from engine.trainer.reports.json_log import JsonLog
+from engine.trainer.reports.progress import Progress
+from engine.trainer.reports.sections import SECTIONS
+from engine.trainer.reports.tensorboard import TensorBoard
+
+__all__ = [
+    "SECTIONS",
+    "CsvLog",
+    "HtmlReport",
+    "JsonLog",
+    "Progress",
+    "Section",
+    "TensorBoard",
+    "default",
+]
+
+
+@checked
+def default(progress: bool, folder: Path | None) -> list[Callback]:
+    """Return the default reports of a training.
+
+    progress: whether to show progress.
+    folder: of the run, where history.csv, log.jsonl and report.html are kept; None: write no
+        files.
+    """
+    found: list[Callback] = [Progress()] if progress else []
+    if folder is not None:
+        found += [CsvLog(folder / "history.csv"), JsonLog(folder / "log.jsonl")]
+        found += [HtmlReport(folder / "report.html")]
+    return found

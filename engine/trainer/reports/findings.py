@@ -1,0 +1,224 @@
+"""Findings: facts about a validation, collected batch by batch in bounded memory.
+
+For a classification: how often each class was taken for each, the worst samples, and some correct
+ones.  For a regression: the samples with the largest and the smallest errors, and pairs of expected
+and predicted values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.trainer.reports import png
+
+Array = npt.NDArray[Any]
+
+MAX_CLASSES = 1000  # of a confusion matrix
+MAX_PAIRS = 400  # of expected and predicted values
+SHOWN = 8  # values of a sample that is not a picture
+LETTERS = 80  # of a value that is a text
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample of the validation, and the model's prediction for it.
+
+    expected, predicted: the number of a class, or the first `SHOWN` values.
+    confidence: the share of the predicted class, from 0 to 1; None: no classification.
+    error: the score of the predicted class minus the score of the expected one, or the mean
+        absolute difference of the values.
+    picture: u8[height, width, channels] of the sample; None: it does not look like one.
+    values: the first `SHOWN` of its numbers or texts, out of `size`.
+    """
+
+    expected: tuple[float, ...]
+    predicted: tuple[float, ...]
+    confidence: float | None
+    error: float
+    picture: Array | None
+    values: tuple[float | str, ...]
+    size: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Findings:
+    """The findings of a validation.
+
+    features, target, output: the names of the input that is shown, of the labels, and of the
+        output that is compared with them.
+    classes: their names; None: unknown.
+    limit: how many samples of each kind are kept.
+    step: the optimizer step of this validation.
+    counts: i64[classes, classes], how often the row's class was taken for the column's class;
+        None: no classification, or more than `MAX_CLASSES` classes.
+    total: how many labels were compared.
+    worst: the samples with the largest errors, starting with the largest.
+    best: correct samples, few of each class; or the samples with the smallest errors.
+    pairs: expected and predicted, for a regression of one value.
+    """
+
+    features: str
+    target: str
+    output: str
+    classes: Sequence[str] | None = None
+    limit: int = 12
+    step: int = 0
+    counts: Array | None = None
+    total: int = 0
+    worst: list[Sample] = field(default_factory=list)
+    best: list[Sample] = field(default_factory=list)
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    _has_two: bool | None = None  # classes, with one score for both
+    _are_shares: bool | None = None  # whether that score is a probability
+    _stride: int = 1  # of the samples whose pairs are kept
+    _right: Counter[int] = field(default_factory=Counter)  # how many of each class are in `best`
+
+    def add(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Add a batch; skip it if it lacks the names, or is of another kind."""
+        if self.features not in inputs or self.target not in inputs or self.output not in outputs:
+            return
+        given, labels = np.asarray(inputs[self.features]), np.asarray(inputs[self.target])
+        scores = np.asarray(outputs[self.output])
+        if not labels.ndim or scores.dtype.kind != "f" or len(scores) != len(labels):
+            return
+        if self._is_two_classes(scores, labels):
+            self._add_classes(given, self._of_two(scores.reshape(-1)), labels.reshape(-1))
+        elif labels.dtype.kind in "iu":
+            for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics.py
+                if axis and scores.shape[:axis] + scores.shape[axis + 1 :] == labels.shape:
+                    self._add_classes(given, np.moveaxis(scores, axis, -1), labels)
+                    break
+        elif labels.dtype.kind == "f" and scores.size == labels.size:
+            self._add_values(given, scores, labels)
+
+    def _is_two_classes(self, scores: Array, labels: Array) -> bool:
+        """Return whether all batches so far have one score per sample and targets 0 or 1."""
+        if self._has_two is not False:
+            is_single = scores.size == labels.size == len(labels) and labels.dtype.kind in "iubf"
+            before, self._has_two = self._has_two, is_single and bool(np.isin(labels, (0, 1)).all())
+            if before and not self._has_two:  # values that began with zeros and ones
+                self.counts, self.total, self.worst, self.best = None, 0, [], []
+        return self._has_two
+
+    def _of_two(self, scores: Array) -> Array:
+        """Return scores of both classes: logits, unless the first batch has only probabilities."""
+        if self._are_shares is None:
+            self._are_shares = bool(((scores >= 0) & (scores <= 1)).all())
+        other = 1 - scores if self._are_shares else np.zeros_like(scores)
+        return np.stack([other, scores], axis=1)
+
+    def _add_classes(self, given: Array, scores: Array, labels: Array) -> None:
+        """Compare scores of (positions..., classes) with labels of (positions...)."""
+        classes = scores.shape[-1]
+        if classes > MAX_CLASSES and labels.ndim > 1:  # as of a language model: nothing is shown
+            return
+        rows = scores.reshape(-1, classes)
+        expected = labels.reshape(-1).astype(np.int64)
+        predicted = rows.argmax(1)
+        compared = np.flatnonzero((expected >= 0) & (expected < classes))  # others are left out
+        self.total += len(compared)
+        if self.counts is None and classes <= MAX_CLASSES:
+            self.counts = np.zeros((classes, classes), np.int64)
+        if self.counts is not None and len(self.counts) == classes:
+            places = expected[compared] * classes + predicted[compared]
+            found = np.bincount(places, minlength=classes * classes)
+            self.counts += found.reshape(classes, classes)
+        if labels.ndim > 1 or len(given) != len(rows):  # more labels than samples
+            return
+
+        def sample(row: int) -> Sample:
+            truth, taken = int(expected[row]), int(predicted[row])
+            return _sample(
+                given[row], (truth,), (taken,), float(rows[row, taken] - rows[row, truth]),
+                float(_shares(rows[row])[taken]),
+            )  # fmt: skip
+
+        errors = rows[compared, predicted[compared]] - rows[compared, expected[compared]]
+        is_wrong = predicted[compared] != expected[compared]
+        self._keep_worst(compared[is_wrong], errors[is_wrong], sample)
+        share = -(-self.limit // classes)  # so that the samples are of many classes
+        for row in compared[~is_wrong]:
+            if len(self.best) == self.limit:
+                break
+            if self._right[int(expected[row])] < share:
+                self._right[int(expected[row])] += 1
+                self.best.append(sample(int(row)))
+
+    def _add_values(self, given: Array, scores: Array, labels: Array) -> None:
+        count = len(scores)
+        expected, predicted = labels.reshape(count, -1), scores.reshape(count, -1)
+        if not count or not expected.shape[1]:
+            return
+        errors = np.abs(predicted.astype(np.float64) - expected).mean(1)
+        if expected.shape[1] == 1:
+            self._add_pairs(expected[:, 0], predicted[:, 0])
+        self.total += count
+        if len(given) != count:
+            return
+
+        def sample(row: int) -> Sample:
+            truth, found = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))
+            return _sample(given[row], truth, found, float(errors[row]), None)
+
+        rows = np.arange(count)
+        self._keep_worst(rows, errors, sample)
+        for row in _smallest(errors, self.limit):
+            if len(self.best) < self.limit or errors[row] < self.best[-1].error:
+                self.best = sorted([*self.best, sample(int(row))], key=_error)[: self.limit]
+
+    def _keep_worst(self, rows: Array, errors: Array, sample: Any) -> None:
+        for i in _smallest(-errors, self.limit):
+            if len(self.worst) < self.limit or errors[i] > self.worst[-1].error:
+                worst = [*self.worst, sample(int(rows[i]))]
+                self.worst = sorted(worst, key=_error, reverse=True)[: self.limit]
+
+    def _add_pairs(self, expected: Array, predicted: Array) -> None:
+        """Keep every n-th pair, with an n that doubles when there are too many."""
+        for i in range(-self.total % self._stride, len(expected), self._stride):
+            self.pairs.append((float(expected[i]), float(predicted[i])))
+        while len(self.pairs) > MAX_PAIRS:
+            self.pairs = self.pairs[::2]
+            self._stride *= 2
+
+
+def _error(sample: Sample) -> float:
+    return sample.error
+
+
+def _smallest(values: Array, limit: int) -> list[int]:
+    """Return the indices of the smallest finite values in order; the first of equal ones."""
+    found = np.flatnonzero(np.isfinite(values))
+    order = found[np.argsort(values[found], kind="stable")]
+    return [int(i) for i in order[:limit]]
+
+
+def _sample(
+    given: Array,
+    expected: tuple[float, ...],
+    predicted: tuple[float, ...],
+    error: float,
+    confidence: float | None,
+) -> Sample:
+    given = np.asarray(given)
+    picture = png.pixels(given)
+    if given.dtype.kind in "fiub":
+        shown: tuple[float | str, ...] = tuple(v.item() for v in given.reshape(-1)[:SHOWN])
+    else:
+        shown = tuple(str(v)[:LETTERS] for v in given.reshape(-1)[:SHOWN])
+    return Sample(expected, predicted, confidence, error, picture, shown, given.size)
+
+
+def _shares(scores: Array) -> Array:
+    """Return the classes' shares from scores: shares, or their logarithms up to a constant."""
+    scores = scores.astype(np.float64)
+    shares = scores
+    if (scores < 0).any() or abs(scores.sum() - 1) > 1e-3:
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+    return shares

@@ -1,0 +1,244 @@
+"""The report of a training: a page that anybody can open, now and in ten years."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import checked
+from engine.drawing.page import Section, page, text
+from engine.system import files
+from engine.system.progress import logger
+from engine.trainer.callbacks import Callback
+from engine.trainer.reports.environment import describe
+from engine.trainer.reports.findings import Findings
+from engine.trainer.reports.log_file import Tolerance, writable
+from engine.trainer.reports.process import resident
+from engine.trainer.reports.record import Record, Status
+from engine.trainer.reports.sections import SECTIONS
+from engine.trainer.reports.trace import Point, Trace
+from engine.trainer.reports.window import View, Window
+
+if TYPE_CHECKING:
+    from engine.trainer.fit import Fit
+
+SAMPLES = 12  # of each kind that are shown
+SHARE = 0.01  # of the time of a training that writing reports may take
+
+
+@checked
+class HtmlReport(Callback):
+    """A page with curves, predictions, memory, plans and the environment of the training.
+
+    It is a single file that needs no network and no other file.  It is written in one step at the
+    end of an epoch, unless epochs are so short that this would take more than a hundredth of the
+    time, and at the end, for whatever reason the training ends.  A resumed training continues the
+    curves of the run; contents for which it has nothing new, such as predictions before its first
+    validation, stay unchanged.
+
+    Args:
+        path: the file.
+        title: of the page; by default the name of the folder that contains the file.
+        sections: of the page, in their order.
+        samples: the number of predictions of each kind to show, wrong ones and correct ones.
+
+    Raises:
+        InputError: `samples` is less than 0.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str | None = None,
+        sections: Sequence[Section] = SECTIONS,
+        samples: int = SAMPLES,
+    ) -> None:
+        self._path = Path(arguments.path("report", path))
+        self._title = self._path.absolute().parent.name if title is None else title
+        self._sections = tuple(sections)
+        self._samples = arguments.count("samples", samples)
+        if self._samples < 0:
+            raise InputError(f"samples={samples}: expected 0 or more")
+        self._tolerance = Tolerance(self._path)
+        self._trace = Trace()
+        self._window = Window(self._trace.seconds)
+        self._findings: Findings | None = None  # of the last validation that is over
+        self._looking: Findings | None = None  # of the one that goes on
+        self._earlier: dict[str, str] = {}  # sections of the file as it was
+        self._is_open = False
+        self._restored = False
+        self._written = 0.0  # when, and how long it took
+        self._cost = 0.0
+
+    def on_fit_begin(self, fit: Fit) -> None:
+        """Check that the file can be written.
+
+        Raises:
+            FileError: it cannot.
+        """
+        self._is_open = False
+        writable(self._path, "report")
+        if not self._restored:
+            self._trace = Trace()
+        self._restored = False
+        self._window = Window(self._trace.seconds)
+        self._findings = self._looking = None
+        self._earlier = _sections(self._path) if fit.resumed else {}
+        self._written = self._cost = 0.0
+        self._is_open = True
+
+    def on_epoch_begin(self, fit: Fit) -> None:
+        """Start to measure."""
+        self._window.begin(fit)
+        if self._trace.points:  # the loss of one step, as of the very first, would be a jump
+            self._window.postpone()
+
+    def on_step_end(self, fit: Fit) -> None:
+        """Record the state of the training, if the last record is old enough."""
+        view = self._window.look(fit)
+        if view is not None:
+            self._note(fit, view)
+
+    def on_evaluate_begin(self, fit: Fit) -> None:
+        """Record the rest of the epoch, and start to collect predictions."""
+        self._finish(fit)
+        trainer = fit.trainer
+        if trainer.features and trainer.outputs:
+            self._looking = Findings(
+                features=trainer.features[0],
+                target=trainer.inputs[-1],
+                output=trainer.outputs[0],
+                classes=fit.classes,
+                limit=self._samples,
+                step=fit.step,
+            )
+
+    def on_evaluate_batch_end(self, fit: Fit) -> None:
+        """Collect the predictions of a batch."""
+        if self._looking is not None and fit.evaluation is not None:
+            self._looking.add(fit.evaluation.inputs, fit.evaluation.outputs)
+
+    def on_evaluate_end(self, fit: Fit) -> None:
+        """Keep the findings of this validation."""
+        self._findings, self._looking = self._looking, None
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """Write the page, if that takes only a little of the time."""
+        self._finish(fit)
+        if time.perf_counter() - self._written >= self._cost / SHARE:
+            self._write(fit, "running")
+
+    def on_fit_end(self, fit: Fit) -> None:
+        """Write the page for the last time."""
+        if not self._is_open:
+            return
+        self._finish(fit)
+        reason = fit.stop_reason or ""
+        status: Status = "stopped" if reason else "finished"
+        if isinstance(fit.error, KeyboardInterrupt):
+            status, reason = "stopped", "interrupted"
+        elif fit.error is not None:
+            status, reason = "failed", f"{type(fit.error).__name__}: {fit.error}"
+        self._write(fit, status, reason)
+        self._is_open = False
+
+    def state(self) -> dict[str, Any]:
+        """Return the points of the curves."""
+        return {"trace": self._trace.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with these points."""
+        self._trace = Trace()
+        self._trace.restore(state["trace"])
+        self._restored = True
+
+    def _finish(self, fit: Fit) -> None:
+        view = self._window.rest(fit)
+        if view is not None:
+            self._note(fit, view, is_rest=True)
+
+    def _note(self, fit: Fit, view: View, *, is_rest: bool = False) -> None:
+        rate = fit.logs.get("lr", float("nan"))
+        point = Point(view.step, fit.seconds, view.samples, view.loss, view.rate, rate, resident())
+        self._trace.add(point, is_rest=is_rest)
+        self._window.seconds = self._trace.seconds
+
+    def _write(self, fit: Fit, status: Status, reason: str = "") -> None:
+        began = time.perf_counter()
+        record = self._record(fit, status, reason)
+        shown = []
+        for section in self._sections:
+            content = _rendered(section, record) or self._earlier.get(section.name, "")
+            if content:
+                shown.append((section, content))
+        content = page(f"Training of {self._title}", _status(record), shown)
+        with self._tolerance():
+            files.write(os.fspath(self._path), [content.encode()])
+        self._written = time.perf_counter()
+        self._cost = self._written - began
+
+    def _record(self, fit: Fit, status: Status, reason: str) -> Record:
+        plans = fit.trainer.module.plans()
+        return Record(
+            title=self._title,
+            status=status,
+            reason=reason,
+            updated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            epochs=fit.epochs,
+            step=fit.step,
+            samples=fit.samples_total,
+            seconds=fit.seconds,
+            monitor=fit.monitor,
+            rows=fit.history.rows,
+            points=self._trace.points,
+            findings=self._findings,
+            plans=plans,
+            environment=describe(plans),
+            request=_request(fit.folder),
+        )
+
+
+def _rendered(section: Section, record: Record) -> str:
+    """Return the HTML of a section; a section that fails says so, and the training continues."""
+    try:
+        return section.render(record)
+    except Exception as error:  # of any kind, as sections may be the user's
+        logger().warning(f"section {section.name!r} of the report failed", exc_info=error)
+        return f"<p>This section failed: {text(repr(error))}</p>"
+
+
+def _status(record: Record) -> str:
+    """Return the line below the title: status, reason and time."""
+    reason = f"<span>{text(record.reason)}</span>" if record.reason else ""
+    return (
+        f'<p class="status"><b class="{record.status}">{record.status}</b>{reason}'
+        f"<span>{text(record.updated)}</span></p>"
+    )
+
+
+def _request(folder: Path | None) -> dict[str, Any]:
+    """Return the content of run.json; nothing if it is missing or unreadable."""
+    try:
+        found = json.loads((folder / "run.json").read_text("utf-8")) if folder is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _sections(path: Path) -> dict[str, str]:
+    """Return the contents of the sections of a report, by their names."""
+    try:
+        written = path.read_text("utf-8")
+    except (OSError, ValueError):
+        return {}
+    form = r'<section id="([\w-]+)">\n<h2>[^\n]*</h2>\n(.*?)\n</section>'
+    return dict(re.findall(form, written, re.DOTALL))

@@ -1,0 +1,26 @@
+"""The sections of a report, in their order; a section is a file of this folder and a row here."""
+
+from __future__ import annotations
+
+from engine.drawing.page import Section
+from engine.trainer.reports.sections import (
+    confusion,
+    curves,
+    environment,
+    memory,
+    plan,
+    predictions,
+    request,
+    summary,
+)
+
+SECTIONS: tuple[Section, ...] = (
+    summary.SECTION,
+    curves.SECTION,
+    confusion.SECTION,
+    predictions.SECTION,
+    memory.SECTION,
+    plan.SECTION,
+    environment.SECTION,
+    request.SECTION,
+)

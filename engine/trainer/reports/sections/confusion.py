@@ -1,0 +1,132 @@
+"""Confusion matrix: which classes the last validation took for which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.drawing.page import Section, table, text
+from engine.trainer.reports.record import Record
+
+Array = npt.NDArray[Any]
+
+MAX_NUMBERS = 24  # classes of a matrix whose cells show their numbers
+MAX_CELLS = 120  # classes of a matrix that is drawn
+MAX_ROWS = 10  # of the table of confusions
+SHADES = 9
+
+
+def render(record: Record) -> str:
+    """Return the matrix, the most frequent confusions, and each class by itself."""
+    findings = record.findings
+    if findings is None or findings.counts is None or not findings.total:
+        return ""
+    counts = findings.counts
+    names = class_names(findings.classes, len(counts))
+    right = int(np.trace(counts))
+    intro = (
+        f"{right:,} of {findings.total:,} right ({_share(right, findings.total)}), "
+        f"after step {findings.step:,}."
+    )
+    if len(counts) <= MAX_CELLS:
+        intro += (
+            " Rows are what is expected, columns what was predicted; a cell is shaded by its share "
+            "of the row."
+        )
+        draw = _table if len(counts) <= MAX_NUMBERS else _drawing
+        matrix = draw(counts, names)
+    else:
+        intro, matrix = f"{intro} {len(counts)} classes are too many for a matrix.", ""
+    tables = _pairs(counts, names) + _classes(counts, names)
+    return f'<p>{intro}</p><div class="beside"><div>{matrix}</div><div>{tables}</div></div>'
+
+
+def class_names(names: Sequence[str] | None, count: int) -> list[str]:
+    """Return the names of the classes if their number matches, otherwise numbers."""
+    if names is not None and len(names) == count:
+        return [str(name) for name in names]
+    return [str(i) for i in range(count)]
+
+
+def _shade(i: int, j: int, share: float) -> str:
+    """Return the CSS class of a cell: its kind, and a shade from 0 to `SHADES`."""
+    kind = "right" if i == j else "wrong"
+    return f"{kind} q{0 if share == 0 else max(1, round(share * SHADES))}"
+
+
+def _table(counts: Array, names: Sequence[str]) -> str:
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    kind = " upright" if max(map(len, names)) > 4 and len(names) > 5 else ""
+    head = "".join(f'<th scope="col"><span>{text(n)}</span></th>' for n in names)
+    rows = "".join(
+        f'<tr><th scope="row">{text(names[i])}</th>'
+        + "".join(
+            f'<td class="{_shade(i, j, shares[i, j])}" '
+            f'title="{text(names[i])} as {text(names[j])}: {n}">{n if n else ""}</td>'
+            for j, n in enumerate(row)
+        )
+        + "</tr>"
+        for i, row in enumerate(counts.tolist())
+    )
+    return (
+        f'<div class="scroll"><table class="matrix{kind}"><thead><tr><td></td>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _drawing(counts: Array, names: Sequence[str]) -> str:
+    """Draw the matrix, with a square for every cell that is not 0."""
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    n = len(names)
+    cells = "".join(
+        f'<rect x="{j}" y="{i}" width="1" height="1" class="{_shade(i, j, shares[i, j])}">'
+        f"<title>{text(names[i])} as {text(names[j])}: {counts[i, j]}</title></rect>"
+        for i, j in zip(*(a.tolist() for a in np.nonzero(counts)), strict=True)
+    )
+    return (
+        f'<svg class="matrix" viewBox="0 0 {n} {n}" role="img" '
+        f'aria-label="confusion matrix of {n} classes">'
+        f'<rect class="ground" width="{n}" height="{n}"/>{cells}</svg>'
+    )
+
+
+def _pairs(counts: Array, names: Sequence[str]) -> str:
+    """List the most frequent confusions."""
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_ROWS]
+    places = [divmod(int(k), len(names)) for k in order]
+    rows = [
+        (text(names[i]), text(names[j]), f"{wrong[i, j]:,}", _share(wrong[i, j], counts[i].sum()))
+        for i, j in places
+        if wrong[i, j]
+    ]
+    if not rows:
+        return ""
+    head = ("expected", "predicted", "times", "of the class")
+    return f"<h3>Most frequent confusions</h3>{table(head, rows)}"
+
+
+def _classes(counts: Array, names: Sequence[str]) -> str:
+    """List the recall and the precision of each class."""
+    right, there, taken = np.diag(counts), counts.sum(1), counts.sum(0)
+    order = sorted(range(len(names)), key=lambda i: right[i] / max(there[i], 1))
+    rows = (
+        (text(names[i]), f"{there[i]:,}", _share(right[i], there[i]), _share(right[i], taken[i]))
+        for i in order
+    )
+    head = ("class", "samples", "found (recall)", "true of those predicted (precision)")
+    return (
+        f"<details><summary>Each of the {len(names)} classes, the least found first</summary>"
+        f"{table(head, rows)}</details>"
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+SECTION = Section("confusion", "Confusion matrix", render)

@@ -1,0 +1,48 @@
+"""Curves: loss, metrics, learning rate and speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from engine.drawing import amounts
+from engine.drawing.axes import Kind
+from engine.drawing.charts import Line, line_chart
+from engine.drawing.page import Section
+from engine.trainer.reports.record import Record
+
+_APART = {"epoch", "loss", "lr", "seconds", "samples_per_second", "memory"}
+
+
+def render(record: Record) -> str:
+    """Return charts: loss by epoch and step, metrics by epoch, learning rate and speed by step."""
+    rows, points = record.rows, record.points
+    charts = [line_chart("Loss", "epoch", _by_epoch(rows, "loss"), may_be_log=True)]
+    steps = [p.step for p in points]
+    finely = Line("loss", steps, [p.loss for p in points])
+    charts.append(line_chart("Training loss, step by step", "step", [finely], may_be_log=True))
+    names = (name.removeprefix("val_") for row in rows for name in row)
+    for name in dict.fromkeys(n for n in names if n not in _APART):
+        kind: Kind = "share" if amounts.measure(name, 0.5).endswith("%") else "number"
+        lines = _by_epoch(rows, name)
+        title = name if len(lines) > 1 else lines[0].label
+        charts.append(line_chart(title, "epoch", lines, kind=kind))
+    rates = Line("learning rate", steps, [p.learning_rate for p in points])
+    charts.append(line_chart("Learning rate", "step", [rates], from_zero=True))
+    speed = Line("samples a second", steps, [p.rate for p in points])
+    charts.append(line_chart("Samples a second", "step", [speed], from_zero=True))
+    found = "".join(charts)
+    return f'<div class="charts">{found}</div>' if found else ""
+
+
+def _by_epoch(rows: Sequence[Mapping[str, float]], name: str) -> list[Line]:
+    """Return a column and its validation column; epochs count from 1, as people do."""
+    lines = []
+    for colour, column in enumerate((name, f"val_{name}")):
+        if any(column in row for row in rows):
+            values = [row.get(column, math.nan) for row in rows]
+            lines.append(Line(column, [row["epoch"] + 1 for row in rows], values, colour))
+    return lines
+
+
+SECTION = Section("curves", "Curves", render)

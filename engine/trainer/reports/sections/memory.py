@@ -1,0 +1,33 @@
+"""Memory of the process over time, and of the model's plans."""
+
+from __future__ import annotations
+
+from engine.drawing import amounts
+from engine.drawing.charts import Line, line_chart
+from engine.drawing.page import Section, values
+from engine.trainer.reports.record import Record
+
+_REGIONS = {
+    "param": "parameters", "frozen": "frozen constants", "grad": "gradients",
+    "state": "state of the optimizer", "const": "constants of plans", "io": "inputs and outputs",
+    "work": "arena: values of a step",
+}  # fmt: skip
+
+
+def render(record: Record) -> str:
+    """Return a chart over time, and a table of regions with the sizes of the largest plan."""
+    points = [p for p in record.points if p.memory]
+    line = Line("resident", [p.seconds for p in points], [float(p.memory) for p in points])
+    chart = line_chart(
+        "Memory of the process", "time", [line], kind="bytes", x_kind="seconds", from_zero=True
+    )
+    sizes = {
+        what: max((plan.region_bytes(region) for plan in record.plans), default=0)
+        for region, what in _REGIONS.items()
+    }
+    rows = {what: amounts.size(size) for what, size in sizes.items() if size}
+    held = f"<h3>Of it, held by the model's plans</h3>{values(rows)}" if rows else ""
+    return f'<div class="charts">{chart}<div>{held}</div></div>' if chart or held else ""
+
+
+SECTION = Section("memory", "Memory", render)

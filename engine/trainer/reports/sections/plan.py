@@ -1,0 +1,110 @@
+"""Plan: the steps of a training step, and where its values lie in memory and time."""
+
+from __future__ import annotations
+
+from engine.drawing import amounts
+from engine.drawing.axes import axis
+from engine.drawing.charts import coordinate, frame
+from engine.drawing.page import Section, table, text
+from engine.plan.plan import FAULT, NOISE, Buffer, Plan
+from engine.trainer.reports.record import Record
+from engine.training.model_file import RESET
+
+MAX_PLANS = 8  # in the table
+MAX_BUFFERS = 800  # in the picture
+WIDTH, HEIGHT = 900, 340  # of the picture, in units of its own
+LEFT, RIGHT, TOP, BOTTOM = 70, 24, 10, 46
+_KINDS = {
+    "kept": "made forward, needed backward",
+    "forward": "forward only",
+    "backward": "backward only",
+}
+
+
+def render(record: Record) -> str:
+    """Return a row per plan, and the arena of the largest plan of a training step."""
+    if not record.plans:
+        return ""
+    head = ("plan", "inputs", "kernel calls", "arena", "bound", "arena / bound", "threads")
+    rows = [
+        (
+            text(plan.name), text(_inputs(plan)), f"{len(plan.steps):,}",
+            amounts.size(plan.region_bytes("work")), amounts.size(plan.lower_bound),
+            f"{plan.ratio:.3f}", str(plan.threads),
+        )
+        for plan in record.plans[:MAX_PLANS]
+    ]  # fmt: skip
+    left = len(record.plans) - MAX_PLANS
+    more = f"<p>And {left} more for other shapes.</p>" if left > 0 else ""
+    intro = (
+        "<p>The arena holds the values of a step that nobody else keeps. The bound is the most "
+        "that live at one time: no placement needs less. In the picture a box is a value, as wide "
+        "as the kernel calls that it lives through and as high as its bytes; where two boxes "
+        "overlap, one value is written over another that it is made of.</p>"
+    )
+    trained = [p for p in record.plans if any(s.phase == "bwd" for s in p.steps)]
+    largest = max(trained or record.plans, key=lambda p: p.region_bytes("work"))
+    return intro + table(head, rows) + more + picture(largest)
+
+
+def _inputs(plan: Plan) -> str:
+    """Return the names and shapes of the inputs that callers pass."""
+    ours = (FAULT, NOISE, RESET)
+    ports = [p for p in plan.inputs if p.name not in ours]
+    return ", ".join(f"{p.name} {'×'.join(map(str, p.shape))}" for p in ports)
+
+
+def picture(plan: Plan) -> str:
+    """Draw the arena: kernel calls from left to right, bytes upwards, one box per value."""
+    total = plan.region_bytes("work")
+    if not total:
+        return ""
+    turn = next((n for n, s in enumerate(plan.steps) if s.phase == "bwd"), len(plan.steps))
+    known = [b for b in plan.buffers if b.region == "work" and b.nbytes]
+    shown = sorted(known, key=lambda b: b.nbytes * (b.last - b.first + 1), reverse=True)
+    x = axis((0, len(plan.steps)), LEFT, WIDTH - RIGHT, kind="count", count=10, is_tight=True)
+    y = axis((0, total), HEIGHT - BOTTOM, TOP, kind="bytes", from_zero=True)
+    boxes: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    for b in shown[:MAX_BUFFERS]:
+        left, right = x.place(b.first), x.place(b.last + 1)
+        top, bottom = y.place(b.offset + b.nbytes), y.place(b.offset)
+        boxes[_kind(b, turn)].append(
+            f'<rect x="{coordinate(left)}" y="{coordinate(top)}" '
+            f'width="{coordinate(max(right - left, 0.3))}" '
+            f'height="{coordinate(max(bottom - top, 0.3))}"><title>{text(_tell(b))}</title></rect>'
+        )
+    groups = "".join(
+        f'<g class="boxes c{i}">{"".join(found)}</g>' for i, found in enumerate(boxes.values())
+    )
+    many = len(known) > MAX_BUFFERS
+    note = f" (the {MAX_BUFFERS} largest of {len(known):,} values)" if many else ""
+    items = (
+        f'<li class="c{i}">{what}</li>' for i, (k, what) in enumerate(_KINDS.items()) if boxes[k]
+    )
+    bar = ""
+    if 0 < turn < len(plan.steps):
+        at = coordinate(x.place(turn))
+        bar = f'<line class="turn" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+    return (
+        f'<figure class="chart wide"><figcaption>Arena of {text(plan.name)} over its kernel calls'
+        f'{note}<ul class="legend">{"".join(items)}</ul></figcaption><div class="scroll">'
+        f'<svg class="arena" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="bytes of the arena that are in use, by kernel call">'
+        f"{frame(x, y, 'kernel call')}{groups}{bar}"
+        f"</svg></div></figure>"
+    )
+
+
+def _kind(buffer: Buffer, turn: int) -> str:
+    if buffer.first >= turn:
+        return "backward"
+    return "kept" if buffer.last >= turn else "forward"
+
+
+def _tell(buffer: Buffer) -> str:
+    shape = "×".join(map(str, buffer.shape))
+    size = amounts.size(buffer.nbytes)
+    return f"{buffer.name} {buffer.dtype} {shape}, {size}, calls {buffer.first} to {buffer.last}"
+
+
+SECTION = Section("plan", "Plan", render)

@@ -1,0 +1,83 @@
+"""Predictions: samples of the last validation, the worst and some correct ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.drawing import amounts
+from engine.drawing.charts import scatter
+from engine.drawing.page import Section, table, text
+from engine.trainer.reports import png
+from engine.trainer.reports.findings import Findings, Sample
+from engine.trainer.reports.record import Record
+from engine.trainer.reports.sections.confusion import class_names
+
+
+def render(record: Record) -> str:
+    """Return cards with pictures if the samples look like pictures, otherwise tables of values."""
+    findings = record.findings
+    if findings is None or not (findings.worst or findings.best or findings.pairs):
+        return ""
+    parts = []
+    if findings.pairs:
+        title = "Predicted over expected values"
+        chart = scatter(title, "expected", "predicted", findings.pairs)
+        parts.append(f'<div class="charts">{chart}</div>')
+    samples = findings.worst or findings.best
+    is_classes = bool(samples) and samples[0].confidence is not None
+    titles = ("Most wrong", "Right") if is_classes else ("Largest errors", "Smallest errors")
+    for title, group in zip(titles, (findings.worst, findings.best), strict=True):
+        if group:
+            pictured = all(sample.picture is not None for sample in group)
+            show = _cards if pictured else _rows
+            parts.append(f"<h3>{title}</h3>{show(findings, group)}")
+    return "".join(parts)
+
+
+def _cards(findings: Findings, samples: Sequence[Sample]) -> str:
+    cards = []
+    for sample in samples:
+        predicted, expected = _ends(findings, sample)
+        assert sample.picture is not None
+        share = "" if sample.confidence is None else f" ({100 * sample.confidence:.0f} %)"
+        note = "" if predicted == expected else f"<small>expected {text(expected)}</small>"
+        cards.append(
+            f'<figure><img src="{png.address(sample.picture)}" alt="sample expected as '
+            f'{text(expected)}"><figcaption>{text(predicted)}{share}{note}</figcaption></figure>'
+        )
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _rows(findings: Findings, samples: Sequence[Sample]) -> str:
+    rows = []
+    for sample in samples:
+        predicted, expected = _ends(findings, sample)
+        last = (
+            amounts.number(sample.error)
+            if sample.confidence is None
+            else f"{100 * sample.confidence:.0f} %"
+        )
+        rows.append((text(expected), text(predicted), last, text(_values(sample))))
+    last = "share" if samples[0].confidence is not None else "mean error"
+    return table(("expected", "predicted", last, text(findings.features)), rows, "samples")
+
+
+def _values(sample: Sample) -> str:
+    shown = " ".join(v if isinstance(v, str) else amounts.number(v) for v in sample.values)
+    left = sample.size - len(sample.values)
+    return f"{shown} … {left:,} more" if sample.values and left else shown
+
+
+def _ends(findings: Findings, sample: Sample) -> tuple[str, str]:
+    """Return the predicted and the expected value as text."""
+    if sample.confidence is None:
+        ends = (" ".join(map(amounts.number, v)) for v in (sample.predicted, sample.expected))
+        return next(ends), next(ends)
+    known = findings.classes or ()
+    names = class_names(known, len(known)) if known else []
+    found = [int(v[0]) for v in (sample.predicted, sample.expected)]
+    first, second = (names[i] if i < len(names) else str(i) for i in found)
+    return first, second
+
+
+SECTION = Section("predictions", "Predictions", render)

@@ -1,0 +1,63 @@
+"""Summary: the progress of the training, and the figures that most people look for first."""
+
+from __future__ import annotations
+
+import contextlib
+
+from engine.base.errors import EngineError
+from engine.drawing import amounts
+from engine.drawing.page import Section, text
+from engine.trainer.history import History
+from engine.trainer.reports.record import Record
+
+MAX_METRICS = 4  # that have a tile
+
+
+def render(record: Record) -> str:
+    """Return tiles with a title and a figure each."""
+    tiles = [("epochs", f"{len(record.rows):,} of {record.epochs:,}", "")]
+    tiles += _best(record)
+    if record.rows:
+        last = record.rows[-1]
+        metrics = [name for name in last if name.startswith("val_") and name != "val_loss"]
+        tiles += [
+            (name, amounts.measure(name, last[name]), "last epoch")
+            for name in ("loss", "val_loss", *metrics[:MAX_METRICS])
+            if name in last
+        ]
+        if "samples_per_second" in last:
+            speed = amounts.rate(last["samples_per_second"]).removesuffix(" samples/s")
+            tiles.append(("samples a second", speed, "last epoch"))
+    tiles.append(("steps", f"{record.step:,}", f"{record.samples:,} samples"))
+    skipped = sum(int(row.get("skipped", 0)) for row in record.rows)
+    if skipped:
+        tiles.append(("skipped updates", f"{skipped:,}", "gradients were not finite"))
+    tiles.append(("time", amounts.duration(record.seconds), ""))
+    peak = max(
+        [p.memory for p in record.points] + [int(r.get("memory", 0)) for r in record.rows],
+        default=0,
+    )
+    if peak:
+        tiles.append(("peak memory", amounts.size(peak), "of the process"))
+    return (
+        '<dl class="tiles">'
+        + "".join(
+            f"<div><dt>{text(name)}</dt><dd>{text(value)}"
+            + (f"<small>{text(note)}</small>" if note else "")
+            + "</dd></div>"
+            for name, value, note in tiles
+        )
+        + "</dl>"
+    )
+
+
+def _best(record: Record) -> list[tuple[str, str, str]]:
+    """Return the best value of the monitored column, if any epoch has it."""
+    with contextlib.suppress(EngineError):  # no row has it, or no value is a number
+        row = History(record.rows).best(record.monitor)
+        value = amounts.measure(record.monitor, row[record.monitor])
+        return [(f"best {record.monitor}", value, f"epoch {int(row['epoch']) + 1}")]
+    return []
+
+
+SECTION = Section("summary", "Summary", render)

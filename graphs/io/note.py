@@ -1,0 +1,98 @@
+"""The note by which a model tells which of its layers have adapters; its metadata carry it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+
+from engine.base.errors import ModelError
+from engine.system.files import NOTE
+
+KEY = "lora"  # of `Interface.notes`
+METADATA = NOTE + KEY  # of the metadata of a model
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"  # peft's names of A and B, behind that of the layer
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer that has an adapter.
+
+    weight: the initializer that the layer's weight comes from.
+    nodes: the names of the products that the adapter is added to; several of a layer that is used
+        several times.
+    """
+
+    weight: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The adapters of a model: y = W x + scale B (A x), A of `rank` rows.
+
+    alpha: with the rank it makes the scale.
+    dropout: share of x that a training step drops before A.
+    rank_stabilised: the scale is alpha / sqrt(rank), and not alpha / rank.
+    layers: by the name of the layer, to which its parameters add `DOWN` and `UP`.
+    """
+
+    rank: int
+    alpha: float
+    dropout: float
+    rank_stabilised: bool
+    layers: dict[str, Layer]
+
+    @classmethod
+    def parse(cls, text: str, where: str, values: Collection[str]) -> Note:
+        """Read a note.
+
+        where: what errors call the model.  values: the names of its parameters, among others.
+
+        Raises:
+            ModelError: the note is damaged, or a parameter that it names is missing.
+        """
+        try:
+            found = json.loads(text)
+            layers = {
+                str(name): Layer(str(layer["weight"]), tuple(map(str, layer["nodes"])))
+                for name, layer in found["layers"].items()
+            }
+            note = cls(
+                int(found["rank"]),
+                float(found["alpha"]),
+                float(found["dropout"]),
+                bool(found["rank_stabilised"]),
+                layers,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ModelError(f"{where}: the note of its adapters is damaged: {error!r}") from None
+        if note.rank < 1:
+            raise ModelError(f"{where}: the note of its adapters has a rank of {note.rank}")
+        lost = [name for name in note.parameters() if name not in values]
+        if lost:
+            raise ModelError(f"{where}: the adapter's parameter {lost[0]!r} is missing")
+        return note
+
+    def text(self) -> str:
+        """The note as `parse` reads it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @property
+    def scale(self) -> float:
+        """The factor of B (A x)."""
+        return scale_of(self.rank, self.alpha, self.rank_stabilised)
+
+    def parameters(self) -> list[str]:
+        """The names of all adapter parameters, layer by layer, A before B."""
+        return [layer + end for layer in self.layers for end in (DOWN, UP)]
+
+    def of(self, layers: Collection[str]) -> Note:
+        """The note of a model that has the adapters of these layers alone."""
+        return replace(self, layers={n: layer for n, layer in self.layers.items() if n in layers})
+
+
+def scale_of(rank: int, alpha: float, rank_stabilised: bool) -> float:
+    """alpha / rank, or alpha / sqrt(rank)."""
+    return alpha / (math.sqrt(rank) if rank_stabilised else rank)

@@ -1,0 +1,140 @@
+"""Optimizers and their options: what `generate_artifacts(optimizer=...)` takes.
+
+Options have torch's names and meaning.  The learning rate `lr` is the one that training begins
+with: it is kept in the checkpoint.  `Optimizer.set_learning_rate` and schedules change it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import EnumMeta, IntEnum
+from typing import TYPE_CHECKING, TypeVar, dataclass_transform
+
+from engine.base import arguments
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, checked
+from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
+from engine.kernels.ops.optimizer.method import Group as Group
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.optimizers import Part
+    from engine.kernels.ops.optimizer.method import Rule
+
+
+M = TypeVar("M", bound="Method")
+
+
+@checked
+class OptimizerSpec(ABC):
+    """An optimizer, which makes the graph that updates all parameters."""
+
+    @abstractmethod
+    def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:
+        """The optimizer's graph; kinds: the element types of the trained parameters, by name."""
+
+
+@dataclass(frozen=True)
+class Method(method.Method, OptimizerSpec):
+    """An optimizer that is one op.  Its options are `lr`, and those of the class in its family.
+
+    lr: the learning rate that training begins with; None leaves it at 0.001.
+    clip_grad: the norm over all gradients to which they are scaled down if it is larger.
+    groups: parameters with a learning rate and a weight decay of their own.
+    skip_nonfinite: update nothing where a gradient, or with clip_grad the norm over all of them, is
+        NaN or infinite: parameters, moments and the count of steps stay as they are.
+    """
+
+    lr: float | None = None
+    skip_nonfinite: bool = field(default=False, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        """Give a row of this file the docstring of its family."""
+        cls.__doc__ = cls.__mro__[1].__doc__
+
+    def __post_init__(self) -> None:
+        """Refuse options that have no meaning, alone or together."""
+        self.attributes()
+        self.learning_rate()
+
+    def learning_rate(self) -> float | None:
+        """The option `lr`, rounded to float32."""
+        return None if self.lr is None else arguments.number("lr", self.lr)
+
+    def parts(self, kinds: Mapping[str, str]) -> tuple[Rule, list[Part]]:
+        """The op for parameters of these element types, and what each of its nodes updates."""
+        from engine.graphs.offline import optimizers
+
+        is_divided = optimizers.is_divided(self.groups, kinds)
+        return self.rule(is_divided=is_divided), optimizers.split(self.groups, kinds)
+
+    def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:
+        from engine.graphs.offline import optimizers
+
+        rule, parts = self.parts(kinds)
+        skips = arguments.flag("skip_nonfinite", self.skip_nonfinite)
+        return optimizers.build(opset, kinds, rule, self.clip_grad, parts, skips)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _optimizer(kind: type[M]) -> type[M]:
+    """Make the public class of an optimizer: one that takes the options of its family, checked."""
+    return checked(lr=AT_LEAST_0, clip_grad=ABOVE_0)(dataclass(frozen=True)(kind))
+
+
+# A row for each optimizer.  Its family has the options, their defaults and the words for them.
+# `OptimType` numbers the rows from 1: a new one comes last.
+
+
+@_optimizer
+class AdamW(adam.AdamW, Method): ...
+
+
+@_optimizer
+class SGD(sgd.SGD, Method): ...
+
+
+@_optimizer
+class Adam(adam.Adam, Method): ...
+
+
+@_optimizer
+class RMSprop(rmsprop.RMSprop, Method): ...
+
+
+@_optimizer
+class Adagrad(adagrad.Adagrad, Method): ...
+
+
+@_optimizer
+class Lion(lion.Lion, Method): ...
+
+
+@_optimizer
+class LAMB(lamb.LAMB, Method): ...
+
+
+@_optimizer
+class Adafactor(adafactor.Adafactor, Method): ...
+
+
+_ROWS = {kind.__name__: kind for kind in Method.__subclasses__()}
+
+if TYPE_CHECKING:
+
+    class _Named(EnumMeta):
+        def __getattr__(cls, name: str) -> OptimType: ...
+
+    class OptimType(IntEnum, metaclass=_Named):
+        """The names of the optimizers."""
+
+else:
+    OptimType = IntEnum("OptimType", list(_ROWS), module=__name__)
+    OptimType.__doc__ = """The optimizers, with their default options.
+
+    The classes of the same names take options.
+    """
+    __all__ = ["Group", "OptimType", "OptimizerSpec", *_ROWS]
+
+OPTIMIZERS: dict[OptimType, type[Method]] = {OptimType[name]: _ROWS[name] for name in _ROWS}

@@ -1,0 +1,68 @@
+"""Sparse updates: which part of a model is trained, for `generate_artifacts(update=...)`.
+
+    update = SparseUpdate(biases=True, last=1, channels={"features.1[0-4].*": 0.25})
+
+What is not chosen is frozen.  Nothing of it is kept for the backward pass, no gradient of it is
+computed, and the optimizer has no state for it.
+
+Source: "On-device training under 256 KB memory", Lin et al. 2022, which trains the biases of the
+    last layers and the first input channels of some convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.base import arguments
+from engine.base.errors import InputError
+from engine.base.signatures import checked
+
+__all__ = ["SparseUpdate"]
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class SparseUpdate:
+    """What is trained of a model: the union of all that the fields name.
+
+    Patterns are of names of parameters, with `*`, `?` and `[...]`.
+
+    Args:
+        layers: patterns of names; also of nodes, which stand for their parameters.
+        biases: whether all biases are trained: those of convolutions, products and recurrent
+            layers, and the shifts of normalisations.
+        norms: whether scales and shifts of batch, layer, group, instance and RMS normalisations
+            are trained.
+        last: how many layers are trained, counted from the last one.  A layer is a node that takes
+            a weight of two axes or more, with all parameters between it and the next such node.
+        channels: patterns of weights of convolutions without groups, MatMul and Gemm; the value is
+            the share of their input channels that is trained, more than 0 and at most 1.  It is
+            the first ceil(share * channels) of them, and only these channels of the input are kept
+            for the backward pass.
+
+    Raises:
+        InputError: nothing is chosen, or a number is out of range.
+    """
+
+    layers: Sequence[str] = ()
+    biases: bool = False
+    norms: bool = False
+    last: int = 0
+    channels: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        arguments.names("layers", self.layers)
+        arguments.flag("biases", self.biases)
+        arguments.flag("norms", self.norms)
+        if arguments.count("last", self.last) < 0:
+            raise InputError(f"last={self.last}: expected 0 or more layers")
+        arguments.expect("channels", self.channels, Mapping)
+        for pattern, share in self.channels.items():
+            arguments.text("channels", pattern)
+            if not 0 < arguments.real(f"channels[{pattern!r}]", share) <= 1:
+                raise InputError(
+                    f"channels[{pattern!r}]={share}: expected a share above 0 and at most 1"
+                )
+        if not (self.layers or self.biases or self.norms or self.last or self.channels):
+            raise InputError("SparseUpdate(): nothing is trained; name layers, biases, norms, ...")

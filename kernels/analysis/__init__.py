@@ -1,0 +1,1 @@
+"""Operations, bytes, time and reach of the calls of a plan."""

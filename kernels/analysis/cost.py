@@ -1,0 +1,185 @@
+"""How long a call of a kernel takes: a model of time, from its work and what a machine can do.
+
+A call takes as long as its operations or its bytes, whichever takes longer, over the efficiency of
+its kernel, and a moment more for which threads meet and begin.  Operations are multiply-adds of
+products and the vector instructions of formulas.  Bytes come from the cache that holds all that was
+touched since they last were; what a call writes anew is read first by the cache, so it counts
+twice.
+
+Planning never measures: it reckons with the machine `nominal`, so that a plan is the same wherever
+it is made.  What tells people of times asks `engine.runtime.roofline.measure` instead.
+
+Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52
+(2009); distances of reuse as in Mattson et al., "Evaluation techniques for storage hierarchies",
+IBM Systems Journal 9 (1970).
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.analysis.flops import Task, Use, grouped, operations, tasks, touched
+from engine.kernels.vocabulary.row_program import Program
+from engine.plan.plan import KernelSpec, Plan
+from engine.runtime.roofline import Roofline
+
+BEGIN = 1.0e-6  # seconds that a call takes beside its work
+TILE = 0.15e-6  # seconds that a thread takes to begin a call of a group for its next tile
+
+TASKS = 1 << 13  # of which the arithmetic is known; plans of one draft share most of theirs
+OTHERS = 0.5  # efficiency of kernels that efficiency.txt does not have
+EFFICIENCY = Path(__file__).with_name("efficiency.txt")
+
+
+@functools.cache
+def efficiencies() -> Mapping[str, float]:
+    """Return the part of a machine's limits that kernels reach, by template, of efficiency.txt.
+
+    `python -m bench efficiency --page` writes the file: what the usual workloads reach on 2 threads
+    of a Zen 4 server part with AVX-512.  Above 1: convolutions by Winograd's transforms do fewer
+    operations than are counted.
+    """
+    lines = EFFICIENCY.read_text("utf-8").splitlines()
+    return {name: float(part) for name, part in map(str.split, lines)}
+
+
+def nominal(threads: int) -> Roofline:
+    """The machine that plans reckon with on so many threads: what this house measures on.
+
+    All of it goes with the threads, so the number of threads changes no ratio of two times.
+    """
+    return Roofline(
+        threads,
+        117e9 * threads,
+        tuple((size * threads, speed * threads) for size, speed in _STREAMS),
+    )
+
+
+_STREAMS = (  # bytes, bytes a second of one thread
+    (1 << 15, 262e9), (1 << 20, 170e9), (1 << 23, 129e9), (1 << 24, 73e9), (1 << 25, 38e9),
+)  # fmt: skip
+
+
+def step_seconds(plan: Plan, machine: Roofline | None = None) -> list[float]:
+    """The seconds of every step of a plan, which runs again and again.
+
+    machine: what it runs on; None for the nominal one.
+    """
+    return seconds(tasks(plan), plan.threads, machine, again=True)
+
+
+def seconds(
+    calls: Sequence[Task], threads: int, machine: Roofline | None = None, again: bool = False
+) -> list[float]:
+    """The seconds of each call of some that run one after another, each buffer at first uncached.
+
+    machine: what they run on; None for the nominal one.
+    again: whether all have run before, so that what they touched last is still in the caches.
+    """
+    found, reached = [], efficiencies()
+    limits_of = limits(calls, threads, nominal(threads) if machine is None else machine, again)
+    for task, limit in zip(calls, limits_of, strict=True):
+        part = reached.get(task.spec.template, OTHERS)
+        found.append(begin(task, threads) + limit / part)
+    return found
+
+
+def begin(task: Task, threads: int) -> float:
+    """The seconds that a call takes beside its work."""
+    return TILE * -(-task.tiles // threads) if task.tiles else BEGIN
+
+
+def limits(
+    calls: Sequence[Task], threads: int, machine: Roofline, again: bool = False
+) -> Iterator[float]:
+    """The least seconds of each call: of its operations or its bytes, whichever takes longer.
+
+    again: as of `seconds`.
+    """
+    clock = _Clock(machine, threads)
+    if again:
+        clock.run(calls)
+    for task, written in grouped(calls):
+        yield max(_arithmetic(task, machine), clock.move(task, written))
+
+
+class _Clock:
+    """How many bytes were moved so far, and when each buffer was last touched."""
+
+    def __init__(self, machine: Roofline, threads: int) -> None:
+        self._threads = threads
+        self._memory = machine.memory
+        self._sizes = [nbytes for nbytes, _ in machine.streams]
+        self._speeds = [*(speed for _, speed in machine.streams), machine.memory]
+        self._now = 0
+        self._last: dict[Hashable, int] = {}
+
+    def run(self, calls: Iterable[Task]) -> None:
+        """Move what calls move, without asking how long it takes."""
+        for task in calls:
+            used, _ = self._count(task)
+            self._last.update(dict.fromkeys(used, self._now))
+
+    def _count(self, task: Task) -> tuple[dict[Hashable, Use], dict[Hashable, int]]:
+        """Count what a call moves; return what it uses, and how many bytes it touches of each."""
+        used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
+        sizes = touched(task, used)
+        self._now += sum(sizes.values())
+        return used, sizes
+
+    def _bandwidth(self, nbytes: int) -> float:
+        """As that of the machine."""
+        return self._speeds[bisect_left(self._sizes, nbytes)]
+
+    def move(self, task: Task, written: Container[Hashable]) -> float:
+        """Move what a call moves; return the seconds that this takes.
+
+        written: the buffers that calls before it in its group have written.
+        """
+        before = self._now
+        used, sizes = self._count(task)
+        bandwidth = self._bandwidth
+        found = 0.0
+        for name, use in used.items():
+            nbytes = sizes[name]
+            if use.thread:
+                nbytes, speed = use.thread * task.tiles, bandwidth(nbytes)
+            elif task.tiles and use.mode == "r" and name in written:
+                speed = bandwidth(-(-nbytes // task.tiles) * self._threads)
+            elif use.mode != "w" and name in self._last:
+                speed = bandwidth(self._now - min(self._last[name], before))
+            else:
+                speed = self._memory
+            found += (1 if use.mode == "r" else 2) * nbytes / speed
+            self._last[name] = self._now
+        return found
+
+
+@functools.lru_cache(TASKS)
+def _arithmetic(task: Task, machine: Roofline) -> float:
+    """The seconds that the operations of a call take at the machine's peak."""
+    dtype = str(task.spec.params[0]) if task.spec.params else ""
+    done = operations(task)
+    instructions = _instructions(task.spec)
+    if instructions:
+        done += instructions * max((_elements(u, task.tiles) for u in task.uses), default=0)
+    return 2 * done * max(ITEMSIZE.get(dtype, 4), 4) / 4 / machine.flops
+
+
+def _elements(use: Use, tiles: int) -> int:
+    """How many elements of a buffer a call works on; of what is a thread's, in all its tiles."""
+    if not use.thread or not use.nbytes:
+        return use.elements
+    return use.elements * use.thread * tiles // use.nbytes
+
+
+@functools.lru_cache(1 << 12)
+def _instructions(spec: KernelSpec) -> int:
+    """The vector instructions that the formulas of a kernel take for each element."""
+    T = str(spec.params[0]) if spec.params and spec.params[0] in ITEMSIZE else ""
+    texts = [p for p in spec.params if isinstance(p, str) and "->" in p]
+    return sum(Program.of(text, T).formulas.cost() for text in texts)

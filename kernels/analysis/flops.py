@@ -1,0 +1,182 @@
+"""Floating-point operations of the products of each step of a plan, and the bytes that it moves.
+
+The calls of a draft, which have no place in memory yet, are counted the same way: a `Task` is a
+call of either.
+
+Operations are those of multiply-adds, two each, in matrix products, convolutions, attention and
+recurrent networks: those of the operation, whatever algorithm computes it.  A convolution by
+Winograd's transforms counts as the direct one, and what attention computes again in its backward
+pass counts once.  Kernels that multiply declare it (`Template.multiply_adds`).  All else, as maps,
+normalisations and updates, counts by the bytes it moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.base.element_types import ITEMSIZE
+from engine.kernels.ops.registry import templates
+from engine.kernels.vocabulary.call import KernelCall
+from engine.plan.plan import KernelSpec, Mode, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a step.
+
+    flops: floating-point operations, of all threads.
+    itemsize: bytes of the elements that it computes with.
+    moves: bytes that it reads and writes, each byte of an operand once, and of how much different
+        memory they are.  What a step of its group has just written is a move of its own, for it
+        is only as much memory as a tile a thread.
+    """
+
+    flops: int
+    itemsize: int
+    moves: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that it reads and writes."""
+        return sum(nbytes for nbytes, _ in self.moves)
+
+
+class Use(NamedTuple):
+    """A pointer that a call passes.
+
+    name: what tells its buffer from others; None is the null pointer.
+    nbytes, elements: of the whole buffer.
+    tile, thread: as of `Arg`.
+    """
+
+    name: Hashable
+    mode: Mode
+    nbytes: int
+    elements: int
+    tile: int = 0
+    thread: int = 0
+
+
+NULL = Use(None, "-", 0, 0)
+
+
+class Task(NamedTuple):
+    """A kernel call, of a plan or of a draft.
+
+    uses: its pointers.  All else as of `Step`.
+    """
+
+    spec: KernelSpec
+    uses: tuple[Use, ...]
+    consts: tuple[int | float, ...]
+    group: int = 0
+    tiles: int = 0
+    numbered: bool = False
+
+
+def tasks(plan: Plan) -> list[Task]:
+    """The steps of a plan as tasks; buffers are told by their numbers."""
+    specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
+    sizes = [(buffer.nbytes, math.prod(buffer.shape)) for buffer in plan.buffers]
+    return [
+        Task(
+            specs[step.kernel],
+            tuple(
+                [
+                    Use(a.buffer, a.mode, *sizes[a.buffer], a.tile, a.thread)
+                    if a.buffer >= 0
+                    else NULL
+                    for a in step.args
+                ]
+            ),
+            step.consts,
+            step.group,
+            step.tiles,
+            step.numbered,
+        )
+        for step in plan.steps
+    ]
+
+
+def work(plan: Plan) -> list[Work]:
+    """The work of every step of a plan."""
+    return list(work_of(tasks(plan), plan.threads))
+
+
+def work_of(calls: Sequence[Task], threads: int) -> Iterator[Work]:
+    """The work of calls that run one after another on so many threads."""
+    for task, written in grouped(calls):
+        used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
+        dtype = str(task.spec.params[0]) if task.spec.params else ""
+        moves = _moves(task, used, written, threads)
+        yield Work(2 * operations(task), ITEMSIZE.get(dtype, 4), moves)
+
+
+def grouped(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]:
+    """Every call, with the buffers that calls before it in its group have written."""
+    written, end = set[Hashable](), 0  # the end of the group
+    for i, task in enumerate(calls):
+        if i >= end:
+            written, end = set(), i + task.group
+        yield task, written
+        written |= {u.name for u in task.uses if u.mode in ("w", "u")}
+
+
+def operations(task: Task) -> int:
+    """The multiply-adds of a call, of all its tiles."""
+    if not templates()[task.spec.template].multiply_adds:
+        return 0
+    found = _call(task).multiply_adds()
+    if task.tiles and not task.numbered:  # its numbers are those of a tile
+        found *= task.tiles
+    return found
+
+
+def _moves(
+    task: Task, used: Mapping[Hashable, Use], written: Container[Hashable], threads: int
+) -> tuple[tuple[int, int], ...]:
+    """What a call moves, far and near; see `Work`.
+
+    used: what it reads and writes.
+    written: the buffers that calls before it in its group have written.
+    """
+    sizes = touched(task, used)
+    far, near, footprint, close = 0, 0, 0, 0
+    for name, use in used.items():
+        times = 2 if use.mode == "u" else 1
+        if use.thread:  # a thread has one tile of it, again and again
+            near += times * use.thread * task.tiles
+            close += sizes[name]
+        elif task.tiles and use.mode == "r" and name in written:
+            near += sizes[name]
+            close += -(-sizes[name] // task.tiles) * threads
+        else:
+            far += times * sizes[name]
+            footprint += sizes[name]
+    return tuple((nbytes, memory) for nbytes, memory in ((far, footprint), (near, close)) if nbytes)
+
+
+def touched(task: Task, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
+    """How many bytes of each buffer a call touches.
+
+    Of a table whose elements an index chooses a call touches what it moves from or to it: at most
+    as much as of any other buffer.
+    """
+    sizes = {name: use.nbytes for name, use in used.items()}
+    for at in templates()[task.spec.template].order.tables:
+        table = task.uses[at]
+        if table.name is not None and table.mode != "w" and len(sizes) > 1:
+            most = max([size for name, size in sizes.items() if name != table.name])
+            sizes[table.name] = min(table.nbytes, most)
+    return sizes
+
+
+def _call(task: Task) -> KernelCall:
+    """Return the call of a task, with the elements of its operands."""
+    template = templates()[task.spec.template]
+    names = template.operand_names(len(task.uses))
+    elements = {n: u.elements for n, u in zip(names, task.uses, strict=True) if u.name is not None}
+    return KernelCall(template, task.spec.params, task.consts, elements=elements)

@@ -1,0 +1,1 @@
+"""Machine code of kernels: made by workers, cached, shipped, checked and loaded."""

@@ -1,0 +1,107 @@
+"""Which sources decide the code of a kernel: what object caches and libraries are keyed by.
+
+A kernel's code follows from the compiler, the vector emitters, the vocabulary, the layouts of
+words, the element types, the file its template is written in, and all of this package that file
+imports, directly or not.  Whoever edits a convolution keeps every compiled GEMM.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.base import element_types
+from engine.plan import context, words
+
+ROOT = Path(__file__).resolve().parent.parent  # kernels/
+PACKAGE = "engine.kernels"
+EVERYWHERE = ("compiler", "vector_ir", "vocabulary")  # rooms under every kernel
+# Of those rooms, what carries code about and decides nothing of it.
+CARRIERS = {f"{PACKAGE}.compiler.{name}" for name in ("load", "serve", "workers")}
+# Modules outside this package that are under every kernel.
+BEYOND = {m.__name__: Path(m.__file__ or "") for m in (element_types, context, words)}
+_IMPORT = re.compile(
+    rf"^[ \t]*(?:from ({PACKAGE}[\w.]*) import (\([^)]*\)|[^\n(]*)|import ({PACKAGE}[\w.]*))", re.M
+)
+
+
+@functools.cache
+def sources() -> dict[str, Path]:
+    """Return every module of this package, and those of `BEYOND`, by dotted name."""
+    found = dict(BEYOND)
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join([PACKAGE, *(p for p in parts if p != "__init__")])] = path
+    return found
+
+
+@functools.cache
+def imported(module: str) -> frozenset[str]:
+    """Return the modules of this package that a module imports, anywhere in its text."""
+    found = set()
+    for base, names, plain in _IMPORT.findall(sources()[module].read_text("utf-8")):
+        found |= {base, plain, *(f"{base}.{name}" for name in re.findall(r"\w+", names))}
+    return frozenset(found & sources().keys())
+
+
+@functools.cache
+def beneath(module: str) -> frozenset[str]:
+    """Return a module and all that it imports of this package, directly or not."""
+    done: set[str] = set()
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        if name not in done:
+            done.add(name)
+            queue += imported(name)
+    return frozenset(done)
+
+
+def origin(build: Callable[..., Any]) -> bytes:
+    """Digest of all that decides a kernel's code besides its parameters and the target.
+
+    A template from outside this package counts with its own file and all of this package.
+
+    Raises:
+        OSError: it was not written in a file.
+    """
+    path = Path(inspect.unwrap(build).__code__.co_filename)
+    inside = {p: m for m, p in sources().items()}.get(path.resolve())
+    digest = _environment()
+    if inside is None:
+        return hashlib.sha256(digest + package_digest() + path.read_bytes()).digest()
+    return hashlib.sha256(digest + _digest(inside)).digest()
+
+
+@functools.cache
+def _digest(module: str) -> bytes:
+    rooms = tuple(f"{PACKAGE}.{room}" for room in EVERYWHERE)
+    always = {m for m in sources() if m.startswith(rooms)} | {f"{PACKAGE}.target", *BEYOND}
+    return _of((beneath(module) | always) - CARRIERS)
+
+
+@functools.cache
+def package_digest() -> bytes:
+    """Digest of every source."""
+    return _of(sources())
+
+
+def _of(modules: Any) -> bytes:
+    digest = hashlib.sha256()
+    for module in sorted(modules):
+        digest.update(sources()[module].read_bytes())
+    return digest.digest()
+
+
+@functools.cache
+def _environment() -> bytes:
+    """Digest of the versions that kernels are compiled with."""
+    found = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
+    return hashlib.sha256("\n".join([*found, sys.version]).encode()).digest()

@@ -1,0 +1,365 @@
+"""Object files: whether bytes are the object of a kernel, before anything is linked from them.
+
+A linker believes what an object says of itself: where its sections begin, which symbol a distance
+goes to, at which byte of a section it is to be written.  What comes from a disk is therefore read
+here first, field by field, and is no object if a field points out of the part that it is for.  The
+readers take any bytes and touch nothing besides.
+
+Sources: System V ABI, gABI, chapter 4, with the supplements of the processors; Apple's
+<mach-o/loader.h>, <mach-o/nlist.h> and <mach-o/reloc.h>; PE Format, Microsoft Learn; WebAssembly
+Core Specification 2.0, 5.5.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from engine.kernels.machine.target import Target
+
+
+class Damaged(Exception):
+    """Bytes are no object of the kind they seem to be."""
+
+
+def fits(code: bytes, symbol: str, target: Target) -> bool:
+    """Return whether bytes are a whole object for the processor of a target that defines a symbol.
+
+    code: any bytes.  The form is ELF, Mach-O, COFF or WebAssembly, as its first bytes say.
+    """
+    arch = "arm" if target.arch.startswith("arm") else target.arch
+    try:
+        if code.startswith(b"\x7fELF"):
+            found = elf(code)
+            return arch == _ELF_MACHINES[found.machine] and found.place(symbol) is not None
+        if code.startswith(_MACHO):
+            return (arch, f"_{symbol}".encode()) in _macho(code)
+        if code.startswith(_WASM):
+            _check_wasm(code)
+            return arch == "wasm32" and symbol.encode() in code
+        return (arch, symbol.encode()) in _coff(code)
+    except Damaged:
+        return False
+
+
+def _need(condition: bool, what: str) -> None:
+    """Raises Damaged unless the condition holds."""
+    if not condition:
+        raise Damaged(what)
+
+
+def _rows(form: struct.Struct, code: bytes, at: int, count: int, what: str) -> list[Any]:
+    """Return the rows of a table.
+
+    Raises:
+        Damaged: it reaches beyond the end.
+    """
+    end = at + count * form.size
+    _need(end <= len(code), f"{what} beyond the end")
+    return list(form.iter_unpack(code[at:end]))
+
+
+def _name(texts: bytes, at: int) -> bytes:
+    """Return the text of a table that ends at the next zero byte.
+
+    Raises:
+        Damaged: it does not end inside.
+    """
+    end = texts.find(b"\0", at)
+    _need(end >= 0, "a name beyond its table")
+    return texts[at:end]
+
+
+# --- ELF
+
+
+class Section(NamedTuple):
+    """A section: `at` and `length` are bytes of the file; the other fields are as gABI has them."""
+
+    kind: int
+    flags: int
+    at: int
+    length: int
+    link: int
+    info: int
+    align: int
+
+
+class Symbol(NamedTuple):
+    """A symbol; the number of its section is 0 if it is not defined, from 0xFF00 on it is none."""
+
+    name: bytes
+    section: int
+    value: int
+
+
+class Relocation(NamedTuple):
+    """What a linker writes at a byte of a section; addend: None if it stands there."""
+
+    section: int
+    offset: int
+    kind: int
+    symbol: int
+    addend: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Elf:
+    """A relocatable file.  Sections, symbols and relocations point at nothing that is not there."""
+
+    bits: int
+    machine: int
+    sections: list[Section]
+    symbols: list[Symbol]
+    relocations: list[Relocation]
+
+    def place(self, symbol: str) -> tuple[int, int] | None:
+        """The section of instructions that a symbol is in, and where; None if there is none."""
+        name = symbol.encode()
+        for each, number, value in self.symbols:
+            if each == name and 0 < number < RESERVED:
+                section = self.sections[number]
+                if section.flags & EXECUTE and section.kind == BITS and value < section.length:
+                    return number, value
+        return None
+
+
+BITS, SYMBOLS, TEXTS, ADDENDS, ZEROS, RELOCATIONS = 1, 2, 3, 4, 8, 9  # kinds of sections
+WRITE, ALLOCATE, EXECUTE = 1, 2, 4  # flags of sections
+RESERVED = 0xFF00  # from here on numbers of sections mean something else
+X86_64 = 62
+_ELF_MACHINES = {40: "arm", X86_64: "x86_64", 183: "aarch64", 243: "riscv64"}
+_RELOCATABLE = 1
+_LARGEST_ALIGNMENT = 4096  # a page: no more is known of memory before it is there
+
+# How many bytes a relocation writes: by machine, those of 8, and what all others take at least.
+_EIGHT = {40: (), X86_64: (1, 24), 183: (257, 260), 243: (2, 18, 19)}
+_OTHERS = {40: 4, X86_64: 4, 183: 4, 243: 1}
+
+
+class _Class(NamedTuple):
+    """The structures of ELF for 32 or 64 bits, and where a relocation has its symbol."""
+
+    bits: int
+    header: struct.Struct
+    section: struct.Struct
+    symbol: struct.Struct
+    relocation: struct.Struct
+    addend: struct.Struct
+    shift: int
+
+
+def _class(bits: int, shift: int, *forms: str) -> _Class:
+    header, section, symbol, relocation, addend = map(struct.Struct, forms)
+    return _Class(bits, header, section, symbol, relocation, addend, shift)
+
+
+_CLASSES = {
+    1: _class(32, 8, "<16s2HI3II6H", "<10I", "<3I2BH", "<2I", "<2Ii"),
+    2: _class(64, 32, "<16s2HI3QI6H", "<2I4Q2I2Q", "<I2BH2Q", "<2Q", "<2Qq"),
+}
+
+
+def elf(code: bytes) -> Elf:
+    """Return the parts of a relocatable file of System V, the low byte first.
+
+    Raises:
+        Damaged: it is none, or a part points at what is not there.
+    """
+    form = _CLASSES.get(code[4] if len(code) > 6 else 0)
+    if form is None or code[:4] != b"\x7fELF" or code[5:7] != b"\x01\x01":
+        raise Damaged("no ELF, the low byte first")
+    (header,) = _rows(form.header, code, 0, 1, "the header")
+    _, kind, machine, _, _, _, begin, _, _, _, _, size, count, _ = header
+    _need(kind == _RELOCATABLE and machine in _ELF_MACHINES, "another kind of file")
+    _need(size == form.section.size and 0 < count < RESERVED, "no table of sections")
+    rows = _rows(form.section, code, begin, count, "the table of sections")
+    sections = [Section(r[1], r[2], r[4], r[5], r[6], r[7], r[8]) for r in rows]
+    stored = [each for each in sections if each.kind not in (0, ZEROS)]
+    _need(sum(each.length for each in stored) <= len(code), "sections that overlap")
+    for each in sections:
+        inside = each.kind in (0, ZEROS) or each.at + each.length <= len(code)
+        _need(inside, "a section beyond the end")
+        power = each.align & (each.align - 1) == 0
+        _need(power and each.align <= _LARGEST_ALIGNMENT, "an alignment that is none")
+    tables = [i for i, each in enumerate(sections) if each.kind == SYMBOLS]
+    _need(len(tables) == 1, "not one table of symbols")
+    symbols = _elf_symbols(code, form, sections, sections[tables[0]])
+    relocations: list[Relocation] = []
+    for each in sections:
+        if each.kind in (ADDENDS, RELOCATIONS):
+            _need(each.info < count and each.link == tables[0], "relocations of no section")
+            relocations += _elf_relocations(code, form, each)
+    for one in relocations:
+        width = 8 if one.kind in _EIGHT[machine] else _OTHERS[machine]
+        _need(one.offset + width <= sections[one.section].length, "a distance beyond its section")
+        _need(one.symbol < len(symbols), "a distance to no symbol")
+    return Elf(form.bits, machine, sections, symbols, relocations)
+
+
+def _elf_symbols(
+    code: bytes, form: _Class, sections: list[Section], table: Section
+) -> list[Symbol]:
+    _need(table.link < len(sections), "symbols without names")
+    names = sections[table.link]
+    _need(names.kind == TEXTS and table.length % form.symbol.size == 0, "symbols without names")
+    texts = code[names.at : names.at + names.length]
+    found = []
+    for row in form.symbol.iter_unpack(code[table.at : table.at + table.length]):
+        name = row[0]
+        section, value = (row[3], row[4]) if form.bits == 64 else (row[5], row[1])
+        _need(section < len(sections) or section >= RESERVED, "a symbol of no section")
+        if 0 < section < RESERVED:
+            _need(value <= sections[section].length + 1, "a symbol beyond its section")
+        found.append(Symbol(_name(texts, name), section, value))
+    return found
+
+
+def _elf_relocations(code: bytes, form: _Class, table: Section) -> list[Relocation]:
+    row = form.addend if table.kind == ADDENDS else form.relocation
+    _need(table.length % row.size == 0, "relocations cut short")
+    mask = (1 << form.shift) - 1
+    rows = row.iter_unpack(code[table.at : table.at + table.length])
+    return [
+        Relocation(table.info, at, info & mask, info >> form.shift, *(addend or (None,)))
+        for at, info, *addend in rows
+    ]
+
+
+# --- Mach-O, of 64 bits
+
+_MACHO = b"\xcf\xfa\xed\xfe"
+_MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
+_MACHO_OBJECT = 1
+_MACHO_HEADER = struct.Struct("<8I")
+_COMMAND = struct.Struct("<2I")
+_SEGMENT = struct.Struct("<2I16s4Q4I")
+_MACHO_SECTION = struct.Struct("<16s16s2Q8I")
+_SYMTAB = struct.Struct("<6I")
+_NLIST = struct.Struct("<I2BHQ")
+_MACHO_RELOCATION = struct.Struct("<2I")
+_OF_SEGMENT, _OF_SYMBOLS = 0x19, 0x2  # load commands: LC_SEGMENT_64, LC_SYMTAB
+_ZERO_FILL = 1  # type of a section
+_INSTRUCTIONS = 0x80000000  # attribute of a section that has nothing else
+_IN_SECTION, _STAB = 0x0E, 0xE0  # of a symbol's type
+_SCATTERED, _EXTERNAL, _ADDEND = 1 << 31, 1 << 27, 10  # of relocations; the last of ARM
+
+
+def _macho(code: bytes) -> set[tuple[str, bytes]]:
+    """Return the machine with each symbol that is in a section of instructions.
+
+    Raises:
+        Damaged: it is no object, or a part points at what is not there.
+    """
+    (header,) = _rows(_MACHO_HEADER, code, 0, 1, "the header")
+    machine = _MACHO_MACHINES.get(header[1])
+    _need(machine is not None and header[3] == _MACHO_OBJECT, "another kind of file")
+    sections: list[Any] = []
+    tables: list[Any] = []
+    at = _MACHO_HEADER.size
+    for _ in range(header[4]):
+        ((kind, size),) = _rows(_COMMAND, code, at, 1, "a command")
+        _need(size >= _COMMAND.size and at + size <= len(code), "a command beyond the end")
+        if kind == _OF_SEGMENT:
+            (segment,) = _rows(_SEGMENT, code[: at + size], at, 1, "a segment")
+            begin = at + _SEGMENT.size
+            sections += _rows(_MACHO_SECTION, code[: at + size], begin, segment[9], "its sections")
+        elif kind == _OF_SYMBOLS:
+            tables += _rows(_SYMTAB, code[: at + size], at, 1, "a table of symbols")
+        at += size
+    _need(len(tables) == 1, "not one table of symbols")
+    _, _, begin, count, names, length = tables[0]
+    _need(names + length <= len(code), "names beyond the end")
+    texts = code[names : names + length]
+    found = set()
+    for name, kind, number, _, value in _rows(_NLIST, code, begin, count, "symbols"):
+        text = _name(texts, name)
+        if kind & _STAB or kind & _IN_SECTION != _IN_SECTION:
+            continue
+        _need(0 < number <= len(sections), "a symbol of no section")
+        _, _, first, size, *_, flags, _, _, _ = sections[number - 1]
+        _need(first <= value <= first + size, "a symbol beyond its section")
+        if flags & _INSTRUCTIONS and value < first + size:
+            found.add((str(machine), text))
+    for _, _, _, size, offset, _, begin, number, flags, *_ in sections:
+        stored = flags & 0xFF != _ZERO_FILL
+        _need(not stored or offset + size <= len(code), "a section beyond the end")
+        for place, info in _rows(_MACHO_RELOCATION, code, begin, number, "relocations"):
+            _need(not place & _SCATTERED, "a relocation of another machine")
+            _need(place + (1 << (info >> 25 & 3)) <= size, "a distance beyond its section")
+            index, kind = info & 0xFFFFFF, info >> 28
+            if machine == "aarch64" and kind == _ADDEND:
+                continue
+            limit = count if info & _EXTERNAL else len(sections) + 1
+            _need(index < limit, "a distance to no symbol")
+    return found
+
+
+# --- COFF
+
+_COFF_MACHINES = {0x8664: "x86_64", 0xAA64: "aarch64"}
+_COFF_HEADER = struct.Struct("<2H3I2H")
+_COFF_SECTION = struct.Struct("<8s6I2HI")
+_COFF_SYMBOL = struct.Struct("<8sIhH2B")
+_COFF_RELOCATION = struct.Struct("<2IH")
+_NO_BYTES, _CODE, _MORE = 0x80, 0x20, 0x01000000  # characteristics of sections
+_COFF_EIGHT = {"x86_64": 1, "aarch64": 14}  # the relocation that writes 8 bytes: ADDR64
+
+
+def _coff(code: bytes) -> set[tuple[str, bytes]]:
+    """The machine with each symbol that is in a section of instructions; Damaged as `_macho`."""
+    ((number, count, _, begin, symbols, optional, _),) = _rows(
+        _COFF_HEADER, code, 0, 1, "the header"
+    )
+    machine = _COFF_MACHINES.get(number)
+    _need(machine is not None and not optional, "another kind of file")
+    sections = _rows(_COFF_SECTION, code, _COFF_HEADER.size, count, "the table of sections")
+    rows = _rows(_COFF_SYMBOL, code, begin, symbols, "symbols")
+    end = begin + symbols * _COFF_SYMBOL.size
+    ((length,),) = _rows(struct.Struct("<I"), code, end, 1, "names")
+    _need(length >= 4 and end + length <= len(code), "names beyond the end")
+    texts = code[end : end + length]
+    found, i = set(), 0
+    while i < symbols:
+        raw, value, section, _, _, more = rows[i]
+        i += 1 + more
+        _need(i <= symbols, "a symbol cut short")
+        far = raw[:4] == bytes(4)
+        text = _name(texts, int.from_bytes(raw[4:], "little")) if far else raw.rstrip(b"\0")
+        if section <= 0:
+            continue
+        _need(section <= count, "a symbol of no section")
+        size, flags = sections[section - 1][3], sections[section - 1][9]
+        _need(value <= size, "a symbol beyond its section")
+        if flags & _CODE and value < size:
+            found.add((str(machine), text))
+    for _, _, _, size, at, first, _, number, _, flags in sections:
+        stored = not flags & _NO_BYTES
+        _need(not stored or at + size <= len(code), "a section beyond the end")
+        _need(not flags & _MORE, "more relocations than an object of a kernel has")
+        for place, symbol, kind in _rows(_COFF_RELOCATION, code, first, number, "relocations"):
+            width = 8 if kind == _COFF_EIGHT[str(machine)] else 4
+            _need(place + width <= size, "a distance beyond its section")
+            _need(symbol < symbols, "a distance to no symbol")
+    return found
+
+
+# --- WebAssembly
+
+_WASM = b"\0asm\1\0\0\0"
+
+
+def _check_wasm(code: bytes) -> None:
+    """Raises Damaged unless sections, each with its size before it, fill the file to its end."""
+    at = len(_WASM)
+    while at < len(code):
+        at, size, shift = at + 1, 0, 0
+        while True:  # a number in groups of seven bits, the low ones first
+            _need(at < len(code) and shift < 35, "a size that is none")
+            byte = code[at]
+            at, size, shift = at + 1, size | (byte & 0x7F) << shift, shift + 7
+            if not byte & 0x80:
+                break
+        at += size
+    _need(at == len(code), "a section beyond the end")

@@ -1,0 +1,197 @@
+"""Shipped kernels: compiled ahead of time for an instruction-set level, one library a level.
+
+Wheels have them in `engine/shipped/`; checkouts and sdists have none until `python -m
+engine.tools.dev.ship` makes them.  The folder holds
+
+    manifest.json   version; a digest of what the kernels compute; size and SHA-256 of every file
+    kernels.keys    16 bytes a kernel: 8 of the SHA-256 of its spec, 4 of the CRC-32 of what it
+                    takes, and 4 that are 0
+    LEVEL.so        (.dylib, .dll) the kernels, in the order of the keys
+
+A library exports one function, which returns the address of
+
+    struct { int64_t count; int64_t share; void *const *const *tables; }
+
+where kernel n is tables[n / share][n % share].  This file needs the standard library only.
+
+The folder is part of the installed package: who can write there can write its modules, too.  Sizes
+and digests find accidents.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import engine
+from engine.base.errors import EngineError, FileError, PlanError
+from engine.plan.plan import Kernel, KernelSpec
+from engine.system import trust
+
+FOLDER = Path(engine.__file__).parent / "shipped"
+MANIFEST, KEYS = "manifest.json", "kernels.keys"
+VERSION = 1  # of the folder
+ENTRY = "edgegrad_shipped"
+KEY = 16  # bytes
+_AGAIN = "install edgegrad anew, or make them: python -m engine.tools.dev.ship"
+
+
+def spec_key(spec: KernelSpec) -> bytes:
+    """Return the first 8 bytes of a kernel's key."""
+    return hashlib.sha256(repr((spec.template, spec.params)).encode()).digest()[:8]
+
+
+def takes_key(takes: tuple[str, ...]) -> bytes:
+    """Return the other 8 bytes of a kernel's key, of what every call passes (`Kernel.takes`)."""
+    return zlib.crc32(" ".join(takes).encode()).to_bytes(8, "little")
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = [
+        ("count", ctypes.c_int64),
+        ("share", ctypes.c_int64),
+        ("tables", ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))),
+    ]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shipment:
+    """The shipped kernels of a folder, of which no code is loaded yet.
+
+    digest: equal for folders whose kernels compute the same, whatever system they are for.
+    levels: by name of a level, the name, size in bytes and SHA-256 of its library.
+    kernels: by the first half of its key, the number of a kernel and the other half.
+    """
+
+    folder: Path
+    digest: str
+    levels: dict[str, tuple[str, int, str]]
+    kernels: dict[bytes, tuple[int, bytes]]
+
+    def __contains__(self, spec: object) -> bool:
+        return isinstance(spec, KernelSpec) and spec_key(spec) in self.kernels
+
+    def numbers(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
+        """Return the numbers, by symbol, of those of the kernels that are shipped.
+
+        Raises:
+            PlanError: a kernel of a plan, which passes it something else than it takes.
+        """
+        found: dict[str, int] = {}
+        for kernel in kernels:
+            spec = kernel.spec if isinstance(kernel, Kernel) else kernel
+            number, takes = self.kernels.get(spec_key(spec), (-1, b""))
+            if number < 0:
+                continue
+            if isinstance(kernel, Kernel) and takes_key(kernel.takes) != takes:
+                raise PlanError(
+                    f"the shipped kernel {spec.symbol} takes something else than what the plan "
+                    f"passes, which is {' '.join(kernel.takes)}: the plan is of another version"
+                )
+            found[spec.symbol] = number
+        return found
+
+    def load(self, level: str) -> list[int]:
+        """Load the library of a level into this process; returns the kernels' addresses.
+
+        Raises:
+            FileError: it is damaged, or the system cannot load it.
+        """
+        path = self.folder / self.levels[level][0]
+        _read(path, *self.levels[level][1:])
+        try:
+            code = ctypes.CDLL(str(path))
+            entry = getattr(code, ENTRY)
+        except (OSError, AttributeError) as error:
+            raise FileError(f"shipped kernels {path} cannot be loaded: {error}") from error
+        entry.restype, entry.argtypes = ctypes.POINTER(_Entry), ()
+        found: Any = entry().contents
+        if found.count != len(self.kernels):
+            raise FileError(f"shipped kernels {path}: {found.count}, not {len(self.kernels)}")
+        addresses: list[int] = []
+        for k, first in enumerate(range(0, found.count, found.share)):
+            addresses += found.tables[k][: min(found.share, found.count - first)]
+        return addresses
+
+
+def shipment() -> Shipment | None:
+    """What this installation ships; None if that is nothing.  Raises as `read`."""
+    return read(FOLDER)
+
+
+@functools.cache
+def read(folder: Path) -> Shipment | None:
+    """What a folder of shipped kernels holds; None if it has no manifest.
+
+    Raises:
+        FileError: the folder is damaged or of another version, or, in a checkout, it is of other
+            sources of kernels than those that are there.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        with trust.opened(os.fspath(path)) as file:
+            data = json.loads(file.read())
+        version, sources, digest = data["version"], data["sources"], str(data["digest"])
+        files = {
+            n: (str(f["file"]), int(f["bytes"]), str(f["sha256"])) for n, f in data["files"].items()
+        }
+        place = files.pop(KEYS)
+        if any(name != os.path.basename(name) for name, _, _ in files.values()):
+            raise ValueError("a library that is elsewhere")
+        if place[1] % KEY:
+            raise ValueError("a part of a key")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise FileError(f"shipped kernels: {path} is damaged ({reason}); {_AGAIN}") from error
+    if version != VERSION:
+        raise FileError(f"shipped kernels: {path} has version {version}, not {VERSION}; {_AGAIN}")
+    if (Path(engine.__file__).parents[1] / "pyproject.toml").exists():
+        from engine.kernels.binaries.fingerprint import package_digest
+
+        if package_digest().hex() != sources:
+            raise FileError(
+                f"the shipped kernels in {folder} are of other sources than this checkout's; make "
+                "them anew (python -m engine.tools.dev.ship) or remove the folder"
+            )
+    keys = _read(folder / KEYS, *place[1:])
+    kernels = {
+        keys[at : at + 8]: (at // KEY, keys[at + 8 : at + KEY]) for at in range(0, len(keys), KEY)
+    }
+    return Shipment(folder, digest, files, kernels)
+
+
+def _read(path: Path, size: int, digest: str) -> bytes:
+    """Return the content of a file of the folder.
+
+    Raises:
+        FileError: it cannot be read, or is not what the manifest says.
+    """
+    try:
+        with trust.opened(os.fspath(path)) as file:
+            content = file.read(size + 1)
+    except OSError as error:
+        why = error.strerror or error
+        raise FileError(f"shipped kernels {path} cannot be read: {why}") from error
+    if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
+        raise FileError(f"shipped kernels {path} are damaged: not what the manifest says; {_AGAIN}")
+    return content
+
+
+def missing(specs: Iterable[KernelSpec], what: str) -> EngineError:
+    """Return the error for kernels that are neither shipped nor can be compiled."""
+    names = sorted(spec.symbol for spec in specs)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return EngineError(
+        f"{what} lack {', '.join(names[:3])}{more}, and nothing can compile here: install numba "
+        "and llvmlite (pip install edgegrad), or plan for these kernels (edgegrad prepare)"
+    )

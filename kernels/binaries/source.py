@@ -1,0 +1,178 @@
+"""Source of kernels: where the machine code of a process comes from, as EDGEGRAD_KERNELS chooses.
+
+    native   every kernel is compiled for this very CPU, and kept in the cache
+    shipped  kernels of the wheel alone; formulas that it has no kernel for are interpreted
+    auto     kernels of the wheel, where there are some; what they lack is compiled for their level,
+             if numba is installed, and is interpreted otherwise.  Without a wheel: native
+
+A module keeps its set as long as it lives, and a plan says which set it is for: results of one set
+are the same bits at every run.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import warnings
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from engine.base.errors import EngineError, FileError
+from engine.kernels.binaries import shipped
+from engine.kernels.binaries.shipped import Shipment
+from engine.kernels.machine import levels
+from engine.kernels.machine.hosts import known_host
+from engine.kernels.machine.levels import Level
+from engine.kernels.machine.target import Target
+from engine.plan.plan import Kernel, KernelSpec
+from engine.system.config import PREFIX, require_64_bit, switch
+
+
+@dataclass(eq=False, slots=True)
+class KernelSet:
+    """One source of kernels.  Every process has one object of each that it can run.
+
+    name: where they come from, their level, and a digest of what they compute; equal names mean
+        equal results.
+    target: what plans for this set are made for.
+    shipment: the shipped kernels, if any.
+    level: the name of their level.
+    compiles: whether kernels that are not shipped are compiled.
+    """
+
+    name: str
+    target: Target
+    shipment: Shipment | None = None
+    level: str = ""
+    compiles: bool = True
+    _addresses: list[int] | None = None  # of the shipped kernels by number, once loaded
+
+    def __contains__(self, spec: object) -> bool:
+        """Return whether a plan may use this kernel."""
+        return self.compiles or (self.shipment is not None and spec in self.shipment)
+
+    def load(self) -> list[int]:
+        """Load the shipped kernels, once; returns their addresses by number.
+
+        Raises:
+            FileError: their library is damaged.
+        """
+        if self._addresses is None:
+            self._addresses = self.shipment.load(self.level) if self.shipment else []
+        return self._addresses
+
+    def head_start(self) -> None:
+        """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
+        if self.shipment is None and self.compiles:
+            from engine.kernels.binaries.load import head_start
+
+            head_start(self.target)
+
+    def resolve(self, kernels: Iterable[KernelSpec | Kernel]) -> Mapping[str, int]:
+        """Return the addresses of kernels by symbol; those that are not shipped are compiled.
+
+        Raises:
+            PlanError: a kernel of a plan, which passes it something else than it takes.
+            FileError: the library of shipped kernels is damaged.
+            EngineError: a kernel cannot be compiled, or nothing can compile here.
+        """
+        wanted, found = list(kernels), dict[str, int]()
+        if self.shipment is not None:
+            numbers, addresses = self.shipment.numbers(wanted), self.load()
+            found = {symbol: addresses[number] for symbol, number in numbers.items()}
+        rest = [k for k in wanted if k.symbol not in found]
+        if rest and not self.compiles:
+            specs = [k.spec if isinstance(k, Kernel) else k for k in rest]
+            raise shipped.missing(specs, f"the kernels {self.name!r}")
+        if rest:
+            from engine.kernels.binaries.load import linker
+
+            found |= linker(self.target).addresses(rest)
+        return found
+
+
+def can_compile() -> bool:
+    """Return whether numba and llvmlite are installed; neither is imported."""
+    return all(importlib.util.find_spec(name) is not None for name in ("numba", "llvmlite"))
+
+
+@functools.cache
+def _native() -> KernelSet:
+    if not can_compile():
+        wanted = ", ".join(level.name for level in levels.levels()) or "none that is known"
+        raise EngineError(
+            f"no kernels: none are shipped for this CPU ({levels.machine()}, {sys.platform}, level "
+            f"{wanted}), and numba and llvmlite, which compile them, are not installed: "
+            "pip install edgegrad"
+        )
+    target = known_host()
+    return KernelSet(f"native {target.name}", target, None, compiles=True)
+
+
+def of_level(level: Level, mode: str, system: str = sys.platform) -> KernelSet | None:
+    """Return the set of shipped kernels of a level; None if this installation ships none.
+
+    mode: `shipped` or `auto`.
+    system: a value of `sys.platform`.  Plans can be made for the set of another system, or of a
+        level that this CPU cannot run: its library is not loaded until it is needed.
+
+    Raises:
+        FileError: what is shipped is damaged.
+    """
+    found = shipped.shipment()
+    return None if found is None else _of_shipment(found, level, mode, system)
+
+
+@functools.cache
+def _of_shipment(found: Shipment, level: Level, mode: str, system: str) -> KernelSet:
+    name = f"{mode} {level.name} {found.digest}"
+    return KernelSet(name, level.target(system), found, level.name, compiles=mode == "auto")
+
+
+def usable() -> list[KernelSet]:
+    """Return the sets that this process can run as EDGEGRAD_KERNELS has it, the best first.
+
+    Raises:
+        EngineError: there is none, or the switch has a value that means nothing.
+        FileError: shipped kernels are damaged, and nothing else is allowed or there.
+    """
+    require_64_bit()
+    chosen = switch("KERNELS") or "auto"
+    if chosen == "native":
+        return [_native()]
+    compiles = chosen == "auto" and can_compile()
+    modes = ("auto", "shipped") if compiles else ("shipped",)
+    try:
+        found = (of_level(level, mode) for level in _levels_here() for mode in modes)
+        sets = [s for s in found if s is not None]
+        if sets:
+            sets[0].load()
+    except FileError as error:
+        if not compiles:
+            raise
+        warnings.warn(f"{error}. Kernels are compiled instead", RuntimeWarning, stacklevel=2)
+        return [_native()]
+    if sets:
+        return sets
+    if chosen == "shipped":
+        raise EngineError(
+            f"{PREFIX}KERNELS=shipped: this installation ships no kernels for this CPU "
+            f"({levels.machine()}, {sys.platform}); install a wheel of edgegrad for it"
+        )
+    return [_native()]
+
+
+def _levels_here() -> list[Level]:
+    """Return the levels whose libraries are here and run on this CPU, the best first."""
+    found = shipped.shipment()
+    return [] if found is None else [v for v in levels.levels() if v.name in found.levels]
+
+
+def current(prepared: Container[str] = ()) -> KernelSet:
+    """Return the best set that this process can run; raises as `usable`.
+
+    prepared: the names of sets for which there are plans already, of which one is preferred.
+    """
+    found = usable()
+    return next((each for each in found if each.name in prepared), found[0])

@@ -1,0 +1,1 @@
+"""Targets: CPUs, their instruction sets and levels."""

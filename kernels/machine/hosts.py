@@ -1,0 +1,67 @@
+"""The CPU of this machine, as LLVM tells it once: what it said is kept in the cache folder.
+
+To ask LLVM is to load its library, which takes 40 MB.  A process that compiles nothing, since all
+its kernels are in the cache, does without.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from dataclasses import asdict, astuple, fields
+
+from engine.kernels.machine.target import Target, host, make
+from engine.system import cache
+
+_NAME = "host"  # how names of these files begin
+_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+_CPUINFO = "/proc/cpuinfo"
+
+
+@functools.cache
+def known_host() -> Target:
+    """Return the target of this process's CPU, as `host` makes it.
+
+    Raises:
+        EngineError: as `host`.
+    """
+    name = _name()
+    folder = cache.cache_dir()
+    if name is None or folder is None:
+        return host()
+    entry = cache.Entry(folder / name, _NAME, name)
+    known = _target(cache.read(entry))
+    if known is None:
+        known = host()
+        cache.write(entry, json.dumps(asdict(known)).encode())
+    return known
+
+
+def _target(raw: bytes | None) -> Target | None:
+    """Return the target that an entry holds; None if it holds none, as one of another version."""
+    try:
+        found = Target(**json.loads(raw or b""))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    kinds = [type(value).__name__ for value in astuple(found)]
+    return found if kinds == [each.type for each in fields(Target)] else None
+
+
+def _name() -> str | None:
+    """The name of the file for this CPU, LLVM and package; None where the system tells no CPU."""
+    try:
+        with open(_CPUINFO, "rb") as file:
+            first = file.read().partition(b"\n\n")[0].decode(errors="replace")
+    except OSError:
+        return None
+    lines = [line.partition(":") for line in first.splitlines()]
+    facts = {key.strip(): value.strip() for key, _, value in lines}
+    if not all(name in facts for name in _FACTS):
+        return None
+    with open(make.__code__.co_filename, "rb") as file:
+        source = file.read()
+    told = [*(facts[name] for name in _FACTS), importlib.metadata.version("llvmlite")]
+    key = hashlib.sha256(cache.MAGIC + repr(told).encode() + source).hexdigest()
+    return f"{_NAME}-{key[:32]}"

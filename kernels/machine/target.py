@@ -1,0 +1,120 @@
+"""What the kernels must know of a CPU: vector width, register tile, cache blocks.
+
+One row per instruction-set level; a `Target` is a row bound to a triple, CPU name and features.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from engine.system.config import require_64_bit
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A CPU to compile for.
+
+    `vector` is the register width in bytes.  `mr` rows times `nv` vectors is the register tile of
+    the GEMM micro-kernel; `kc`, `mc`, `nc` (elements) are its largest cache blocks: a `kc` x `nv`
+    panel of B stays in L1, an `mc` x `kc` block of A and a `kc` x `nc` block of B in L2.
+    `masks`: parts of vectors are loaded and stored by masks.  `by_lane`: one lane of a vector can
+    be a factor of a multiply-add, so that A is loaded by vectors.  `prefetch`: tiles ask early for
+    what they will read and write, which caches would not guess.  `in_order`: instructions wait for
+    those before them, so that loads stand together and not between products.  `unroll`: LLVM may
+    unroll loops; hot ones are written out already, on ARM it gains no instruction for a third more
+    code.
+    `tile_bytes`: what a tile of rows may take that several kernels work on one after another; it
+    stays in a cache of this order.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    vector: int
+    mr: int
+    nv: int
+    kc: int = 256
+    mc: int = 96
+    nc: int = 512
+    fma: bool = True
+    masks: bool = True
+    by_lane: bool = False
+    prefetch: bool = False
+    in_order: bool = False
+    unroll: bool = True
+    tile_bytes: int = 1 << 19
+    abi: str = ""  # LLVM's name of the calling convention, where the triple does not decide it
+
+    @property
+    def arch(self) -> str:
+        """First part of the triple: x86_64, aarch64, riscv64, ..."""
+        return self.triple.split("-")[0].replace("arm64", "aarch64")
+
+    @property
+    def name(self) -> str:
+        """Short name that plans print."""
+        return f"{self.arch}/{self.cpu}/v{self.vector}"
+
+    def lanes(self, itemsize: int) -> int:
+        """Return the elements of `itemsize` bytes in one vector register."""
+        return self.vector // itemsize
+
+
+# level -> (vector bytes, mr, nv, kc).  Accumulators mr*nv, plus nv for B and 1 for A, fit the
+# register file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64 and vfp
+# have no vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the
+# engine's secret, 16 at least.  Where a row of the tile is four vectors of 64 bytes, a panel of B
+# comes from L2 anyhow, and deeper blocks spare passes over C.
+TILES = {
+    "avx512": (64, 6, 4, 384), "avx2": (32, 6, 2, 256), "sse": (16, 6, 2, 256),
+    "neon": (16, 8, 2, 256), "neon32": (16, 6, 2, 256), "vfp": (16, 4, 1, 256),
+    "rv64": (16, 6, 1, 256), "wasm": (16, 4, 2, 256),
+}  # fmt: skip
+# By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
+IN_ORDER = {"cortex-a53"}
+_ABI = {"rv64": "lp64d"}
+
+
+def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:
+    """Return a target of the given instruction-set level, a key of `TILES`."""
+    vector, mr, nv, kc = TILES[level]
+    return Target(
+        triple,
+        cpu,
+        features,
+        vector,
+        mr,
+        nv,
+        kc,
+        fma=fma,
+        abi=_ABI.get(level, ""),
+        masks=level in ("avx512", "avx2"),
+        by_lane=level == "neon",
+        in_order=cpu in IN_ORDER,
+        prefetch=level in ("avx512", "avx2", "sse"),
+        unroll=level in ("avx512", "avx2", "sse"),
+    )
+
+
+@functools.cache
+def host() -> Target:
+    """Return the CPU this process runs on.
+
+    Raises:
+        EngineError: it is a 32-bit process.
+    """
+    require_64_bit()
+    import llvmlite.binding as llvm
+
+    triple = llvm.get_process_triple()
+    features = llvm.get_host_cpu_features()
+    flags = features.flatten()
+    cpu = llvm.get_host_cpu_name()
+    if not triple.startswith("x86_64"):
+        return make(triple, cpu, flags, "neon")
+    if features.get("avx512f") and features.get("avx512vl") and features.get("avx512dq"):
+        return make(triple, cpu, flags, "avx512")
+    if features.get("avx2") and features.get("fma"):
+        return make(triple, cpu, flags, "avx2")
+    return make(triple, cpu, flags, "sse", fma=bool(features.get("fma")))

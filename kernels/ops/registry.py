@@ -1,0 +1,54 @@
+"""The op and kernel tables: every family of `kernels/ops/`, found by its `OPS` and `KERNELS`.
+
+A *family* is a module that ends in an explicit `OPS` (declarations), `KERNELS` (templates) or both.
+Modules under `kernels/ops/`, `kernels/loops/` and `kernels/loops/executor.py` are looked at;
+those with neither are parts of a family.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+from engine.kernels.vocabulary.kernel import Template
+from engine.kernels.vocabulary.op import Op
+
+ROOMS = ("engine.kernels.ops", "engine.kernels.loops")
+SINGLES = ("engine.kernels.loops.executor",)
+
+
+def modules(*rooms: str) -> Iterator[ModuleType]:
+    """Yield every module of these packages and of the packages in them, in order of their names."""
+    for room in rooms:
+        package = importlib.import_module(room)
+        for found in sorted(m.name for m in pkgutil.walk_packages(package.__path__, f"{room}.")):
+            yield importlib.import_module(found)
+
+
+@functools.cache
+def families() -> tuple[ModuleType, ...]:
+    """Return the modules that declare ops or kernels."""
+    singles = map(importlib.import_module, SINGLES)
+    found = (*modules(*ROOMS), *singles)
+    return tuple(m for m in found if hasattr(m, "OPS") or hasattr(m, "KERNELS"))
+
+
+@functools.cache
+def ops() -> dict[tuple[str, str], Op]:
+    """Return all op declarations by (domain, ONNX op type); engine.custom adds to them."""
+    return {(op.domain, op.name): op for m in families() for op in getattr(m, "OPS", ())}
+
+
+@functools.cache
+def templates() -> dict[str, Template]:
+    """Return all kernel templates by name; engine.custom adds to them."""
+    return {t.name: t for m in families() for t in getattr(m, "KERNELS", ())}
+
+
+@functools.cache
+def homes() -> dict[str, tuple[str, Template]]:
+    """The module that declares a kernel template of this package, and the template, by name."""
+    return {t.name: (m.__name__, t) for m in families() for t in getattr(m, "KERNELS", ())}

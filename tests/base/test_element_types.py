@@ -1,0 +1,117 @@
+"""The table of element types: true to numpy and ONNX, and the only one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from engine.base.element_types import ELEMENT_TYPES, ElementType
+from tests.house.test_layers import ROOT, files, name_of
+
+TABLE = "engine/base/element_types.py"
+RUNTIME = ROOT / "tools" / "trimmed" / "runtime"
+# Lists of types that say something else than what an element type is.
+POLICY = {
+    "engine/checkpoint/safetensors.py": "the names of that format, and the types it has",
+    "engine/distributed/mpi.py": "the types that ranks sum, by the names of numpy",
+    "graphs/io/messages.py": "the fields of a message that have the numbers of a constant",
+    "kernels/vocabulary/instructions.py": "the types that each set of instructions computes with",
+    "kernels/ops/movement.py": "the type as which an element is moved, by its bytes",
+    "kernels/ops/quantization.py": "the types that ONNX's quantisation maps to",
+    "tools/trimmed/kernel_set.py": "the types of a config that names none",
+    "tools/trimmed/runtime/library.py": "shipped without the engine; compared below",
+}
+NAMES = {
+    *ELEMENT_TYPES,
+    *(t.onnx_name for t in ELEMENT_TYPES.values()),
+    *(t.cpp for t in ELEMENT_TYPES.values() if t.cpp not in ("float", "double", "bool")),
+    *(np.dtype(t.numpy).name for t in ELEMENT_TYPES.values()),
+    *(np.dtype(t.numpy).str[1:] for t in ELEMENT_TYPES.values()),
+}
+
+
+def tables(path: Path, *kinds: type[ast.expr]) -> Iterator[int]:
+    """Lines of dictionaries, tuples, lists and sets that name three element types or more.
+
+    `kinds`: only of these; the tuples and lists of tests are samples of types.
+    """
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        sides: list[list[ast.expr | None]] = []
+        if not isinstance(node, ast.expr) or (kinds and not isinstance(node, kinds)):
+            continue
+        if isinstance(node, ast.Dict):
+            sides = [node.keys, [*node.values]]
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            sides = [[*node.elts]]
+        for side in sides:
+            if len({name for name in map(_named, side) if name}) >= 3:
+                yield node.lineno
+
+
+def _named(node: ast.expr | None) -> str | None:
+    """The element type that an expression names: `"f32"`, `np.float32`, `TensorProto.FLOAT`."""
+    found = None
+    if isinstance(node, ast.Constant):
+        found = node.value
+    elif isinstance(node, ast.Attribute):
+        found = node.attr.rstrip("_")
+    return found if isinstance(found, str) and found in NAMES else None
+
+
+@pytest.mark.parametrize("t", ELEMENT_TYPES.values(), ids=list(ELEMENT_TYPES))
+def test_rows_are_those_of_numpy_and_onnx(t: ElementType) -> None:
+    kinds = {"f": ("float", "half"), "i": ("int",), "u": ("unsigned",), "b": ("bool",)}
+    assert np.dtype(t.numpy).itemsize == t.itemsize
+    assert t.kind in kinds[np.dtype(t.numpy).kind]
+    assert onnx.helper.tensor_dtype_to_np_dtype(t.onnx) == np.dtype(t.numpy)
+    assert onnx.TensorProto.DataType.Name(t.onnx) == t.onnx_name
+    assert t.name == f"{t.name[0]}{t.bits}" or t.kind == "bool"
+
+
+def test_no_other_file_has_a_table() -> None:
+    product = [*files("engine", "kernels", "graphs", "tools"), *RUNTIME.glob("*.py")]
+    found = {name_of(p): list(tables(p)) for p in product if name_of(p) != TABLE}
+    rows = files("tests", "bench", "tools/dev")
+    found |= {name_of(p): list(tables(p, ast.Dict, ast.Set)) for p in rows}
+    assert not {n: lines for n, lines in found.items() if lines and n not in POLICY}
+    assert all(found[n] for n in POLICY), "a row that excuses nothing"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"f32": 4, "f64": 8, "i64": 8}', "{1: np.float32, 7: np.int64, 9: np.bool_}",
+     "(T.FLOAT, T.DOUBLE, T.INT64)", '["float32", "int64", "uint8"]'],
+)  # fmt: skip
+def test_a_second_table_is_found(text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(f"X = {text}\n", "utf-8")
+    assert list(tables(tmp_path / "other.py"))
+
+
+def test_the_c_runtime_has_the_numbers_of_the_table() -> None:
+    header = (RUNTIME / "model.h").read_text("utf-8")
+    body = re.search(r"enum @name@_dtype \{(.*?)\}", header, re.S)
+    assert body
+    numbers = {n.lower(): int(v) for n, v in re.findall(r"@_(\w+) = (\d+)", body[1])}
+    kept = {t.name: t for t in ELEMENT_TYPES.values() if t.kind != "half"}
+    assert numbers.pop("bool") == kept.pop("b1").onnx
+    assert numbers == {name: t.onnx for name, t in kept.items()}
+    source = (RUNTIME / "plan_read.c").read_text("utf-8")
+    sizes = re.search(r"item_bytes\(int dtype\).*?\{([\d, \n]+)\}", source, re.S)
+    assert sizes
+    found = dict(enumerate(int(n) for n in sizes[1].split(",")))
+    assert {i: n for i, n in found.items() if n} == {
+        t.onnx: t.itemsize for t in ELEMENT_TYPES.values() if t.kind != "half"
+    }
+    shipped = (RUNTIME / "library.py").read_text("utf-8")
+    row = re.search(r"^_DTYPES = (\(.*?\))$", shipped, re.M)
+    assert row
+    letters = ast.literal_eval(row[1])
+    assert {i: np.dtype(x) for i, x in enumerate(letters) if x} == {
+        t.onnx: np.dtype(t.numpy) for t in ELEMENT_TYPES.values() if t.kind != "half"
+    }

@@ -1,0 +1,15 @@
+"""docs/data.md names everything; tests/docs/test_pages.py runs its examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import engine.data
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/data.md"
+
+
+def test_the_page_names_everything_that_the_room_offers() -> None:
+    text = PAGE.read_text("utf-8")
+    missing = [n for n in engine.data.__all__ if n not in text]
+    assert not missing

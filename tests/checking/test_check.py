@@ -1,0 +1,168 @@
+"""Dry runs: what is told of a training before its first step, and that it is so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.predictions import SMALL, measured, predicted
+from engine import Trainer
+from engine.checking import Subject, check, process
+from engine.checking.report import NO_GRADIENT, NO_KERNEL
+from engine.errors import BudgetError, InputError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Node
+from engine.kernels.analysis.cost import nominal
+from engine.kernels.vocabulary.op import TensorType
+from engine.plan.plan import in_bytes
+from engine.tools.benchmark.images import cnn, mlp
+from engine.tools.benchmark.workload import write_artifacts
+from engine.training.state import CheckpointState
+
+SHAPES = {"x": (16, 784), "labels": (16,)}
+needs_figures = pytest.mark.skipif(process.base() is None, reason="the system tells no memory")
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_artifacts(mlp(), tmp_path_factory.mktemp("mlp"))
+
+
+def subject_of(folder: Path, threads: int = 2) -> Subject:
+    slots = CheckpointState.load_checkpoint(folder / "checkpoint").slots
+    return Subject.of(
+        folder / "training_model.onnx", folder / "optimizer_model.onnx", slots, threads
+    )
+
+
+@needs_figures
+@pytest.mark.parametrize("name", SMALL)
+def test_the_process_takes_what_was_predicted(name: str, tmp_path: Path) -> None:
+    """Within 10 % and 10 MB, of a fresh process that finds kernels and plans kept."""
+    SMALL[name].write(tmp_path)
+    found = measured(tmp_path, steps=2).peak
+    figures = predicted(tmp_path, nominal(2)).figures
+    assert figures is not None
+    wanted = figures.process
+    assert wanted is not None
+    assert abs(wanted - found) <= 0.1 * found + 10e6, f"{wanted:,} predicted, {found:,} measured"
+
+
+def test_variants_have_figures_of_their_own_plans(artifacts: Path) -> None:
+    found = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2))
+    assert found.status == "trains"
+    assert found.figures is not None
+    assert (found.trained, found.frozen) == ((4, 397_510), (0, 0))
+    assert found.figures.nbytes == sum(found.figures.regions.values())
+    by_change = {s.change: s.figures for s in found.suggestions}
+    sgd, all_of_it = by_change["SGD as the optimizer"].regions, found.figures.regions
+    assert sgd["state"] == all_of_it["state"] // 2  # onnxruntime's keeps a moment
+    assert sgd["param"] == all_of_it["param"]
+    last = by_change["train the last layer alone"].regions
+    assert last["state"] == 2 * (20032 + 64)  # 10 rows of 500 weights, 10 biases, both aligned
+    assert "grad" not in all_of_it  # the step is one plan
+    assert by_change["a batch of 8 in place of 16"].seconds < found.figures.seconds
+    for text in (*by_change, "trained  397,510 values in 4 parameters", "here [16,784]"):
+        assert text in str(found)
+    assert json.loads(json.dumps(found.as_dict()))["figures"]["nbytes"] == found.figures.nbytes
+
+
+def test_training_fewer_is_what_artifacts_for_fewer_are(artifacts: Path, tmp_path: Path) -> None:
+    """A variant cuts the training model; artifacts made for it have the same plan."""
+    from engine.checking.subject import layers, training_only
+
+    subject = subject_of(artifacts)
+    (_, last) = layers(subject)
+    write_artifacts(mlp(), tmp_path, tuple(last))
+    cut, made = training_only(subject, last), subject_of(tmp_path)
+    assert cut.trained == made.trained
+    for mine, theirs in zip(
+        cut.open().plans(SHAPES), made.open().plans(SHAPES), strict=True
+    ):  # which have the frozen parameters as constants
+        for region in ("grad", "state", "work", "io"):
+            assert mine.region_bytes(region) == theirs.region_bytes(region), region
+
+
+def test_a_trainer_tells_of_a_batch_or_its_shapes(artifacts: Path) -> None:
+    trainer = Trainer(artifacts, threads=1)
+    before = trainer.state.to_bytes()
+    batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
+    found = trainer.check(*batch, variants=False, memory_budget="1 MB")
+    assert found == trainer.check(
+        {"labels": (16,), "x": batch[0]}, variants=False, memory_budget=10**6
+    )
+    assert found.status == "does not fit"
+    assert not found.suggestions
+    assert trainer.state.to_bytes() == before
+    with pytest.raises(InputError, match=r"takes 2 inputs \['x', 'labels'\], got 1"):
+        trainer.check((16, 784))
+    with pytest.raises(InputError, match="lacks the input 'labels'; it has 'x'"):
+        trainer.check({"x": (16, 784)})
+
+
+def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
+    """What would help comes with the figures of its own plan, in the error of a step, too."""
+    free = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2), variants=False)
+    assert free.figures is not None
+    most = free.figures.nbytes
+    small = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2), budget=1 << 20)
+    assert small.status == "does not fit"
+    assert small.figures is not None
+    assert small.least == small.figures.nbytes <= most
+    assert f"the least that is enough is {small.least} bytes" in small.why
+    assert f"{in_bytes(small.least)} is the least that would do" in str(small)
+    trainer = Trainer(artifacts, threads=2, memory_budget=2_500_000)
+    batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
+    with pytest.raises(BudgetError, match=r"would fit.* train the last layer alone .*KiB") as told:
+        trainer.step(*batch)
+    assert told.value.least == small.least
+    assert trainer.check(*batch, variants=False).budget == 2_500_000
+    trainer = Trainer(artifacts, threads=2, memory_budget=most)
+    trainer.step(*batch)
+    assert trainer.check(*batch, variants=False).status == "trains"
+
+
+def run(*words: Any) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.tools.cli", "check", *map(str, words), "--json"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert not done.stderr.count("Traceback"), done.stderr
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}
+
+
+def test_the_command_ends_with_what_it_found(tmp_path: Path) -> None:
+    graph = cnn()
+    onnx_io.save(graph, tmp_path / "good.onnx")
+    words = ("--batch", 4, "--brief", "--threads", 1)
+    status, found = run(tmp_path / "good.onnx", *words, "--budget", "1MB")
+    assert (status, found["status"]) == (4, "does not fit")
+    assert [i["shape"] for i in found["inputs"]] == [[4, 1, 28, 28], [4]]
+    # A node without a gradient and one without a kernel are told at once, and they alone.
+    first, *rest = graph.nodes
+    (made,) = first.outputs
+    first.outputs = ("before",)
+    odd = Node("Unheard", ("before",), (made,), domain="com.example", name="/unheard")
+    graph.nodes = [first, odd, *rest]
+    graph.types[made] = TensorType("f32", ("batch", 32, 26, 26))
+    linear = next(node for node in graph.nodes if node.op == "Gemm")
+    graph.initializers["none"] = np.zeros(0, np.int64)
+    total = Node(
+        "ReduceSumTraining", (linear.inputs[0], "none"), ("total",), {"noop_with_empty_axes": 1},
+        "com.microsoft", "/total",
+    )  # fmt: skip
+    linear.inputs = ("total", *linear.inputs[1:])
+    graph.nodes.insert(graph.nodes.index(linear), total)
+    graph.opsets |= {"com.example": 1, "com.microsoft": 1}
+    onnx_io.save(graph, tmp_path / "odd.onnx")
+    status, found = run(tmp_path / "odd.onnx", *words)
+    assert (status, found["status"]) == (3, "cannot train")
+    assert {f["node"]: f["lacks"] for f in found["faults"]} == {
+        "/unheard": NO_KERNEL, "/total": NO_GRADIENT
+    }  # fmt: skip

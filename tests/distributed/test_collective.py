@@ -1,0 +1,470 @@
+"""Collective steps: ranks that train on parts of a batch do what one process does with all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import Trainer
+from engine.api import CheckpointState, Module, Optimizer
+from engine.artifacts import SGD, CrossEntropyLoss
+from engine.errors import (
+    BudgetError,
+    EngineError,
+    GroupError,
+    LabelError,
+    NonFiniteError,
+    PlanError,
+    StateError,
+)
+from engine.graphs.offline import ranks as ranked
+from engine.kernels.binaries.load import linker
+from engine.kernels.machine.levels import LEVELS
+from engine.kernels.machine.target import host
+from engine.plan.collective import RANKS, SAMPLES, SHARE, collectives
+from engine.plan.plan import Plan
+from engine.plan.plan_file import Writer, from_bytes, to_bytes
+from engine.plan.verify import verify
+from engine.proximal import set_anchors
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program
+from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.opset import OpSet
+from engine.trainer import nonfinite
+from engine.training.memory import Memory
+from engine.training.model import Model
+from engine.training.ranks import Ranks
+from tests.support.harness import gradient
+from tests.support.thread_group import ThreadGroup, run
+from tests.support.tiny import LABELS, NORMED, PLAIN, X, made, values
+
+# Convolutions with a bias or without, batch norms with channels that are few and many, a residual.
+CNN = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,3,12,12] x, float[24,3,3,3] a.weight, float[24] an.scale, float[24] an.bias,
+   float[24] an.mean, float[24] an.var, float[24,1,3,3] b.weight, float[24] bn.scale,
+   float[24] bn.bias, float[24] bn.mean, float[24] bn.var, float[24,24,1,1] c.weight,
+   float[24] c.bias, float[24] cn.scale, float[24] cn.bias, float[24] cn.mean, float[24] cn.var,
+   float[3,24] d.weight, float[3] d.bias) => (float[N,3] scores) {
+    a = Conv<pads = [1, 1, 1, 1]>(x, a.weight)
+    an = BatchNormalization(a, an.scale, an.bias, an.mean, an.var)
+    ar = Relu(an)
+    b = Conv<pads = [1, 1, 1, 1], group = 24>(ar, b.weight)
+    bn = BatchNormalization(b, bn.scale, bn.bias, bn.mean, bn.var)
+    br = Relu(bn)
+    c = Conv(br, c.weight, c.bias)
+    cn = BatchNormalization(c, cn.scale, cn.bias, cn.mean, cn.var)
+    sum = Add(cn, ar)
+    p = GlobalAveragePool(sum)
+    f = Flatten(p)
+    scores = Gemm<transB = 1>(f, d.weight, d.bias)
+}"""
+IMAGES = np.random.default_rng(2).standard_normal((20, 3, 12, 12)).astype(np.float32) + 3.0
+CUTS = {"even": (0, 10, 20), "uneven": (0, 3, 11, 17, 20), "empty": (0, 12, 12, 20)}
+
+
+def normed(text: str) -> str:
+    """The text with names that tests.support.tiny fills with positive numbers where they are variances."""
+    return text.replace("an.", "anorm.").replace("bn.", "bnorm.").replace("cn.", "cnorm.")
+
+
+MODELS: dict[str, tuple[str, Any]] = {"dense": (NORMED, X), "cnn": (normed(CNN), IMAGES)}
+
+
+def step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
+    """A step on samples cut[0] to cut[1] of a batch; without any it is one that does not count."""
+    ranks, (begin, end) = trainer.module._train.ranks, cut
+    assert ranks is not None
+    ranks.share = ranks.samples = (end - begin) / len(x)
+    chosen = slice(begin, end) if end > begin else slice(0, 1)
+    return trainer.step(x[chosen], labels[chosen])
+
+
+def joined(text: str, group: ThreadGroup, statistics: bool = True, **options: Any) -> Trainer:
+    """A trainer of one rank."""
+    trainer = made(text, **options)
+    trainer.module._train.ranks = Ranks(group, statistics=statistics)
+    return trainer
+
+
+def _results(found: list[Any]) -> list[Any]:
+    """What ranks return; the first error that is not of another rank's end, if one has any."""
+    errors = [each for each in found if isinstance(each, BaseException)]
+    for error in sorted(errors, key=lambda each: isinstance(each, GroupError)):
+        raise error
+    return found
+
+
+def ranks_of(cuts: Sequence[int], work: Callable[[ThreadGroup, tuple[int, int]], Any]) -> list[Any]:
+    """What each rank returns, given its part of the samples."""
+    return _results(
+        run(len(cuts) - 1, lambda group: work(group, (cuts[group.rank], cuts[group.rank + 1])))
+    )
+
+
+def bytes_of(trainer: Trainer) -> dict[str, bytes]:
+    return {name: trainer.state.regions[name].tobytes() for name in ("param", "state")}
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts", "threads"),
+    [("dense", "even", 1), ("dense", "empty", 2), ("cnn", "even", 2), ("cnn", "uneven", 1)],
+)
+def test_ranks_train_as_one_process(
+    model: str, cuts: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, parameters, running statistics and moments, clipped to a norm, in small buckets."""
+    monkeypatch.setattr(ranked, "LEAST", 1 << 7)
+    monkeypatch.setattr(ranked, "MOST", 1 << 7)
+    text, x = MODELS[model]
+    options: dict[str, Any] = {
+        "optimizer": SGD(0.05, momentum=0.9, clip_grad=0.5),
+        "threads": threads,
+    }
+    one = made(text, **options)
+    losses = [one.step(x, LABELS) for _ in range(3)]
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(text, group, **options)
+        found = [step(mine, cut, x, LABELS) for _ in range(3)]
+        return found, bytes_of(mine), mine.module.plans()[0], group.calls
+
+    all_ranks = ranks_of(CUTS[cuts], work)
+    for found, content, plan, _ in all_ranks:
+        assert found == pytest.approx(losses, rel=1e-5)
+        assert content == all_ranks[0][1]
+        for name in content:
+            mine, whole = np.frombuffer(content[name], np.float32), one.state.regions[name]
+            np.testing.assert_allclose(mine, whole.view(np.float32), rtol=2e-4, atol=2e-5)
+        kinds = [each.kind for each in collectives(plan)]
+        assert kinds.count("start") == kinds.count("wait") > 1
+        assert kinds.count("agree") == 1
+        norms = text.count("BatchNormalization")
+        assert (kinds.count("moments"), kinds.count("sum")) == (norms, norms)
+    assert len({tuple(calls) for *_, calls in all_ranks}) == 1
+
+
+def test_gradients_of_two_calls_are_those_of_the_joined_batch() -> None:
+    """Also where accumulation and parts of batches keep them in region grad."""
+    one = made(NORMED, micro_batches=1)
+    one.module(X, LABELS)
+    grad = one.state.regions["grad"].view(np.float32).copy()
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(NORMED, group)
+        ranks = mine.module._train.ranks
+        assert ranks is not None
+        ranks.share = ranks.samples = (cut[1] - cut[0]) / 20
+        loss = mine.module(X[slice(*cut)], LABELS[slice(*cut)])
+        return loss, mine.state.regions["grad"].view(np.float32).copy()
+
+    for loss, found in ranks_of((0, 5, 20), work):
+        assert loss == pytest.approx(one.module(X, LABELS), rel=1e-5)
+        np.testing.assert_allclose(found, grad, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_may_stay_local() -> None:
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(NORMED, group, statistics=False)
+        loss = step(mine, cut, X, LABELS)
+        kinds = [each.kind for each in collectives(mine.module.plans()[0])]
+        return loss, kinds, mine.state.parameters["norm.mean"].data.copy()
+
+    (a, kinds, mean), (b, _, other) = ranks_of((0, 8, 20), work)
+    assert a == b
+    assert kinds == ["agree", "start", "wait"]
+    assert not np.allclose(mean, other)
+
+
+def test_moments_are_joined_as_well_as_they_are_made() -> None:
+    """Where the mean is 1000 deviations, the variance keeps the digits that x has."""
+    far = NORMED.replace("h = MatMul(x, body.weight)", "h = Identity(x)").replace(
+        "float[8] body.bias", "float[6] body.bias"
+    )
+    far = far.replace("float[8] norm", "float[6] norm").replace(
+        "float[8,3] head", "float[6,3] head"
+    )
+    x = X + np.float32(1000)
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(far, group, optimizer=SGD(0.0))
+        step(mine, cut, x, LABELS)
+        return mine.state.parameters["norm.var"].data.copy()
+
+    start = made(far).state.parameters
+    moved = x.astype(np.float64) + start["body.bias"].data
+    expected = 0.9 * start["norm.var"].data + 0.1 * moved.var(0)
+    for found in ranks_of((0, 1, 7, 20), work):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("text", [NORMED, PLAIN], ids=["batch norm", "plain"])
+def test_a_bad_label_ends_the_step_of_all_ranks(text: str) -> None:
+    labels = LABELS.copy()
+    labels[17] = 3
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(text, group)
+        step(mine, cut, X, LABELS)
+        before = (
+            mine.state.regions["state"].tobytes(),
+            mine.state.parameters["head.bias"].data.copy(),
+        )
+        with pytest.raises(LabelError, match=r"^rank 1: plan .*: label 3 at position 7 is outside"):
+            step(mine, cut, X, labels)
+        after = mine.state.regions["state"].tobytes(), mine.state.parameters["head.bias"].data
+        assert before[0] == after[0]
+        assert np.array_equal(before[1], after[1])
+        return step(mine, cut, X, LABELS), mine.steps
+
+    first, second = ranks_of((0, 10, 20), work)
+    assert first == second
+    assert first[1] == 2
+
+
+def test_a_loss_that_is_not_finite_holds_back_all_updates() -> None:
+    x = X.copy()
+    x[15, 2] = np.nan
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(NORMED, group)
+        mine.module.check_finite = True
+        before = values(mine)["head.weight"]
+        with pytest.raises(NonFiniteError):
+            step(mine, cut, x, LABELS)
+        assert values(mine)["head.weight"] == before
+        batch = [x[slice(*cut)], LABELS[slice(*cut)]]
+        return mine.steps, str(nonfinite.error(mine, batch, np.nan, "step 1"))
+
+    (steps, innocent), (others, guilty) = ranks_of((0, 10, 20), work)
+    assert (steps, others) == (0, 0)
+    assert "it began on another rank" in innocent
+    assert "input 'x' has NaN at [5, 2]" in guilty
+
+
+def test_a_rank_that_ends_leaves_nobody_waiting() -> None:
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(NORMED, group)
+        step(mine, cut, X, LABELS)
+        if group.rank == 1:
+            raise ValueError("gone")
+        with pytest.raises(GroupError, match="rank 1 has ended: gone"):
+            step(mine, cut, X, LABELS)
+
+    with pytest.raises(ValueError, match="gone"):
+        ranks_of((0, 10, 20), work)
+
+
+def test_a_pull_to_anchors_counts_once() -> None:
+    """The term of FedProx is no part of the loss, and is not added by each rank."""
+    one = made(PLAIN, proximal=True)
+    set_anchors(one.state, 3.0)
+    losses = [one.step(X, LABELS) for _ in range(3)]
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(PLAIN, group, proximal=True)
+        set_anchors(mine.state, 3.0)
+        return [step(mine, cut, X, LABELS) for _ in range(3)]
+
+    for found in ranks_of((0, 4, 20), work):
+        assert found == pytest.approx(losses, rel=1e-5)
+
+
+def test_ranks_keep_to_a_budget() -> None:
+    """Each to a plan of its own: what runs again is no collective step."""
+    text, options = MODELS["cnn"][0], dict[str, Any](optimizer=SGD(0.05))
+    one = made(text, **options)
+    losses = [one.step(IMAGES, LABELS) for _ in range(2)]
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        with pytest.raises(BudgetError) as error:
+            step(joined(text, group, memory_budget=1000, **options), cut, IMAGES, LABELS)
+        mine = joined(text, group, memory_budget=error.value.least, **options)
+        return [step(mine, cut, IMAGES, LABELS) for _ in range(2)], mine.module.plans()[0]
+
+    for found, plan in ranks_of((0, 6, 20), work):
+        assert found == pytest.approx(losses, rel=1e-5)
+        assert "/again" in str(plan)
+
+
+# --- buckets and plans
+
+
+def test_buckets_are_few_and_large() -> None:
+    small, large, n = 100_000, 14_000_000, 4
+    assert ranked.bucket_bytes(small, n) == small
+    assert ranked.bucket_bytes(large, 1) == large
+    assert ranked.LEAST <= ranked.bucket_bytes(large, n) <= ranked.MOST
+    assert ranked.bucket_bytes(10**12, n) == ranked.MOST
+
+
+def plan_of_rank() -> Plan:
+    """The plan of a step of one of two ranks."""
+    found = _results(run(2, _planned))[0]
+    assert isinstance(found, Plan)
+    return found
+
+
+def _planned(group: ThreadGroup) -> Plan:
+    trainer = joined(NORMED, group)
+    step(trainer, (0, 10), X, LABELS)
+    return trainer.module.plans()[0]
+
+
+def test_the_plan_shows_its_collective_steps_and_where_they_come_from() -> None:
+    plan = plan_of_rank()
+    assert {RANKS, SHARE, SAMPLES} <= {port.name for port in plan.inputs}
+    text = str(plan)
+    for line in (
+        "reduce_moments_f32",
+        "all_reduce_f32_sum",
+        "agree_f32",
+        "all_reduce_f32_start",
+        "all_reduce_f32_wait",
+    ):
+        assert line in text
+    assert "# BatchNormalization_0/JoinMoments" in text
+    (again,) = from_bytes(to_bytes([plan], plan.target), plan.target)
+    assert collectives(again) == collectives(plan)
+
+
+def test_plans_that_break_the_rules_of_sums_are_refused() -> None:
+    plan = plan_of_rank()
+    start, wait = (
+        next(each for each in collectives(plan) if each.kind == kind) for kind in ("start", "wait")
+    )
+
+    def refused(steps: Sequence[Any], why: str) -> None:
+        with pytest.raises(PlanError, match=why):
+            verify(replace(plan, steps=tuple(steps)))
+
+    steps = list(plan.steps)
+    late = replace(steps[wait.step], consts=(steps[wait.step].consts[0], 1))
+    refused([*steps[: wait.step], late, *steps[wait.step + 1 :]], "number 1 behind")
+    copied = next(s for s in steps if s.kernel.startswith("strided_copy"))
+    args = (replace(copied.args[0], buffer=start.buffer), *copied.args[1:])
+    early = replace(copied, args=args, barrier=True)
+    refused([*steps[: wait.step], early, *steps[wait.step :]], "whose sum is under way|lives")
+
+
+def test_kernels_of_wheels_are_enough() -> None:
+    """A closed plan of a rank uses kernels that a library of all ops has."""
+    trainer = made(NORMED, proximal=True)
+    model = trainer.module._train
+    closed = Model(
+        model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].target("linux"), True
+    )
+    closed.ranks = Ranks(4)
+    plan = closed.plan({"x": (8, 6), "labels": (8,)})
+    assert len(collectives(plan)) > 4
+    assert {*plan.specs} <= kernel_set(OpSet(all_if_none=True)).keys()
+
+
+def test_who_trains_alone_refuses_them() -> None:
+    plan = plan_of_rank()
+    with pytest.raises(StateError, match="sums over the ranks of a group; expected a group"):
+        Program(plan, linker(host()).addresses, {"work": allocate(plan.region_bytes("work"))})
+    with pytest.raises(PlanError, match="a library trains alone"):
+        Writer(plan.target, plan.target, plan.threads, stripped=True).plan(plan)
+
+
+def test_a_module_takes_its_ranks() -> None:
+    trainer = made(PLAIN, loss=CrossEntropyLoss())
+    (found,) = _results(run(1, lambda group: _alone(trainer, group)))
+    assert found == pytest.approx(float(trainer.module(X, LABELS)), rel=1e-6)
+
+
+def _alone(trainer: Trainer, group: ThreadGroup) -> float:
+    module = Module(trainer.module._train.source, trainer.state, threads=1, ranks=Ranks(group))
+    return float(module(X, LABELS))
+
+
+# --- traces of onnxruntime-training
+
+GOLDENS = Path(__file__).parents[1] / "data/goldens"
+
+
+@pytest.mark.parametrize(
+    ("case", "size"),
+    [
+        ("mobilenet", 2),
+        ("cnn", 3),
+        *(
+            pytest.param(case, size, marks=pytest.mark.whole)
+            for case in ("mlp", "cnn", "mobilenet")
+            for size in (2, 3, 4)
+            if (case, size) not in (("mobilenet", 2), ("cnn", 3))
+        ),
+    ],
+)
+def test_ranks_follow_the_trace_of_one_process(case: str, size: int) -> None:
+    """Ten steps of onnxruntime-training on whole batches: losses, gradients, parameters."""
+    folder = GOLDENS / case
+    spec = json.loads((folder / "case.json").read_text())
+    trace = dict(np.load(folder / "trace.npz"))
+    cuts = np.linspace(0, trace["x"].shape[1], size + 1).astype(int)
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        ranks = Ranks(group)
+        module = Module(folder / "training_model.onnx", state, threads=1, ranks=ranks)
+        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        ranks.share = ranks.samples = (cut[1] - cut[0]) / cuts[-1]
+        losses = []
+        for step in range(spec["steps"]):
+            losses.append(
+                float(module(trace["x"][step, slice(*cut)], trace["y"][step, slice(*cut)]))
+            )
+            optimizer.set_learning_rate(trace["learning_rates"][step])
+            optimizer.step()
+            module.lazy_reset_grad()
+        gradients = {name: gradient(state, name).copy() for name in spec["requires_grad"]}
+        return losses, gradients, module.get_contiguous_parameters(trainable_only=True)
+
+    expected = {n: trace[f"grad/{n}"] for n in spec["requires_grad"]}
+    noise = 1e-6 * max(np.abs(g).max() for g in expected.values())  # of gradients that are 0
+    after = trace["parameters_after"]
+    for losses, gradients, parameters in ranks_of(cuts.tolist(), work):
+        np.testing.assert_allclose(losses, trace["losses"], rtol=1e-4)
+        for name, dx in expected.items():
+            atol = 1e-4 * np.abs(dx).max() + noise
+            np.testing.assert_allclose(gradients[name], dx, rtol=0, atol=atol, err_msg=name)
+        np.testing.assert_allclose(parameters, after, rtol=0, atol=1e-3 * np.abs(after).max())
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+@pytest.mark.parametrize("text", [NORMED, PLAIN], ids=["batch norm", "plain"])
+def test_a_refused_batch_leaves_the_gradients_of_all_ranks(
+    text: str, earlier: int, guilty: int
+) -> None:
+    """Those of the batches before it, to the last bit, whichever rank has met the bad label."""
+    labels = LABELS.copy()
+    labels[1 if guilty == 0 else 18] = 3
+
+    def train(group: ThreadGroup, *, meets: bool) -> tuple[bytes, dict[str, bytes], int]:
+        mine = made(text, group=group)
+        for rows in (9, 1)[:earlier]:  # shares of other weights; with one row a rank has none
+            mine.accumulate(X[:rows], LABELS[:rows])
+        before = mine.state.regions["param"].tobytes()
+        if meets:
+            with pytest.raises(EngineError, match="label 3 at position"):
+                mine.accumulate(X, labels)
+        after = mine.state.regions["param"].tobytes()
+        assert before == after
+        mine.accumulate(X, LABELS)
+        mine.update()
+        grad = mine.state.regions["grad"].tobytes()
+        return grad, values(mine), mine.state.draws
+
+    for refused, other in zip(
+        run(2, lambda group: train(group, meets=True)),
+        run(2, lambda group: train(group, meets=False)),
+        strict=True,
+    ):
+        assert refused == other

@@ -1,0 +1,30 @@
+"""Pages are true that are made from tables: of ops, of switches, of commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from engine.system.config import PREFIX, SWITCHES
+from engine.tools.commands import page
+from engine.tools.dev import operators
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_operator_table_is_that_of_the_declarations() -> None:
+    """If not: `python -m engine.tools.dev.operators docs/operators.md`."""
+    assert (ROOT / "docs/operators.md").read_text() == operators.table()
+
+
+def test_the_page_of_commands_is_that_of_the_commands() -> None:
+    """If not: `python -m engine.tools.commands.page docs/commands.md`."""
+    text = (ROOT / "docs/commands.md").read_text()
+    assert text == page.page(text)
+    assert text.count("<!-- made: ") == text.count("<!-- end -->") == 3
+
+
+def test_the_page_of_switches_is_their_table() -> None:
+    page = (ROOT / "docs/switches.md").read_text()
+    rows = re.findall(rf"^\| `{PREFIX}([A-Z_]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert dict(rows) == SWITCHES

@@ -1,0 +1,171 @@
+"""Large constants lie in memory that all plans share; those that decide shapes are known, too.
+
+An initializer of `FROZEN_BYTES` or more is an input of the plan, whose value planning cannot see.
+Whoever needs it, the sizes of a Split or the mask of a Compress, gets it nevertheless: in the
+backend, in a `Module`, in its eval model and in builds.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engine import artifacts as offline
+from engine import backend
+from engine.api import CheckpointState, Module
+from engine.errors import EngineError
+from engine.kernels.machine.target import host
+from engine.tools.trimmed.plans import artifacts, make_plans
+from engine.training import model_file
+from engine.training.model_file import FROZEN_BYTES
+
+N = 600
+
+
+def split(sizes: np.ndarray, made: bool) -> onnx.ModelProto:
+    """y = w * x0 + x1 of the first two parts of x; `made`: an Identity makes the sizes."""
+    names = [f"x{i}" for i in range(len(sizes))]
+    nodes = [helper.make_node("Identity", ["sizes"], ["s"])] if made else []
+    nodes += [
+        helper.make_node("Split", ["x", "s" if made else "sizes"], names, axis=1),
+        helper.make_node("Mul", ["x0", "w"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "x1"], ["y"]),
+    ]
+    values = {"sizes": sizes, "w": np.full((1, 1), 3, np.float32)}
+    graph = helper.make_graph(
+        nodes, "split",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", N])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
+        [numpy_helper.from_array(a, n) for n, a in values.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_split_of_many_sizes_runs_and_trains_everywhere(made: bool, tmp_path: Path) -> None:
+    sizes = np.ones(N, np.int64)
+    assert sizes.nbytes >= FROZEN_BYTES
+    model = split(sizes, made)
+    x = np.arange(2 * N, dtype=np.float32).reshape(2, N)
+    expected = 3 * x[:, :1] + x[:, 1:2]
+    rep = backend.prepare(model, threads=1)
+    for rows in (2, 1):
+        np.testing.assert_array_equal(rep.run([x[:rows]])[0], expected[:rows])
+    onnx.save(model, tmp_path / "forward.onnx")
+    offline.generate_artifacts(
+        tmp_path / "forward.onnx", ["w"], loss=offline.LossType.MSELoss,
+        optimizer=offline.OptimType.SGD, artifact_directory=tmp_path,
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    for mode in (True, False):
+        assert module.train(mode)(x, expected) == 0
+    module.train()(x, np.zeros_like(expected))
+    slope = np.mean(2 * expected * x[:, :1])
+    gradient = state.parameters["w"].grad
+    assert gradient is not None
+    np.testing.assert_allclose(gradient, [[slope]], rtol=1e-6)
+    inference = module.inference_model_to_bytes(["y"])
+    np.testing.assert_array_equal(backend.prepare(inference).run([x])[0], expected)
+    planned = make_plans(artifacts(tmp_path), host(), 1, [2], {})
+    assert set(planned.plans) == {"train", "eval", "infer", "optimizer"}
+
+
+def test_a_constant_that_decides_no_shape_stays_shared(tmp_path: Path) -> None:
+    table = np.arange(2 * FROZEN_BYTES, dtype=np.float32).reshape(-1, 4)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "i"], ["y"])], "table",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [numpy_helper.from_array(table, "table")],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    rep = backend.prepare(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+    np.testing.assert_array_equal(rep.run([np.array([5, 1])])[0], table[[5, 1]])
+    (program,) = rep._memory.programs.values()
+    assert program.plan.region_bytes("const") < table.nbytes
+    assert rep._model.deciding == set()
+
+
+def test_large_half_floats_run_as_small_ones_do() -> None:
+    """Half floats become single ones in planning, after the constants of a model are folded."""
+    rng = np.random.default_rng(0)
+    for n in (8, 96):  # 128 bytes and 18432
+        w = rng.standard_normal((n, n)).astype(np.float16)
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])], "half",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [2, n])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, n])],
+            [numpy_helper.from_array(w, "w")],
+        )  # fmt: skip
+        opsets = [helper.make_opsetid("", 17)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        x = rng.standard_normal((2, n)).astype(np.float16)
+        (y,) = backend.prepare(model, threads=1).run([x])
+        assert y.dtype == np.float16
+        exact = x.astype(np.float64) @ w.astype(np.float64)
+        np.testing.assert_allclose(y.astype(np.float64), exact, rtol=2e-3, atol=1e-3 * n)
+
+
+@functools.cache
+def cases() -> list[Any]:
+    """ONNX's own node tests of numeric tensors with two inputs or more."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, from how onnx makes its data
+        everything = collect_testcases(None)
+    found = []
+    for case in everything:
+        inputs = case.data_sets[0][0] if case.data_sets else []
+        arrays = [a for a in inputs if getattr(getattr(a, "dtype", None), "kind", "O") in "fiub"]
+        if len(inputs) > 1 and len(arrays) == len(inputs):
+            found.append(case)
+    return found
+
+
+def with_constants(model: onnx.ModelProto, inputs: list[np.ndarray]) -> onnx.ModelProto:
+    """The model with all of its inputs but the first as initializers."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    rest = out.graph.input[1:]
+    out.graph.initializer.extend(
+        numpy_helper.from_array(a, i.name) for i, a in zip(rest, inputs[1:], strict=True)
+    )
+    del out.graph.input[1:]
+    return out
+
+
+@pytest.mark.parametrize(
+    "start", [0, *(pytest.param(k, marks=pytest.mark.whole) for k in range(1, 30))]
+)
+def test_whatever_is_constant_may_be_large(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every constant were large: all node tests run that run with small constants."""
+    ran = 0
+    for case in cases()[start::30]:
+        inputs = case.data_sets[0][0]
+        model = with_constants(case.model, inputs)
+        found = []
+        for limit in (1 << 40, 1):
+            monkeypatch.setattr(model_file, "FROZEN_BYTES", limit)
+            try:
+                found.append(backend.prepare(model, threads=1).run(inputs[:1]))
+            except EngineError:
+                if limit == 1:
+                    raise
+                break  # not supported with small constants either
+        if len(found) == 2:
+            ran += 1
+            for small, large in zip(*found, strict=True):
+                np.testing.assert_allclose(
+                    large.astype(np.float64), small.astype(np.float64), rtol=1e-5, atol=1e-5,
+                    err_msg=case.name,
+                )  # fmt: skip
+    assert ran > 20

@@ -1,0 +1,260 @@
+"""Phrases that a native engineer would not write: no page has one, nor has any folder of `CLEAN`.
+
+`python -m tests.house.test_english PATH...` lists them in pages and folders, `--count` their number.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# Folders and files whose docstrings, comments and messages keep to the same rules.
+CLEAN = (
+    "engine/data",
+    "engine/base/errors.py",
+    "engine/reports",
+    "engine/runtime",
+    "graphs/io",
+    "graphs/ir",
+    "graphs/offline",
+    "graphs/passes",
+    "tools/commands",
+    "tools/actions/run_config.py",
+)
+OPEN = ("graphs/offline/losses", "graphs/offline/samples.py")  # inside of these, not yet
+
+_NO = r"(?<!there )(?<!there's )"
+_MORE = r"(?:longer|more|less|fewer|sooner|later|better|worse|\w+er than)\b"
+# What is banned, and what to write.
+BANS = {
+    "of which": (r"\bof which\b", "two sentences, or a possessive"),
+    "is no": (rf"(?i){_NO}\b(?:is|are|was|were|be) no\b(?! {_MORE})", "is not a"),
+    "that of": (r"\b(?:that|those) of\b", "repeat the noun"),
+    "tells of": (r"\b(?:tells?|telling|told) of\b", "reports, warns about, lists"),
+    "behind": (r"(?i)\bbehind\b", "after"),
+    "else": (
+        r"(?i)(?<!thing )(?<!one )(?<!body )(?<!where )(?<!what )(?<!or )\belse\b",
+        "otherwise",
+    ),
+    "begin": (r"(?i)\b(?:the|its|their|a|each|at|this|that's|\w+'s) begin\b", "start"),
+    "in place of": (r"(?i)\bin place of\b", "instead of"),
+    "reckon": (r"(?i)\b(?:reckon|foretell|foretold)\w*", "estimate, predict"),
+    "who": (
+        r"(?i)(?:\b(?:to|for|by|from|as|than|with)|[.;:]) who\b(?!ever)(?![^.;]*\?)",
+        "the user who, whoever",
+    ),
+}
+# A sentence whose subject is a clause; questions, and "What to do:", are none.
+_CLAUSE = re.compile(
+    r"(?:^|[.:;!?]\s|^[-*|] *|\| |\*\*)(What|Which|Who|Whether|Whoever|Whatever)\b"
+    r"(?! to\b)(?P<rest>[^.?!]*)(?P<end>[.?!]|$)"
+)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+OPENING = re.compile(r"(?:What|Whether|Which|Who|How)\b")
+
+
+def offences(text: str) -> Iterator[str]:
+    """Name each banned phrase of a paragraph, with the words around it."""
+    for name, (pattern, better) in BANS.items():
+        for match in re.finditer(pattern, text):
+            around = text[max(0, match.start() - 30) : match.end() + 30]
+            yield f"{name!r} ({better}): ...{around}..."
+    for match in _CLAUSE.finditer(text):
+        if match["end"] != "?":
+            yield f"a clause as subject: {match[0].strip()[:70]}"
+
+
+def paragraphs(page: str) -> Iterator[tuple[int, str]]:
+    """The prose of a page: paragraphs, bullets and rows of tables, with the lines they begin at.
+
+    Code, comments and the addresses of links are left out; of headings only the words are kept.
+    """
+
+    def blank(match: re.Match[str]) -> str:
+        return "\n" * match[0].count("\n")
+
+    page = re.sub(r"^( *)(`{3,}).*?^\1\2`*$", blank, page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(r"<!--.*?-->", blank, page, flags=re.DOTALL)
+    page = _without_code(page)
+    page = re.sub(r"\]\([^)\s]*\)", "]", page)
+    start, lines = 0, list[str]()
+    for number, line in enumerate([*page.splitlines(), ""], 1):
+        opens = re.match(r"\s*(?:[-*|#>]|\d+\.)", line)
+        if (opens or not line.strip()) and lines:
+            yield start, " ".join(lines)
+            lines = []
+        if line.strip():
+            start = start if lines else number
+            heading = re.match(r"#+ ", line)
+            lines.append(f"{line.strip().rstrip('?')}?" if heading else line.strip())
+
+
+def on_page(path: Path) -> list[str]:
+    """List the offences on a page of Markdown, each with its line."""
+    return [
+        f"{_name(path)}:{line}: {found}"
+        for line, text in paragraphs(path.read_text("utf-8"))
+        for found in offences(text)
+    ]
+
+
+def in_code(path: Path) -> list[str]:
+    """List the offences in the docstrings, comments and messages of a Python file."""
+    source = path.read_text("utf-8")
+    return [
+        f"{_name(path)}:{line}: {found}"
+        for texts in (_docstrings(source), _messages(source), _comments(source))
+        for line, text in texts
+        for found in offences(_without_code(" ".join(text.split())))
+    ] + [
+        f"{_name(path)}:{node.body[0].lineno}: a docstring begins with {found[0]!r}"
+        for node in _documented(source)
+        if (found := OPENING.match(ast.get_docstring(node) or ""))
+    ]
+
+
+def _documented(source: str) -> Iterator[Documented]:
+    """Yield the module, classes and functions that have a docstring."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, Documented) and ast.get_docstring(node) is not None:
+            yield node
+
+
+def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs and argument rows of all docstrings, with the lines they begin at."""
+    for node in _documented(source):
+        line = node.body[0].lineno
+        parts = re.split(r"(\n\s*\n|\n(?=\s*\w+(?:, \w+)*: ))", ast.get_docstring(node) or "")
+        for part in parts:
+            if part.strip():
+                yield line, part
+            line += part.count("\n")
+
+
+def _messages(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the strings of more than two words that are no docstrings, with their lines."""
+    lines = {node.body[0].lineno for node in _documented(source)}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Constant(value=str(text)) if (
+                len(text.split()) > 2 and node.lineno not in lines
+            ):
+                yield node.lineno, text
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments, joined where one goes on from the line before, with their last lines."""
+    line, text = 0, ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != line + 1 and text:
+                yield line, text
+                text = ""
+            line, text = token.start[0], f"{text} {token.string.lstrip('# ')}".strip()
+    if text:
+        yield line, text
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"(`+)(?:(?!\1).)+?\1", "`code`", text)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+def files_of(place: str) -> list[Path]:
+    """List the Python files of a folder, or a file itself."""
+    path = ROOT / place
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_a_page_reads_well(page: Path) -> None:
+    assert not on_page(page)
+
+
+@pytest.mark.parametrize("place", CLEAN)
+def test_docstrings_comments_and_messages_read_well(place: str) -> None:
+    later = {path for each in OPEN for path in files_of(each)}
+    assert not [text for path in files_of(place) if path not in later for text in in_code(path)]
+
+
+@pytest.mark.parametrize(
+    ("text", "banned"),
+    [
+        ("A layer of which only the bias is trained.", "of which"),
+        ("The digest is no signature.", "is no"),
+        ("The loss is that of the batch.", "that of"),
+        ("A warning tells of copies.", "tells of"),
+        ("The node behind the product.", "behind"),
+        ("It is read, else it is made.", "else"),
+        ("Aligned at the begin.", "begin"),
+        ("15 MB in place of 47.", "in place of"),
+        ("Reckoned from the work.", "reckon"),
+        ("A message for who waits.", "who"),
+        ("It ends. What is left is kept.", "a clause as subject"),
+        ("| a key | Whether it is kept. |", "a clause as subject"),
+        ("- Who has the turn may step.", "a clause as subject"),
+    ],
+)
+def test_a_banned_phrase_is_found_once(text: str, banned: str) -> None:
+    (found,) = offences(text)
+    assert banned in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "There is no other way, and it is no longer than that; it is no slower than before.",
+        "What is kept? Nothing else, or else an error.",
+        "**What to do:** ask someone else who knows.",
+        "It begins in place, reads what it needs, and says who may write.",
+    ],
+)
+def test_plain_english_is_let_through(text: str) -> None:
+    assert not list(offences(text))
+
+
+def test_prose_of_a_page_is_found_with_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# What is kept\n\nA `that of` and\n[of which](behind.md) more.\n\n"
+        "```sh\n# that of\n```\n\n<!-- behind -->\n- a\n- One behind\n  another.\n"
+    )
+    assert [found.split(" (")[0] for found in on_page(page)] == [
+        "page.md:3: 'of which'",
+        "page.md:12: 'behind'",
+    ]
+
+
+def test_text_of_code_is_found_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    path.write_text(
+        '"""Whether it runs."""\n\n\ndef f(n):\n    """Return `that of` n."""\n'
+        "    # a comment over two lines, of\n    # which one is enough\n"
+        '    raise ValueError(f"{n} is no number of this kind")\n'
+    )
+    assert [found.split(":")[1] for found in in_code(path)] == ["1", "8", "7", "1"]
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or [str(p.relative_to(ROOT)) for p in PAGES]:
+        if each == "--count":
+            continue
+        listed = [
+            o for f in files_of(each) for o in (in_code(f) if f.suffix == ".py" else on_page(f))
+        ]
+        if "--count" in sys.argv:
+            print(f"{len(listed):5} {each}")
+        else:
+            print(*listed, sep="\n")

@@ -1,0 +1,83 @@
+"""House rules that no linter knows: reasons, no loose ends."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = [p for f in ("engine", "graphs", "kernels", "tools") for p in (ROOT / f).rglob("*.py")]
+ALL = sorted(PRODUCT + [p for f in ("bench", "tests") for p in (ROOT / f).rglob("*.py")])
+
+C_FILES = sorted(
+    path
+    for folder in ("tools", "bench", "tests")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".c", ".cpp", ".h"}
+)
+COLUMNS = 100
+
+LOOSE_END = re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X|HA[C]K)\b")
+WAIVER = re.compile(r"#\s*(type:\s*ignore|noqa\b)")
+REASONED = re.compile(
+    r"#\s*(type:\s*ignore\[[\w, -]+\]|noqa: [A-Z]+\d+(, ?[A-Z]+\d+)*)\s+#\s*\S{2}"
+)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=_name)
+def test_only_what_numba_compiles_lacks_annotations(path: Path) -> None:
+    """mypy lets these files have untyped functions; here only `@inline` and nested ones may be."""
+    tree = ast.parse(path.read_text("utf-8"))
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    for node in (node for body in bodies for node in body):
+        if isinstance(node, ast.FunctionDef):
+            args = [a for a in ast.walk(node.args) if isinstance(a, ast.arg)]
+            typed = node.returns is not None or any(a.annotation for a in args)
+            compiled = "inline" in map(ast.unparse, node.decorator_list)
+            assert typed or compiled, f"line {node.lineno}: {node.name} has no annotations"
+
+
+@pytest.mark.parametrize("path", ALL, ids=_name)
+def test_no_loose_ends(path: Path) -> None:
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        assert not LOOSE_END.search(line), f"line {number}: do it now, or open an issue"
+        if WAIVER.search(line):
+            assert REASONED.search(line), (
+                f"line {number}: name the rule and say why, `# ...  # why`"
+            )
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=_name)
+def test_c_is_written_as_the_rest(path: Path) -> None:
+    """What ruff and the test above ask of Python: short lines, no tabs, no loose ends."""
+    text = path.read_text("utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        assert len(line) <= COLUMNS, f"line {number} has {len(line)} columns"
+        assert "\t" not in line, f"line {number} has a tab"
+        assert line == line.rstrip(), f"line {number} ends with spaces"
+        assert not LOOSE_END.search(line), f"line {number}: do it now, or open an issue"
+    assert text == text.rstrip("\n") + "\n", "a file ends with one newline"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=_name)
+def test_a_skip_says_why(path: Path) -> None:
+    tree = ast.parse(path.read_text("utf-8"))
+    reasoned = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        if any(k.arg == "reason" for k in node.keywords)
+        or (ast.unparse(node.func) == "pytest.skip" and node.args)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "xfail"}:
+            name = ast.unparse(node)
+            silent = name.startswith("pytest.") and id(node) not in reasoned
+            assert not silent, f"line {node.lineno}: {name} needs a reason"

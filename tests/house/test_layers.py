@@ -1,0 +1,276 @@
+"""Who may import whom: the data flows one way, and the runtime pays for numpy alone.
+
+`LAYERS` is the order of the rooms.  A module imports from its own room and from those above it in
+the table, never from one below; no import, not even one inside a function, closes a circle.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
+LAYERS = (
+    ("engine.errors", "engine.base.element_types"),
+    ("engine.base.arguments",),
+    ("engine.base.signatures", "engine.base.limits", "engine.base.foreign_text"),
+    ("engine.graphs.offline.sparse_update", "engine.proximal", "engine.base.fields"),
+    ("engine.distributed",),
+    ("engine.runtime", "engine.checkpoint"),
+    ("engine.graphs.io.note", "engine.system.paths"),
+    (
+        "engine.kernels.machine.target",
+        "engine.kernels.machine.levels",
+        "engine.kernels.vocabulary.sizes",
+    ),
+    ("engine.kernels.machine.hosts", "engine.kernels.binaries.object_files"),
+    ("engine.kernels.binaries.objects",),
+    ("engine.kernels.vocabulary",),
+    ("engine.kernels.vector_ir", "engine.kernels.loops"),
+    ("engine.kernels.ops",),
+    ("engine.kernels.ops.registry",),
+    ("engine.kernels.analysis.flops", "engine.kernels.analysis.bounds"),
+    ("engine.kernels.analysis.cost",),
+    ("engine.kernels.compiler",),
+    ("engine.kernels.binaries.shipped", "engine.kernels.binaries.source"),
+    ("engine.graphs.ir",),
+    ("engine.graphs.io",),
+    ("engine.graphs.passes",),
+    ("engine.graphs.planner",),
+    ("engine.graphs.offline",),
+    ("engine.drawing.amounts", "engine.drawing.axes", "engine.drawing.page"),
+    ("engine.drawing.charts",),
+    ("engine.profiling",),
+    ("engine.training", "engine.loss_types", "engine.graphs.offline.optim_types"),
+    ("engine.onnxblock",),
+    ("engine.artifacts", "engine.api", "engine.backend", "engine.custom"),
+    ("engine.checking",),
+    ("engine.lora",),
+    ("engine.data",),
+    ("engine.trainer.callbacks", "engine.trainer.fit", "engine.trainer.history"),
+    ("engine.trainer.metrics", "engine.trainer.schedules"),
+    ("engine.reports",),
+    ("engine.trainer",),
+    ("engine.federated",),
+    ("engine.tools.trimmed", "engine.tools.benchmark.workloads"),
+    ("engine.tools",),
+    ("engine.tools.commands",),
+    ("engine.tools.cli",),
+    ("engine.tools.dev.cases",),
+    ("engine.tools.dev",),
+)
+PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may name anything, lazily
+DOORS = (  # of engine/: they may call the planner, and what tells of kernels, lazily
+    "engine.api", "engine.artifacts", "engine.backend", "engine.checking", "engine.lora",
+    "engine.loss_types", "engine.onnxblock", "engine.graphs.offline.optim_types", "engine.profiling",
+    "engine.trainer", "engine.training.memory", "engine.training.model",
+    "engine.training.model_file", "engine.training.planning",
+)  # fmt: skip
+FACES = {  # of light parts of the kernels' room: their vocabulary, the options of optimizers
+    "engine.custom", "engine.graphs.offline.optim_types",
+}  # fmt: skip
+ONNX_USERS = {
+    "graphs/io/convert.py", "graphs/io/messages.py", "graphs/io/onnx_io.py",
+    "graphs/io/reference.py", "graphs/io/schemas.py", "graphs/offline/compose.py",
+}  # fmt: skip
+NUMBA_USERS = ("kernels/compiler/", "kernels/vector_ir/", "kernels/machine/target.py")
+
+
+class Import(NamedTuple):
+    """One imported module, and how: at import time, in a function, or for checkers only."""
+
+    name: str
+    line: int
+    kind: str
+
+    def within(self, *packages: str) -> bool:
+        return any(self.name == p or self.name.startswith(p + ".") for p in packages)
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """Every import of a file; `from a import b` counts as `a` and as `a.b`."""
+    return tuple(_walk(ast.parse(path.read_text("utf-8")), "top"))
+
+
+def _walk(node: ast.AST, kind: str) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, node.lineno, kind) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"line {node.lineno}: a relative import"
+        yield Import(node.module or "", node.lineno, kind)
+        yield from (Import(f"{node.module}.{a.name}", node.lineno, kind) for a in node.names)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        kind = "function" if kind == "top" else kind
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        for statement in node.body:
+            yield from _walk(statement, "typing")
+        for statement in node.orelse:
+            yield from _walk(statement, kind)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, kind)
+
+
+def files(*folders: str) -> list[Path]:
+    """Every Python file of these folders and of those in them; symlinks are not followed."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(p for p in found if p.resolve() == p)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the product by its dotted name."""
+    found = {}
+    for path in files("engine", "kernels", "graphs", "tools"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts if parts[0] == "engine" else ("engine", *parts)
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def layer_of(module: str) -> int:
+    """The deepest entry of LAYERS that a module lies in."""
+    hits = [
+        (len(room), i)
+        for i, layer in enumerate(LAYERS)
+        for room in layer
+        if module == room or module.startswith(room + ".")
+    ]
+    assert hits, f"{module} is in no room of LAYERS"
+    return max(hits)[1]
+
+
+def inner(path: Path, *kinds: str) -> Iterator[tuple[str, int]]:
+    """Modules of the product that a file imports; `a.b` of `from a import b` if it is one."""
+    found = [i for i in imports(path) if i.kind in kinds and i.name in modules()]
+    named = {(i.line, i.name) for i in found}
+    for i in found:  # `from package import module` does not read the package itself
+        inside = any(line == i.line and n.startswith(i.name + ".") for line, n in named)
+        if not inside:
+            yield i.name, i.line
+
+
+def breaches(path: Path, *packages: str, kinds: tuple[str, ...] = ("top", "function")) -> list[str]:
+    return [
+        f"{name_of(path)}:{i.line} imports {i.name}"
+        for i in imports(path)
+        if i.within(*packages) and i.kind in kinds
+    ]
+
+
+def test_nothing_is_imported_from_above() -> None:
+    wrong = [
+        f"{module} imports {name} (line {line})"
+        for module, path in modules().items()
+        if module not in PACKAGES
+        for name, line in inner(path, "top", "function")
+        if name not in PACKAGES and layer_of(name) > layer_of(module)
+    ]
+    assert not wrong
+
+
+def test_no_import_closes_a_circle() -> None:
+    graph = {
+        module: {name for name, _ in inner(path, "top", "function")} - {module}
+        for module, path in modules().items()
+        if module not in PACKAGES
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle: {' -> '.join(error.args[1])}")
+
+
+def test_neither_the_product_nor_its_data_need_tests() -> None:
+    """`tools/dev` makes data of the product; `bench` measures it: both must run without `tests`."""
+    wrong = [
+        f"{name_of(path)}:{i.line} imports {i.name}"
+        for path in files("engine", "kernels", "graphs", "tools", "bench")
+        for i in imports(path)
+        if i.within("tests") or (i.within("bench") and not name_of(path).startswith("bench/"))
+    ]
+    assert not wrong
+
+
+def test_rooms_keep_their_private_names() -> None:
+    """`_names` are for the file they stand in, and for tests of it.
+
+    onnxruntime-training named `_graph_utils`; blocks that its users wrote import it.
+    """
+    wrong = [
+        f"{name_of(path)}:{i.line} imports {i.name}"
+        for path in files("engine", "kernels", "graphs", "tools", "bench")
+        for i in imports(path)
+        if i.within("engine")
+        and not i.within("engine.onnxblock._graph_utils")
+        and any(p[0] == "_" != p[1] for p in i.name.split("."))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", files("engine"), ids=name_of)
+def test_the_runtime_is_light(path: Path) -> None:
+    planner = ["engine.graphs", "engine.kernels", "engine.tools"]
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    if module in FACES:
+        planner.remove("engine.kernels")
+    assert not breaches(path, *HEAVY), "never in engine/"
+    assert not breaches(path, *planner, kinds=("top",)), "inside a function, if at all"
+    if not module.startswith(DOORS):
+        assert not breaches(path, *planner, kinds=("function",)), f"only in {DOORS}"
+
+
+@pytest.mark.parametrize("path", files("tools/trimmed/runtime"), ids=name_of)
+def test_what_a_build_ships_needs_numpy_alone(path: Path) -> None:
+    """Copied beside a library, they run on devices where nothing of edgegrad is installed."""
+    roots = {i.name.split(".")[0] for i in imports(path)}
+    assert roots <= {"numpy", *sys.stdlib_module_names}
+    assert modules()[f"engine.{name_of(path).removesuffix('.py').replace('/', '.')}"] == path
+
+
+def test_onnx_is_behind_few_files_of_graphs() -> None:
+    users = {name_of(p) for p in files("graphs") if breaches(p, "onnx", kinds=("top", "function"))}
+    assert users == ONNX_USERS
+
+
+def test_the_compiler_is_behind_its_rooms() -> None:
+    for path in files("engine", "graphs", "kernels"):
+        if not name_of(path).startswith(NUMBA_USERS):
+            assert not breaches(path, "numba", "llvmlite", kinds=("top", "function", "typing"))
+
+
+def test_only_the_commands_know_the_library_of_commands() -> None:
+    """What they call works, and is tested, without click; so does a device with numpy alone."""
+    for path in files("engine", "graphs", "kernels", "tools"):
+        if not name_of(path).startswith(("tools/commands/", "tools/cli.py")):
+            assert not breaches(path, "click", kinds=("top", "function", "typing"))
+
+
+def test_one_file_at_most_calls_the_compiler() -> None:
+    call = re.compile(r"\bcompile_extra\b|\bnumba\.n?jit\b|from numba import .*\bn?jit\b")
+    sources = files("engine", "graphs", "kernels", "tools", "bench")
+    users = [name_of(p) for p in sources if call.search(p.read_text("utf-8"))]
+    assert users == ["kernels/compiler/frontend.py"]
+
+
+def test_importing_the_whole_runtime_loads_nothing_heavy() -> None:
+    names = [m for m in modules() if modules()[m].is_relative_to(ROOT / "engine")]
+    code = f"import sys, {', '.join(names)}; print(*sorted({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -1,0 +1,553 @@
+"""Compiling what the cache lacks: by whom, how often, what is said of it, and what goes wrong."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import InternalError
+from engine.kernels.binaries import fingerprint, load, source, workers
+from engine.kernels.machine.target import Target, host
+from engine.kernels.ops.registry import templates
+from engine.kernels.vocabulary.kernel import Body, kernel
+from engine.plan.plan import KernelSpec
+from engine.runtime.program import LAUNCH, WORKER
+from engine.system import progress
+from engine.tools.actions import demo
+
+SMALL = tuple(  # kernels of two modules that compile fast
+    KernelSpec(name, (dtype,))
+    for name in ("total_loss", "label_weights", "likelihood")
+    for dtype in ("f32", "f64")
+)
+FEW = SMALL[: workers.FEW]
+
+
+@kernel("y: update T[...]  n: i64", T=("f32",))
+def of_a_user(target: Target, T: str) -> Body:
+    """A kernel that a new process does not know; for these tests."""
+
+    def body(y, n, tid, nthreads):
+        for i in range(n):
+            y[i] = 0.0
+
+    return body
+
+
+class Watched:
+    """The processes that were started to compile, and the kernels that were compiled here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: list[workers.Process] = []
+        self.here: list[KernelSpec] = []
+        start, compile_kernel = workers.start_processes, load.compile_kernel
+
+        def started(count: int) -> list[workers.Process]:
+            found = start(count)
+            self.processes += found
+            return found
+
+        def compiled(spec: KernelSpec, target: Target, **options: Any) -> bytes:
+            self.here.append(spec)
+            return compile_kernel(spec, target, **options)
+
+        monkeypatch.setattr(workers, "start_processes", started)
+        monkeypatch.setattr(load, "compile_kernel", compiled)
+
+    def ended(self) -> bool:
+        """Whether no process is left in a while, of those that a process has made, either."""
+        groups = {process.program.pid for process in self.processes}
+        for _ in range(600):
+            running = [p for p in self.processes if p.program.poll() is None]
+            if not running and not any(s != "Z" and g in groups for s, g in processes()):
+                return True
+            time.sleep(0.1)
+        return False
+
+
+def processes() -> Iterator[tuple[str, int]]:
+    """The state and the group of every process, where the system says that in /proc."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            yield state, int(group)
+
+
+class Deadly:
+    """In the place of a job: whoever unpacks it ends."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (9,)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without a file."""
+    monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def watched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """A machine of two cores, on which nothing has been compiled."""
+    forget()
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "native")
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
+    yield Watched(monkeypatch)
+    forget()
+
+
+def forget() -> None:
+    """End what has been started, as if nothing had been."""
+    workers.stop()
+    load._coming.clear()
+
+
+def files(folder: Path) -> list[str]:
+    """The kinds of the files in a cache, in order."""
+    return sorted(p.name.partition(".")[2] for p in folder.rglob("*") if p.is_file())
+
+
+def objects(*specs: KernelSpec) -> dict[str, bytes]:
+    return load.codes(specs, host(), load.OBJECT)
+
+
+# --- who compiles
+
+
+@pytest.mark.parametrize(("system", "programs"), [("linux", 1), ("darwin", 2)])
+def test_many_kernels_are_compiled_side_by_side_once(
+    system: str, programs: int, watched: Watched, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.platform != "linux" and system == "linux":
+        pytest.skip("needs Linux")
+    here = SimpleNamespace(platform=system, executable=sys.executable, path=sys.path)
+    monkeypatch.setattr(workers, "sys", here)
+    found = objects(*SMALL)
+    assert list(found) == [spec.symbol for spec in SMALL]
+    assert all(code[:4] == b"\x7fELF" or sys.platform != "linux" for code in found.values())
+    assert (len(watched.processes), watched.here) == (2, [])
+    assert len({process.program.pid for process in watched.processes}) == programs
+    assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
+    workers.stop()
+    assert objects(*SMALL) == found
+    assert len(watched.processes) == 2
+
+
+def test_processes_make_what_is_made_here(watched: Watched) -> None:
+    found = load.codes(SMALL, host(), load.SMALL_BITCODE)
+    assert (len(watched.processes), watched.here) == (2, [])
+    for spec in SMALL[:2]:
+        assert load.compile_kernel(spec, host(), small=True) == found[spec.symbol]
+
+
+def test_few_kernels_are_compiled_here(watched: Watched) -> None:
+    objects(*FEW)
+    assert (watched.processes, watched.here) == ([], list(FEW))
+
+
+def test_as_many_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_memory", lambda: 8 << 30)
+    for cores, kernels, expected in [
+        (1, 100, 1), (2, 4, 1), (2, 5, 2), (2, 100, 2), (8, 12, 3), (64, 1000, 16)
+    ]:  # fmt: skip
+        monkeypatch.setattr(workers, "usable_cores", lambda n=cores: n)
+        assert workers.useful(kernels) == expected
+    monkeypatch.setattr(workers, "usable_cores", lambda: 64)
+    monkeypatch.setattr(workers, "_memory", lambda: 1 << 30)
+    assert workers.useful(1000) == 2
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert workers.useful(1000) == 0
+    monkeypatch.delattr(sys, "frozen")
+    monkeypatch.setattr(sys, "executable", "/opt/editor/bin/editor")
+    assert workers.useful(1000) == 0
+
+
+def test_a_container_has_the_memory_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "CONTROL_GROUPS", tmp_path)
+    machine = workers._memory()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert workers._memory() == machine
+    (tmp_path / "memory.max").write_text("104857600\n")
+    assert workers._memory() == 104857600
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    (tmp_path / "memory.max").unlink()
+    assert workers._memory() > 1 << 38
+
+
+def test_kernels_of_users_are_compiled_here(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(templates(), "of_a_user", of_a_user)
+    own = KernelSpec("of_a_user", ("f32",))
+    assert next(iter(objects(own, *SMALL))) == own.symbol
+    assert (len(watched.processes), watched.here) == (2, [own])
+
+
+def test_the_executor_gets_a_head_start(watched: Watched, cache: Path) -> None:
+    for _ in range(2):
+        load.head_start(host())
+        assert list(load._coming) == [(host(), LAUNCH), (host(), WORKER)]
+    assert len(objects(LAUNCH, WORKER)) == 2
+    assert not load._coming
+    assert (len(watched.processes), watched.here) == (2, [])
+    load.head_start(host())
+    assert not load._coming
+
+
+FORKED = """
+import os
+from engine.kernels.compiler import frontend
+from engine.kernels.binaries import serve
+
+ready = []
+os.fork = lambda: ready.append(frontend._contexts.cache_info().currsize) or 1
+serve.answer = lambda jobs, answers: None
+out = os.dup(1)
+serve.main([os.pipe(), os.pipe()])
+os.write(out, repr(ready).encode())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_processes_are_forked_when_the_compiler_is_ready() -> None:
+    """Each would get it ready for itself, in the time of several kernels."""
+    words = [sys.executable, "-c", FORKED]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as workers.py starts it
+    done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stdout == "[1, 1]", done.stderr
+
+
+def test_who_compiles_nothing_imports_nothing_for_it(watched: Watched) -> None:
+    """A warm start pays for no pool, no processes and no log."""
+    code = (
+        "import sys\n"
+        "from engine.kernels.compiler import load\n"
+        "from engine.kernels.machine.target import host\n"
+        "from engine.runtime.program import LAUNCH, WORKER\n"
+        "load.head_start(host())\n"
+        "load.linker(host()).addresses((LAUNCH, WORKER))\n"
+        "print(*sorted({'concurrent.futures', 'engine.kernels.binaries.workers', 'logging', 'tqdm',"
+        " 'numba'} & set(sys.modules)))\n"
+    )
+    objects(LAUNCH, WORKER)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_plan_asks_once_for_all_that_it_lacks(
+    tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor, as the kernels of the plan, so that all are compiled side by side."""
+    from engine.api import CheckpointState, Module
+    from engine.tools.benchmark.images import mlp
+    from engine.tools.benchmark.workload import write_artifacts
+
+    asked = []
+
+    def resolve(self: source.KernelSet, kernels: Any) -> dict[str, int]:
+        asked.append([k.symbol for k in kernels])
+        return {symbol: 1 for symbol in asked[-1]}
+
+    write_artifacts(mlp(), tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    assert len(load._coming) == 2, "processes start before the model is planned"
+    monkeypatch.setattr(source.KernelSet, "resolve", resolve)
+    module._train.program([(4, 784), (4,)])
+    assert asked[0][:2] == [LAUNCH.symbol, WORKER.symbol]
+    assert len(asked[0]) > 10
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize("which", [0, 1])  # on Linux, the second is a fork of the first
+def test_a_process_that_ends_costs_time_only(
+    which: int, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = workers._ask
+    killed: list[KernelSpec] = []
+
+    def kill_one(process: workers.Process, job: Any) -> Any:
+        if process is watched.processes[which] and not killed:
+            killed.append(job.spec)
+            job = Deadly()
+        return ask(process, job)
+
+    monkeypatch.setattr(workers, "_ask", kill_one)
+    assert len(objects(*SMALL)) == len(SMALL)
+    assert (len(watched.processes), watched.here) == (2, killed)
+    assert len(killed) == 1
+
+
+def test_processes_that_cannot_start_cost_time_only(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_START", "raise SystemExit(1)")
+    assert len(objects(*SMALL[:5])) == 5
+    assert (len(watched.processes), watched.here) == (2, list(SMALL[:5]))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert len(load.codes(SMALL[:5], host(), load.SMALL_BITCODE)) == 5
+
+
+def test_an_error_is_that_of_compiling_here(watched: Watched) -> None:
+    wrong = KernelSpec("total_loss", ("no_such_type",))
+    with pytest.raises(InternalError) as here:
+        load.compile_kernel(wrong, host())
+    with pytest.raises(InternalError) as beside:
+        objects(*SMALL, wrong)
+    assert str(beside.value) == str(here.value)
+    assert watched.here == [wrong, wrong]
+    assert len(watched.processes) == 2
+
+
+def test_a_cache_that_cannot_be_written_loses_no_result(
+    watched: Watched, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_bytes(b"")
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert len(objects(*SMALL)) == len(SMALL)
+    assert (len(watched.processes), watched.here) == (2, [])
+    assert "not kept: there is no cache folder to write to" in caplog.text
+
+
+def test_an_interrupt_ends_the_processes_and_leaves_whole_files(
+    watched: Watched, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = concurrent.futures.wait
+
+    def interrupted(*args: Any) -> Any:
+        done, pending = real(*args)
+        if done:
+            signal.raise_signal(signal.SIGINT)
+        return done, pending
+
+    monkeypatch.setattr(concurrent.futures, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        objects(*SMALL)
+    assert len(watched.processes) == 2
+    assert watched.ended()
+    assert not [kind for kind in files(cache) if kind not in ("bc", "o")]
+    monkeypatch.setattr(concurrent.futures, "wait", real)
+    assert len(objects(*SMALL)) == len(SMALL)
+
+
+def test_two_programs_share_a_cold_cache(cache: Path) -> None:
+    script = (
+        "from engine.kernels.compiler import load, workers\n"
+        "from engine.kernels.machine.target import host\n"
+        "from engine.plan.plan import KernelSpec\n"
+        "workers.usable_cores = lambda: 2\n"
+        f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
+        "print(len(load.codes(specs, host(), load.OBJECT)))\n"
+    )
+    programs = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    answers = [program.communicate()[0].split() for program in programs]
+    assert answers == [[str(len(SMALL)).encode()]] * 2
+    assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
+    assert all(load._read(spec, host(), load.OBJECT) is not None for spec in SMALL)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
+def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
+    """And those of its parent end with the parent, although the child lives on."""
+    script = (
+        "import os, sys, warnings\n"
+        "from engine.kernels.compiler import load, workers\n"
+        "from engine.kernels.machine.target import host\n"
+        "from engine.plan.plan import KernelSpec\n"
+        "warnings.simplefilter('ignore')  # of threads: those of the pool\n"
+        "workers.usable_cores = lambda: 2\n"
+        f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
+        "load.head_start(host())\n"
+        "load.codes(specs[:5], host(), load.OBJECT)\n"
+        "mine = workers.pool()\n"
+        "if child := os.fork():\n"
+        "    processes = list(mine._processes)\n"
+        "    mine._processes.clear()\n"
+        "    for process in processes: process.close()\n"
+        "    ended = [process.program.wait(60) for process in processes]\n"
+        "    print('end of input', len(ended), flush=True)\n"
+        "    sys.exit(os.waitpid(child, 0)[1])\n"
+        "assert workers.pool() is not mine and not load._coming\n"
+        "sys.stdin.read()\n"
+        "assert len(load.codes(specs, host(), load.SMALL_BITCODE)) == len(specs)\n"
+        "os._exit(0)\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "end of input 2\n"
+    program.communicate()
+    assert program.returncode == 0
+
+
+def test_processes_end_when_there_is_nothing_to_do(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "IDLE", 0.0)
+    objects(*SMALL)
+    for process in watched.processes:
+        process.program.wait(60)
+    assert watched.ended()
+
+
+def test_who_carries_code_does_not_decide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit of what distributes the work leaves every compiled kernel as it is."""
+
+    def digest() -> bytes:
+        fingerprint._digest.cache_clear()
+        return fingerprint._digest("engine.kernels.loops.gemm")
+
+    edited = tmp_path / "edited.py"
+    edited.write_text("# edited\n")
+    before = digest()
+    for module, same in [("workers", True), ("serve", True), ("load", True), ("lower", False)]:
+        with monkeypatch.context() as patch:
+            patch.setitem(fingerprint.sources(), f"engine.kernels.compiler.{module}", edited)
+            assert (digest() == before) == same, module
+    assert digest() == before
+
+
+# --- what is said
+
+
+class Terminal(io.StringIO):
+    """A stderr that a person watches, who knows when something has been said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.said.set()
+
+
+def work(total: int) -> None:
+    with progress.Progress(
+        "compiling {count} kernels (once; kept in /home/{me}/cache)", total
+    ) as p:
+        for _ in range(total):
+            p.tick(1)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All work lasts."""
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+
+
+def test_nothing_is_said_of_what_is_fast(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    work(5)
+    with progress.announced("planning"):
+        pass
+    assert (caplog.records, terminal.getvalue()) == ([], "")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_line_is_logged_of_what_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    work(5)
+    assert [(r.name, r.levelname, r.message) for r in caplog.records] == [
+        ("edgegrad", "WARNING", "compiling 1/5 kernels (once; kept in /home/{me}/cache)")
+    ]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_gets_a_bar(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    work(5)
+    shown = terminal.getvalue().split("\r")
+    assert shown[1].startswith("compiling 1/5 kernels (once; kept in /home/{me}/cache) |")
+    assert shown[-1].startswith("compiling 5/5 kernels (once; kept in /home/{me}/cache) |")
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_the_level_of_the_logger_silences_both(
+    stream: Callable[[], io.StringIO],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", quiet := stream())
+    caplog.set_level(logging.ERROR, "edgegrad")
+    work(5)
+    with progress.announced("planning"):
+        time.sleep(0.01)
+    assert (caplog.records, quiet.getvalue()) == ([], "")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_planning_is_announced_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with progress.announced("planning the training model"):
+        assert terminal.said.wait(60)
+    assert terminal.getvalue() == "planning the training model\n"
+
+
+def test_the_bar_of_the_demo_starts_after_what_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step plans and compiles: an estimate that counted it would be wrong."""
+    events: list[str] = []
+
+    class Bar:
+        def __init__(self, **_: Any) -> None:
+            events.append("bar")
+
+        def set_postfix_str(self, *_: Any, **__: Any) -> None: ...
+        def update(self, count: int) -> None: ...
+        def close(self) -> None:
+            events.append("end")
+
+    class Model:
+        def __call__(self, x: Any, y: Any) -> tuple[float, Any]:
+            events.append("step")
+            return 1.0, np.zeros((len(x), 10))
+
+        def lazy_reset_grad(self) -> None: ...
+
+    class Rule:
+        def step(self) -> None:
+            events.append("update")
+
+    monkeypatch.setattr(demo, "tqdm", Bar)
+    monkeypatch.setattr(demo, "LinearLRScheduler", lambda *_: Rule())
+    module: Any = Model()
+    optimizer: Any = Rule()
+    x, y = np.zeros((3 * demo.BATCH, 1, 8, 8), np.float32), np.zeros(3 * demo.BATCH, np.int64)
+    seconds = demo.train(module, optimizer, x, y, 2)
+    assert len(seconds) == 6
+    step = ["step", "update", "update"]
+    assert events == 2 * [*step, "bar", *step, *step, "end"]

@@ -1,0 +1,74 @@
+"""The cost model: seconds of steps, by their work and what a machine can do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from bench.efficiency import write_table
+from engine.errors import InputError
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.analysis import cost
+from engine.kernels.analysis.cost import efficiencies, nominal, seconds, step_seconds
+from engine.kernels.analysis.flops import Task, Use, tasks
+from engine.kernels.machine.target import host
+from engine.kernels.ops.registry import templates
+from engine.plan.plan import KernelSpec
+from engine.runtime.roofline import Roofline
+from engine.tools.benchmark.mobilenets import mobilenet
+
+MAP = "a:f32[] b:f32[] -> y:f32[] = add(a,b)"
+
+
+def call(formula: str, *names: str, nbytes: int) -> Task:
+    uses = tuple(Use(n, "w" if n == names[-1] else "r", nbytes, nbytes // 4) for n in names)
+    return Task(KernelSpec("map", (formula, 0)), uses, ())
+
+
+def test_every_row_is_of_a_kernel() -> None:
+    assert efficiencies().keys() <= templates().keys()
+
+
+def test_the_table_is_what_the_bench_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "efficiency.txt"
+    write_table({"usual": [("gemm", 9, 1.5, 0.912), ("conv", 3, 0.0, 0.0)]}, path)
+    monkeypatch.setattr(cost, "EFFICIENCY", path)
+    assert efficiencies.__wrapped__() == {"conv": 0.01, "gemm": 0.91}
+    with pytest.raises(InputError, match="--page needs the subject usual alone, got mlp"):
+        write_table({"mlp": []}, path)
+
+
+def test_bytes_that_are_in_a_cache_take_less() -> None:
+    """What was written just before is nearer than what was written long ago."""
+    first = call(MAP, "a", "b", "c", nbytes=1 << 20)
+    again = call(MAP, "c", "c", "d", nbytes=1 << 20)
+    other = call(MAP, "e", "f", "g", nbytes=1 << 28)
+    near = seconds([first, again], 1)[1]
+    far = seconds([first, other, again], 1)[2]
+    assert near < far
+
+
+def test_formulas_of_many_instructions_take_longer() -> None:
+    plain = call(MAP, "a", "b", "y", nbytes=1 << 20)
+    costly = call(MAP.replace("add(a,b)", "erf(tanh(exp(add(a,b))))"), *"aby", nbytes=1 << 20)
+    assert seconds([plain], 1)[0] < seconds([costly], 1)[0]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_a_faster_machine_takes_less(threads: int) -> None:
+    """Each step; and the nominal machine is the same every time."""
+    plan = make_plan(mobilenet(96), {"x": (2, 3, 96, 96)}, target=host(), threads=threads)
+    usual = nominal(threads)
+    found = step_seconds(plan)
+    assert found == step_seconds(plan, usual)
+    assert all(math.isfinite(t) and t > 0 for t in found)
+    streams = tuple((size, 2 * speed) for size, speed in usual.streams)
+    faster = step_seconds(plan, Roofline(threads, 2 * usual.flops, streams))
+    assert all(a < b for a, b in zip(faster, found, strict=True))
+    calls = tasks(plan)
+    assert len(calls) == len(plan.steps)
+    assert found == seconds([*calls, *calls], threads)[len(calls) :]  # runs again and again

@@ -1,0 +1,187 @@
+"""What ops declare to call and to become is what they call and become, no more and no less.
+
+Planning refuses what is not declared; so the case rows, the goldens and the optimizers
+show that nothing is missing.  That nothing is left over they show as they are recorded here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineError
+from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.optim_types import SGD
+from engine.graphs.passes.expand import expand
+from engine.graphs.passes.infer import infer
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.machine.target import host
+from engine.kernels.ops.registry import ops, templates
+from engine.kernels.vocabulary.op import OURS, Op, op_keys
+from engine.plan.collective import ORDINAL
+from engine.tools.dev import optimizer_plans
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case, Tensor, f32
+from engine.tools.trimmed.plans import artifacts, make_plans
+from tests.distributed import test_collective
+from tests.support.thread_group import ThreadGroup
+from tests.support.tiny import LABELS
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+Key = tuple[str, str]
+
+
+MOVING = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
+JOINT = [
+    Case(
+        op,
+        (f32(2, 3, 4, 4), *[Tensor((3,), dtype)] * 4, np.ones(1), np.zeros(ORDINAL.size, np.int64)),
+        {"training_mode": 1, "ordinal": 1},
+        outs=outs,
+        domain=OURS,
+    )
+    for op, outs in (
+        ("JointBatchNormalization", 3), ("JointBatchNormInternal", 5), ("JointBatchNormHeld", 5)
+    )
+    for dtype in ("float32", "float64")
+]  # fmt: skip
+
+
+def a_step(model: str, group: ThreadGroup, cut: tuple[int, int]) -> None:
+    """A step of a rank on its part of a batch, as one plan, and its gradients as another."""
+    text, x = test_collective.MODELS[model]
+    trainer = test_collective.joined(text, group)
+    test_collective.step(trainer, cut, x, LABELS)
+    trainer.accumulate(x[slice(*cut)], LABELS[slice(*cut)])
+
+
+@dataclass
+class Record:
+    """By op, what it called and became."""
+
+    calls: dict[Key, set[str]] = field(default_factory=dict)
+    becomes: dict[Key, set[Key]] = field(default_factory=dict)
+
+    def of(self, op: Op) -> Op:
+        """The same op, whose lowering and expansion are recorded."""
+        key = op.domain, op.name
+        called, made = self.calls.setdefault(key, set()), self.becomes.setdefault(key, set())
+
+        def lower(s: Any) -> None:
+            assert op.lower is not None
+            op.lower(Watched(s, call=lambda kernel, *_, **__: called.add(kernel[0])))
+
+        def expanded(g: Any) -> tuple[str, ...] | None:
+            def emit(name: str, *_: str, domain: str = "", **__: Any) -> None:
+                made.add((domain, name))
+
+            assert op.expand is not None
+            return op.expand(Watched(g, op=emit))
+
+        return replace(op, lower=op.lower and lower, expand=op.expand and expanded)
+
+
+class Watched:
+    """A `Lowering` or `Nodes`, with functions to tell of the calls of some of its methods."""
+
+    def __init__(self, inner: Any, **told: Callable[..., None]) -> None:
+        self._inner, self._told = inner, told
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in self._told:
+            return found
+
+        def method(*args: Any, **more: Any) -> Any:
+            self._told[name](*args, **more)
+            return found(*args, **more)
+
+        return method
+
+
+@contextmanager
+def recording() -> Iterator[Record]:
+    """All ops of the registry are recorded inside."""
+    record, before = Record(), dict(ops())
+    ops().update({key: record.of(op) for key, op in before.items()})
+    try:
+        yield record
+    finally:
+        ops().update(before)
+
+
+def symbolic(graph: Graph) -> Graph:
+    """The graph with inputs of unknown shapes, as it is differentiated."""
+    found = graph.copy()
+    for name, t in found.inputs.items():
+        found.inputs[name] = t.but([f"{name}_{axis}" for axis in range(t.rank)])
+    return found
+
+
+@functools.cache
+def recorded() -> Record:
+    """What the rows, the goldens and the optimizers call and become."""
+    with recording() as record:
+        for case in all_cases():
+            one = OneNode(case)
+            for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
+                make_plan(graph.copy(), {}, target=host(), threads=2)
+            op = ops().get((case.domain, case.op))
+            if op is not None and op.expand and not op.grad:
+                expand_symbolic(one.graph)
+        for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
+            make_plans(artifacts(folder), host(), 2, [4], {})
+        make_plan(OneNode(MOVING).graph, {}, target=host(), threads=1)  # it changes its input
+        for case in JOINT:
+            expand_symbolic(OneNode(case).graph)  # a plan of ranks has inputs of certain names
+        for model in test_collective.MODELS:
+            test_collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
+        optimizer_plans.plan_of(SGD(weight_decay=0.01))
+        optimizer_plans.plan_of(SGD(clip_grad=1.0, skip_nonfinite=True))
+        list(optimizer_plans.plans())
+    return record
+
+
+def expand_symbolic(graph: Graph) -> None:
+    """Expand the nodes of a graph whose shapes are not known, as far as they can be."""
+    try:
+        unknown = symbolic(graph)
+        expand(unknown, infer(unknown))
+    except EngineError:
+        pass  # what needs a shape says so
+
+
+@pytest.mark.parametrize("op", ops().values(), ids=lambda o: o.title)
+def test_no_op_is_silent(op: Op) -> None:
+    assert (op.expand is None) == (op.becomes is None)
+    assert op.lower is None or op.calls is not None
+    assert op_keys(op.becomes or "") <= ops().keys()
+
+
+def assert_same(op: Op, declared: Collection[Any], met: Collection[Any]) -> None:
+    left, missing = sorted(set(declared) - set(met)), sorted(set(met) - set(declared))
+    assert not missing, f"{op.title} does not declare {missing}"
+    assert not left, f"{op.title} declares {left}, which no case row shows: add one"
+
+
+def test_every_kernel_says_how_far_it_reaches() -> None:
+    assert not [t.name for t in templates().values() if not t.is_bounded and not t.is_internal]
+
+
+def test_what_is_called_is_declared_and_what_is_declared_is_called() -> None:
+    for key, called in recorded().calls.items():
+        op = ops()[key]
+        assert_same(op, {t.name for t in op.calls or ()} if op.lower else set(), called)
+
+
+def test_what_is_made_is_declared_and_what_is_declared_is_made() -> None:
+    for key, made in recorded().becomes.items():
+        op = ops()[key]
+        assert_same(op, op_keys(op.becomes or ""), made)

@@ -1,0 +1,243 @@
+"""The language of kernels: what they call, and how often that is compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from engine.errors import InternalError
+from engine.kernels.binaries.load import compile_kernel, linker
+from engine.kernels.compiler import emit, frontend, lower
+from engine.kernels.machine.target import Target, host
+from engine.kernels.ops.registry import templates
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Template,
+    imax,
+    inline,
+    kernel,
+    off,
+    outline,
+)
+from engine.kernels.vocabulary.row_program import loop
+from engine.plan.plan import KernelSpec
+
+X = np.array([2.5, -2.5, np.nan, 0.0, -0.0, 7.0])
+Y = np.array([-1.0, np.nan, 3.0, -0.0, 0.0, 7.0])
+
+
+@kernel(
+    "x, y, low, high: update T[...]  cut: update i64[...]  n: i64",
+    T=("f64",),
+)
+def python_builtins(target: Target, T: str) -> Body:
+    """The names that are Python's own; for these tests."""
+
+    def body(x, y, low, high, cut, n, tid, nthreads):
+        for i in range(n):
+            low[i], high[i] = min(x[i], y[i], 4.0), max(x[i], y[i], -4.0)
+            cut[i] = int(abs(y[i])) if y[i] == y[i] else -1
+
+    return body
+
+
+@inline
+def twice(x):
+    return x + x
+
+
+def scaling(name: str, factor: int) -> Template:
+    """A template whose body calls an inline function that closes over `factor`."""
+
+    @kernel("y: update i64[...]  n: i64", T=("i64",))
+    def scale(target: Target, T: str) -> Body:
+        @inline
+        def scaled(x):
+            return twice(x) * factor
+
+        def body(y, n, tid, nthreads):
+            for i in range(n):
+                y[i] = scaled(y[i])
+
+        return body
+
+    return Template(name, scale.parameters, scale.build, scale.ranges)
+
+
+@kernel("y: update i64[...]  n: i64", T=("i64",))
+def power(target: Target, T: str) -> Body:
+    """y^4 by two calls of an outlined function; for these tests."""
+
+    @outline
+    def square(y, n):
+        for i in range(n):
+            y[i] = y[i] * y[i]
+
+    def body(y, n, tid, nthreads):
+        square(y, n)
+        square(y, n)
+
+    return body
+
+
+@inline
+def difference(x, y):
+    return x - y
+
+
+@kernel("y: update i64[...]  n: i64", T=("i64",))
+def named(target: Target, T: str) -> Body:
+    """Calls by name, of an inline function, a native and a row program; for these tests."""
+    add = loop(T, "a[] b -> a[] = a + b; sum(a)")
+
+    def body(y, n, tid, nthreads):
+        y[0] = difference(y=n, x=10)
+        y[1] = difference(n, y=1)
+        y[2] = imax(b=n, a=1)
+        # a is read and written, c is no operand of the program.
+        y[3] = add(length=2, c=y, b=n, a=off(y, 4))
+
+    return body
+
+
+def calling(name: str, function: str) -> Template:
+    """A template that passes y and n to a function by wrong names."""
+
+    def call(which):
+        @inline
+        def missing(y, n):
+            return difference(x=n)
+
+        @inline
+        def unknown(y, n):
+            return difference(x=n, y=n, z=n)
+
+        @inline
+        def twice_given(y, n):
+            return difference(n, n, x=n)
+
+        @inline
+        def lacks_an_operand(y, n):
+            return loop_a_b(b=n, length=1)
+
+        return {f.__name__: f for f in (missing, unknown, twice_given, lacks_an_operand)}[which]
+
+    @kernel("y: update i64[...]  n: i64", T=("i64",))
+    def calls(target: Target, T: str) -> Body:
+        wrong = call(function)
+
+        def body(y, n, tid, nthreads):
+            y[0] = wrong(y, n)
+
+        return body
+
+    return Template(name, calls.parameters, calls.build, calls.ranges)
+
+
+loop_a_b = loop("i64", "a[] b -> sum(a + b)")
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Compile a template, whatever the cache holds, and call it as thread 0 of 1."""
+
+    def run(template: Template, kind: str, *arguments: np.ndarray | int) -> None:
+        monkeypatch.setitem(templates(), template.name, template)
+        spec = KernelSpec(*template(kind))
+        code = compile_kernel(spec, host())
+        address = linker(host()).add(spec.symbol, emit.emit_object(code, host()))
+        words = np.array([a if isinstance(a, int) else a.ctypes.data for a in arguments])
+        entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        entry(address)(words.ctypes.data, 0, 1)
+
+    return run
+
+
+def test_builtins_mean_what_python_means(call: Callable[..., None]) -> None:
+    low, high, cut = np.empty_like(X), np.empty_like(X), np.empty(len(X), np.int64)
+    call(python_builtins, "f64", X, Y, low, high, cut, len(X))
+    pairs = list(zip(X.tolist(), Y.tolist(), strict=True))
+    for found, expected in [
+        (low, [min(x, y, 4.0) for x, y in pairs]),
+        (high, [max(x, y, -4.0) for x, y in pairs]),
+    ]:
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+    assert cut.tolist() == [-1 if y != y else int(abs(y)) for _, y in pairs]
+
+
+def test_an_inline_function_is_compiled_once_for_all_kernels(
+    call: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    real = frontend.compile_function
+
+    def counting(fn, args, name, returns, *, inline):
+        compiled.append(name)
+        return real(fn, args, name, returns, inline=inline)
+
+    monkeypatch.setattr(frontend, "compile_function", counting)
+    for name, factor in (("scale_a", 3), ("scale_b", 3), ("scale_c", 5)):
+        y = np.arange(4)
+        call(scaling(name, factor), "i64", y, len(y))
+        assert y.tolist() == [2 * factor * i for i in range(4)]
+    inlined = [name for name in compiled if not name.startswith("scale_")]
+    assert sorted(inlined) == ["scaled", "scaled", "twice"]  # of two values of `factor`
+
+
+def test_arguments_are_passed_by_name(call: Callable[..., None]) -> None:
+    y = np.arange(7)
+    call(named, "i64", y, 4)
+    assert y.tolist() == [6, 3, 4, 4 + 5, 4 + 4, 5 + 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("missing", r"missing: \['y'\], not taken by name: \[\]"),
+        ("unknown", r"missing: \[\], not taken by name: \['z'\]"),
+        ("twice_given", r"missing: \[\], not taken by name: \['x'\]"),
+        ("lacks_an_operand", r"missing: \['a'\], not taken by name: \[\]"),
+    ],
+)
+def test_a_call_by_wrong_names_is_refused(
+    call: Callable[..., None], function: str, expected: str
+) -> None:
+    with pytest.raises(InternalError, match="cannot be compiled") as refused:
+        call(calling("calls", function), "i64", np.arange(4), 4)
+    assert re.search(expected, str(refused.value.__cause__))
+
+
+def test_no_operand_of_a_row_program_is_named_as_its_length_is() -> None:
+    with pytest.raises(ValueError, match="an operand named length"):
+        loop("f32", "length[] -> sum(length)")
+
+
+def test_an_outlined_function_is_called_and_its_code_is_there_once(
+    call: Callable[..., None],
+) -> None:
+    y = np.arange(4)
+    call(power, "i64", y, len(y))
+    assert y.tolist() == [0, 1, 16, 81]
+    module = llvm.parse_bitcode(optimized(power), llvm.create_context())
+    (code,) = (f for f in module.functions if b"noinline" in b"".join(f.attributes))
+    calls = [i for f in module.functions for b in f.blocks for i in b.instructions]
+    assert sum(i.opcode == "call" and f"@{code.name}(" in str(i) for i in calls) == 2
+
+
+def test_what_a_process_has_compiled_before_leaves_no_trace_in_a_kernel() -> None:
+    first = optimized(power)
+    optimized(scaling("scale_d", 7))
+    assert optimized(power) == first
+
+
+def optimized(template: Template) -> bytes:
+    """The bitcode of a template, all that it calls compiled anew."""
+    lower._INLINE.clear()
+    texts = lower.lower(template, ("i64",), template.name, host())
+    return emit.optimize(texts, template.name, host())

@@ -1,0 +1,290 @@
+"""Targets and linking: names resolve, libraries export the API alone, and come out the same."""
+
+from __future__ import annotations
+
+import platform as machine
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineError, FileError
+from engine.kernels.binaries.load import library_code
+from engine.plan.plan import KernelSpec
+from engine.tools import cli
+from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.build import Options, build_library
+from engine.tools.trimmed.build import build as build_model
+from engine.tools.trimmed.link import Compiler, find_compiler, link
+from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
+from tests.support.builds import GOLDENS
+
+SOURCE = """
+#include <stdint.h>
+#ifndef FREESTANDING
+#include <stdlib.h>
+#endif
+#ifdef _WIN32
+#define API __declspec(dllexport)
+#else
+#define API __attribute__((visibility("default")))
+#endif
+typedef void kernel(const int64_t *, int64_t, int64_t);
+extern kernel *const lib_kernels[];
+int hidden(int x) { return x + WORD; }
+API void lib_call(int i, const int64_t *words, int64_t n)
+{
+#ifdef FREESTANDING
+    lib_kernels[i](words, 0, n);
+#else
+    int64_t *copy = malloc((size_t)n);
+    if (copy)
+        lib_kernels[i](copy, 0, *words);
+    free(copy);
+#endif
+}
+#ifdef PROGRAM
+int main(void) { return hidden(-WORD); }
+#endif
+"""
+SPEC = KernelSpec("gemm", ("f32", 0, 0))
+# What a module of WebAssembly exports beside its functions.
+MODULE = {"memory", "_initialize", "__stack_pointer", "malloc", "free"}
+# The oldest systems that named targets promise to run on.
+OLDEST = {"macos-arm64": "11.0", "macos-x86_64": "11.0", "ios-arm64": "13.0"}
+LINKED = [name for name in TARGETS if not resolve(name).sdk]
+ARCHIVED = [name for name in TARGETS if resolve(name).sdk]
+
+
+def build(target: Platform, folder: Path, kind: str = "shared", **options: Any) -> Path:
+    """A library or program of one kernel and the source above."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "lib.c"
+    source.write_text(SOURCE)
+    code = library_code([SPEC], target.target, table="lib_kernels", data={})
+    defines = {"WORD": "3"} | ({"PROGRAM": ""} if kind == "executable" else {})
+    defines |= {"FREESTANDING": ""} if options.get("freestanding") else {}
+    return link(
+        [code], [source], target, folder / target.file_name(kind, "x"), kind=kind,  # type: ignore[arg-type]  # one of its words
+        defines=defines, threads=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["native", *TARGETS, *ALIASES])
+def test_every_name_resolves(name: str) -> None:
+    found = resolve(name)
+    assert found.target.lanes(4) >= 4
+    assert "x" in found.file_name("shared", "x")
+
+
+def test_raspberries_are_tuned_for_their_cores() -> None:
+    cores = {n: resolve(f"raspberrypi{n}").target.cpu for n in ("3", "4", "5", "zero2")}
+    assert cores == {"3": "cortex-a53", "4": "cortex-a72", "5": "cortex-a76", "zero2": "cortex-a53"}
+
+
+def test_cpu_and_features_replace_the_rows() -> None:
+    found = resolve("raspberrypi4", cpu="cortex-a76", features="+dotprod").target
+    assert (found.cpu, found.features) == ("cortex-a76", "+dotprod")
+    assert resolve(triple="x86_64-unknown-linux-gnu", features="+avx2,+fma").target.vector == 32
+    assert resolve(triple="aarch64-unknown-linux-gnu").target.by_lane
+    assert resolve(triple="armv7-unknown-linux-gnueabihf").target.features == "+neon,+vfp4"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"name": "raspberypi4"}, "nearest: 'raspberrypi4'"),
+        ({"triple": "mips-unknown-linux-gnu"}, "'mips' is none of aarch64"),
+        ({"triple": "aarch64-unknown-freebsd"}, "the system is none of linux"),
+    ],
+)
+def test_an_unknown_target_is_refused(words: dict[str, str], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        resolve(**words)
+
+
+@pytest.mark.parametrize("name", ["native", *LINKED])
+def test_the_bundled_linker_makes_a_library_for_every_named_target(
+    name: str, tmp_path: Path
+) -> None:
+    """Of the right form, CPU and system; it offers the API and takes the C library alone."""
+    platform = resolve(name)
+    made = binary.read(build(platform, tmp_path, compiler="zig"))
+    assert (made.form, made.machine) == (platform.form, platform.machine)
+    assert made.system == ("" if platform.form in ("elf", "wasm") else platform.system)
+    assert made.oldest == OLDEST.get(name, "")
+    if platform.is_wasm:
+        assert made.exports == {"lib_call"} | MODULE
+        assert made.needs == set()
+        return
+    assert made.exports == {"lib_call"}
+    assert {"malloc", "free"} <= made.needs
+    match platform.system:
+        case "linux":
+            assert made.needs == {"malloc", "free"}
+            assert set(made.libraries) <= {"libc.so.6"}
+        case "macos":
+            assert made.libraries == ("/usr/lib/libSystem.B.dylib",)
+        case "windows":
+            assert all(n.startswith(("api-ms-win-crt-", "KERNEL32")) for n in made.libraries)
+            assert (tmp_path / "x.lib").read_bytes().startswith(b"!<arch>\n")
+
+
+@pytest.mark.parametrize("name", ARCHIVED)
+def test_without_its_c_library_a_target_has_freestanding_archives(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Android and iOS: their C libraries come with other tools than ziglang."""
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    platform = resolve(name)
+    with pytest.raises(EngineError, match=f"{platform.sdk}.*--freestanding"):
+        build(platform, tmp_path)
+    made = build(platform, tmp_path, "static", freestanding=True)
+    extract = [sys.executable, "-m", "ziglang", "ar", "x", made.name]
+    subprocess.run(extract, cwd=tmp_path, check=True)
+    for member in ("kernels0.o", "lib.o"):
+        found = binary.read(tmp_path / member)
+        assert (found.form, found.machine) == (platform.form, "aarch64")
+        assert found.system == ("ios" if platform.system == "ios" else "")
+        assert found.oldest == OLDEST.get(name, "")
+
+
+def test_a_triple_names_its_system() -> None:
+    systems = {
+        "arm64-apple-ios15.2": ("ios", "aarch64-ios.15.2"),
+        "arm64-apple-ios13.0-simulator": ("ios-simulator", "aarch64-ios.13.0-simulator"),
+        "arm64-apple-macosx12.3": ("macos", "aarch64-macos.12.3"),
+        "arm64-apple-darwin23.1.0": ("macos", "aarch64-macos.14.0"),
+        "x86_64-apple-macosx": ("macos", "x86_64-macos.11.0"),
+        "aarch64-linux-android29": ("android", "aarch64-linux-android.29"),
+        "x86_64-pc-windows-msvc": ("windows", "x86_64-windows-gnu"),
+        "wasm32-wasip1": ("wasi", "wasm32-wasi"),
+    }
+    for triple, expected in systems.items():
+        found = resolve(triple=triple)
+        assert (found.system, found.zig) == expected
+    assert (
+        "iphoneos clang -target arm64-apple-ios15.2" in resolve(triple="arm64-apple-ios15.2").cc[0]
+    )
+
+
+def test_what_is_made_for_another_platform_is_refused(tmp_path: Path) -> None:
+    """A compiler of one's own that makes other code than the target's."""
+    if not shutil.which("cc"):
+        pytest.skip("needs cc")
+    for kind in ("static", "shared"):
+        with pytest.raises(
+            EngineError, match=r"cc compiles for elf .*; target riscv64 is elf riscv64"
+        ):
+            build(resolve("riscv64"), tmp_path, kind, compiler="cc")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lib.c"]
+
+
+def test_without_a_compiler_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor planned: what cannot be linked is refused first."""
+    monkeypatch.setattr("engine.tools.trimmed.build.make_plans", None)
+    monkeypatch.setattr("engine.tools.trimmed.build.kernel_set", None)
+    for target, message, more in (
+        ("android-aarch64", "Android NDK", {}),
+        ("ios-arm64", "Xcode", {}),
+        ("native", "not a command", {"compiler": "ccc"}),
+        ("wasm32", "has no threads", {"threads": 2}),
+    ):
+        options = Options("mnist", resolve(target), [8], **more)
+        with pytest.raises(EngineError, match=message):
+            build_model(GOLDENS / "mlp", tmp_path / "out", options)
+        with pytest.raises(EngineError, match=message):
+            build_library(opset.parse("ai.onnx;17;Gemm\n"), [], tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_compiler_has_the_archiver_that_knows_its_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")
+    archivers = {
+        "aarch64-linux-gnu-gcc": "aarch64-linux-gnu-ar",
+        "aarch64-linux-android24-clang": "llvm-ar",
+        "cc": "ar",
+    }
+    for command, expected in archivers.items():
+        assert Compiler((command,), zig=False).archiver == (expected,)
+
+
+def test_archives_and_executables(tmp_path: Path) -> None:
+    native = resolve("native")
+    for platform in (native, resolve("windows-x86_64")):
+        assert build(platform, tmp_path, "static").read_bytes().startswith(b"!<arch>\n")
+    assert build(native, tmp_path, "executable").stat().st_mode & 0o100
+
+
+def test_damaged_binaries_are_refused(tmp_path: Path) -> None:
+    library = build(resolve("native"), tmp_path, compiler="zig").read_bytes()
+    for data in (b"", b"MZ", b"\0asm\1\0\0\0\7", library[:64], library[: len(library) // 2]):
+        with pytest.raises(EngineError, match=r"neither ELF|damaged"):
+            binary.parse(data)
+    with pytest.raises(FileError):
+        binary.read(tmp_path / "none")
+
+
+@pytest.mark.parametrize("compiler", ["", "zig"])
+@pytest.mark.parametrize("kind", ["shared", "static"])
+def test_outputs_are_reproducible_and_name_no_path(
+    kind: str, compiler: str, tmp_path: Path
+) -> None:
+    native = resolve("native")
+    made = [build(native, tmp_path / n, kind, compiler=compiler).read_bytes() for n in ("a", "bc")]
+    assert made[0] == made[1]
+    assert str(tmp_path).encode() not in made[0]
+
+
+def test_what_the_compiler_says_is_reported(tmp_path: Path) -> None:
+    """And nothing is left behind."""
+    (tmp_path / "bad.c").write_text("int main(void) { return missing; }\n")
+    with pytest.raises(EngineError, match=r"'missing' undeclared|undeclared identifier"):
+        link([], [tmp_path / "bad.c"], resolve("native"), tmp_path / "x", kind="executable")
+    public = '__attribute__((visibility("default")))'
+    text = f"int never_defined(void); {public} int f(void) {{ return never_defined(); }}\n"
+    (tmp_path / "open.c").write_text(text)
+    with pytest.raises(EngineError, match="never_defined"):
+        link([], [tmp_path / "open.c"], resolve("native"), tmp_path / "libx.so")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.c", "open.c"]
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"pip install edgegrad\[build\]"):
+        find_compiler(resolve("raspberrypi4"))
+    with pytest.raises(EngineError, match="Android NDK"):
+        find_compiler(resolve("android-aarch64"))
+    with pytest.raises(EngineError, match="not a command"):
+        find_compiler(resolve("native"), "ccc")
+
+
+def test_threads_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="wasm32 has no threads"):
+        link([], [], resolve("wasm32"), tmp_path / "x.wasm", threads=True)
+
+
+def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["targets"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*TARGETS, *ALIASES))
+    assert machine.machine() in shown or sys.platform != "linux"
+
+
+def test_a_32_bit_process_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.kernels.machine.target import host
+
+    monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
+    host.cache_clear()
+    with pytest.raises(EngineError, match=r"64-bit Raspberry Pi OS.*--target armv7"):
+        host()
+    monkeypatch.undo()
+    assert host().lanes(4) >= 4

@@ -1,0 +1,96 @@
+"""Facts about an op stand on its `Op`: outside of the families, tables of op names are patterns."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.ops.registry import ops
+from engine.kernels.vocabulary.op import op_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = 3  # op names from which on a collection is a table
+NAMES = frozenset(op.name for op in ops().values())
+FAMILIES = ("kernels/ops/", "tools/dev/cases/", "tools/workloads/")  # declare ops, or make models
+# Every other table, as `file: statement`, with the reason why it is not a fact for `Op`.
+PATTERNS = {
+    "engine/onnxblock/optim.py: __all__": "names of blocks, some of which ops have as well",
+    "engine/trainer/pytorch/draws.py: RANDOM": "the nodes whose draws are known",
+    "graphs/io/module_paths.py: _ROLES": "PyTorch's words for inputs",
+    "graphs/io/provenance.py: _traced": "how an exporter writes a batch norm that it has folded",
+    "graphs/io/reference.py: NEVER_FOLDED": "limits of the reference, of undeclared ops as well",
+    "graphs/ir/symbols.py: _COMPARES": "nodes at which the size that decides is looked for",
+    "graphs/offline/head.py: _KEEPING": "the pattern of a head",
+    "graphs/offline/head.py: find_head": "the pattern of a head",
+    "graphs/offline/linear.py: _PRODUCTS": "the pattern of a layer that takes an adapter",
+    "graphs/offline/linear.py: _REASONS": "why others take none, undeclared ops among them",
+    "graphs/offline/precision.py: FLOAT_PRODUCTS": "the products that quantisers replace",
+    "graphs/offline/proximal.py: hold": "the nodes that are made",
+    "graphs/offline/sparse.py: _BIASED": "which input a bias is",
+    "graphs/offline/sparse.py: _ELEMENTWISE": "the pattern of a bias that a node of its own adds",
+    "graphs/offline/sparse.py: _NORMS": "which inputs a scale and a shift are",
+    "graphs/offline/sparse.py: _RECURRENT": "which input a bias is",
+    "graphs/passes/batchnorm.py: MAKES": "what a pass makes",
+    "graphs/passes/control.py: FORMS": "forms of control flow and of sequences",
+    "graphs/passes/movement.py: _VIEWS": "what a pass joins",
+    "graphs/passes/patterns.py: RULES": "patterns",
+    "graphs/passes/quantised.py: (_PRODUCT, _CONV, _GATHER)": "what a pass makes",
+    "graphs/passes/quantised.py: MAKES": "what a pass makes",
+    "graphs/passes/sizes.py: _INTEGERS": "the operators that sizes have",
+    "kernels/loops/fold.py: FOLDS": "the folds that reductions run",
+    "kernels/vocabulary/formula.py: _MS_OPS": "the words of gradient texts",
+}
+
+
+def names_in(node: ast.AST) -> frozenset[str]:
+    """Return the op names that are elements or keys of a collection, or all words of a text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        words = frozenset(name for _, name in op_keys(node.value))
+        return words if words <= NAMES else frozenset()
+    elements: list[ast.expr] = []
+    if isinstance(node, ast.Dict):
+        elements = [key for key in node.keys if key is not None]
+    elif isinstance(node, ast.Set | ast.Tuple | ast.List):
+        elements = node.elts
+    found = [e for x in elements for e in (x.elts if isinstance(x, ast.Tuple) else [x])]
+    return NAMES & {e.value for e in found if isinstance(e, ast.Constant)}
+
+
+def tables(source: str) -> Iterator[str]:
+    """Yield the name of each statement of a module that holds a table."""
+    for statement in ast.parse(source).body:
+        if any(len(names_in(node)) >= FEW for node in ast.walk(statement)):
+            match statement:
+                case ast.Assign(targets=[target, *_]) | ast.AnnAssign(target=target):
+                    yield ast.unparse(target)
+                case _:
+                    yield getattr(statement, "name", f"line {statement.lineno}")
+
+
+def test_no_table_of_ops_is_new() -> None:
+    """A fact about ops belongs to their declarations, as a field of `Op`; a pattern goes above."""
+    found = set()
+    for folder in ("engine", "graphs", "kernels", "tools"):
+        for path in (ROOT / folder).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            if path.resolve() == path and not name.startswith(FAMILIES):
+                found |= {f"{name}: {table}" for table in tables(path.read_text("utf-8"))}
+    assert found == PATTERNS.keys()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'SLOW = {"Conv", "Gemm", "MatMul"}',
+        'SLOW: dict[str, int] = {"Conv": 1, "Gemm": 2, "MatMul": 3}',
+        'SLOW = op_keys("Conv Gemm com.microsoft::FusedMatMul")',
+        'SLOW = {("", "Conv"), ("", "Gemm"), ("com.microsoft", "FusedMatMul")}',
+        'def SLOW(node):\n    return node.op in ("Conv", "Gemm", "MatMul")',
+    ],
+)
+def test_tables_of_ops_are_found_in_any_form(source: str) -> None:
+    assert list(tables(source)) == ["SLOW"]
+    assert not list(tables(source.replace("Gemm", "Apple")))

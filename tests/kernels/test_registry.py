@@ -1,0 +1,92 @@
+"""The op and kernel tables: unique names, complete declarations, a case row for every op."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+
+import pytest
+
+from engine.graphs.planner.pipeline import PASSES, Work
+from engine.kernels.ops import collective
+from engine.kernels.ops.norm import joint
+from engine.kernels.ops.registry import families, ops, templates
+from engine.kernels.vocabulary.op import Op
+from engine.tools.dev import optimizer_plans
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, largest_rows
+
+# Ops that training graphs hold around the tensors; tests/training/test_goldens.py and test_api.py run them.
+IN_PLACE = {"InplaceClipGradNorm", "InPlaceAccumulatorV2", "Map", "MoveStatistic"}
+# Families of collective steps, which only a group of ranks can run; test_collective.py does.
+OF_RANKS = (collective, joint)
+
+
+def test_names_are_unique() -> None:
+    declared = Counter((op.domain, op.name) for m in families() for op in getattr(m, "OPS", ()))
+    assert not [name for name, count in declared.items() if count > 1]
+    kernels = Counter(t.name for m in families() for t in getattr(m, "KERNELS", ()))
+    assert not [name for name, count in kernels.items() if count > 1]
+
+
+def test_template_names_are_their_functions() -> None:
+    for name, template in templates().items():
+        assert template.build.__name__ == name
+
+
+@pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
+def test_every_op_can_be_computed(op: Op) -> None:
+    assert op.lower or op.is_view or op.expr or op.fold or op.expand
+
+
+@pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
+def test_gradients_tell_whose_they_are(op: Op) -> None:
+    assert bool(op.gradient_of) == bool(re.search(r"(?<!Zero|Stop)Grad(_13|_dX)?$", op.name))
+    assert op.gradient_of in {"", *(o.title for o in ops().values())}
+
+
+@functools.cache
+def met() -> frozenset[tuple[str, str]]:
+    """Ops that the case rows meet: as given, in the backward graph, and after all passes."""
+    found = set()
+    for case in all_cases():
+        one = OneNode(case, double=bool(case.grad))
+        graph = one.graph.copy()
+        found |= {(n.domain, n.op) for n in graph.nodes}
+        if case.grad:
+            graph, _ = backward_of(one)
+            found |= {(n.domain, n.op) for n in graph.nodes}
+        work = Work(graph)
+        for step in PASSES:
+            step.run(work)
+        found |= {(n.domain, n.op) for n in work.graph.nodes}
+    return frozenset(found)
+
+
+def test_every_op_is_met_by_a_case() -> None:
+    others = {key: op for key, op in ops().items() if key not in met() and not op.optimizer}
+    of_ranks = {op.name for m in OF_RANKS for op in m.OPS}
+    missing = [f"{d}:{name}" for d, name in others if name not in IN_PLACE | of_ranks]
+    assert not missing
+
+
+def test_every_differentiable_op_has_a_gradient_case() -> None:
+    covered = {(c.domain, c.op) for c in all_cases() if c.grad}
+    missing = [
+        f"{domain}:{name}"
+        for (domain, name), op in ops().items()
+        if op.differentiable and (domain, name) not in covered
+    ]
+    assert not missing
+
+
+def test_every_kernel_has_a_bench_row() -> None:
+    """Optimizers, which change their inputs, have rows of their own.
+
+    The executor needs none, nor do the kernels that measure, or those of ranks; closed plans have
+    `formula` in the place of `map`.
+    """
+    updates = {spec.template for plan in optimizer_plans.plans() for spec in plan.specs}
+    others = {"launch", "worker", "formula", "peak", "stream", "timed"}
+    others |= {template.name for template in collective.KERNELS}
+    assert set(templates()) - set(largest_rows()) - updates == others

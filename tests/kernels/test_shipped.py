@@ -1,0 +1,371 @@
+"""Shipped kernels: levels chosen by features, libraries by digest, results by the set alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import EngineError, FileError, PlanError, UnsupportedOpError
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.binaries import load, shipped, source
+from engine.kernels.machine import levels
+from engine.kernels.machine.levels import LEVELS
+from engine.kernels.machine.target import Target
+from engine.kernels.ops.registry import templates
+from engine.kernels.vocabulary.op import TensorType
+from engine.plan.plan import Kernel, KernelSpec
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program
+from engine.tools.dev import ship, zoo
+from engine.tools.dev.case_graphs import all_cases
+from engine.tools.trimmed import binary
+from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.opset import OpSet
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+MODELS = ("mlp", "cnn")
+HERE = levels.levels()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shipped kernels for this machine: those of two models, and an interpreter for the rest."""
+    out = tmp_path_factory.mktemp("shipped")
+    used = zoo.kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
+    rest = {
+        KernelSpec("formula", ("real",)),
+        KernelSpec("reduce_rows", ("f32", "sum", "x", "total", "-")),
+    }
+    ship.ship(used | rest, HERE[:1], sys.platform, out)
+    return out
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those kernels are the ones of this installation."""
+    monkeypatch.setattr(shipped, "FOLDER", folder)
+
+
+def trained(name: str) -> tuple[bytes, Module]:
+    """The parameters of a golden model after three steps, and its module."""
+    trace = np.load(GOLDENS / name / "trace.npz")
+    state = CheckpointState.load_checkpoint(GOLDENS / name / "checkpoint")
+    module = Module(GOLDENS / name / "training_model.onnx", state, threads=2)
+    optimizer = Optimizer(GOLDENS / name / "optimizer_model.onnx", module)
+    for step in range(3):
+        module(trace["x"][step], trace["y"][step])
+        optimizer.step()
+        module.lazy_reset_grad()
+    return state.regions["param"].tobytes(), module
+
+
+# --- levels
+
+
+def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "machine", lambda: "x86_64")
+    monkeypatch.setattr(sys, "platform", "linux")
+    known = {name for level in LEVELS[:3] for name in level.needs | level.also}
+
+    def chosen(lacking: str) -> list[str]:
+        found = {name: name not in lacking.split() for name in known}
+        monkeypatch.setattr(levels, "features", lambda: found)
+        return [level.name for level in levels.levels()]
+
+    assert chosen("") == ["x86-64-v4", "x86-64-v3", "x86-64-v2"]
+    assert chosen("AVX512BW") == ["x86-64-v3", "x86-64-v2"]
+    assert chosen("FMA3") == ["x86-64-v2"]
+    assert chosen("BMI2") == ["x86-64-v2"]
+    assert chosen("SSE42") == []
+    old = {name: True for level in LEVELS[:3] for name in level.needs}  # numpy before 2.4
+    monkeypatch.setattr(levels, "features", lambda: old)
+    assert levels.levels()[0].name == "x86-64-v4"
+
+
+@pytest.mark.parametrize("system", levels.SYSTEMS)
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+def test_levels_compile_for_every_system(level: levels.Level, system: str) -> None:
+    target = level.target(system)
+    assert load.compile_kernel(KernelSpec("softmax_rows", ("f32", 0)), target)
+    assert target.arch == level.arch
+
+
+# --- what is shipped
+
+
+def test_the_zoo_is_complete() -> None:
+    """`python -m engine.tools.dev.zoo` collects what the plans of all known models use."""
+    have = set(ship.every())
+    rows = all_cases()
+    some = rows if len(rows) < 50 else rows[:: len(rows) // 50]
+    wanted = zoo.kernels(plan for case in some for plan in zoo.of_case(case))
+    wanted |= zoo.kernels(plan for path in zoo.goldens() for plan in zoo.of_golden(path))
+    assert not wanted - have, "run python -m engine.tools.dev.zoo"
+    assert {*ship.ALWAYS, *kernel_set(OpSet(all_if_none=True))} <= have
+    assert [s for s in have if s.template not in templates()] == []
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+def test_a_library_needs_no_other(level: levels.Level, tmp_path: Path) -> None:
+    ship.ship([], [level], level.systems[0], tmp_path)
+    manifest = json.loads((tmp_path / shipped.MANIFEST).read_text("utf-8"))
+    made = binary.read(tmp_path / manifest["files"][level.name]["file"])
+    assert set(made.exports) == {shipped.ENTRY}
+    assert made.machine == level.arch
+
+
+# --- results
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("here")
+def test_shipped_kernels_compute_what_compiled_ones_do(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for mode in ("shipped", "auto"):
+        monkeypatch.setenv("EDGEGRAD_KERNELS", mode)
+        found[mode], module = trained(name)
+        assert module._memory.kernels.name.startswith(f"{mode} {HERE[0].name} ")
+        assert module._memory.kernels.name in str(module.plan(*_shapes(name)))
+    compiled = source.KernelSet("compiled for the level", HERE[0].target())
+    monkeypatch.setattr(source, "current", lambda *_: compiled)
+    assert found["shipped"] == found["auto"] == trained(name)[0]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_profile_needs_shipped_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    trace = np.load(GOLDENS / "mlp" / "trace.npz")
+    found = trained("mlp")[1].profile(trace["x"][0], trace["y"][0], repeats=1)
+    assert found.total.seconds > 0
+    assert found.roofline.flops > 0
+
+
+def _shapes(name: str) -> list[tuple[int, ...]]:
+    trace = np.load(GOLDENS / name / "trace.npz")
+    return [trace["x"][0].shape, trace["y"][0].shape]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_module_keeps_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    _, module = trained("mlp")
+    kernels = module._memory.kernels
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "native")
+    x = _shapes("mlp")[0]
+    assert kernels.name in str(module.plan((3, *x[1:]), (3,)))
+    assert trained("mlp")[1]._memory.kernels.name.startswith("native ")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_set_with_prepared_plans_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
+    best, prepared = (source.of_level(HERE[0], mode) for mode in ("auto", "shipped"))
+    assert best is not None
+    assert prepared is not None
+    assert source.current() is source.current({"native x", "shipped x86-64-v4 0"}) is best
+    assert source.current({prepared.name}) is prepared
+    assert source.current({prepared.name, best.name}) is best
+
+
+@pytest.mark.usefixtures("here")
+def test_a_process_with_shipped_kernels_loads_no_compiler(folder: Path) -> None:
+    code = f"""
+import os, sys
+os.environ["EDGEGRAD_KERNELS"] = sys.argv[1]
+from pathlib import Path
+from engine.kernels.binaries import shipped
+shipped.FOLDER = Path({str(folder)!r})
+from tests.kernels.test_shipped import GOLDENS, CheckpointState, Module, np
+sys.modules.pop("numba", None), sys.modules.pop("llvmlite", None)
+state = CheckpointState.load_checkpoint(GOLDENS / "mlp" / "checkpoint")
+module = Module(GOLDENS / "mlp" / "training_model.onnx", state, threads=2)
+trace = np.load(GOLDENS / "mlp" / "trace.npz")
+module(trace["x"][0], trace["y"][0])
+assert not {{"numba", "llvmlite"}} & set(sys.modules), sys.modules.keys()
+"""
+    for mode in ("shipped", "auto"):
+        subprocess.run([sys.executable, "-c", code, mode], check=True)
+
+
+def chain(*ops: str) -> Graph:
+    """y = the ops, one after another, of x."""
+    names = ["x", *(f"t{i}" for i in range(len(ops) - 1)), "y"]
+    nodes = [Node(op, (names[i],), (names[i + 1],), name=op) for i, op in enumerate(ops)]
+    return Graph("g", {"x": TensorType("f32", (3, 70))}, ["y"], {}, nodes, {"": 17})
+
+
+@pytest.mark.usefixtures("here")
+def test_formulas_that_are_not_shipped_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    kernels, x = source.current(), np.linspace(-2, 2, 210, dtype=np.float32).reshape(3, 70)
+    plan = make_plan(
+        chain("Softplus", "Atan", "Sinh"), {}, target=kernels.target, threads=2, kernels=kernels
+    )
+    assert [k.template for k in plan.specs] == ["formula"]
+    program = Program(plan, kernels.resolve, {"work": allocate(plan.region_bytes("work"))})
+    program.inputs["x"][...] = x
+    program.run()
+    wanted = np.sinh(np.arctan(np.log1p(np.exp(x.astype(np.float64)))))
+    np.testing.assert_allclose(program.outputs["y"], wanted, rtol=1e-5)
+    graph = chain("CumSum")
+    graph.nodes[0].inputs = ("x", "axis")
+    graph.initializers["axis"] = np.array(1)
+    with pytest.raises(UnsupportedOpError, match=r"CumSum: the kernel \w+ is not shipped.*numba"):
+        make_plan(graph, {}, target=kernels.target, threads=2, kernels=kernels)
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_not_shipped_is_compiled_for_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
+    kernels, asked = source.current(), list[Target]()
+    compiler = load.linker
+
+    def linker(target: Target) -> load.Linker:
+        asked.append(target)
+        return compiler(target)
+
+    monkeypatch.setattr(load, "linker", linker)
+    plan = make_plan(
+        chain("Softplus", "Atan", "Sinh"), {}, target=kernels.target, threads=2, kernels=kernels
+    )
+    assert set(kernels.resolve(plan.kernels)) == {k.symbol for k in plan.specs}
+    assert asked == [HERE[0].target()]
+    monkeypatch.setattr(source, "can_compile", lambda: False)
+    alone = source.current()
+    assert alone.name.startswith("shipped ")
+    with pytest.raises(EngineError, match="nothing can compile here: install numba"):
+        alone.resolve(plan.kernels)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_plan_that_passes_something_else_is_refused() -> None:
+    spec = next(k for k in zoo.kernels(zoo.of_golden(GOLDENS / "mlp")) if k.template == "gemm")
+    found = shipped.shipment()
+    assert found is not None
+    with pytest.raises(PlanError, match="the plan is of another version"):
+        found.numbers([Kernel(spec, ("f32*", "i64"))])
+
+
+# --- what can be wrong
+
+
+def _copy(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut library": lambda f: _cut(f / _library(f)),
+    "flipped library": lambda f: _flip(f / _library(f)),
+    "no library": lambda f: (f / _library(f)).unlink(),
+    "no keys": lambda f: (f / shipped.KEYS).unlink(),
+    "flipped keys": lambda f: _flip(f / shipped.KEYS),
+    "cut manifest": lambda f: (f / shipped.MANIFEST).write_text("{"),
+    "deep manifest": lambda f: (f / shipped.MANIFEST).write_text("[" * 100_000),
+    "a manifest that is no file": lambda f: _pipe(f / shipped.MANIFEST),
+    "a library that is no file": lambda f: _pipe(f / _library(f)),
+    "a library elsewhere": lambda f: _elsewhere(f),
+    "empty manifest": lambda f: (f / shipped.MANIFEST).write_text("[]"),
+    "another version": lambda f: _edit(f, "version", shipped.VERSION + 1),
+    "other sources": lambda f: _edit(f, "sources", "00"),
+    "not a library": lambda f: _replace(f, b"nonsense"),
+}
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _elsewhere(folder: Path) -> None:
+    """A library outside of the folder, which the manifest knows."""
+    files = json.loads((folder / shipped.MANIFEST).read_text("utf-8"))["files"]
+    name = _library(folder)
+    (folder / name).rename(folder.parent / name)
+    files[HERE[0].name]["file"] = f"../{name}"
+    _edit(folder, "files", files)
+
+
+def _library(folder: Path) -> str:
+    files = json.loads((folder / shipped.MANIFEST).read_text("utf-8"))["files"]
+    return str(files[HERE[0].name]["file"])
+
+
+def _edit(folder: Path, key: str, value: object) -> None:
+    path = folder / shipped.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {key: value}), "utf-8")
+
+
+def _replace(folder: Path, content: bytes) -> None:
+    """A library that is not one, which the manifest knows."""
+    (folder / _library(folder)).write_bytes(content)
+    files = json.loads((folder / shipped.MANIFEST).read_text("utf-8"))["files"]
+    files[HERE[0].name] = ship.row(folder / _library(folder))
+    _edit(folder, "files", files)
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damage_is_an_error_or_the_compiler(
+    what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = _copy(folder, tmp_path / "shipped")
+    DAMAGES[what](broken)
+    monkeypatch.setattr(shipped, "FOLDER", broken)
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    with pytest.raises(FileError, match="shipped kernels"):
+        source.current()
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
+    with pytest.warns(RuntimeWarning, match="Kernels are compiled instead"):
+        assert source.current().name.startswith("native ")
+    monkeypatch.setattr(source, "can_compile", lambda: False)
+    with pytest.raises(FileError, match="shipped kernels"):
+        source.current()
+
+
+def test_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    with pytest.raises(EngineError, match="ships no kernels for this CPU"):
+        source.current()
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert source.current().name.startswith("native ")
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "fast")
+    with pytest.raises(EngineError, match="expected one of native, shipped, auto"):
+        source.current()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_cpu_without_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "features", dict[str, bool])
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
+    assert source.current().name.startswith("native ")
+    source._native.cache_clear()
+    monkeypatch.setattr(source, "can_compile", lambda: False)
+    with pytest.raises(EngineError, match=r"none that is known.*pip install edgegrad"):
+        source.current()

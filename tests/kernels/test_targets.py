@@ -1,0 +1,147 @@
+"""Kernels for other targets: what this CPU can run agrees with its own, all targets compile.
+
+The plainest variant has the narrowest vectors and no fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.graphs.ir.graph import Graph
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.binaries.load import object_code
+from engine.kernels.machine.target import Target, host, make
+from engine.kernels.ops.conv.few_channels import is_few
+from engine.plan.plan import KernelSpec
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
+from engine.tools.dev.cases.case import Case
+from engine.tools.trimmed.targets import resolve
+from tests.support.harness import run
+
+OTHERS = {
+    "aarch64": make("aarch64-unknown-linux-gnu", "cortex-a72", "", "neon"),
+    "x86-64-v3": make("x86_64-unknown-linux-gnu", "haswell", "", "avx2"),
+    "x86-64-v2": make("x86_64-unknown-linux-gnu", "x86-64-v2", "", "sse", fma=False),
+    "macos-arm64": make("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
+    "windows": make("x86_64-pc-windows-msvc", "x86-64-v3", "", "avx2"),
+    "riscv64": resolve("riscv64").target,
+    "armv7": resolve("armv7").target,
+    "wasm32": resolve("wasm32").target,
+}
+
+
+def runnable() -> dict[str, Target]:
+    """Plainer targets than this machine's own that it can run."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return {"generic": make(host().triple, "generic", "", "neon")}
+    levels = ["x86-64-v2"] + ["x86-64-v3"] * (host().vector == 64)
+    return {name: OTHERS[name] for name in levels}
+
+
+def first_of_each_op() -> list[Case]:
+    """One row an op: enough to meet every kernel's main path."""
+    seen: dict[tuple[str, str], Case] = {}
+    for case in all_cases():
+        seen.setdefault((case.domain, case.op), case)
+    return list(seen.values())
+
+
+def in_turn() -> list[Any]:
+    """The first row of each op on each plainer target; in the sample, on one of them in turn."""
+    targets = list(runnable())
+    return [
+        pytest.param(
+            case,
+            target,
+            id=f"{case.id}-{target}",
+            marks=[pytest.mark.whole] if targets.index(target) != i % len(targets) else [],
+        )
+        for i, case in enumerate(first_of_each_op())
+        for target in targets
+    ]
+
+
+def sliding() -> list[Any]:
+    """Convolutions whose kernels slide over pixels, on the plainer targets."""
+    rows = [c for c in all_cases() if c.op == "Conv"]
+    found = []
+    for case in rows:
+        most, least = sorted(OneNode(case).inputs["x1"].shape[:2], reverse=True)
+        groups = case.attrs.get("group", 1)
+        if least == 1 < groups or is_few(most, least, groups):
+            found.append(case)
+    return [
+        pytest.param(
+            case, target, id=f"{case.id}-{target}", marks=[pytest.mark.whole] if i % 3 else []
+        )
+        for i, case in enumerate(found)
+        for target in runnable()
+    ]
+
+
+@pytest.mark.parametrize(("case", "target"), in_turn())
+def test_plainer_variants_agree(case: Case, target: str) -> None:
+    one = OneNode(case)
+    _agree(one.graph, one, target)
+
+
+@pytest.mark.parametrize(("case", "target"), sliding())
+def test_plainer_gradients_of_windows_agree(case: Case, target: str) -> None:
+    one = OneNode(case)
+    _agree(backward_of(one)[0], one, target)
+
+
+def _agree(graph: Graph, one: OneNode, target: str) -> None:
+    """The outputs of a graph on a target, on three threads, are those on this machine's own."""
+    case = one.case
+    expected = run(graph, one.inputs)
+    found = run(graph, one.inputs, target=runnable()[target], threads=3)
+    for name, want in expected.items():
+        if want.dtype.kind == "f":
+            scale = np.max(np.abs(want[np.isfinite(want)]), initial=1.0)
+            np.testing.assert_allclose(
+                found[name], want, rtol=0, atol=2 * case.tol * scale, equal_nan=True
+            )
+        else:
+            np.testing.assert_array_equal(found[name], want)
+
+
+@functools.cache
+def kernels_of(target: Target) -> list[KernelSpec]:
+    """One kernel spec a template, from the plans of the first cases."""
+    found: dict[str, KernelSpec] = {}
+    for case in first_of_each_op():
+        one = OneNode(case)
+        plan = make_plan(one.graph, {}, target=target, threads=2)
+        for spec in plan.specs:
+            found.setdefault(spec.template, spec)
+    return list(found.values())
+
+
+def quarters() -> list[Any]:
+    """Each target with a quarter of the templates; in the sample, two targets have the same."""
+    return [
+        pytest.param(
+            name,
+            quarter,
+            id=f"{name}-{quarter}",
+            marks=[pytest.mark.whole] if i % 4 != quarter else [],
+        )
+        for i, name in enumerate(OTHERS)
+        for quarter in range(4)
+    ]
+
+
+@pytest.mark.parametrize(("name", "quarter"), quarters())
+def test_every_template_compiles_for_every_target(name: str, quarter: int) -> None:
+    """`emit` refuses an object that needs a symbol from outside."""
+    others = {"macos-arm64": b"\xcf\xfa\xed\xfe", "windows": b"\x64\x86", "wasm32": b"\0asm"}
+    magic = others.get(name, b"\x7fELF")
+    every = [*kernels_of(OTHERS[name]), KernelSpec("launch", ("i64",))]
+    for spec in every[quarter::4]:
+        assert object_code(spec, OTHERS[name]).startswith(magic), spec

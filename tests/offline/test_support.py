@@ -1,0 +1,129 @@
+"""The table of what can be trained: statuses and reasons, the command, exit status."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import onnx
+import pytest
+from onnx import parser
+
+import engine
+from engine.errors import EngineError
+from engine.graphs.offline import untrained
+from engine.kernels.ops.registry import ops as declared
+from engine.tools import cli
+
+HEAD = '<ir_version: 8, opset_import: ["" : 18, "mine" : 1]>\n'
+FINE = """m (float[batch, 3, 32, 32] x, float[8, 3, 3, 3] w, int64[other] labels) => (float loss) {
+    [conv] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+    [shape] s = Shape(a)
+    [floor] f = Floor(a)
+    [mean] m = ReduceMean <keepdims = 0> (a)
+    [sum] t = Add(f, m)
+    [flat] g = Flatten(t)
+    [best] k = ArgMax <axis = 1, keepdims = 0> (g)
+    [loss] loss = SoftmaxCrossEntropyLoss(g, labels)
+}"""
+POOR = """m (float[n, 4, 6] x, bool c, float[24] b) => (float[n, 24] y) {
+    [relu] r = Relu(x)
+    [max] p, i = MaxPool <kernel_shape = [2], strides = [2]> (r)
+    [odd] u = mine.Odd(p)
+    [behind] v = Neg(u)
+    [flat] h = Flatten(r)
+    [hard] d = Tanh(h)
+    [add] z = Add(d, b)
+    [choice] y = If (c) <then_branch = t () => (float[n, 24] o) { o = mine.Odd(z) },
+                         else_branch = e () => (float[n, 24] o) { o = Neg(z) }>
+}"""
+
+
+def model(text: str) -> onnx.ModelProto:
+    return parser.parse_model(HEAD + text)
+
+
+def rows(text: str) -> dict[str, tuple[str, str]]:
+    return {row.node: (row.status, row.reason) for row in engine.supported(model(text))}
+
+
+def test_a_model_that_trains() -> None:
+    assert rows(FINE) == {
+        "conv": ("trainable", ""),
+        "shape": ("needs no gradient", ""),
+        "floor": ("needs no gradient", "its gradient is zero everywhere"),
+        "mean": ("trainable", ""),
+        "sum": ("trainable", ""),
+        "flat": ("trainable", ""),
+        "best": ("needs no gradient", ""),
+        "loss": ("trainable", ""),
+    }
+
+
+@pytest.fixture
+def _no_gradient_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(declared(), ("", "Tanh"), replace(declared()["", "Tanh"], grad=None))
+
+
+@pytest.mark.usefixtures("_no_gradient_of_tanh")
+def test_every_node_is_tried_whatever_the_others_are() -> None:
+    found = rows(POOR)
+    assert found["relu"] == found["max"] == found["flat"] == found["add"] == ("trainable", "")
+    assert found["hard"] == ("forward only", "no gradient")
+    assert found["odd"][0] == "unsupported"
+    assert found["odd"][1].startswith("is not supported")
+    assert found["behind"] == ("unsupported", "the type of 'u' is not known")
+    assert found["choice"][0] == "unsupported"
+    assert "Odd" in found["choice"][1]
+
+
+def test_a_node_that_cannot_be_read_is_refused_as_when_it_is_loaded() -> None:
+    with pytest.raises(EngineError, match="element type string"):
+        rows("m (string[2] x) => (string[2] y) { y = Identity(x) }")
+
+
+@pytest.mark.usefixtures("_no_gradient_of_tanh")
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (FINE, 0),
+        ("m (float[2, 3] x) => (float[2, 3] y) { h = Tanh(x) y = Neg(h) }", 3),
+        (POOR, 4),
+    ],
+)
+def test_the_command(
+    text: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model(text), path)
+    table = engine.supported(path)
+    assert cli.invoke(["ops", str(path)]) == status
+    assert capsys.readouterr().out == f"{path}\n{table}\n"
+    assert cli.invoke(["ops", str(path), "--json"]) == status
+    (found,) = json.loads(capsys.readouterr().out).values()
+    assert [(r["node"], r["status"]) for r in found] == [(r.node, r.status) for r in table]
+
+
+def test_what_does_not_train_is_told_with_what_to_do() -> None:
+    """Of a model by node, of all operators by reason; nothing that trains is among them."""
+    told = str(engine.supported(model(POOR)))
+    assert "what to do about odd" in told
+    assert "custom-ops" in told
+    untrained_names = {name for _, names, _ in untrained.rows() for name in names.split()}
+    assert {"Floor", "MatMulInteger", "ArgMax"} <= untrained_names
+    for (domain, name), op in declared().items():
+        title = f"{domain}::{name}" if domain else name
+        assert not (op.differentiable and title in untrained_names)
+        assert op.optimizer is None or title not in untrained_names
+
+
+def test_the_command_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["ops"]) == 0
+    assert "MatMulInteger" in capsys.readouterr().out
+    assert cli.invoke(["ops", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert all(row["do"] and row["operators"] for row in rows)
+    with pytest.raises(click.UsageError, match="--out and --within read models"):
+        cli.invoke(["ops", "--out", "-"])

@@ -1,0 +1,195 @@
+"""ONNX's backend node tests, run by `engine.backend`: what passes, and why the rest does not.
+
+tests/data/conformance.txt lists what passes, one test a line; refusals.txt all other tests of the
+default domain, each with its reason; docs/conformance.md what they amount to, op by op.
+`pytest tests/ops/test_conformance.py --update-golden` writes them from what the engine does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.runner import Runner, _normalize_tensor
+
+from engine import backend
+from engine.base.element_types import ELEMENT_TYPES
+from engine.errors import EngineError
+from engine.graphs.io import reference
+from engine.tools.dev import cases as case_files
+
+DATA = Path(__file__).parents[1] / "data"
+PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
+REPORT = DATA.parent.parent / "docs" / "conformance.md"
+LISTED = PASSED.read_text().split()
+
+NUMERIC = {t.onnx_name for t in ELEMENT_TYPES.values()}
+
+RANDOM = {"Bernoulli", "Dropout", "RandomUniformLike"}  # every implementation draws others
+
+
+def graph_of(case: TestCase) -> onnx.GraphProto:
+    """The model of a test that comes with one, as node tests do."""
+    assert case.model is not None
+    return case.model.graph
+
+
+@functools.cache
+def cases() -> dict[str, TestCase]:
+    """The node tests all of whose nodes are of ONNX's default domain."""
+    from onnx.backend.test.case.node import collect_testcases
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overflows on purpose
+        load_model_tests(kind="node")
+        found = collect_testcases(None)
+    return {c.name: c for c in found if not any(n.domain for n in graph_of(c).node)}
+
+
+def kinds(case: TestCase) -> set[str]:
+    """What its inputs and outputs are: element types, or "sequence_type", "optional_type"."""
+    found = set()
+    for value in (*graph_of(case).input, *graph_of(case).output):
+        kind = value.type.WhichOneof("value")
+        element = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        found.add(element if kind == "tensor_type" else kind)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants of ops that are not declared are not computed by onnx's own reference."""
+    monkeypatch.setattr(reference, "evaluate", lambda *_: [])
+
+
+def run(case: TestCase, rounding: float = 0) -> None:
+    """Run a test as ONNX's runner does.
+
+    rounding: error allowed besides, relative to the largest element of an output.
+    """
+    rep = backend.prepare(case.model, threads=2)
+    for inputs, outputs in case.data_sets or ():
+        found = rep.run([_normalize_tensor(value) for value in inputs])
+        expected = [_normalize_tensor(value) for value in outputs]
+        largest = max((np.abs(e).max(initial=0) for e in expected if rounding), default=0)
+        atol = max(case.atol, rounding * largest)
+        Runner.assert_similar_outputs(expected, found, case.rtol, atol)
+
+
+def reason(case: TestCase) -> str:
+    """Why a test does not pass, in a few words; empty if it does."""
+    try:
+        run(case)
+    except EngineError as error:
+        return brief(" ".join(str(error).split()))
+    except AssertionError:
+        if any(n.op_type in RANDOM for n in graph_of(case).node):
+            return "random numbers"
+        try:
+            run(case, 1e-6)
+        except AssertionError:
+            return "differs"
+        return "rounding: within 1e-6 of the largest element, the test allows 1e-7 in all"
+    return ""
+
+
+def brief(text: str) -> str:
+    """The kind of an error."""
+    missing = re.findall(r"(\w+) '[^']*' \(opset \d+\) in '[^']*' is not supported", text)
+    missing += re.findall(r"also: (\w+)", text)
+    if missing:
+        return f"no {', '.join(sorted(set(missing)))}"
+    if code := re.search(r"ONNX type (\d+)", text):
+        return f"element type {TensorProto.DataType.Name(int(code[1])).lower()}"
+    for pattern, kind in (
+        (r"seq\(|is a sequence", "a sequence"),
+        (r"optional_type|type_proto", "an optional value"),
+        (r"\(opset 8\): from opset 9|model: opset 1\b", "an old opset"),
+        (r"element type (\w+)", "element type {}"),
+        (r"\bf16\b", "element type float16"),
+    ):
+        if found := re.search(pattern, text):
+            return kind.format(*found.groups())
+    return text[:80]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_listed(name: str) -> None:
+    run(cases()[name])
+
+
+def gradient_checks() -> dict[str, str]:
+    """The file of case rows in which the gradient of an op of ONNX's is checked."""
+    found: dict[str, str] = {}
+    for module in pkgutil.iter_modules(case_files.__path__):
+        rows = importlib.import_module(f"{case_files.__name__}.{module.name}")
+        for case in getattr(rows, "CASES", ()):
+            if case.grad and not case.domain:
+                found.setdefault(case.op, f"tools/dev/cases/{module.name}.py")
+    return found
+
+
+def report(passed: list[str], refused: dict[str, str]) -> str:
+    """docs/conformance.md: op by op, and why the rest does not pass."""
+    numeric = {name for name, case in cases().items() if kinds(case) <= NUMERIC}
+    share = len(numeric.intersection(passed)) / len(numeric)
+    rows: dict[str, list[bool]] = {}
+    for name, case in cases().items():
+        nodes = graph_of(case).node
+        op = nodes[0].op_type if len(nodes) == 1 else "of several nodes"
+        rows.setdefault(op, []).append(name in passed)
+    checks = gradient_checks()
+    lines = [
+        "# ONNX's node tests",
+        "",
+        "Made by `pytest tests/ops/test_conformance.py --update-golden`. The tests come from onnx "
+        f"{onnx.__version__}.",
+        "",
+        f"Of {len(cases())} node tests of the default domain {len(passed)} pass; on numeric "
+        f"tensors (bool, integers, float16, float32, float64) "
+        f"{len(numeric.intersection(passed))} of "
+        f"{len(numeric)}, which is {share:.1%}. The last column says where the gradient is checked "
+        "against finite differences.",
+        "",
+        "| operator | passed | tests | gradient |",
+        "|---|---:|---:|---|",
+        *(f"| {op} | {sum(found)} | {len(found)} | {checks.get(op, '')} |"
+          for op, found in sorted(rows.items())),
+        "",
+        "| tests that do not pass | reason |",
+        "|---:|---|",
+        *(f"| {count} | {why} |" for why, count in
+          sorted(Counter(refused.values()).items(), key=lambda item: (-item[1], item[0]))),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def test_not_listed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each other test fails, and for the reason that is on record."""
+    update = request.config.getoption("--update-golden")
+    rest = [name for name in cases() if update or name not in LISTED]
+    reasons = {name: reason(cases()[name]) for name in sorted(rest)}
+    refused = {name: why for name, why in reasons.items() if why}
+    passed = sorted(cases().keys() - refused.keys())
+    text = report(passed, refused)
+    if update:
+        PASSED.write_text("".join(f"{n}\n" for n in passed))
+        REFUSED.write_text("".join(f"{n}: {why}\n" for n, why in refused.items()))
+        REPORT.write_text(text)
+    with capsys.disabled():
+        print("\n" + text.splitlines()[4])
+    known = dict(line.split(": ", 1) for line in REFUSED.read_text().splitlines())
+    assert (passed, refused) == (PASSED.read_text().split(), known), "run with --update-golden"
+    assert "differs" not in refused.values()
+    assert REPORT.read_text() == text, "run with --update-golden"

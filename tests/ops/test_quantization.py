@@ -1,0 +1,132 @@
+"""Training as if quantised: gradients pass straight through inside the range, none outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from engine import backend
+from engine.api import CheckpointState, Module
+from engine.artifacts import LossType, generate_artifacts
+from engine.errors import DTypeError, ModelError
+from engine.graphs.io import onnx_io
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.case import Case, fed
+from tests.support.harness import gradient, run
+
+MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,3] x, float[3,2] w, float[2] s,
+int8[2] z, float[2] t) => (float[N,2] y) {{
+    low = Constant<value = int8 {{-4}}>()
+    high = Constant<value = int8 {{4}}>()
+    q = QuantizeLinear<axis=1>(w, s, z)
+    c = Clip(q, low, high)
+    e = Clip(q, , high)
+    d = DequantizeLinear<axis=1>({levels}, {scale}, z)
+    y = MatMul(x, d)
+}}"""
+W = np.array([[0.3, -1.2], [0.74, 5.0], [-9.0, 0.0]], np.float32)
+SCALE = np.array([0.25, 0.5], np.float32)
+ZERO = np.array([1, -2], np.int8)
+X = np.array([[1, 2, 3], [-1, 0, 2]], np.float32)
+TARGET = np.array([[1, 0], [2, -1]], np.float32)
+
+
+def test_the_gradient_is_that_of_pytorch() -> None:
+    """torch.fake_quantize_per_tensor_affine(x, 1.0, 0, -2, 2), and its gradient for dy = 1."""
+    x = fed([-3, 3, 0, -2, 2, -2.4, 2.6], "float32")
+    ins = (x, np.array(1.0, "f4"), np.array(0.0, "f4"))
+    attrs = {"quant_min": -2, "quant_max": 2}
+    one = OneNode(Case("FakeQuant", ins, attrs, (0,), "com.microsoft"))
+    assert run(one.graph, one.inputs)["y0"].tolist() == [-2, 2, 0, -2, 2, -2, 2]
+    graph, names = backward_of(one, {"y0": np.ones(7, np.float32)})
+    assert run(graph, one.inputs)[names["x0"]].tolist() == [0, 0, 1, 1, 1, 1, 0]
+
+
+def artifacts(folder: Path, levels: str = "q", scale: str = "s") -> Path:
+    proto = parser.parse_model(MODEL.format(levels=levels, scale=scale))
+    values: dict[str, np.ndarray] = {"w": W, "s": SCALE, "z": ZERO, "t": SCALE * 2}
+    for value in list(proto.graph.input)[1:]:
+        proto.graph.initializer.append(numpy_helper.from_array(values[value.name], value.name))
+        proto.graph.input.remove(value)
+    generate_artifacts(
+        proto, requires_grad=["w"], loss=LossType.MSELoss, artifact_directory=folder
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("levels", "low", "high"), [("q", -128, 127), ("c", -4, 4), ("e", -128, 4)]
+)
+def test_weights_train_as_if_quantised(tmp_path: Path, levels: str, low: int, high: int) -> None:
+    artifacts(tmp_path, levels)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(
+        tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx", threads=1
+    )
+    loss = module(X, TARGET)
+    level = np.rint(W / SCALE) + ZERO
+    error = X @ ((np.clip(level, low, high) - ZERO) * SCALE) - TARGET
+    np.testing.assert_allclose(loss, np.mean(error**2), rtol=1e-6)
+    inside = (level >= low) & (level <= high)
+    assert 0 < inside.sum() <= 6 - (high == 4)
+    expected = np.where(inside, X.T @ error * 2 / error.size, 0)
+    np.testing.assert_allclose(gradient(state, "w"), expected, rtol=1e-6)
+    np.testing.assert_allclose(module.eval()(X, TARGET), loss, rtol=1e-6)
+    kinds = [
+        [n.op for n in onnx_io.load(tmp_path / f"{name}_model.onnx").nodes]
+        for name in ("training", "eval")
+    ]
+    assert "FakeQuant" in kinds[0]
+    assert "QuantizeLinear" not in kinds[0]
+    assert "DequantizeLinear" in kinds[1]
+
+
+def test_scales_that_differ_are_no_round_trip(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not depend on them, or only through inputs"):
+        artifacts(tmp_path, scale="t")
+
+
+def four_bits(nodes: str, kind: str = "int4") -> onnx.ModelProto:
+    """y of x[2,4], with constants q[4,3], z[2,3] of 4 bits and s[2,3]."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x, {kind}[4,3] q,
+    {kind}[2,3] z, float[2,3] s) => (float[2,3] y) {{{nodes}}}"""
+    proto = parser.parse_model(text)
+    dtype = getattr(ml_dtypes, kind)
+    values = {"q": Q.astype(dtype), "z": Z.astype(dtype), "s": S}
+    for value in list(proto.graph.input)[1:]:
+        proto.graph.initializer.append(numpy_helper.from_array(values[value.name], value.name))
+        proto.graph.input.remove(value)
+    return proto
+
+
+Q = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 0], [1, 2, 3]])
+Z = np.array([[1, 2, 3], [4, 5, 6]])
+S = np.array([[0.5, 1, 2], [3, 0.25, 1]], np.float32)
+BLOCKS = "d = DequantizeLinear<axis=0, block_size=2>(q, s, z) y = MatMul(x, d)"
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+@pytest.mark.parametrize("is_external", [False, True])
+def test_weights_of_four_bits(tmp_path: Path, kind: str, is_external: bool) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(
+        four_bits(BLOCKS, kind), path, save_as_external_data=is_external, size_threshold=0,
+        location="data",
+    )  # fmt: skip
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    (y,) = backend.prepare(str(path)).run([x])
+    weights = (Q - np.repeat(Z, 2, axis=0)) * np.repeat(S, 2, axis=0)
+    np.testing.assert_allclose(y, x @ weights, rtol=1e-6)
+
+
+def test_four_bits_are_refused_where_bytes_would_differ() -> None:
+    nodes = """t = Transpose(z) zz = Transpose(t)
+    q2 = QuantizeLinear<axis=0, block_size=2>(x, s, zz)
+    y = DequantizeLinear<axis=0, block_size=2>(q2, s, z)"""
+    with pytest.raises(DTypeError, match=r"QuantizeLinear '.*' reads 'zz' of 4 bits an element"):
+        backend.prepare(four_bits(nodes))

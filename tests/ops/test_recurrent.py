@@ -1,0 +1,94 @@
+"""Recurrences: what is refused, lengths that do not fit, equal bits for any number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import DTypeError, LabelError, ShapeError, UnsupportedOpError
+from engine.graphs.passes.infer import infer
+from engine.kernels.vocabulary.op import MS, OURS, TensorType
+from engine.tools.dev.case_graphs import OneNode, backward_of
+from engine.tools.dev.cases.case import Case
+from engine.tools.dev.cases.recurrent import DEFAULTS, case
+from tests.support.harness import run
+
+
+def _refused(row: Case, **changes: Any) -> None:
+    infer(OneNode(replace(row, **changes)).graph)
+
+
+def test_refusals_say_what_is_wrong() -> None:
+    row = case("LSTM", 4, 3, 2, 5, "bhc")
+    for attrs, text in (
+        ({"direction": "sideways"}, "direction 'sideways'; supported: forward, reverse"),
+        ({"layout": 2}, "layout 2"),
+        ({"activations": ["Tanh"]}, "1 activations; supported: 3 a direction"),
+        ({"activations": ["Tanh", "Gelu", "Tanh"]}, "activation 'Gelu'; supported: Affine"),
+    ):
+        with pytest.raises(UnsupportedOpError, match=text):
+            _refused(row, attrs={**row.attrs, **attrs})
+    with pytest.raises(
+        ShapeError, match=r"input 1 is f32\[1,20,2\]; expected the shape \[1, 24, 2"
+    ):
+        _refused(row, attrs={"hidden_size": 6})
+    with pytest.raises(ShapeError, match=r"input 5 .* expected the shape \[3, 1, 5\]"):
+        _refused(row, attrs={**row.attrs, "layout": 1}, ins=(row.ins[0].__class__((3, 4, 2)),
+                                                             *row.ins[1:]))  # fmt: skip
+    with pytest.raises(DTypeError, match="lengths are i32"):
+        _refused(row, ins=(*row.ins[:4], np.array([1, 2, 3]), *row.ins[5:]))
+    with pytest.raises(UnsupportedOpError, match="input 2 is missing"):
+        _refused(row, ins=(*row.ins[:2], None), attrs={"hidden_size": 5})
+
+
+def test_a_slope_that_its_value_does_not_tell_is_refused() -> None:
+    attrs = {"activations": ["LeakyRelu"], "activation_alpha": [-0.5]}
+    one = OneNode(case("RNN", 2, 2, 3, 4, attrs=attrs))
+    run(one.graph, one.inputs)
+    with pytest.raises(UnsupportedOpError, match=r"the slope of LeakyRelu with alpha -0\.5"):
+        backward_of(one)
+
+
+@pytest.mark.parametrize("length", [-1, 5])
+def test_a_length_outside_the_steps_ends_the_run(length: int) -> None:
+    row = case("GRU", 4, 3, 2, 5, "l")
+    lens = np.array([4, length, 0], np.int32)
+    one = OneNode(replace(row, ins=(*row.ins[:4], lens, *row.ins[5:])))
+    with pytest.raises(LabelError, match=rf"length {length} at position 1 is outside \[0, 5\)"):
+        run(one.graph, one.inputs)
+
+
+def test_steps_and_rows_may_be_symbols() -> None:
+    graph = OneNode(case("LSTM", 4, 3, 2, 5, "bhc", attrs={"direction": "bidirectional"})).graph
+    graph.inputs["x0"] = TensorType("f32", ("steps", "rows", 2))
+    for name in ("x5", "x6"):
+        graph.inputs[name] = TensorType("f32", (2, "rows", 5))
+    types = infer(graph).types
+    assert types["y0"].shape == ("steps", 2, "rows", 5)
+    assert types["y2"].shape == (2, "rows", 5)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_artifacts_hold_the_training_ops_of_onnxruntime_where_it_has_them(kind: str) -> None:
+    for given, attrs, domain in (
+        ("bhc", {}, MS), ("bhc", {"activations": DEFAULTS[kind]}, MS), ("blhc", {}, OURS),
+        ("bhc", {"layout": 1}, OURS), ("bhc", {"direction": "reverse"}, OURS),
+        ("bhc", {"clip": 1.0}, OURS),
+    ):  # fmt: skip
+        graph, _ = backward_of(OneNode(case(kind, 4, 3, 2, 5, given, attrs=attrs)))
+        found = {n.op: n.domain for n in graph.nodes if n.op.startswith(kind)}
+        assert found == {f"{kind}Training": domain, f"{kind}Grad": domain}
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_threads_do_not_change_a_bit(kind: str) -> None:
+    one = OneNode(case(kind, 5, 5, 3, 6, "blhcp", attrs={"direction": "bidirectional"}))
+    graph, _ = backward_of(one)
+    graph.outputs += one.outputs
+    first = run(graph, one.inputs, threads=1)
+    for threads in (2, 3):
+        for name, found in run(graph, one.inputs, threads=threads).items():
+            np.testing.assert_array_equal(found, first[name], err_msg=name)

@@ -1,0 +1,338 @@
+"""Winograd's convolution: right on every target, within its error bound, chosen where it pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.draft import Place
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.analysis.flops import work
+from engine.kernels.binaries.load import linker, object_code
+from engine.kernels.loops.window import Axis, parts
+from engine.kernels.machine.target import Target, host
+from engine.kernels.ops.conv import convolution, weight_gradient, winograd_calls
+from engine.kernels.vocabulary.op import TensorType
+from engine.plan.plan import align
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program
+from tests.kernels.test_targets import OTHERS, runnable
+from tests.support.harness import run
+
+DIRECT, WINOGRAD = False, True
+WHAT = ("Y", "bias", "dX", "dW")
+OPSETS = {"": 17, "com.microsoft": 1, "engine": 1}
+
+# (images, channels, height, width), filters, pads, threads: what each row is for stands beside it.
+LAYERS: tuple[tuple[tuple[int, ...], int, list[int], int], ...] = (
+    ((2, 16, 8, 8), 16, [0, 0, 0, 0], 1),  # tiles that the images do not fill
+    ((2, 17, 9, 7), 35, [1, 1, 1, 1], 2),  # channels that vectors do not fill
+    ((1, 32, 12, 13), 64, [2, 1, 0, 2], 3),  # uneven padding, three threads
+    ((3, 40, 3, 4), 130, [1, 1, 1, 1], 4),  # threads along columns
+    ((2, 3, 21, 70), 5, [1, 1, 1, 1], 2),  # few channels; tiles of a row in spans
+    ((1, 16, 1, 1), 16, [1, 1, 1, 1], 2),  # one pixel
+    ((1, 5, 2, 3), 6, [4, 4, 3, 4], 1),  # windows wholly in padding
+    ((2, 410, 5, 5), 16, [1, 2, 1, 2], 2),  # channels in two blocks
+    ((1, 600, 4, 5), 150, [1, 1, 1, 1], 1),  # filters in pieces, of Y, dX and dW
+    ((0, 16, 8, 8), 16, [1, 1, 1, 1], 2),  # no image
+)  # fmt: skip
+
+
+def graph(given: dict[str, np.ndarray], pads: list[int], what: str) -> Graph:
+    """Y of a convolution, "bias": with bias and Relu; or dX or dW."""
+    kind = "f64" if given["x"].dtype == np.float64 else "f32"
+    inputs = {name: TensorType(kind, a.shape) for name, a in given.items()}
+    attrs: dict[str, Any] = {"pads": pads}
+    if what == "bias":
+        attrs["activation"] = "Relu"
+    domain = "" if what == "Y" else "com.microsoft"
+    op = {"Y": "Conv", "bias": "FusedConv"}.get(what, "ConvGrad")
+    ins = ["dy"] * ("dy" in given) + ["x", "w"] + ["bias"] * ("bias" in given)
+    outs = ("", "y", "") if what == "dW" else ("y",)
+    node = Node(op, tuple(ins), outs, attrs, domain, "layer")
+    return Graph("layer", inputs, ["y"], {}, [node], OPSETS)
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, is_winograd: bool) -> None:
+    """From here on, plans have one of the two algorithms wherever there is a choice."""
+    for module in (convolution, weight_gradient):
+        monkeypatch.setattr(module, "pays", lambda *_: is_winograd)
+
+
+def values(
+    monkeypatch: pytest.MonkeyPatch,
+    is_winograd: bool,
+    given: dict[str, np.ndarray],
+    pads: list[int],
+    what: str,
+    threads: int = 1,
+    target: Target | None = None,
+) -> np.ndarray:
+    """Y, dX or dW, by one of the two algorithms."""
+    choose(monkeypatch, is_winograd)
+    made = graph(given, pads, what)
+    plan = make_plan(made, {}, target=target or host(), threads=threads)
+    has = any(s.template in ("winograd", "winograd_dw") for s in plan.specs)
+    assert has == (is_winograd and bool(plan.steps))
+    return run(made, given, threads=threads, target=target)["y"]
+
+
+@pytest.mark.parametrize("what", ["Y", "dX", "dW"])
+def test_strided_layers_are_direct(what: str) -> None:
+    """Wide ones too, in all directions, and so dX is that of float64."""
+    given = layer(((1, 64, 18, 18), 64, [1, 1, 1, 1], 1), "Y", np.float32)
+    given["dy"] = given["x"][:, :, :9, :9].copy()
+    if what == "Y":
+        del given["dy"]
+    made = graph(given, [1, 1, 1, 1], what)
+    made.nodes[0].attrs["strides"] = [2, 2]
+    specs = make_plan(made, {}, target=host(), threads=1).specs
+    assert not [s.template for s in specs if s.template.startswith("winograd")]
+    double = {name: a.astype(np.float64) for name, a in given.items()}
+    wide = graph(double, [1, 1, 1, 1], what)
+    wide.nodes[0].attrs["strides"] = [2, 2]
+    want = run(wide, double)["y"]
+    np.testing.assert_allclose(run(made, given)["y"], want, atol=1e-5 * np.abs(want).max())
+
+
+def layer(row: Any, what: str, dtype: Any, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of a layer."""
+    (n, ci, h, w), co, pads, _ = row
+    rng = np.random.default_rng(seed)
+    given = {"x": rng.standard_normal((n, ci, h, w)), "w": rng.standard_normal((co, ci, 3, 3))}
+    if what == "bias":
+        given["bias"] = rng.standard_normal(co)
+    if what in ("dX", "dW"):
+        out = (h + pads[0] + pads[2] - 2, w + pads[1] + pads[3] - 2)
+        given["dy"] = rng.standard_normal((n, co, *out))
+    return {name: a.astype(dtype) for name, a in given.items()}
+
+
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("row", LAYERS, ids=lambda r: "x".join(map(str, (*r[0], r[1]))))
+def test_it_computes_what_the_direct_kernel_does(
+    monkeypatch: pytest.MonkeyPatch, row: Any, what: str
+) -> None:
+    """In double precision, where rounding hides nothing."""
+    given = layer(row, what, np.float64)
+    direct = values(monkeypatch, DIRECT, given, row[2], what)
+    found = values(monkeypatch, WINOGRAD, given, row[2], what, row[3])
+    atol = 1e-13 * np.max(np.abs(direct), initial=1)
+    np.testing.assert_allclose(found, direct, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("what", ["Y", "dX", "dW"])
+def test_both_algorithms_count_as_the_same_work(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """A rate of operations is that of the operation, so that the two can be compared."""
+    given, counts = layer(LAYERS[1], what, np.float32), []
+    for is_winograd in (DIRECT, WINOGRAD):
+        choose(monkeypatch, is_winograd)
+        plan = make_plan(graph(given, LAYERS[1][2], what), {}, target=host(), threads=1)
+        counts.append(sum(step.flops for step in work(plan)))
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Unless the flag says that the first one overwrites what is there."""
+    row = LAYERS[1]
+    given, pads = layer(row, "dW", np.float64), row[2]
+    want = values(monkeypatch, WINOGRAD, given, pads, "dW", threads)
+    inputs = {name: TensorType("f64", a.shape) for name, a in given.items()}
+    inputs |= {"sum": TensorType("f64", want.shape), "reset": TensorType("b1", (1,))}
+    nodes = [
+        Node("ConvGrad", ("dy", "x", "w"), ("y", "g"), {"pads": pads}, "com.microsoft", "layer"),
+        Node("InPlaceAccumulatorV2", ("sum", "g", "reset"), ("done",), {}, "com.microsoft", "add"),
+    ]
+    made = Graph("layer", inputs, ["y"], {}, nodes, OPSETS)
+    plan = make_plan(
+        made, {}, target=host(), threads=threads, places={"sum": Place("grad", 0)},
+        region_bytes={"grad": align(want.nbytes)},
+    )  # fmt: skip
+    assert any(s.template == "winograd_fold" for s in plan.specs)
+    total = allocate(align(want.nbytes))
+    regions = {"work": allocate(plan.region_bytes("work")), "grad": total}
+    program = Program(plan, linker(host()).addresses, regions)
+    for name, array in given.items():
+        np.copyto(program.inputs[name], array)
+    total.view(np.float64)[...] = np.nan
+    for times, reset in ((1, True), (2, False), (1, True)):
+        program.inputs["reset"][...] = reset
+        program.run()
+        found = total.view(np.float64)[: want.size].reshape(want.shape)
+        np.testing.assert_array_equal(found, times * want)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5, 16])
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Each output is the same sum, whoever computes it: to the last bit."""
+    row = ((2, 24, 13, 17), 80, [1, 1, 1, 1], 1)
+    for what in ("bias", "dX"):
+        given = layer(row, what, np.float32)
+        alone = values(monkeypatch, WINOGRAD, given, row[2], what)
+        found = values(monkeypatch, WINOGRAD, given, row[2], what, threads)
+        np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.parametrize("threads", [4, 16])
+def test_sums_over_tiles_are_the_same_in_every_run(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """The parts of dW are added in order, whichever thread is done first."""
+    row = ((2, 24, 13, 17), 80, [1, 1, 1, 1], 1)
+    given = layer(row, "dW", np.float32)
+    first = values(monkeypatch, WINOGRAD, given, row[2], "dW", threads)
+    for _ in range(3):
+        again = values(monkeypatch, WINOGRAD, given, row[2], "dW", threads)
+        np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_plainer_variants_agree(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for what in WHAT:
+        given = layer(LAYERS[1], what, np.float32)
+        own = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what)
+        found = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what, 2, runnable()[name])
+        np.testing.assert_allclose(found, own, rtol=0, atol=4e-6 * np.max(np.abs(own)))
+
+
+def test_what_is_not_a_number_stays_in_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN and infinity reach every output whose tile reads them, through Relu, and no other."""
+    row = ((1, 16, 16, 16), 16, [1, 1, 1, 1], 1)
+    given = layer(row, "bias", np.float32)
+    given["x"][0, 3, 2, 2] = np.nan
+    found = values(monkeypatch, WINOGRAD, given, row[2], "bias")
+    assert np.isnan(found[0, :, 1:4, 1:4]).all()
+    assert np.isfinite(found[0, :, 8:, :]).all()
+    assert np.isfinite(found[0, :, :, 8:]).all()
+
+
+KINDS = {
+    "normal": lambda rng, x, w: (x, w),
+    "relu": lambda rng, x, w: (np.maximum(x, 0), w),
+    "sparse": lambda rng, x, w: (x * (rng.random(x.shape) < 0.05), w),
+    "wide": lambda rng, x, w: (x * 10 ** rng.uniform(-3, 3, x.shape), w),
+    "positive": lambda rng, x, w: (np.abs(x), np.abs(w)),
+}
+
+
+def errors(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, np.ndarray], what: str
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The largest error of an algorithm against float64, and the inputs in float64."""
+    pads = [1, 1, 1, 1]
+    exact = {n: a.astype(np.float64) for n, a in given.items()}
+    right = values(monkeypatch, DIRECT, exact, pads, what)
+    found = values(monkeypatch, WINOGRAD, given, pads, what)
+    return float(np.max(np.abs(found - right))), exact
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("channels", [16, 64, 256, 1024])
+def test_the_error_is_within_its_bound(
+    monkeypatch: pytest.MonkeyPatch, channels: int, kind: str
+) -> None:
+    """The bound that the docstring of kernels/ops/conv/winograd.py states, against float64."""
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        x, w = rng.standard_normal((2, channels, 9, 10)), rng.standard_normal((32, channels, 3, 3))
+        x, w = (a.astype(np.float32) for a in KINDS[kind](rng, x, w))
+        error, exact = errors(monkeypatch, {"x": x, "w": w}, "Y")
+        squares = np.pad((exact["x"] ** 2).sum(1), ((0, 0), (1, 1), (1, 1)))
+        windows = sum(squares[:, i : i + 9, j : j + 10] for i in range(3) for j in range(3))
+        scale = np.sqrt(np.max(windows) * np.max((exact["w"] ** 2).sum((1, 2, 3))))
+        assert error <= (8 + np.sqrt(channels)) * 2.0**-24 * scale
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("images", "size"), [(1, 6), (4, 14), (8, 40)])
+def test_the_error_of_weights_is_within_its_bound(
+    monkeypatch: pytest.MonkeyPatch, images: int, size: int, kind: str
+) -> None:
+    """The bound that the docstring of kernels/ops/conv/winograd_weights.py states."""
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((2, images, 32, size, size))
+    x, dy = (a.astype(np.float32) for a in KINDS[kind](rng, x, dy))
+    given = {"x": x, "w": np.zeros((32, 32, 3, 3), np.float32), "dy": dy}
+    error, exact = errors(monkeypatch, given, "dW")
+    x2, dy2 = (np.max((exact[n] ** 2).sum((0, 2, 3))) for n in ("x", "dy"))
+    assert error <= 12 * 2.0**-24 * np.sqrt(x2 * dy2)
+
+
+# images, size, padding, channels, filters; then whether Y and dX are by Winograd's algorithm on
+# vectors of 16 and of 4 elements.  ResNet-50's last layer of 512 channels has 4 tiles an image: one
+# image does not pay for the transform of its filters.
+CHOICES = (
+    ("cnn, first", 64, 28, 0, 1, 32, (False, True), (False, False)),
+    ("cnn, second", 64, 26, 0, 32, 64, (True, True), (True, True)),
+    ("resnet, 56", 8, 56, 1, 64, 64, (True, True), (True, True)),
+    ("resnet, 28", 8, 28, 1, 128, 128, (True, True), (True, True)),
+    ("resnet, 14", 8, 14, 1, 256, 256, (True, True), (True, True)),
+    ("resnet, 7", 8, 7, 1, 512, 512, (True, True), (True, True)),
+    ("resnet, 7, alone", 1, 7, 1, 512, 512, (False, False), (False, False)),
+    ("vgg, first", 8, 224, 1, 3, 64, (False, True), (False, False)),
+    ("vgg, second", 8, 224, 1, 64, 64, (True, True), (True, True)),
+    ("few channels", 8, 32, 1, 4, 4, (False, False), (False, False)),
+)
+
+
+@pytest.mark.parametrize("row", CHOICES, ids=lambda r: r[0])
+def test_the_choice_of_layers(row: Any) -> None:
+    _, images, size, pad, ci, co, on_16, on_4 = row
+    axis = Axis(size, size + 2 * pad - 2, 3, pad=pad, pad_end=pad)
+    axes = (Axis(), axis, axis)
+    back = winograd_calls.backward(axes)
+    for name, want in (("avx512", on_16), ("neon", on_4)):
+        target = Target("", "", "", 64 if name == "avx512" else 16, 6, 4 if name == "avx512" else 2)
+        found = (
+            winograd_calls.pays(target, "f32", images, axes, ci, co, 1),
+            winograd_calls.pays(target, "f32", images, back, co, ci, 1),
+        )
+        assert found == want, name
+
+
+def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other windows, groups, double precision, and everything if the user says so."""
+    axis, plain = Axis(56, 54, 3), Axis()
+
+    def pays(T: str = "f32", groups: int = 1, *axes: Axis) -> bool:
+        d, h, w = axes or (plain, axis, axis)
+        return winograd_calls.pays(host(), T, 8, (d, h, w), 64, 64, groups)
+
+    assert pays()
+    assert not pays("f64")
+    assert not pays("f32", 2)
+    assert not pays("f32", 1, plain, Axis(56, 27, 3, stride=2), axis)
+    assert not pays("f32", 1, plain, axis, Axis(56, 52, 3, dilation=2))
+    assert not pays("f32", 1, plain, axis, Axis(56, 52, 5))
+    assert not pays("f32", 1, Axis(3, 1, 3), axis, axis)
+    monkeypatch.setenv("EDGEGRAD_CONVOLUTION", "direct")
+    assert not pays()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_plan_shows_the_choice_and_its_kernels_compile(name: str) -> None:
+    row = ((8, 64, 28, 28), 64, [1, 1, 1, 1], 1)
+    wanted = {"bias": ["winograd", "winograd_filters"], "dW": ["winograd_dw", "winograd_fold"]}
+    for what, templates in wanted.items():
+        given = layer(row, what, np.float32)
+        plan = make_plan(graph(given, row[2], what), {}, target=OTHERS[name], threads=2)
+        specs = [s for s in plan.specs if s.template.startswith(("conv", "winograd"))]
+        assert [s.template for s in specs] == templates
+        assert f"{templates[0]}_f32(" in str(plan)
+        for spec in specs:
+            assert object_code(spec, OTHERS[name])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize(("tiles", "columns"), [(2304, 64), (1568, 64), (128, 256), (32, 512)])
+def test_threads_have_equal_work(tiles: int, columns: int, threads: int) -> None:
+    """The busiest of up to 16 threads has at most 1.5 times its share, in whole register tiles."""
+    mt, nt = winograd_calls.split(tiles, columns, host(), "f32", threads)
+    width = host().nv * host().lanes(4)
+    rows = parts(parts(tiles, host().mr), mt) * host().mr
+    mine = min(parts(parts(columns, width), nt) * width, columns)
+    assert rows * mine * threads <= 1.5 * tiles * columns

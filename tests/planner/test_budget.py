@@ -1,0 +1,305 @@
+"""Plans under a budget: what runs again, what it takes, and that no number changes by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointState, Module
+from engine.errors import BudgetError
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.simplify import forward_part
+from engine.graphs.planner import lower
+from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace, work_bytes
+from engine.graphs.planner.pipeline import Planner
+from engine.graphs.planner.recompute import places, repeat, repeats
+from engine.graphs.planner.search import Chosen, Search
+from engine.graphs.planner.timeline import Profile, Timeline
+from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.binaries.load import linker
+from engine.kernels.machine.target import host
+from engine.kernels.vocabulary.op import TensorType
+from engine.plan.plan import KernelSpec, Plan
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program
+from engine.tools.dev.case_graphs import with_loss
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+BUDGETS = 20
+PLENTY = 1 << 50  # bytes
+SIDE = 64
+
+
+@pytest.fixture(autouse=True)
+def only_the_loss_is_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only gradients need of `Drawn` is its backward pass, though they are outputs.
+
+    Else all of it were the forward pass, in which nothing runs again.
+    """
+
+    def part(graph: Graph) -> set[Node]:
+        return forward_part(
+            replace(graph, outputs=[n for n in graph.outputs if n == "loss"] or graph.outputs)
+        )
+
+    monkeypatch.setattr(lower, "forward_part", part)
+
+
+class Trained:
+    """The training model of a golden, planned within budgets."""
+
+    def __init__(self, name: str) -> None:
+        self.state = CheckpointState.load_checkpoint(GOLDENS / name / "checkpoint")
+        module = Module(GOLDENS / name / "training_model.onnx", self.state, threads=2)
+        self.model = module._train
+        trace = np.load(GOLDENS / name / "trace.npz")
+        values = (trace["x"][0], trace["y"][0])
+        self.batch = dict(zip(self.model.inputs, values, strict=True))
+        self.free = self.plan(PLENTY)
+
+    def plan(self, budget: int) -> Plan:
+        self.model.memory.budget = budget
+        return self.model.plan({name: value.shape for name, value in self.batch.items()})
+
+    def run(self, plan: Plan) -> bytes:
+        """All that a step leaves behind: outputs, gradients, statistics."""
+        program = self.model.load(plan)
+        kept = {name: np.array(r) for name, r in self.state.regions.items()}
+        for name, value in self.batch.items():
+            program.inputs[name][...] = value
+        for name, value in program.inputs.items():
+            if name not in self.batch:
+                value[...] = 1  # the flag that gradients begin anew
+        program.run(0, 7)
+        found = [np.array(v).tobytes() for v in program.outputs.values()]
+        for name, region in self.state.regions.items():
+            found.append(region.tobytes())
+            region[...] = kept[name]
+        return b"".join(found)
+
+
+class Drawn:
+    """Loss and gradients of a random graph of products, softmaxes and sums, planned likewise."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        square = TensorType("f32", (SIDE, SIDE))
+        self.batch = {n: rng.standard_normal(square.dims).astype(np.float32) for n in "xw"}
+        known, nodes = ["x", "w"], []
+        for n in range(14):
+            op, count = [("MatMul", 2), ("Softmax", 1), ("Add", 2)][rng.integers(3)]
+            reads = [*rng.choice(known, count - 1), known[-1]]
+            nodes.append(Node(op, tuple(map(str, reads)), (f"y{n}",), name=f"{op}{n}"))
+            known.append(f"y{n}")
+        inputs = {name: square for name in self.batch}
+        plain = Graph("drawn", inputs, [known[-1]], {}, nodes, {"": 17, "engine": 1})
+        graph = with_loss(plain, {known[-1]: self.batch["x"]})
+        names = differentiate(graph, "loss", ["x", "w"], infer(graph.copy()).types)
+        graph.outputs = ["loss", *names.values()]
+        self.planner = Planner(graph, target=host(), threads=2, closed=True)
+        self.free = self.plan(PLENTY)
+
+    def plan(self, budget: int) -> Plan:
+        self.planner.budget = budget
+        return self.planner.plan({name: value.shape for name, value in self.batch.items()})
+
+    def run(self, plan: Plan) -> bytes:
+        """The loss and the gradients."""
+        work = allocate(plan.region_bytes("work"), zero=False)
+        work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
+        program = Program(plan, linker(host()).addresses, {"work": work})
+        for name, value in self.batch.items():
+            program.inputs[name][...] = value
+        program.run()
+        return b"".join(np.array(v).tobytes() for v in program.outputs.values())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 6])
+def test_random_graphs_keep_to_budgets(seed: int) -> None:
+    assert budgets(Drawn(seed)) > 1
+
+
+@pytest.mark.parametrize("name", ["mobilenet", "transformer"])
+def test_models_keep_to_budgets(name: str) -> None:
+    assert budgets(Trained(name)) > 3
+
+
+def budgets(one: Trained | Drawn) -> int:
+    """Plan within budgets from the least to what needs none; return how many plans there are.
+
+    More is never slower, less has never a higher peak, and results are equal to the last bit.
+    """
+    with pytest.raises(BudgetError, match="the least that is enough") as refused:
+        one.plan(1)
+    least, most = refused.value.least, one.free.nbytes
+    assert least <= most
+    expected = one.run(one.free)
+    before, ran = None, set[tuple[float, int]]()
+    for budget in np.linspace(least, most, BUDGETS).astype(int).tolist():
+        plan = one.plan(budget)
+        assert plan.nbytes <= budget
+        now = sum(step_seconds(plan)), plan.region_bytes("work")
+        if before is not None:
+            assert now[0] <= before[0]
+            assert now[1] >= before[1]
+        before = now
+        if now not in ran:
+            assert one.run(plan) == expected
+        ran.add(now)
+    assert str(plan) == str(one.free)
+    with pytest.raises(BudgetError):
+        one.plan(least - 1)
+    return len(ran)
+
+
+def test_a_plan_within_a_budget_says_how_much_was_searched() -> None:
+    """One that was made without a search does not."""
+    one = Trained("mobilenet")
+    assert "searched" not in one.free.summary()
+    with pytest.raises(BudgetError) as error:
+        one.plan(1)
+    plan = one.plan(error.value.least)
+    ways, most = plan.searched
+    assert 0 < ways <= most
+    assert f"searched {ways:,} of at most {most:,} ways; most work bytes live at" in plan.summary()
+
+
+def test_a_plan_tells_what_holds_most_of_its_memory() -> None:
+    """By the values that live while a step runs, counted one after another."""
+    plan = Trained("transformer").free
+    place, held = plan.fullest()
+    work = [b for b in plan.buffers if b.region == "work"]
+    live = [sum(b.nbytes for b in work if b.first <= n <= b.last) for n in range(len(plan.steps))]
+    assert live[place] == max(live) == sum(b.nbytes for b in held)
+    assert held[0].nbytes == max(b.nbytes for b in held)
+    assert plan.steps[place].source in plan.told_fullest()
+    assert all(b.name in plan.told_fullest() for b in held[:5])
+
+
+def test_plans_within_a_budget_are_the_same_every_time() -> None:
+    one, other = Trained("mobilenet"), Trained("mobilenet")
+    with pytest.raises(BudgetError) as refused:
+        one.plan(1)
+    budget = (one.free.nbytes + refused.value.least) // 2
+    assert str(one.plan(budget)) == str(other.plan(budget))
+    assert str(one.plan(budget)) == str(other.plan(budget))  # by a ladder that is known
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_timelines_know_what_lives(seed: int) -> None:
+    """Whatever runs again: as what the draft then takes, small values and scratch aside."""
+    one, rng = Drawn(seed), np.random.default_rng(seed)
+    draft = one.planner._recipes[0][2].draft()
+    whole, known = work_bytes(draft), repeats(draft)
+    timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
+    for share in (0, 0.2, 0.5, 1):
+        chosen = [n for n in known if rng.random() < share]
+        profile = timeline.profile(chosen)
+        assert profile is not None
+        again = Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)
+        repeat(again, known, chosen)
+        blocks = merge_inplace(again, lifetimes(again, again.calls))
+        assert profile.peak == pytest.approx(liveness_bound(blocks), rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
+    """Whatever is chosen or given up after what: to the byte, and so is the excess foretold."""
+    one, rng = Drawn(seed), np.random.default_rng(seed)
+    draft = one.planner._recipes[0][2].draft()
+    whole, known = work_bytes(draft), repeats(draft)
+    timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
+    profile, taken = Profile(timeline), 0
+    for _ in range(60):
+        added = {n for n in known if rng.random() < 0.2} - profile.chosen
+        removed = {n for n in profile.chosen if rng.random() < 0.3}
+        change = profile.change(sorted(added), sorted(removed))
+        anew = timeline.profile((profile.chosen | added) - removed)
+        assert (change is None) == (anew is None)
+        if change is not None and anew is not None:
+            limit = int(rng.uniform(0.3, 1) * profile.peak)
+            assert profile.excess_after(change, limit) == anew.excess(limit)
+            profile.take(change)
+            assert profile.keys == anew.keys
+            assert profile.live.tolist() == anew.live.tolist()
+            assert profile.seconds == pytest.approx(anew.seconds)
+            taken += 1
+    assert taken > 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_to_give_up_what_holds_nothing_where_too_much_lives_is_no_help(seed: int) -> None:
+    """So the search need not try that; of what holds something there, some helps."""
+    one, rng = Drawn(seed), np.random.default_rng(seed)
+    draft = one.planner._recipes[0][2].draft()
+    whole, known = work_bytes(draft), repeats(draft)
+    timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
+    helps, left_out = 0, 0
+    for _ in range(40):
+        profile = timeline.profile([n for n in known if rng.random() < 0.5])
+        assert profile is not None
+        limit = int(rng.uniform(0.2, 1) * profile.peak)
+        holding = profile.holding(limit)
+        for n in profile.needs:
+            change = profile.change(removed=[n])
+            if change is None:
+                continue
+            left = profile.excess_after(change, limit)
+            assert n in holding or left >= profile.excess(limit)
+            helps += left < profile.excess(limit)
+            left_out += n not in holding
+    assert min(helps, left_out) > 0
+
+
+def test_a_search_ends_where_nothing_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An excess that rounding made smaller was taken for a better one, until the effort was spent.
+
+    Each choice leaves less than the one before it, by whole bytes.
+    """
+    left: list[list[int]] = []
+    reach, better = Search.reach, Search._better
+
+    def begin(self: Search, chosen: Iterable[int], limit: int) -> tuple[Chosen, bool]:
+        left.append([])
+        return reach(self, chosen, limit)
+
+    def note(self: Search, now: Profile, limit: int) -> Profile | None:
+        left[-1].append(now.excess(limit))
+        return better(self, now, limit)
+
+    monkeypatch.setattr(Search, "reach", begin)
+    monkeypatch.setattr(Search, "_better", note)
+    with pytest.raises(BudgetError):
+        Trained("mobilenet").plan(1)
+    assert sum(map(len, left)) > 20
+    for one in left:
+        assert all(isinstance(nbytes, int) for nbytes in one)
+        assert all(b < a for a, b in pairwise(one))
+
+
+def test_what_reads_what_is_changed_runs_again_before_that_alone() -> None:
+    """y = f(p); p += 1; z = g(y): y cannot be made again for z; without the change it can."""
+    draft = Draft()
+    for name, region in (("p", "param"), ("y", "work"), ("z", "work"), ("s", "work")):
+        draft.add(name, TensorType("f32", (SIDE,)), region=region)
+    spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 1))
+    first = Call(spec, (("r", "p"), ("w", "y")), (), "first", "fwd", ())
+    early = Call(spec, (("r", "y"), ("w", "s")), (), "early", "fwd", ())
+    change = Call(spec, (("r", "s"), ("u", "p")), (), "change", "opt", ())
+    late = Call(spec, (("r", "y"), ("w", "z")), (), "late", "bwd", ())
+    draft.calls = [first, early, change, late]
+    assert places(repeats(draft), [0]) is None
+    draft.calls = [first, early, late, change]
+    assert places(repeats(draft), [0]) == {0: 2}
+    repeat(draft, repeats(draft), [0])
+    sources = [call.source for call in draft.calls]
+    assert sources == ["first", "early", "first/again", "late", "change"]
+    assert draft.calls[3].args[0] == ("r", "y/again")

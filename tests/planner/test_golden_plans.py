@@ -1,0 +1,97 @@
+"""Whole plans as text: a change of planner or lowering shows as a change of these files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointState
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.draft import Place
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.machine.target import make
+from engine.plan.plan import Plan
+from engine.tools import cli
+from engine.tools.actions.plan_text import picture, words
+from engine.training.model_file import BUFFER, UPDATED
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
+
+
+def plan(case: str, batch: int) -> Plan:
+    """The training plan of a golden model, for a fixed target whatever this machine is."""
+    folder = GOLDENS / case
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    graph = onnx_io.load(folder / "training_model.onnx")
+    places, shapes = {}, {}
+    for name, t in graph.inputs.items():
+        owner = name.removesuffix(BUFFER)
+        if owner in state.slots:
+            region = "grad" if name.endswith(BUFFER) else "param"
+            places[name] = Place(region, state.slots[owner].offset)
+        else:
+            shapes[name] = tuple(d if isinstance(d, int) else batch for d in t.shape)
+    return make_plan(
+        graph, shapes, target=TARGET, threads=2, places=places,
+        region_bytes={r: state.region_bytes(r) for r in ("param", "grad")},
+        outputs=[o for o in graph.outputs if not o.endswith(UPDATED)], name=case,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
+def test_plan_text(case: str, golden: Callable[[str, str], None]) -> None:
+    made = plan(case, 8)
+    golden(f"{case}.plan.txt", f"{made}\n{picture(made)}")
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
+def test_the_words_of_steps_have_names(case: str) -> None:
+    """Every number of a step is told, in its order; none is told that the step does not pass."""
+    made = plan(case, 8)
+    rows = words(made).splitlines()
+    assert len(rows) == len(made.steps)
+    for row, step in zip(rows, made.steps, strict=True):
+        told = re.findall(r"[=(,](-?[\d.e+-]+)", row)
+        assert list(map(float, told)) == list(step.consts), row
+
+
+def test_show_names_the_words_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(GOLDENS / "mlp" / "forward.onnx")
+    graph = onnx_io.load(model)
+    (name,) = graph.inputs
+    assert cli.main(["show", model, "--shape", f"{name}=8,64", "--words"]) == 0
+    assert re.search(r"^ +0 gemm_\w+: .*\bm=8 n=48 k=64\b", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "l1", "regression_sgd"])
+@pytest.mark.parametrize("batch", [1, 8, 33])
+def test_arenas_are_optimal_for_their_order(case: str, batch: int) -> None:
+    assert plan(case, batch).ratio == pytest.approx(1.0)
+
+
+def test_planning_is_deterministic() -> None:
+    assert str(plan("cnn", 8)) == str(plan("cnn", 8))
+
+
+def test_no_reuse_gives_every_buffer_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_REUSE", "0")
+    made = plan("mlp", 8)
+    work = sorted((b.offset, b.nbytes) for b in made.buffers if b.region == "work")
+    ends = np.cumsum([n for _, n in work])
+    assert [o for o, _ in work] == [0, *ends[:-1]]
+
+
+def test_the_debug_switch_prints_every_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEGRAD_DEBUG", "2")
+    plan("mlp", 8)
+    text = capsys.readouterr().err
+    assert text.count("--- after") >= 6
+    assert "FusedGemm" in text
+    assert "plan mlp" in text

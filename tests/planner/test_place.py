@@ -1,0 +1,218 @@
+"""Placement and order, as properties over random lifetimes and random graphs of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.graphs.planner import place as placing
+from engine.graphs.planner.assemble import assemble
+from engine.graphs.planner.cuts import Cuts
+from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.lifetimes import (
+    Block,
+    Tally,
+    lifetimes,
+    liveness_bound,
+    merge_inplace,
+    work_bytes,
+)
+from engine.graphs.planner.order import least_peak, order
+from engine.graphs.planner.place import barriers, place
+from engine.kernels.vocabulary.op import TensorType
+from engine.plan.plan import KernelSpec
+
+NUMBERS = (1, 256, 1)  # of a map: rows, elements of a row, whether threads share them
+
+blocks = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40
+).map(
+    lambda rows: [
+        Block([str(i)], size * 64, min(a, b), max(a, b)) for i, (size, a, b) in enumerate(rows)
+    ]
+)
+
+
+@given(blocks)
+@settings(max_examples=200, deadline=None)
+def test_placement_is_disjoint_and_bounded(given_blocks: list[Block]) -> None:
+    ends = (placing._fit(order, None) for order in placing._orders(given_blocks))
+    greedy = [end for end in ends if end is not None]
+    top = place(given_blocks)
+    bound = liveness_bound(given_blocks)
+    assert bound <= top == min((top, *greedy))
+    for i, a in enumerate(given_blocks):
+        assert 0 <= a.offset <= top - a.nbytes
+        for b in given_blocks[:i]:
+            if a.first <= b.last and b.first <= a.last:
+                assert a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+
+
+def test_blocks_that_reach_too_high_are_placed_again() -> None:
+    """No order by size, life, birth or death alone meets the bound here."""
+    rows = [(4, 1, 5), (1, 1, 3), (4, 4, 8), (2, 6, 9), (3, 6, 7), (1, 5, 9)]
+    given_blocks = [Block([str(i)], 64 * n, a, b) for i, (n, a, b) in enumerate(rows)]
+    assert place(given_blocks) == liveness_bound(given_blocks)
+
+
+def test_blocks_of_the_peak_are_placed_first() -> None:
+    """No order by size, life, birth or death alone comes near the bound here."""
+    rng = np.random.default_rng(2)
+    births = rng.integers(0, 40, 80)
+    rows = zip(rng.integers(1, 40, 80), births, births + rng.integers(0, 30, 80), strict=True)
+    given_blocks = [Block([], 64 * int(n), int(a), int(b)) for n, a, b in rows]
+    assert place(given_blocks) <= 1.01 * liveness_bound(given_blocks)
+
+
+@pytest.mark.parametrize(("count", "seed"), [(40, 24), (60, 22), (60, 30)])
+def test_climbing_comes_near_the_bound_where_orders_do_not(
+    count: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    births = rng.integers(0, 30, count)
+    rows = list(
+        zip(rng.integers(1, 40, count), births, births + rng.integers(0, 20, count), strict=True)
+    )
+    one, two, plain = (
+        [Block([], 64 * int(n), int(a), int(b)) for n, a, b in rows] for _ in range(3)
+    )
+    bound = liveness_bound(one)
+    assert place(one) <= 1.01 * bound
+    place(two)
+    assert [b.offset for b in one] == [b.offset for b in two]
+    for i, a in enumerate(one):
+        for b in one[:i]:
+            if a.first <= b.last and b.first <= a.last:
+                assert a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+    monkeypatch.setattr(placing, "climb", lambda *given: None)
+    assert place(plain) > 1.01 * bound
+
+
+def random_draft(rng: np.random.Generator, count: int) -> Draft:
+    """Calls that read earlier values and write one of their own, some of them in place."""
+    draft = Draft()
+    draft.add("x", TensorType("f32", (256,)), region="io")
+    draft.inputs.append(("x", "x"))
+    names = ["x"]
+    for n in range(count):
+        size = 256 if rng.random() < 0.7 else int(rng.integers(1, 2000))
+        name = f"v{n}"
+        draft.add(name, TensorType("f32", (size,)))
+        sources = rng.choice(names[-6:], size=min(len(names), int(rng.integers(1, 4))))
+        reads: list[tuple[Literal["r"], str]] = [("r", str(s)) for s in dict.fromkeys(sources)]
+        operands = " ".join(f"{letter}:f32[]" for letter in "abc"[: len(reads)])
+        spec = KernelSpec("map", (f"{operands} -> y:f32[] = neg(a)", 0))
+        draft.calls.append(
+            Call(spec, (*reads, ("w", name)), NUMBERS, name, "fwd", ((len(reads), 0),))
+        )  # fmt: skip
+        names.append(name)
+    draft.add("y", TensorType("f32", (256,)), region="io")
+    spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 0))
+    draft.calls.append(Call(spec, (("r", names[-1]), ("w", "y")), NUMBERS, "y", "fwd", ()))
+    draft.outputs.append(("y", "y", (256,)))
+    return draft
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_graphs_give_verified_plans(seed: int) -> None:
+    draft = random_draft(np.random.default_rng(seed), 40)
+    before = liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls)))
+    lives = order(draft)
+    assert lives == lifetimes(draft, draft.calls)
+    plan = assemble(draft, "x", 2, {}, "random")
+    assert plan.lower_bound <= before
+    assert plan.lower_bound <= plan.region_bytes("work")
+    assert plan.ratio < 1.25
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_order_keeps_every_dependency(seed: int) -> None:
+    draft = random_draft(np.random.default_rng(seed), 40)
+    order(draft)
+    written = {"x"}
+    for call in draft.calls:
+        assert call.touched("r") <= written
+        written |= call.touched("w")
+
+
+def orders(before: Sequence[set[int]], begin: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """All orders of calls, given what must come before each."""
+    if len(begin) == len(before):
+        yield begin
+    for n, need in enumerate(before):
+        if n not in begin and need.issubset(begin):
+            yield from orders(before, (*begin, n))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_has_fewer_bytes_at_a_call_than_its_cut(seed: int) -> None:
+    """And some order has as few: all orders of eight calls are looked at."""
+    draft = random_draft(np.random.default_rng(seed), 7)
+    cuts, tally = Cuts(draft.calls, work_bytes(draft)), Tally(draft)
+    least, peaks = [1 << 60] * len(draft.calls), list[int]()
+    for each in orders(cuts.before):
+        live = tally.live(each)
+        peaks.append(max(live))
+        for n, nbytes in zip(each, live, strict=True):
+            least[n] = min(least[n], nbytes)
+    found = [cuts.least(n) for n in range(len(least))]
+    assert [cut.nbytes for cut in found] == least
+    assert all(cut.fewest <= cut.most for cut in found)
+    first = range(len(least))
+    assert least_peak(cuts, first, tally.live(first), len(first)) == max(least) <= min(peaks)
+    order(draft)
+    assert liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls))) == min(peaks)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_are_tallied_as_blocks_have_them(seed: int) -> None:
+    """In the order of the graph, and in one that the planner makes."""
+    draft = random_draft(np.random.default_rng(seed), 40)
+    for _ in range(2):
+        blocks = merge_inplace(draft, lifetimes(draft, draft.calls))
+        live = [
+            sum(b.nbytes for b in blocks if b.first <= n <= b.last) for n in range(len(draft.calls))
+        ]
+        assert Tally(draft).live(range(len(live))) == live
+        order(draft)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_barrier_stands_before_every_conflict(seed: int) -> None:
+    draft = random_draft(np.random.default_rng(seed), 30)
+    spans = {
+        n: (draft.values[n].region, i * 8192, i * 8192 + draft.values[n].nbytes)
+        for i, n in enumerate(lifetimes(draft, draft.calls))
+    }
+    meets = barriers(draft.calls, spans)
+    open_writes: set[str] = set()
+    for call, meet in zip(draft.calls, meets, strict=True):
+        if meet:
+            open_writes = set()
+        assert not call.touched("r") & open_writes
+        open_writes |= call.touched("w")
+
+
+@pytest.mark.parametrize("count", [200, 1000, 3000, 20_000])
+def test_orders_by_size_are_tried_as_far_as_work_allows(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A try compares each block with each: no more of them are compared than `WORK` in all."""
+    rng, compared = np.random.default_rng(0), 0
+
+    def counted(order: Sequence[Block], limit: int | None) -> int | None:
+        nonlocal compared
+        compared += len(order) ** 2 // 2
+        return fit(order, limit)
+
+    fit = placing._fit
+    monkeypatch.setattr(placing, "_fit", counted)
+    births = rng.integers(0, count, count)
+    rows = zip(rng.integers(1, 400, count), births, births + rng.integers(0, 9, count), strict=True)
+    place([Block([str(i)], 64 * int(n), int(a), int(b)) for i, (n, a, b) in enumerate(rows)])
+    assert compared <= placing.WORK

@@ -1,0 +1,254 @@
+"""A planner plans further shapes from what it knows; its plans are those made from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointState
+from engine.errors import EngineError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.infer import bind
+from engine.graphs.planner.draft import Place
+from engine.graphs.planner.memo import NodeMemo
+from engine.graphs.planner.pipeline import Planner, make_plan
+from engine.kernels.machine.target import make
+from engine.kernels.vocabulary.op import TensorType
+from engine.plan.plan import Plan
+from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.cases.case import Case
+from engine.training.memory import Memory
+from engine.training.model import Model
+from engine.training.model_file import BUFFER, UPDATED
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def outcome(plan: Plan | EngineError) -> str:
+    """The text of a plan with its constants, or of an error."""
+    if isinstance(plan, Plan):
+        return f"{plan}\n{plan.constants}"
+    return f"{type(plan).__name__}: {plan}"
+
+
+def known(planner: Planner, shapes: Shapes) -> str:
+    """What a planner makes of shapes."""
+    try:
+        return outcome(planner.plan(shapes))
+    except EngineError as error:
+        return outcome(error)
+
+
+def anew(graph: Graph, shapes: Shapes) -> str:
+    """What is made of a graph whose dimensions are these numbers, so that it has no sizes."""
+    try:
+        return outcome(make_plan(bind(graph, shapes), {}, target=TARGET, threads=2))
+    except EngineError as error:
+        return outcome(error)
+
+
+# --- the plans are the same
+
+
+def symbolic(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """The graph with a symbol for each size above 1 of its inputs, and the sizes."""
+    sizes = {f"n{d}": d for t in graph.inputs.values() for d in t.dims if d > 1}
+    out = graph.copy()
+    for name, t in graph.inputs.items():
+        out.inputs[name] = t.but([f"n{d}" if d > 1 else d for d in t.dims])
+    return out, sizes
+
+
+def variants(sizes: Mapping[str, int], rng: np.random.Generator) -> Iterator[dict[str, int]]:
+    """Sizes to plan for, one after another."""
+    yield dict(sizes)
+    yield {name: 2 * n for name, n in sizes.items()}
+    for step in (1, 3, 40):
+        name = rng.choice(list(sizes))
+        yield {**sizes, name: sizes[name] + step}
+    yield {**sizes, rng.choice(list(sizes)): 1}
+    yield dict(sizes)
+
+
+def shapes_of(graph: Graph, sizes: Mapping[str, int]) -> Shapes:
+    """The shapes of all inputs for sizes of their symbols."""
+    return {
+        name: tuple(sizes[d] if isinstance(d, str) else d for d in t.shape)
+        for name, t in graph.inputs.items()
+    }
+
+
+ROWS = [(c.id, *symbolic(OneNode(c).graph)) for c in all_cases()]
+ROWS = [row for row in ROWS if row[2]]
+
+
+@pytest.mark.parametrize(
+    ("graph", "sizes"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_plans_of_case_rows_are_those_made_from_nothing(
+    graph: Graph, sizes: Mapping[str, int]
+) -> None:
+    planner = Planner(graph, target=TARGET, threads=2)
+    for given in variants(sizes, np.random.default_rng(0)):
+        shapes = shapes_of(graph, given)
+        assert known(planner, shapes) == anew(graph, shapes), shapes
+
+
+def doubled(graph: Graph) -> Graph:
+    """A graph, and a copy of it beside it that reads inputs of its own."""
+    out = graph.copy()
+    made = {o for node in graph.nodes for o in node.outputs} | set(graph.inputs)
+    new = {name: f"{name}'" for name in made - {""}}
+    out.inputs |= {new[name]: t for name, t in graph.inputs.items()}
+    out.outputs += [new.get(name, name) for name in graph.outputs]
+    for node in graph.copy().nodes:
+        node.inputs = tuple(new.get(i, i) for i in node.inputs)
+        node.outputs = tuple(new.get(o, o) for o in node.outputs)
+        node.name += "'"
+        out.nodes.append(node)
+    return out
+
+
+OF_EVERY_OP = {case.op: case for case in all_cases()}
+
+
+@pytest.mark.parametrize("case", OF_EVERY_OP.values(), ids=OF_EVERY_OP)
+def test_nodes_that_are_alike_become_what_each_would_alone(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = doubled(OneNode(case).graph)
+    found = known(Planner(graph, target=TARGET, threads=2), {})
+    monkeypatch.setattr(NodeMemo, "key", lambda self, node, phase: None)
+    assert found == known(Planner(graph, target=TARGET, threads=2), {})
+
+
+def test_of_nodes_that_are_alike_one_is_lowered() -> None:
+    graph, places = golden("mlp")
+    shapes = batch(graph, 4)
+    regions = {"param": 1 << 24, "grad": 1 << 24}
+    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, _, alone = work(planner, shapes)
+    both = doubled(graph)
+    shapes = batch(both, 4)
+    behind = {f"{n}'": Place(p.region, p.offset + (1 << 23)) for n, p in places.items()}
+    places = {**places, **behind}
+    planner = Planner(both, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, _, twice = work(planner, shapes)
+    assert twice <= alone + len(graph.outputs)  # whose copies are calls that belong to no node
+
+
+# --- and cost less
+
+
+def golden(case: str) -> tuple[Graph, Mapping[str, Place]]:
+    """The training model of a golden, and where its parameters and gradients are."""
+    folder = GOLDENS / case
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    graph, places = onnx_io.load(folder / "training_model.onnx"), {}
+    for name in graph.inputs:
+        owner = name.removesuffix(BUFFER)
+        if owner in state.slots:
+            region = "grad" if name.endswith(BUFFER) else "param"
+            places[name] = Place(region, state.slots[owner].offset)
+    graph.outputs = [o for o in graph.outputs if not o.endswith(UPDATED)]
+    return graph, places
+
+
+def batch(graph: Graph, n: int) -> Shapes:
+    """The shapes of the inputs for a batch of n."""
+    symbols = {d for t in graph.inputs.values() for d in t.shape if isinstance(d, str)}
+    return shapes_of(graph, dict.fromkeys(symbols, n))
+
+
+def work(planner: Planner, shapes: Shapes) -> tuple[Plan, int, int]:
+    """The plan for shapes, how often the passes ran for it, and how many nodes were lowered."""
+    passes, nodes = planner.passed, sum(recipe.made for _, _, recipe in planner._recipes)
+    plan = planner.plan(shapes)
+    made = sum(recipe.made for _, _, recipe in planner._recipes)
+    return plan, planner.passed - passes, made - nodes
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
+def test_a_further_batch_size_runs_no_pass(case: str) -> None:
+    """No pass, no rule of a node: the plan is that of a planner that knows nothing."""
+    graph, places = golden(case)
+    regions = {"param": 1 << 30, "grad": 1 << 30}
+    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, passes, nodes = work(planner, batch(graph, 64))
+    assert passes == 1
+    assert nodes > 0
+    for n in (65, 71, 64):
+        plan, passes, nodes = work(planner, batch(graph, n))
+        assert (passes, nodes) == (0, 0), n
+        bound = bind(graph, batch(graph, n))
+        fresh = Planner(bound, target=TARGET, threads=2, places=places, region_bytes=regions)
+        assert str(plan) == str(fresh.plan({}))
+
+
+def test_only_nodes_that_lower_otherwise_are_lowered_again() -> None:
+    """The thousand rows of the second product take another split of the work; the rest stays."""
+    graph, places = golden("cnn")
+    regions = {"param": 1 << 30, "grad": 1 << 30}
+    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, _, every = work(planner, batch(graph, 128))
+    _, passes, nodes = work(planner, batch(graph, 1000))
+    assert passes == 0
+    assert 0 < nodes < every / 2
+    assert work(planner, batch(graph, 1000))[1:] == (0, 0)
+
+
+def test_a_size_that_a_pass_asks_for_runs_the_passes_again() -> None:
+    """A transposed row is the same bytes; no other transposed matrix is."""
+    node = Node("Transpose", ("x",), ("y",), {"perm": [1, 0]}, name="t")
+    graph = Graph("turn", {"x": TensorType("f32", ("n", 6))}, ["y"], {}, [node], {"": 17})
+    planner = Planner(graph, target=TARGET, threads=2)
+    for n, expected in ((4, 1), (1, 1), (5, 0), (1, 0)):
+        plan, passes, _ = work(planner, {"x": (n, 6)})
+        assert passes == expected, n
+        assert outcome(plan) == anew(graph, {"x": (n, 6)})
+
+
+def test_shapes_that_a_model_computes_do_not_fix_its_sizes() -> None:
+    """Exporters reshape to the sizes of the input, by Shape, Gather, Mul, Concat."""
+    nodes = [
+        Node("Shape", ("x",), ("shape",), name="shape"),
+        Node("Gather", ("shape", "zero"), ("n",), {"axis": 0}, name="n"),
+        Node("Gather", ("shape", "one"), ("length",), {"axis": 0}, name="length"),
+        Node("Mul", ("n", "length"), ("rows",), name="rows"),
+        Node("Unsqueeze", ("rows", "axis"), ("rows1",), name="rows1"),
+        Node("Concat", ("rows1", "rest"), ("to",), {"axis": 0}, name="to"),
+        Node("Reshape", ("x", "to"), ("flat",), name="flat"),
+        Node("Cast", ("rows",), ("count",), {"to": 1}, name="count"),
+        Node("Div", ("flat", "count"), ("y",), name="y"),
+    ]
+    held = {
+        "zero": np.array(0), "one": np.array(1), "axis": np.array([0]), "rest": np.array([-1]),
+    }  # fmt: skip
+    graph = Graph(
+        "flatten", {"x": TensorType("f32", ("n", "length", 6))}, ["y"], held, nodes, {"": 17}
+    )
+    planner = Planner(graph, target=TARGET, threads=2)
+    assert work(planner, {"x": (40, 50, 6)})[1] == 1
+    for n, length in ((50, 70), (90, 40), (64, 33)):
+        shapes = {"x": (n, length, 6)}
+        plan, passes, lowered = work(planner, shapes)
+        assert (passes, lowered) == (0, 0)
+        assert outcome(plan) == anew(graph, shapes)
+
+
+def test_models_keep_their_planner() -> None:
+    """A session plans its second batch size by what it knows from the first."""
+    state = CheckpointState.load_checkpoint(GOLDENS / "mlp" / "checkpoint")
+    path = GOLDENS / "mlp" / "training_model.onnx"
+    model = Model(path, state, Memory(), 2, "training model", TARGET)
+    for n in (64, 65):
+        model.plan({name: batch(model.graph, n)[name] for name in model.inputs})
+    (planner,) = model._planners.made.values()
+    assert planner.passed == 1

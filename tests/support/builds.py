@@ -1,0 +1,128 @@
+"""Native builds that several tests look at; each is made once."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from engine.graphs.io import onnx_io
+from engine.kernels.machine.target import host
+from engine.tools import cli
+from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.bundle import Bundle
+from engine.tools.trimmed.generate import Source
+from engine.tools.trimmed.opset import of_graphs
+from engine.tools.trimmed.plans import artifacts, make_plans
+from engine.tools.trimmed.targets import resolve
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+DRIVERS = Path(__file__).parents[1] / "c"
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+STRICT = (*WARNINGS, "-pedantic", "-Wshadow", "-Wconversion")
+
+needs_cc = pytest.mark.skipif(
+    sys.platform == "win32" or not shutil.which("cc"), reason="needs a C compiler called cc"
+)
+
+
+@functools.cache
+def root() -> Path:
+    """A folder for all builds of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="edgegrad-builds-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def source(name: str, *, library: bool = False, threads: int = 1) -> Source:
+    """The generated text of a build of the mlp golden, or of a library of its kernels."""
+    planned = make_plans(artifacts(GOLDENS / "mlp"), host(), threads, [2], {})
+    specs = planned.kernels()
+    symbols = [spec.symbol for spec in specs]
+    numbers = {symbol: i for i, symbol in enumerate(symbols)}
+    bundle = None if library else Bundle(planned, host(), threads, "0" * 16, numbers)
+    return Source(name, host(), threads, "0" * 16, symbols, bundle)
+
+
+def write_source(made: Source, folder: Path) -> None:
+    """Write all C and C++ that a build gives: header, library, self-test and examples."""
+    (folder / f"{made.name}.h").write_text(made.header())
+    (folder / "library.c").write_text(made.source())
+    for file in ("example.c", "example.cpp", "device.c", "message.h"):
+        (folder / file).write_text(made.example(file))
+    (folder / "selftest.c").write_text(
+        made.selftest(
+            "#define CHECKPOINT_BYTES 1u\n#define CHECKPOINT_CRC32 0u\n"
+            "#define HAS_OPTIMIZER 1\n#define LEARNING_RATE 0.01f\n"
+            "static const float recorded[] = {0.5f};\nstatic const double recorded_square_sum = 1;"
+        )
+    )
+
+
+@functools.cache
+def made(
+    case: str, threads: int = 1, *, freestanding: bool = False, batches: tuple[int, ...] = (4,)
+) -> Path:
+    """The folder of a native build of a golden, called `mnist`."""
+    sizes = "x".join(map(str, batches))
+    out = root() / f"{case}-{threads}-{sizes}{'-free' if freestanding else ''}"
+    platform = resolve("native")
+    options = Options("mnist", platform, batches, threads, freestanding=freestanding)
+    build(GOLDENS / case, out, options)
+    return out
+
+
+@functools.cache
+def library(threads: int = 1) -> Path:
+    """The folder of a native library of the kernels for the ops of the mlp golden."""
+    out = root() / f"library-{threads}"
+    graphs = [onnx_io.load(p) for p in sorted((GOLDENS / "mlp").glob("*_model.onnx"))]
+    options = Options("mnist", resolve("native"), [4], threads)
+    build_library(of_graphs(graphs), [], out, options)
+    return out
+
+
+@functools.cache
+def plan_file(artifacts: Path, batches: str, threads: int = 1) -> Path:
+    """A plan file for `library`."""
+    out = root() / f"{artifacts.name}-{threads}-{batches}.plan"
+    words = [str(artifacts), "--batch", batches, "--threads", str(threads), "-o", str(out)]
+    assert cli.main(["plan", *words]) == 0
+    return out
+
+
+def load(folder: Path) -> ModuleType:
+    """The Python face of a build, as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"mnist_{folder.name}", folder / "mnist.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_c(out: Path, *arguments: str | Path, compiler: str = "cc") -> Path:
+    """Compile and link; the test fails with what the compiler said."""
+    done = subprocess.run(
+        [compiler, *map(str, arguments), "-o", str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def run(*arguments: str | Path, **environment: str) -> str:
+    """Run a program; the test fails with what it printed unless its status is 0."""
+    done = subprocess.run(
+        [*map(str, arguments)], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

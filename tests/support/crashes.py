@@ -1,0 +1,427 @@
+"""What crashes leave of all that is written: `python -m tests.support.crashes [NAME...]` tries every state.
+
+Each case prepares a folder, records an operation on the simulated disk, and looks at what each
+state loads as.  Then processes do the same and are killed, each before another call of the system.
+Prints a table: operations, crashes, the states of files they can leave that differ, how many of
+them are old, new or refused; and the same of the kills.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.api import CheckpointState, Module, Optimizer
+from engine.artifacts import LossType, OptimType, generate_artifacts
+from engine.checkpoint import safetensors, storage
+from engine.checkpoint.storage import Checkpoint
+from engine.errors import EngineError
+from engine.federated.folder import Folder
+from engine.federated.message import Message
+from engine.graphs.io import onnx_io
+from engine.lora.adapter import Adapter
+from engine.system import cache, files
+from engine.trainer.runs import RunFolder
+from engine.training import plan_cache
+from tests.support.simulated_disk import Disk
+
+F32 = np.float32
+WIDTH = 300  # of the model; its constant is large enough to go to external data
+
+Load = Callable[[Path], str]  # "old" or "new"; or an EngineError
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that is written.
+
+    before: makes the folder as it is before; nothing if there is to be nothing.
+    write: what is interrupted.
+    load: what a folder loads as.
+    absent: whether there may be nothing, before.
+    """
+
+    before: Callable[[Path], object]
+    write: Callable[[Path], object]
+    load: Load
+
+
+def forward(scale: float) -> onnx.ModelProto:
+    """y = scale (x wᵀ) + shift.
+
+    x is f32[n, 4], w f32[WIDTH, 4]; all values are `scale`.
+    """
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["h"], transB=1, name="fc"),
+        helper.make_node("Mul", ["h", "scale"], ["z"], name="mul"),
+        helper.make_node("Add", ["z", "shift"], ["y"], name="add"),
+    ]
+    shapes = {"w": (WIDTH, 4), "scale": (WIDTH,), "shift": (1,)}
+    arrays = {name: np.full(shape, scale, F32) for name, shape in shapes.items()}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", WIDTH])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def artifacts(scale: float, optimizer: OptimType, *, external: bool) -> Callable[[Path], None]:
+    """Make artifacts in a folder."""
+
+    def make(folder: Path) -> None:
+        generate_artifacts(
+            forward(scale),
+            requires_grad=["w"],
+            loss=LossType.MSELoss,
+            optimizer=optimizer,
+            artifact_directory=folder,
+            external_data=external,
+        )
+
+    return make
+
+
+def foreign(folder: Path) -> None:
+    """Artifacts that do not say of which set they are, as those of versions before."""
+    artifacts(1.0, OptimType.AdamW, external=False)(folder)
+    for path in folder.glob("*.onnx"):
+        model = onnx.load(path)
+        del model.metadata_props[:]
+        path.write_bytes(model.SerializeToString())
+    content = storage.read(folder / "checkpoint")
+    plain = Checkpoint(trainable=content.trainable, frozen=content.frozen)
+    storage.write(plain, folder / "checkpoint", artifact=True)
+
+
+def trains_as(folder: Path) -> str:
+    """Which of two sets a folder trains as, by all that is in its files."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    train, evaluation = folder / "training_model.onnx", folder / "eval_model.onnx"
+    module = Module(train, state, evaluation, threads=1)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    found = {float(state.parameters["w"].data[0, 0])}
+    for model in (module._train, module._eval):
+        assert model is not None
+        values = model.graph.initializers
+        found |= {float(v) for name in ("scale", "shift") for v in np.unique(values[name])}
+    found |= {1.0 if len(optimizer._model.states().states) == 2 else 2.0}  # AdamW has two, SGD none
+    assert len(found) == 1, f"{folder} trains as a mixture of {found}"
+    return _word(found.pop())
+
+
+def _word(value: float) -> str:
+    return {1.0: "old", 2.0: "new"}[value]
+
+
+def checkpoint(value: float, threshold: int) -> Callable[[Path], None]:
+    """Save a checkpoint; threshold: bytes from which on it has external data."""
+
+    def write(folder: Path) -> None:
+        content = Checkpoint({"w": np.full(100, value, F32)}, properties={"epoch": int(value)})
+        storage.write(content, folder / "checkpoint", external_threshold=threshold)
+
+    return write
+
+
+def loads_as(folder: Path) -> str:
+    """Which of two checkpoints is in a folder."""
+    found = storage.read(folder / "checkpoint")
+    (value,) = {*np.unique(found.trainable["w"]), float(found.properties["epoch"])}  # type: ignore[arg-type]  # arrays
+    return _word(float(value))
+
+
+def run(step: int) -> Callable[[Path], None]:
+    """Add a checkpoint to the folder of a run, which keeps one besides the best."""
+
+    def write(folder: Path) -> None:
+        found = RunFolder(folder / "run")
+        with found.locked():
+            found.describe({"model": "m"})
+            found.save(step, {"step": step}, checkpoint(step, 1 << 30), is_best=False, keep=1)
+
+    return write
+
+
+def run_is_at(folder: Path) -> str:
+    """Which step the last checkpoint of a run is of."""
+    found = RunFolder(folder / "run")
+    last = found.last
+    if last is None:
+        raise EngineError("no run")
+    position = found.position(last)
+    assert loads_as(last) == _word(position["step"])
+    return _word(position["step"])
+
+
+def exported(scale: float, *, external: bool) -> Callable[[Path], None]:
+    """Write a model, with its initializers in one file beside it or in it."""
+
+    def write(folder: Path) -> None:
+        with mock.patch.object(onnx_io, "EXTERNAL_BYTES", 1 if external else 2**31):
+            onnx_io.save(onnx_io.load(forward(scale)), folder / "model.onnx")
+
+    return write
+
+
+def model_is(folder: Path) -> str:
+    """Which of two models it is."""
+    values = onnx_io.load(folder / "model.onnx").initializers
+    (value,) = {float(v) for name in ("w", "scale", "shift") for v in np.unique(values[name])}
+    return _word(value)
+
+
+def prepared(value: int) -> Callable[[Path], object]:
+    """Write prepared plans."""
+    return lambda folder: plan_cache.write_prepared(
+        os.fspath(folder / plan_cache.PREPARED),
+        plan_cache.Made("1", "s", {"d": "m"}, [("k", "t", 1)]),
+        {"ab" * 32: b"%d" % value * 500},
+    )
+
+
+def prepared_is(folder: Path) -> str:
+    """Which of two prepared plans are there; damaged ones are made anew."""
+    found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED)).get("ab" * 32)
+    if found is None:
+        raise EngineError("nothing is prepared")
+    return _word(int(chr(found[0])))
+
+
+def adapter(value: float) -> Callable[[Path], None]:
+    """Save an adapter whose values and scale go together."""
+    tensors = {"fc.lora_A.weight": np.full((1, 4), value, F32)}
+    tensors["fc.lora_B.weight"] = np.full((3, 1), value, F32)
+    return lambda folder: Adapter(tensors, 1, alpha=value).save(folder / "adapter")
+
+
+def adapter_is(folder: Path) -> str:
+    """Which of two adapters is there."""
+    found = Adapter.load(folder / "adapter")
+    assert found.alpha is not None
+    (value,) = {found.alpha, *(float(v) for t in found.tensors.values() for v in np.unique(t))}
+    return _word(value)
+
+
+def cached(value: int) -> Callable[[Path], None]:
+    """Write a file of the cache."""
+    return lambda folder: cache.write(_entry(folder), b"%d" % value * 500)
+
+
+def _entry(folder: Path) -> cache.Entry:
+    return cache.Entry(folder / "kernels" / "k", "o", "k")
+
+
+def cached_is(folder: Path) -> str:
+    """What the cache finds; what is damaged is made anew."""
+    found = cache.read(_entry(folder))
+    if found is None:
+        raise EngineError("not in the cache")
+    return _word(int(chr(found[0])))
+
+
+def _request(value: float) -> Message:
+    return Message("train", "0" * 16, 1, {"w": np.full(100, value, F32)}, {"value": value})
+
+
+def asked(folder: Path) -> None:
+    """The server of a federation that began anew asks again; an answer of before is there."""
+    Folder(folder / "device").ask(_request(2.0))
+
+
+def answered(folder: Path) -> None:
+    """A request and its answer."""
+    place = Folder(folder / "device")
+    place.ask(_request(1.0))
+    request = _request(1.0)
+    numbers = {"num-examples": 1}
+    arrays = {"w": np.full(100, 1.0, F32)}
+    place.put(Message("trained", "0" * 16, 1, arrays, metrics=numbers), request)
+
+
+def asks_for(folder: Path) -> str:
+    """What is asked for; an answer that is there is one to that."""
+    place = Folder(folder / "device")
+    (path,) = (folder / "device").glob("*train.safetensors")
+    values = safetensors.read(os.fspath(path))[0]["w"]
+    (value,) = {float(v) for v in np.unique(values)}
+    answer = place.answer_to(_request(value))
+    if answer is not None:
+        assert float(answer.arrays["w"][0]) == value, "an answer to another request"
+    return _word(value)
+
+
+def report(value: int) -> Callable[[Path], None]:
+    """Write a file in one step, as reports, configurations and histories are."""
+    text = json.dumps({"value": value, "more": "x" * 400})
+    return lambda folder: files.write(os.fspath(folder / "report"), [text.encode()])
+
+
+def report_is(folder: Path) -> str:
+    """Which of two files it is."""
+    found: int = json.loads(files.read(os.fspath(folder / "report"), "report"))["value"]
+    return _word(found)
+
+
+def _nothing(_: Path) -> None:
+    """There is nothing before."""
+
+
+_OLD, _NEW = (1.0, OptimType.AdamW), (2.0, OptimType.SGD)
+CASES = {
+    "artifacts": Case(
+        artifacts(*_OLD, external=False), artifacts(*_NEW, external=False), trains_as
+    ),
+    "artifacts, external data": Case(
+        artifacts(*_OLD, external=True), artifacts(*_NEW, external=True), trains_as
+    ),
+    "artifacts, the first": Case(_nothing, artifacts(*_NEW, external=False), trains_as),
+    "artifacts over foreign ones": Case(foreign, artifacts(*_NEW, external=False), trains_as),
+    "checkpoint": Case(checkpoint(1, 1 << 30), checkpoint(2, 1 << 30), loads_as),
+    "checkpoint, the first": Case(_nothing, checkpoint(2, 1 << 30), loads_as),
+    "checkpoint, external data": Case(checkpoint(1, 0), checkpoint(2, 0), loads_as),
+    "checkpoint, one file to two": Case(checkpoint(1, 1 << 30), checkpoint(2, 0), loads_as),
+    "checkpoint, two files to one": Case(checkpoint(1, 0), checkpoint(2, 1 << 30), loads_as),
+    "run": Case(run(1), run(2), run_is_at),
+    "run, the first": Case(_nothing, run(2), run_is_at),
+    "export": Case(exported(1, external=False), exported(2, external=False), model_is),
+    "export, external data": Case(exported(1, external=True), exported(2, external=True), model_is),
+    "prepared plans": Case(prepared(1), prepared(2), prepared_is),
+    "adapter": Case(adapter(1), adapter(2), adapter_is),
+    "cache": Case(cached(1), cached(2), cached_is),
+    "request to a device": Case(answered, asked, asks_for),
+    "file": Case(report(1), report(2), report_is),
+}
+KILLED = 9  # how a process ends that is killed
+FORGETS = ("cache",)  # what is lost there is made anew: nothing is synced
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was tried.
+
+    crashes: how many moments, choices of names and losses of data.
+    kinds: how many of the states that differ were old, new and refused.
+    """
+
+    operations: int
+    crashes: int
+    kinds: Counter[str]
+
+
+def attempt(name: str, folder: Path) -> Result:
+    """Try every state of a case.
+
+    Raises:
+        AssertionError: a state is a mixture, ends in no `EngineError`, or what a call has written
+            is not there when it has returned.
+    """
+    case = CASES[name]
+    place, left = folder / "disk", folder / "left"
+    place.mkdir()
+    case.before(place)
+    with Disk(place) as disk:
+        case.write(place)
+    kinds = Counter[str]()
+    for state in disk.states():
+        state.write(left)
+        where = f"after {state.moment} operations, {state.how}: {sorted(state.files)}"
+        kind = _kind(case, left, where)
+        kinds[kind] += 1
+        if state.returned and name not in FORGETS:
+            assert kind == "new", f"{name}: {kind} after the call had returned ({state.how})"
+    return Result(len(disk.log), disk.played, kinds)
+
+
+def killed(name: str, folder: Path, every: int = 1) -> Counter[str]:
+    """Kill processes that write, one before each call of the system by which something changes.
+
+    every: of how many such calls one is tried.
+
+    Returns how many left the old, the new, or what is refused.
+
+    Raises:
+        AssertionError: a mixture was left, or what ends in no `EngineError`.
+    """
+    case, kinds = CASES[name], Counter[str]()
+    for nth in itertools.count(1, every):
+        place = folder / str(nth)
+        place.mkdir()
+        case.before(place)
+        with warnings.catch_warnings():  # of threads: the child only writes
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            _write_and_die(case, place, nth)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, KILLED), f"{name}: the process that writes ended with {status}"
+        kinds[_kind(case, place, f"killed before call {nth}")] += 1
+        if status == 0:
+            return kinds
+    raise AssertionError
+
+
+def _write_and_die(case: Case, place: Path, nth: int) -> None:
+    """In a process of its own: write, and end before the nth call that changes something."""
+    count = itertools.count(1)
+
+    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if next(count) == nth:
+                os._exit(KILLED)
+            return function(*args, **kwargs)
+
+        return call
+
+    try:
+        for call in ("replace", "rename", "unlink", "mkdir", "rmdir", "fsync", "open", "ftruncate"):
+            setattr(os, call, dying(getattr(os, call)))
+        case.write(place)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _kind(case: Case, folder: Path, where: str) -> str:
+    try:
+        return case.load(folder)
+    except EngineError:
+        return "refused"
+    except Exception as error:
+        raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def main(names: Sequence[str]) -> None:
+    """Try the cases of these names, or all, and print the table."""
+    print("| what is written | operations | crashes | old, new, refused | kills: the same |")
+    print("|---|---|---|---|---|")
+    for name in names or CASES:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+            found, kills = attempt(name, Path(folder)), killed(name, Path(other))
+        words = [
+            ", ".join(str(kinds[kind]) for kind in ("old", "new", "refused"))
+            for kinds in (found.kinds, kills)
+        ]
+        row = [name, str(found.operations), str(found.crashes), *words]
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

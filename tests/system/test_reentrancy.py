@@ -1,0 +1,196 @@
+"""Calls inside calls: a step that a signal handler starts inside another one is a StateError."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import backend
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import StateError
+from engine.runtime.program import team
+from engine.system.lock import RunLock
+from tests.support.builds import GOLDENS
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals")
+FILES = {"lock.py", "program.py", "module.py", "optimizer.py", "session.py", "backend.py"}
+
+
+class Training:
+    """The mlp golden with some threads."""
+
+    def __init__(self, threads: int = 1) -> None:
+        folder = GOLDENS / "mlp"
+        trace = np.load(folder / "trace.npz")
+        self.x, self.y = trace["x"][0], trace["y"][0]
+        self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        self.module = Module(
+            folder / "training_model.onnx", self.state, folder / "eval_model.onnx", threads=threads
+        )
+        self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
+
+    def step(self) -> float:
+        loss = float(self.module.train()(self.x, self.y))
+        self.optimizer.step()
+        self.module.lazy_reset_grad()
+        return loss
+
+
+def interrupted(
+    call: Callable[[], object], handler: Callable[[], object], files: Collection[str] = FILES
+) -> set[str]:
+    """Make a call, and run a handler between all of its lines that are the engine's.
+
+    files: the names of the files whose lines count.
+
+    Returns what the handler's StateErrors said.  Python runs handlers of signals in this way: in
+    the main thread, between two lines.
+    """
+    said = set[str]()
+
+    def handle(*_: object) -> None:
+        try:
+            handler()
+        except StateError as error:
+            said.add(str(error))
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if os.path.basename(frame.f_code.co_filename) not in files:
+            return None
+        if event == "line":
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+            sys.settrace(trace)
+        return trace
+
+    before, tracing = signal.signal(signal.SIGUSR1, handle), sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR1, before)
+    return said
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_inside_a_step_is_refused(threads: int) -> None:
+    training = Training(threads)
+    training.step()
+    said = interrupted(training.step, training.step)
+    assert any(s.startswith("a step of this model has begun on this thread") for s in said)
+    plain = Training(threads)
+    del training
+    assert np.isfinite(plain.step())
+
+
+def test_a_step_of_another_model_is_refused_or_whole() -> None:
+    """Its memory is its own, and the threads are shared."""
+    training, other, reference = Training(2), Training(2), Training(2)
+    training.step()
+    losses: list[float] = [reference.step()]
+    assert training.state.to_bytes(True) == reference.state.to_bytes(True)
+    found: list[float] = []
+    said = interrupted(training.step, lambda: found.append(other.module.eval()(other.x, other.y)))
+    losses.append(reference.step())
+    assert training.state.to_bytes(True) == reference.state.to_bytes(True)
+    assert len(set(map(float, found))) == 1
+    assert any(s.startswith("a run of these threads has begun") for s in said)
+
+
+def test_saving_inside_a_step_is_allowed() -> None:
+    """A handler of SIGTERM may save what there is."""
+    training = Training()
+    training.step()
+    saved = list[bytes]()
+    assert not interrupted(training.step, lambda: saved.append(training.state.to_bytes(True)))
+    assert saved
+    for content in (saved[0], saved[-1]):
+        CheckpointState.from_bytes(content)
+
+
+def test_a_run_of_the_backend_inside_another_is_refused() -> None:
+    training = Training()
+    model = training.module.eval().inference_model_to_bytes(
+        [training.module._eval.graph.nodes[0].outputs[0]] if training.module._eval else []
+    )
+    rep = backend.prepare(model, threads=1)
+    expected = rep.run([training.x])
+    said = interrupted(lambda: rep.run([training.x]), lambda: rep.run([training.x]))
+    assert any("a step of this model has begun" in s for s in said)
+    np.testing.assert_array_equal(rep.run([training.x])[0], expected[0])
+
+
+def test_other_threads_wait_for_their_turn() -> None:
+    training = Training()
+    training.step()
+    failed = list[BaseException]()
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                training.module.eval()(training.x, training.y)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_an_error_gives_the_lock_back() -> None:
+    lock = RunLock("work")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), lock.take():
+            raise KeyboardInterrupt
+    with lock.take(), pytest.raises(StateError, match="work has begun"), lock.take():
+        pass
+    with lock.take():
+        pass
+
+
+def test_a_team_that_is_being_started_is_not_waited_for() -> None:
+    """The resolver of kernels runs Python; what interrupts it cannot wait for its end."""
+
+    def resolve(kernels: Any) -> dict[str, int]:
+        team(3, resolve)
+        return {}
+
+    with pytest.raises(StateError, match="the start of worker threads has begun"):
+        team(3, resolve)
+
+
+def test_a_handler_that_steps_does_not_hang_a_program() -> None:
+    """As the defect was found: alarms during a loop of steps, whose handler steps too."""
+    code = f"""if True:
+        import signal, sys
+        sys.path.insert(0, {os.getcwd()!r})
+        from tests.system.test_reentrancy import Training
+        from engine.errors import StateError
+        training, refused = Training(2), 0
+        training.step()
+        def handler(*_):
+            global refused
+            try:
+                training.step()
+            except StateError:
+                refused += 1
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        while refused < 3:
+            training.step()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,184 @@
+"""`edgegrad plan`: plans printed, compared, checked and written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.tools import cli
+from engine.tools.trimmed.plans import bind_shapes
+from engine.training import plan_cache
+
+GOLDENS = Path(__file__).parents[1] / "data/goldens"
+MLP = GOLDENS / "mlp"
+FORWARD = str(MLP / "forward.onnx")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    """What `edgegrad plan` prints."""
+    assert cli.main(["plan", *map(str, words)]) == status
+    return capsys.readouterr().out
+
+
+def test_a_model_by_its_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, FORWARD, "--batch", "8")
+    assert text == said(capsys, FORWARD, "--shape", "input=8,64")
+    assert re.match(r"plan \S+  \S+  threads \d+  steps \d+ ", text)
+    assert text.count("\nplan ") == 0
+    assert said(capsys, FORWARD, "--batch", "8,4").count("arena/bound") == 2
+
+
+def test_artifacts_have_a_plan_for_each_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MLP, "--batch", "4", "--threads", "1")
+    text = said(capsys, *words)
+    names = re.findall(r"^plan (\w+)", text, re.MULTILINE)
+    calls = ["training_model", "eval_model", "inference_model", "optimizer_model"]
+    assert names == ["training_step", *calls]
+    found = json.loads(said(capsys, *words, "--json"))
+    calls = ["train, batch 4", "eval, batch 4", "infer, batch 4", "optimizer"]
+    assert list(found) == ["step, batch 4", *calls]
+    train = found["train, batch 4"]
+    assert train["threads"] == 1
+    assert {b["region"] for b in train["buffers"]} >= {"param", "grad", "work"}
+    assert any("m" in step["words"] for step in train["steps"])
+    assert len(train["steps"]) == text.split("\nplan ")[1].count("; ")
+    step = found["step, batch 4"]
+    assert not any(b["region"] == "grad" for b in step["buffers"])
+    alone = json.loads(said(capsys, *words, "--budget", "1MB", "--json"))
+    assert alone == {"step, batch 4": step}
+    assert cli.main(["plan", *map(str, words), "--budget", "10kB"]) == 1
+    assert re.search("least that is enough is .*train the last layer", capsys.readouterr().err)
+
+
+def test_steps_of_ranks_and_their_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MLP, "--batch", "4", "--threads", "1", "--ranks", "4")
+    text = said(capsys, *words, "--words")
+    for line in (
+        r"fwd agree_f32\(.*# \S*JoinLoss",
+        r"bwd all_reduce_f32_start\(.*# \S*_grad/AllReduceStart",
+        r"all_reduce_f32_wait: n=\d+ ordinal=3",
+    ):
+        assert re.search(line, text), line
+    assert text.count("\nplan ") == 0
+    page = tmp_path / "plan.html"
+    said(capsys, *words, "--picture", page)
+    assert "Collective steps: 3, sums of " in page.read_text("utf-8")
+    assert "all_reduce" in said(capsys, *words, "--diff", GOLDENS / "regression_sgd", status=3)
+    for others, status, why in (
+        ((FORWARD, "--batch", "4", "--ranks", "4"), 1, "ranks share a training step, which takes"),
+        ((*words, "-o", tmp_path / "mlp.plan"), 2, "a library trains without other ranks"),
+    ):
+        assert cli.main(["plan", *map(str, others)]) == status
+        assert why in capsys.readouterr().err
+
+
+def test_pictures_and_words(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = said(capsys, FORWARD, "--batch", "8")
+    more = said(capsys, FORWARD, "--batch", "8", "--words", "--arena")
+    assert more.startswith(plain)
+    assert re.search(r"^ +0 gemm_\w+: .*\bm=8 n=48 k=64\b", more, re.MULTILINE)
+    assert re.search(r"^ +0 [a-z.]{72} /0/Gemm$", more, re.MULTILINE)
+
+
+def test_what_is_kept_for_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MLP, "--batch", "4", "--threads", "1")
+    text = said(capsys, *words, "--kept")
+    _, train, *rest = re.split(r"^(?=plan )", text, flags=re.MULTILINE)[1:]
+    title, *rows = train.splitlines()[1:]
+    assert re.fullmatch(rf"kept for backward: \d+ B in {len(rows)}", title)
+    assert re.search(r"^ +\d+ B  \S+  f32\[4,48\]  /0/Gemm -> .*Gemm_1", train, re.MULTILINE)
+    assert all(plan.count("\n") == 1 for plan in rest)  # no other model has a backward pass
+    found = json.loads(said(capsys, *words, "--json"))["train, batch 4"]
+    assert len(found["kept"]) == len(rows)
+    assert all(found["buffers"][k["buffer"]]["region"] == "work" for k in found["kept"])
+
+
+def test_show_is_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
+    new = said(capsys, FORWARD, "--batch", "8", "--words")
+    assert cli.main(["show", FORWARD, "--batch", "8", "--words"]) == 0
+    found = capsys.readouterr()
+    assert found.out == new
+    assert found.err == "edgegrad show is now `edgegrad plan`, with the same options\n"
+
+
+def test_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(FORWARD, tmp_path / "copy.onnx")
+    same = (FORWARD, "--batch", "8", "--diff", tmp_path / "copy.onnx")
+    assert said(capsys, *same) == ""
+    assert json.loads(said(capsys, *same, "--json")) == {"equal": True, "differences": {}}
+    words = (MLP, "--batch", "4", "--diff", GOLDENS / "regression_sgd")
+    text = said(capsys, *words, status=3)
+    assert f"--- {MLP}: train, batch 4\n+++ {GOLDENS / 'regression_sgd'}: train, batch 4" in text
+    found = json.loads(said(capsys, *words, "--json", status=3))
+    assert not found["equal"]
+    assert "optimizer" in found["differences"]
+
+
+def test_files_of_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mlp.plan"
+    made = said(capsys, MLP, "--batch", "4,2", "-o", path)
+    assert made == f"{path}: {path.stat().st_size:,} bytes\n"
+    assert re.match(r"plans for a library  .*  threads 1  plans 7 ", said(capsys, path, "--verify"))
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    assert cli.main(["plan", str(path), "--verify"]) == 1
+    assert capsys.readouterr().err == f"edgegrad plan: {path}: damaged, the checksum is wrong\n"
+
+
+def test_prepared_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("training_model.onnx", "checkpoint"):
+        shutil.copy(MLP / name, tmp_path)
+    assert cli.main(["prepare", str(tmp_path), "--batch", "2", "--threads", "1"]) == 0
+    capsys.readouterr()
+    path = tmp_path / plan_cache.PREPARED
+    assert "threads 1  training model" in said(capsys, path, "--verify")
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    assert cli.main(["plan", str(path), "--verify"]) == 1
+    assert re.search(r"damaged; run `edgegrad prepare .* --batch N`", capsys.readouterr().err)
+
+
+def test_checking_prints_a_line_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, MLP, "--batch", "4", "--verify").splitlines()
+    assert len(lines) == 5
+    assert all(line.startswith("plan ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ([FORWARD], 1, "input 'input' of the model forward.onnx has shape"),
+        ([FORWARD, "--shape", "inptu=8,64"], 1, "no input 'inptu'; nearest: 'input'"),
+        ([str(MLP)], 1, "give the samples of a step, as --batch 8"),
+        ([FORWARD, "--batch", "8", "-o", "x"], 2, "-o writes the plans of a folder of artifacts"),
+        ([str(MLP), "-o", "x"], 2, "as --batch 8"),
+        ([str(MLP), "--batch", "8", "-o", "x", "--arena"], 2, "-o writes plans and prints none"),
+        ([str(MLP), "--batch", "8", "--ops", FORWARD], 2, "--ops is for plans that -o writes"),
+        ([FORWARD, "--target", "vax"], 1, "unknown target 'vax'"),
+        ([FORWARD, "--batch", "eight"], 2, "'eight': expected numbers of at least 1"),
+        ([FORWARD, "--shape", "8,64"], 2, "expected NAME=D,D,..."),
+        ([FORWARD, "--threads", "0"], 2, "--threads"),
+    ],
+)
+def test_wrong_words(
+    words: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *words, "--json"]) == status
+    out, error = capsys.readouterr()
+    assert not out
+    assert message in " ".join(error.split())
+
+
+def test_a_size_that_follows_from_the_batch_is_not_asked_for() -> None:
+    """The labels of a model that tells each position are as many as all its positions."""
+    declared = {"x": ("batch", 16), "labels": ("16*batch",), "weights": ("rows", 2)}
+    expected = {"x": (4, 16), "labels": (64,), "weights": (4, 2)}
+    assert bind_shapes(declared, 4, {}, "model") == expected
+    given = {"x": (4, 16), "weights": (4, 2)}
+    assert bind_shapes(declared, None, given, "model") == expected

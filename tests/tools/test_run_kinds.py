@@ -1,0 +1,170 @@
+"""Runs on sounds and on tables, from training to prediction."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.tools import cli
+from engine.tools.actions import runs
+from tests.support.run_models import (
+    write_autoencoder,
+    write_classifier,
+    write_regressor,
+    write_sounds,
+    write_table,
+    write_text_model,
+    write_texts,
+)
+
+FAST = ("--batch", "8", "--threads", "1", "--optimizer", "adam", "--lr", "0.03")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
+    found = capsys.readouterr()
+    return found.err if status else found.out
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    return json.loads(said(capsys, *words, "--json"))
+
+
+def test_sounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("soundfile", reason="needs soundfile")
+    data, test = write_sounds(tmp_path / "words"), write_sounds(tmp_path / "test", 3, seed=1)
+    model = write_classifier(tmp_path / "m.onnx", 4, channels=1, size=18, pooled=False)
+    run = tmp_path / "run"
+    words = ("--model", model, "--data", data, "-o", run, "--epochs", 20, *FAST)
+    options = ("--set", "data.options.rate=8000", "--set", "data.options.features={n_mels=18, "
+               "rate=8000, window=200, hop=80}", "--set", "data.options.seconds=0.195")  # fmt: skip
+    found = report(capsys, "train", *words, *options)
+    assert found["best"]["val_accuracy"] == 1
+    assert runs.read_config(run).data.kind == "sounds"
+    assert report(capsys, "eval", run, "--data", test)["accuracy"] == 1
+    rows = report(capsys, "predict", run, test)
+    assert [row["class"] for row in rows] == ["high"] * 3 + ["low"] * 3
+
+
+def test_the_features_of_sounds_fit_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("soundfile", reason="needs soundfile")
+    data = write_sounds(tmp_path / "words")
+    model = write_classifier(tmp_path / "m.onnx", classes=2, channels=1, size=24)
+    words = ("--model", model, "--data", data, "-o", tmp_path / "run", "--epochs", 1, *FAST)
+    report(capsys, "train", *words)
+    options = runs.read_config(tmp_path / "run").data.options
+    assert options["features"] == {"rate": 16000, "n_mels": 24}
+    assert options["seconds"] == (400 + 23 * 160) / 16000
+
+
+def test_a_table_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path / "train.csv", "kind")
+    test = write_table(tmp_path / "test.csv", "kind", 30, seed=1)
+    model, run = write_regressor(tmp_path / "m.onnx", outputs=5), tmp_path / "run"
+    words = ("--model", model, "--data", table, "--label", "kind", "-o", run)
+    found = report(capsys, "train", *words, *FAST, "--epochs", 30)
+    assert found["classes"] == ["large", "small"]
+    assert (run / "preparation.json").exists()
+    assert report(capsys, "eval", run, "--data", test)["accuracy"] > 0.8
+    rows = report(capsys, "predict", run, test)
+    truth = [row["kind"] for row in csv.DictReader(test.read_text().splitlines())]
+    assert np.mean([row["class"] == kind for row, kind in zip(rows, truth, strict=True)]) > 0.8
+    assert [row["row"] for row in rows] == list(range(30))
+    assert said(capsys, "predict", run, test).startswith(f"{test}, row 0  ")
+
+
+def test_a_table_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path / "train.csv", "area")
+    test = write_table(tmp_path / "test.csv", "area", 20, seed=1)
+    model, run = write_regressor(tmp_path / "m.onnx"), tmp_path / "run"
+    words = ("--model", model, "--data", table, "--label", "area", "-o", run)
+    found = report(capsys, "train", *words, *FAST, "--epochs", 60, "--validation", test)
+    assert found["best"]["val_mae"] < 2
+    assert found["classes"] == []
+    assert report(capsys, "eval", run, "--data", test)["mae"] < 2
+    rows = report(capsys, "predict", run, test)
+    assert len(rows) == 20
+    assert len(rows[0]["values"]) == 1
+    said(capsys, "predict", run, test, "-o", tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "file,row,value 0"
+
+
+def test_a_table_that_is_rebuilt_needs_no_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An autoencoder: the loss compares the output with the input."""
+    table = write_table(tmp_path / "train.csv", "area")
+    model, run = write_regressor(tmp_path / "m.onnx", outputs=5, features=5), tmp_path / "run"
+    words = ("--model", model, "--data", table, "--label", "", "-o", run)
+    loss = ("--set", "model.loss_inputs=['y', 'x']", "--set", "fit.metrics=[]", "--loss", "mse")
+    found = report(capsys, "train", *words, *FAST, "--epochs", 20, *loss)
+    assert found["epochs"][-1]["loss"] < found["epochs"][0]["loss"]
+    assert len(report(capsys, "predict", run, table)[0]["values"]) == 5
+
+
+def test_a_model_may_compute_its_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path / "train.csv", "area")
+    model, run = write_autoencoder(tmp_path / "m.onnx"), tmp_path / "run"
+    words = ("--model", model, "--data", table, "--label", "", "--loss", "none", "-o", run)
+    found = report(capsys, "train", *words, *FAST, "--epochs", 20)
+    assert found["best"]["val_loss"] < found["epochs"][0]["val_loss"]
+    assert "val_mae" not in found["best"]
+    rows = report(capsys, "predict", run, table)
+    errors = [row["values"] for row in rows]
+    evaluated = report(capsys, "eval", run, "--data", table)
+    assert np.mean(errors) == pytest.approx(evaluated["loss"], rel=1e-4)
+
+
+def test_texts_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_texts(tmp_path / "texts")
+    model, run = write_text_model(tmp_path / "m.onnx", per_token=False), tmp_path / "run"
+    words = ("--model", model, "--data", data, "-o", run, "--set", "data.options.length=32")
+    found = report(capsys, "train", *words, "--set", "data.options.labelled=true", *FAST)
+    assert found["classes"] == ["digits", "letters"]
+    assert found["best"]["val_accuracy"] == 1
+    assert report(capsys, "eval", run, "--data", data)["accuracy"] == 1
+    rows = report(capsys, "predict", run, data / "letters" / "3.txt", data / "digits")
+    assert [row["class"] for row in rows] == ["letters", *["digits"] * 8]
+
+
+def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("abcdefgh" * 100)
+    model, run = write_text_model(tmp_path / "m.onnx", per_token=True), tmp_path / "run"
+    words = ("--model", model, "--data", text, "-o", run)
+    told = said(capsys, "train", *words, *FAST, status=1)
+    assert "[data.options]: length is missing: the tokens of a sample, as 128" in told
+    found = report(capsys, "train", *words, *FAST, "--set", "data.options.length=16")
+    assert found["best"]["val_perplexity"] < 3
+    told = said(capsys, "predict", run, text, status=1)
+    assert "predictions are made in Python" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "[data.options]: target is missing: the column to predict"),
+        (["--label", "aera"], "'aera'"),
+        (["--label", "area", "--set", "data.options.missing=skip"], "expected one of"),
+        (
+            ["--label", "area", "--set", "data.options.features=['width']"],
+            "a sample is [1], and the model's input 'x' takes [4]: change the options of the data",
+        ),
+        (["--label", "area", "--augment", "flip"], "augment: no 'flip' for csv; known: none"),
+        (["--label", "area", "--metric", "accuracy"], "accuracy"),
+    ],
+)
+def test_wrong_words(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, model = write_table(tmp_path / "t.csv", "area"), write_regressor(tmp_path / "m.onnx")
+    given = ("--model", model, "--data", table, "-o", tmp_path / "run", "--epochs", 1, *FAST)
+    told = said(capsys, "train", *given, *words, "--json", status=1)
+    assert message in told

@@ -1,0 +1,136 @@
+"""Options of training: one field declares an option, and everything that users meet follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import Trainer, artifacts
+from engine.base.fields import declaration, fields_of, part
+from engine.errors import InputError
+from engine.tools.actions import run_config
+from engine.tools.dev import keywords
+from engine.training import settings
+from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
+from tests.support import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+TAKEN: list[tuple[Any, type]] = [
+    (Trainer.__init__, StepOptions),
+    (Trainer.from_onnx, TrainerOptions),
+    (Trainer.from_torch, TrainerOptions),
+    (Trainer.fit, FitOptions),
+    (artifacts.generate_artifacts, settings.ArtifactOptions),
+]
+
+
+@pytest.mark.parametrize(("function", "kind"), TAKEN, ids=lambda each: each.__qualname__)
+def test_a_function_lists_the_options_that_it_takes(function: Any, kind: type) -> None:
+    parameters = inspect.signature(function).parameters
+    described = str(Trainer.__doc__ if function is Trainer.__init__ else function.__doc__)
+    assert not [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+    for field in fields_of(kind):
+        assert parameters[field.name].default == field.default
+        assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"{field.name}: {declaration(field).text[:20]}" in described
+
+
+def test_keywords_of_type_checkers_are_those_of_the_options() -> None:
+    written = (ROOT / "engine" / "training" / "keywords.py").read_text("utf-8")
+    assert written == keywords.source(), "python -m engine.tools.dev.keywords"
+
+
+def test_options_are_handed_down_whole() -> None:
+    trainer = tiny.made(micro_batches=2, skip_limit=3, tie=[], proximal=True)
+    assert (trainer.options.micro_batches, trainer.options.skip_limit) == (2, 3)
+    assert trainer.recipe is not None
+    assert (trainer.recipe.options.ties, trainer.recipe.options.proximal) == ([], True)
+    table = run_config.FitTable(micro_batches=2, skip_limit=3)
+    assert part(table, StepOptions) == StepOptions(micro_batches=2, skip_limit=3, seed=0)
+
+
+def test_an_option_is_checked_where_it_is_declared() -> None:
+    with pytest.raises(InputError, match="micro_batches=0: expected 1 or more"):
+        StepOptions(micro_batches=0)
+    with pytest.raises(InputError, match="memory_budget='much': expected bytes"):
+        StepOptions(memory_budget="much")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'treads'"):
+        tiny.made(treads=1)
+
+
+def test_the_defaults_of_a_run_are_those_of_a_trainer() -> None:
+    """But for the number of epochs, and the seed, which a run always has."""
+    for table, kind in (
+        (run_config.FitTable, FitOptions), (run_config.FitTable, StepOptions),
+        (run_config.ModelTable, RecipeOptions),
+    ):  # fmt: skip
+        mine, theirs = table(), kind()
+        for field in dataclasses.fields(kind):
+            if field.name not in ("epochs", "seed"):
+                assert getattr(mine, field.name) == getattr(theirs, field.name), field.name
+
+
+PROBE = """
+import inspect, sys
+from pathlib import Path
+import engine
+from engine import Trainer
+from engine.tools.actions import run_config
+from engine.tools.commands.train import command
+assert Path(engine.__file__).is_relative_to(Path.cwd()), engine.__file__
+print(inspect.signature(Trainer.from_onnx).parameters["patience_of_steps"])
+print([p.opts for p in command.params if p.name == "fit_patience_of_steps"])
+config = run_config.config_of({"fit": {"patience_of_steps": 3}}, "run.toml")
+print(config.fit.patience_of_steps, "patience_of_steps = 3" in run_config.to_toml(config))
+from engine.training.settings import StepOptions
+try:
+    StepOptions(patience_of_steps=0)
+except engine.errors.InputError as error:
+    print(error)
+"""
+
+
+def test_a_new_option_is_one_field(tmp_path: Path) -> None:
+    """In a copy of the sources: a field, then the named command; no other file is touched."""
+    for folder in ("engine", "graphs", "kernels", "tools"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__", "*.so", "shipped"),
+        )  # fmt: skip
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "commands.md", tmp_path / "docs")
+    path = tmp_path / "engine" / "training" / "settings.py"
+    text = path.read_text("utf-8")
+    before = '    """Options of the steps of a trainer."""\n'
+    field = '    patience_of_steps: int | None = option(None, "Steps to wait.", AT_LEAST_1)\n'
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, f"{before}\n{field}"), "utf-8")
+
+    def run(*words: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    assert run("-c", PROBE).splitlines() == [
+        "patience_of_steps: 'int | None' = None",
+        "[['--patience-of-steps']]",
+        "3 True",
+        "patience_of_steps=0: expected 1 or more",
+    ]
+    run("-m", "engine.tools.dev.keywords")
+    made = (tmp_path / "engine" / "training" / "keywords.py").read_text("utf-8")
+    assert "    patience_of_steps: int | None\n" in made
+    page = (tmp_path / "docs" / "commands.md").read_text("utf-8")
+    assert "| `patience_of_steps` | a whole number |  | Steps to wait. |" in page
+    assert "| `--patience-of-steps N` | Steps to wait. |" in page

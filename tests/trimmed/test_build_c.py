@@ -1,0 +1,160 @@
+"""Trimmed builds from C and C++: contracts, hostile input, no allocation, no library but libc."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointState
+from engine.tools.trimmed import binary
+from tests.support.builds import (
+    DRIVERS,
+    GOLDENS,
+    WARNINGS,
+    compile_c,
+    library,
+    load,
+    made,
+    needs_cc,
+    plan_file,
+    run,
+)
+
+pytestmark = needs_cc
+
+LIBC = {
+    "chmod", "close", "fclose", "fflush", "fileno", "fopen", "fread", "free", "fsync",
+    "fwrite", "getpid", "madvise", "malloc", "memcpy", "memset", "open", "realpath", "remove",
+    "rename", "stat", "__xstat", "strlen", "sysconf",
+}  # fmt: skip
+THREADS = {
+    "pthread_create", "pthread_join", "pthread_cond_broadcast", "pthread_cond_destroy",
+    "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_destroy", "pthread_mutex_init",
+    "pthread_mutex_lock", "pthread_mutex_unlock",
+}  # fmt: skip
+SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def sources(folder: Path) -> tuple[str | Path, ...]:
+    """What a driver is compiled with to have the library's C code inside."""
+    return (f"-I{folder}", folder / "src" / "mnist.c", folder / "src" / "kernels.o", "-pthread")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with optimizer state and properties of every kind."""
+    path = tmp_path_factory.mktemp("state") / "checkpoint"
+    trainer = load(made("mlp")).Trainer()
+    trainer.step(np.zeros((4, 64), np.float32), np.arange(4))
+    for name, value in (("epoch", 3), ("loss", 0.25), ("note", "hello")):
+        trainer.state.properties[name] = value
+    trainer.save(path)
+    return path
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_library_needs_nothing_but_libc(threads: int) -> None:
+    found = binary.read(made("mlp", threads) / "libmnist.so").needs
+    assert found <= LIBC | (THREADS if threads > 1 else set())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_freestanding_build_needs_nothing_at_all(threads: int, tmp_path: Path) -> None:
+    folder = made("mlp", threads, freestanding=True)
+    whole = ("-Wl,--whole-archive", folder / "libmnist.a", "-Wl,--no-whole-archive")
+    shared = compile_c(tmp_path / "x.so", "-shared", "-nostdlib", *whole)
+    assert binary.read(shared).needs == set()
+    flags = ("-std=c11", *WARNINGS, "-DEDGEGRAD_FREESTANDING", f"-I{folder}", "-pthread")
+    driver = DRIVERS / "freestanding.c"
+    program = compile_c(tmp_path / "x", *flags, driver, folder / "libmnist.a")
+    losses = [float.fromhex(line) for line in run(program, folder / "checkpoint").split()]
+    trainer = load(made("mlp", threads)).Trainer()
+    x = np.array([np.float32(i % 7) / np.float32(7) for i in range(256)], np.float32)
+    expected = [float(trainer.step(x.reshape(4, 64), np.arange(4))) for _ in range(5)]
+    assert losses == expected
+
+
+@pytest.mark.parametrize(
+    ("compiler", "standard", "source"),
+    [("gcc", "c11", "example.c"), ("g++", "c++17", "example.cpp")],
+)
+def test_examples_compile_without_warnings_and_train(
+    compiler: str, standard: str, source: str, tmp_path: Path
+) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"needs {compiler}")
+    folder = made("mlp", 2)
+    flags = (f"-std={standard}", "-pedantic", *WARNINGS, f"-I{folder}")
+    library = (f"-L{folder}", "-lmnist", f"-Wl,-rpath,{folder}")
+    example = folder / "src" / source
+    program = compile_c(tmp_path / "example", *flags, example, *library, compiler=compiler)
+    out = run(program, folder / "checkpoint", tmp_path / "new")
+    assert out.count("loss") == 20
+    state = CheckpointState.load_checkpoint(tmp_path / "new")
+    assert state.groups[0].step == 20
+    assert state.learning_rate == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("define", ["", "-DEDGEGRAD_FREESTANDING"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_library_compiles_without_warnings(threads: int, define: str, tmp_path: Path) -> None:
+    folder = made("mlp", threads)
+    strict = ("-std=c11", "-pedantic", *WARNINGS, "-Wshadow", "-Wconversion", "-O2")
+    flags = (*strict, *filter(None, [define]), f"-I{folder}")
+    compile_c(tmp_path / "x.o", *flags, "-c", folder / "src" / "mnist.c")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("c") / "hostile"
+    return compile_c(out, *WARNINGS, *SANITIZE, DRIVERS / "hostile.c", *sources(made("mlp")))
+
+
+def test_hostile_checkpoints_never_crash(hostile: Path, checkpoint: Path) -> None:
+    out = run(hostile, checkpoint, "17", "3000")
+    accepted, refused = map(int, re.findall(r"\d+", out))
+    assert accepted > 100, "changes of values alone are accepted"
+    assert refused > 3000
+
+
+def test_every_truncation_is_refused(hostile: Path) -> None:
+    run(hostile, GOLDENS / "mlp" / "checkpoint", "1", "3000")
+
+
+def test_calls_in_any_order_are_safe(checkpoint: Path, tmp_path: Path) -> None:
+    driver = DRIVERS / "calls.c"
+    program = compile_c(
+        tmp_path / "calls", *WARNINGS, *SANITIZE, driver, *sources(made("mlp", 2)), "-lm"
+    )
+    assert run(program, checkpoint, tmp_path) == "ok\n"
+
+
+@pytest.mark.parametrize("kind", ["build", "library"])
+def test_every_refusal_says_what_was_found(kind: str, checkpoint: Path, tmp_path: Path) -> None:
+    """tests/c/refusals.c is a table of calls, codes and messages; no call touches the file."""
+    folder = made("mlp") if kind == "build" else library()
+    driver = DRIVERS / "refusals.c"
+    program = compile_c(
+        tmp_path / "refusals", *WARNINGS, *SANITIZE, driver, *sources(folder), "-lm"
+    )
+    mine = tmp_path / "checkpoint"
+    shutil.copy(checkpoint, mine)
+    plans = [] if kind == "build" else [plan_file(GOLDENS / "mlp", "4")]
+    assert run(program, mine, tmp_path, *plans).endswith(", 0 wrong\n")
+    assert mine.read_bytes() == checkpoint.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "refusals"]
+
+
+@pytest.mark.skipif(not shutil.which("ld"), reason="needs GNU ld, which wraps symbols")
+def test_no_step_allocates(checkpoint: Path, tmp_path: Path) -> None:
+    wrap = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc")]
+    driver = DRIVERS / "allocations.c"
+    program = compile_c(tmp_path / "count", *WARNINGS, driver, *sources(made("mlp")), *wrap)
+    found = re.match(r"creation (\d+) steps (\d+)", run(program, checkpoint))
+    assert found is not None
+    assert int(found[1]) > 0, "the counter works"
+    assert int(found[2]) == 0

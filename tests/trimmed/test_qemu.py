@@ -1,0 +1,244 @@
+"""Trimmed builds of other platforms, run here: by qemu's user mode, Wine, and Node.
+
+A self-test trains a few steps and compares its losses with what this machine's kernels gave.  What
+it needs beyond ziglang are the Debian packages qemu-user-static, wine64, nodejs and C libraries for
+other CPUs; `.ci/run` installs them and passes --no-skips, without which a test that lacks one is
+counted and skipped.  `python -m bench builds` does it for every target, model and kind of build.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as bench
+from bench import builds
+from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
+from engine.graphs.passes import attention_match
+from engine.kernels.binaries.load import object_code
+from engine.kernels.loops.gemm import GEMM_WORDS
+from engine.plan.plan import KernelSpec
+from engine.tools import cli
+from engine.tools.benchmark.workloads import WORKLOADS
+from engine.tools.dev.emulators import emulator
+from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.selftest import RATE, STEPS
+from engine.tools.trimmed.targets import resolve
+from tests.support.builds import DRIVERS, GOLDENS, root
+from tests.support.needs import needs_emulator
+from tests.trimmed.test_build_c import LIBC
+
+KIB = 1024
+LINE = re.compile(r"step \d+: loss (\S+), recorded (\S+), (equal|close)")
+PLATFORMS = [
+    pytest.param(name, marks=needs_emulator(name))
+    for name in (
+        "raspberrypi1",
+        "raspberrypi2",
+        "raspberrypi3",
+        "raspberrypi4",
+        "riscv64",
+        "windows-x86_64",
+        "wasm32",
+    )
+]
+SHARED = [row for row in PLATFORMS if row.values[0] in ("raspberrypi4", "windows-x86_64")]
+
+
+@functools.cache
+def made(case: str, target: str, threads: int = 1, *, size: bool = False) -> Path:
+    """The folder of a build for another platform, called `mnist`, batch 8, by ziglang."""
+    out = root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
+    options = Options("mnist", resolve(target), [8], threads, size=size, compiler="zig")
+    build(GOLDENS / case, out, options)
+    return out
+
+
+def selftest(case: str, target: str, threads: int = 1, *, size: bool = False) -> list[float]:
+    """The losses of the self-test of a golden model's build."""
+    return losses_of(made(case, target, threads, size=size), target)
+
+
+def losses_of(folder: Path, target: str) -> list[float]:
+    """The losses of a self-test, which passes, and whose losses agree to rounding."""
+    found = emulator(target)
+    assert found is not None
+    program = folder / resolve(target).file_name("executable", "selftest")
+    said = found.run(program, folder / "checkpoint")
+    assert "passed" in said
+    losses = LINE.findall(said)
+    assert len(losses) == STEPS, said
+    for loss, recorded, _ in losses:
+        assert float(loss) == pytest.approx(float(recorded), rel=2e-6)
+    return [float(loss) for loss, _, _ in losses]
+
+
+@pytest.mark.parametrize("target", PLATFORMS)
+def test_a_build_trains_as_this_machine_does(target: str) -> None:
+    selftest("mlp", target)
+
+
+@pytest.mark.parametrize(
+    "target", [row for row in PLATFORMS if str(row.values[0]).startswith("raspberrypi")]
+)
+def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
+    """Every register tile, in order of loads and products as it is for this CPU."""
+    platform, found = resolve(target), emulator(target)
+    assert found is not None
+    kinds = ((0, 0), (0, 1), (1, 0))
+    kernels = [object_code(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
+    (tmp_path / "words.h").write_text(GEMM_WORDS.defines())
+    program = link(
+        kernels, [DRIVERS / "products.c"], platform, tmp_path / "products",
+        kind="executable", include=[tmp_path], threads=False, compiler="zig",
+    )  # fmt: skip
+    assert re.fullmatch(r"\d+ products\n", found.run(program))
+
+
+@needs_emulator("raspberrypi4")
+@pytest.mark.parametrize(("case", "threads"), [("mlp", 2), ("cnn", 1)])
+def test_an_aarch64_build_trains_on_threads_and_on_images(case: str, threads: int) -> None:
+    selftest(case, "raspberrypi4", threads)
+
+
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_convolves_by_winograds_algorithm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In all three directions, on 2 threads."""
+    WORKLOADS["cnn"].write(tmp_path / "cnn", 2)
+    words = ["--target", "raspberrypi4", "--batch", "2", "--threads", "2"]
+    assert cli.main(["plan", str(tmp_path / "cnn"), *words]) == 0
+    plan = capsys.readouterr().out
+    assert "fwd winograd_f32(" in plan.replace("|", " ")
+    assert "bwd winograd_f32(" in plan.replace("|", " ")
+    assert "bwd winograd_dw_f32(" in plan.replace("|", " ")
+    options = Options("mnist", resolve("raspberrypi4"), [2], 2, compiler="zig")
+    build(tmp_path / "cnn", tmp_path / "out", options)
+    losses_of(tmp_path / "out", "raspberrypi4")
+
+
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_trains_with_attention_as_one_op(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(attention_match, "FEW", 0)  # of scores, which this model has few of
+    options = Options("mnist", resolve("raspberrypi4"), [4], compiler="zig")
+    build(GOLDENS / "transformer", tmp_path, options)
+    assert "attention_grad" in (tmp_path / "manifest.json").read_text("utf-8")
+    assert (tmp_path / "libmnist.so").stat().st_size < 250 * KIB
+    losses_of(tmp_path, "raspberrypi4")
+
+
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_trains_channels_of_a_convolution(tmp_path: Path) -> None:
+    update = SparseUpdate(biases=True, channels={"[28].weight": 0.5})
+    generate_artifacts(
+        GOLDENS / "cnn/forward.onnx", loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
+        artifact_directory=tmp_path / "artifacts", update=update,
+    )  # fmt: skip
+    options = Options("mnist", resolve("raspberrypi4"), [4], compiler="zig")
+    build(tmp_path / "artifacts", tmp_path / "out", options)
+    losses_of(tmp_path / "out", "raspberrypi4")
+
+
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_of_joined_steps_trains_alike(tmp_path: Path) -> None:
+    """As a build of its own, and as a plan for a library of ops; to the last bit as two calls."""
+    platform, case = resolve("raspberrypi4"), GOLDENS / "mlp"
+    build(case, tmp_path / "own", Options("mnist", platform, [8], compiler="zig", joined=True))
+    assert losses_of(tmp_path / "own", "raspberrypi4") == selftest("mlp", "raspberrypi4")
+    library = tmp_path / "own" / "libmnist.so"
+    assert (
+        library.stat().st_size
+        < made("mlp", "raspberrypi4").joinpath(library.name).stat().st_size + KIB
+    )
+    config = tmp_path / "required_operators.config"
+    assert cli.main(["ops", str(case), "-o", str(config)]) == 0
+    build_library(opset.read(config), [], tmp_path, Options("mnist", platform, [8], compiler="zig"))
+    words = ["plan", str(case), "--target", "raspberrypi4", "--batch", "8", "--ops", str(config)]
+    plans = tmp_path / "mnist.plan", tmp_path / "joined.plan"
+    assert cli.main([*words, "-o", str(plans[0])]) == 0
+    assert cli.main([*words, "-o", str(plans[1]), "--joined"]) == 0
+    rest = (case / "checkpoint", str(STEPS), str(RATE))
+    apart, joined = (train("raspberrypi4", tmp_path, *rest, p, plan=True) for p in plans)
+    assert joined == apart
+
+
+@needs_emulator("windows-x86_64")
+def test_a_windows_build_trains_on_threads() -> None:
+    selftest("mlp", "windows-x86_64", 2)
+
+
+@needs_emulator("raspberrypi4")
+def test_a_build_for_size_trains_alike() -> None:
+    selftest("mlp", "raspberrypi4", size=True)
+
+
+@pytest.mark.parametrize(("case", "most"), [("mlp", 64 * KIB), ("cnn", 128 * KIB)])
+def test_aarch64_libraries_are_small_and_need_libc_alone(
+    case: str, most: int, tmp_path: Path
+) -> None:
+    """As the cross compiler links it, without the sections that ziglang aligns to pages."""
+    options = Options("mnist", resolve("raspberrypi4"), [8], compiler="aarch64-linux-gnu-gcc")
+    build(GOLDENS / case, tmp_path, options)
+    library = tmp_path / "libmnist.so"
+    assert library.stat().st_size <= most
+    assert binary.read(library).needs <= LIBC
+
+
+def train(target: str, folder: Path, *arguments: str | Path, plan: bool = False) -> list[float]:
+    """The losses of a program outside the build that uses its shared library."""
+    platform, found = resolve(target), emulator(target)
+    assert found is not None
+    program = link(
+        [], [DRIVERS / "train.c"], platform, folder / platform.file_name("executable", "train"),
+        kind="executable", include=[folder], defines={"PLAN": ""} if plan else {}, threads=False,
+        compiler="zig", flags=[f"-L{folder}", "-lmnist"],
+    )  # fmt: skip
+    return [float.fromhex(line) for line in found.run(program, *arguments).split()]
+
+
+@pytest.mark.parametrize("target", SHARED)
+def test_a_program_of_the_shared_library_trains(target: str) -> None:
+    """Outside the build: a program linked with -lmnist computes what the self-test does."""
+    folder = made("mlp", target)
+    losses = train(target, folder, folder / "checkpoint", str(STEPS), str(RATE))
+    assert losses == pytest.approx(selftest("mlp", target), rel=1e-7)
+
+
+@pytest.mark.parametrize("target", SHARED)
+def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
+    config = tmp_path / "required_operators.config"
+    assert cli.main(["ops", str(GOLDENS / "mlp"), "-o", str(config)]) == 0
+    options = Options("mnist", resolve(target), [8], compiler="zig")
+    build_library(opset.read(config), [], tmp_path, options)
+    words = [str(GOLDENS / "mlp"), "--target", target, "--batch", "8", "--ops", str(config)]
+    assert cli.main(["plan", *words, "-o", str(tmp_path / "mnist.plan")]) == 0
+    arguments = (GOLDENS / "mlp" / "checkpoint", str(STEPS), str(RATE))
+    found = train(target, tmp_path, *arguments, tmp_path / "mnist.plan", plan=True)
+    assert found == pytest.approx(train(target, made("mlp", target), *arguments), rel=2e-6)
+
+
+def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
+    """Of one target and one model; a second run makes nothing."""
+    document = tmp_path / "page.md"
+    words = ["builds", "mlp", "--targets", "native", "--folder", str(tmp_path)]
+    assert bench.main([*words, "--document", str(document)]) == 0
+    found = document.read_text("utf-8")
+    assert len(re.findall(r"\| native \| \d+ KiB, \d+ s, equal \|", found)) == 3
+    assert bench.main([*words, "--document", str(document)]) == 0
+    assert document.read_text("utf-8") == found
+
+
+def test_verdicts() -> None:
+    assert builds.verdict([1.0, 2.0], [1.0, 2.0]) == "equal"
+    assert builds.verdict([1.0, 2.000002], [1.0, 2.0]) == "1e-06"
+    assert builds.verdict([1.0, 2.1], [1.0, 2.0]) == "WRONG: 5e-02"
+    assert builds.verdict([1.0], [1.0, 2.0]) == "WRONG: 1 losses"
+    assert builds.verdict([1.0, float("nan")], [1.0, 2.0]) == "WRONG: nan"

@@ -1,0 +1,1 @@
+"""The work of the commands, without the command line."""

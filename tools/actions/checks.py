@@ -1,0 +1,179 @@
+"""Dry runs of what a path names: a folder of artifacts, or a forward model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.base.errors import EngineError, InternalError
+from engine.checking import Check, Subject, Suggestion, by_bytes, check, faults_of
+from engine.checking.subject import Opened
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.optim_types import OptimizerSpec
+from engine.graphs.offline.sparse_update import SparseUpdate
+from engine.lora import Lora
+from engine.loss_types import Loss
+from engine.runtime.roofline import Roofline
+from engine.system import config
+from engine.tools.actions import choices
+from engine.tools.trimmed.plans import artifacts, bind_shapes
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.trainer.forward import Forward
+from engine.trainer.recipe import Recipe
+from engine.training.settings import RecipeOptions
+from engine.training.state import CheckpointState
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+RANK, LAST = 8, 2  # of LoRA, and of the last layers of a sparse update, as they are suggested
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a dry run is of.
+
+    batch: samples of a step.  shapes: of inputs that it does not determine.
+    budget: bytes of all regions; None for any.
+    machine: for which the time is told; None for this one.
+    variants: whether to look for what takes less.
+    """
+
+    batch: int | None = None
+    shapes: Shapes | None = None
+    threads: int | None = None
+    budget: int | None = None
+    machine: Roofline | None = None
+    variants: bool = True
+
+
+@dataclass(frozen=True)
+class Made:
+    """With what a forward model is made trainable.
+
+    loss: its name; None chooses by the first output: cross-entropy for two dimensions, which are
+        samples and classes, else the mean square.
+    """
+
+    loss: str | None = None
+    optimizer: str = "adamw"
+    train: Sequence[str] = ("*",)
+
+
+def check_path(
+    path: Path,
+    asked: Asked,
+    made: Made,
+    progress: Progress = SILENT,
+    opened: Opened | None = None,
+) -> Check:
+    """A dry run of artifacts, or of a forward model, whose artifacts are made for it and go again.
+
+    opened: the models of artifacts, where they are open; their plans are not made again.
+
+    Raises:
+        EngineError: as `engine.checking.check`; and a forward model that cannot be read.
+    """
+    if path.is_dir():
+        return _of_artifacts(path, asked, str(path), progress, opened)
+    graph = onnx_io.load(path)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            progress.say(f"making {path} trainable")
+            _recipe(graph, made).write(Forward(path, graph), made.train, folder)
+        except InternalError:
+            raise
+        except EngineError as error:
+            faults = tuple(faults_of(path))
+            if not faults:
+                raise
+            threads = config.threads(asked.threads)
+            return Check(
+                source=str(path), threads=threads, kernels="", faults=faults, why=str(error)
+            )
+        found = _of_artifacts(Path(folder), asked, str(path), progress)
+    if found.why:
+        return replace(found, faults=tuple(faults_of(path)) or found.faults)
+    if asked.variants and found.figures is not None:
+        most = found.figures.nbytes
+        more = (s for s in _remade(path, graph, asked, made, progress) if s.figures.nbytes < most)
+        found = replace(found, suggestions=by_bytes([*found.suggestions, *more]))
+    return found
+
+
+def _remade(
+    path: Path, graph: Graph, asked: Asked, made: Made, progress: Progress
+) -> Iterator[Suggestion]:
+    """Variants of a training that have artifacts of their own, as only a forward model allows.
+
+    A variant that the model does not allow is none.
+    """
+    variants: dict[str, Lora | SparseUpdate] = {
+        f"LoRA of rank {RANK} on every layer that can": Lora(".", rank=RANK),
+        f"a sparse update: all biases, and the last {LAST} layers": SparseUpdate(
+            biases=True, last=LAST
+        ),
+    }
+    for change, variant in variants.items():
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                forward, recipe, train = Forward(path), _recipe(graph, made), made.train
+                if isinstance(variant, Lora):
+                    forward.adapt(variant)
+                    train = ("*",)  # the adapters alone
+                else:
+                    recipe = replace(recipe, options=RecipeOptions(update=variant))
+                recipe.write(forward, train, folder)
+                mine = replace(asked, variants=False, budget=None)
+                found = _of_artifacts(Path(folder), mine, change, progress)
+            except InternalError:
+                raise
+            except EngineError:
+                continue
+        if found.figures is not None:
+            yield Suggestion(change, found.figures)
+
+
+def _of_artifacts(
+    folder: Path, asked: Asked, source: str, progress: Progress, opened: Opened | None = None
+) -> Check:
+    files = artifacts(folder)
+    progress.say(f"reading {source}")
+    slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
+    threads = config.threads(asked.threads)
+    subject = Subject.of(files["train"], files.get("optimizer"), slots, threads, files.get("eval"))
+    opened = opened or subject.open()
+    model = opened.train
+    declared = {name: model.interface.inputs[name].shape for name in model.inputs}
+    shapes = bind_shapes(declared, asked.batch, asked.shapes or {}, model.what)
+    progress.say("planning")
+    return check(
+        subject,
+        shapes,
+        source=source,
+        budget=asked.budget,
+        machine=asked.machine,
+        variants=asked.variants,
+        opened=opened,
+        say=progress.say,
+    )
+
+
+def _recipe(graph: Graph, made: Made) -> Recipe:
+    return Recipe(_loss(graph, made.loss), _optimizer(made.optimizer), RecipeOptions())
+
+
+def _loss(graph: Graph, name: str | None) -> Loss | None:
+    """The loss of a name, or the one that fits the first output of a model."""
+    if name == "none":
+        return None
+    if name is None:
+        first = graph.types.get(graph.outputs[0])
+        name = "cross_entropy" if first is None or len(first.shape) == 2 else "mse"
+    return choices.loss(name, {}, "--loss")
+
+
+def _optimizer(name: str) -> OptimizerSpec | None:
+    return None if name == "none" else choices.optimizer(name, {}, "--optimizer")

@@ -1,0 +1,43 @@
+"""What the command line chooses by name, with its options: losses, optimizers and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from engine.base.errors import InputError
+from engine.graphs.offline.optim_types import OptimizerSpec
+from engine.loss_types import Loss
+from engine.tools.actions import tables
+from engine.trainer import names
+from engine.trainer.schedules import Schedule
+
+Kind = TypeVar("Kind")
+
+
+def loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
+    """A loss with its options.
+
+    Raises:
+        InputError, DTypeError: there is none of that name, or an option does not fit.
+    """
+    return tables.make(_chosen(names.losses(), name, "loss", place), options, f"{place} {name}")
+
+
+def optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpec:
+    """An optimizer with its options, as `loss`."""
+    kind = _chosen(names.optimizers(), name, "optimizer", place)
+    return tables.make(kind, options, f"{place} {name}")
+
+
+def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
+    """A schedule with its options, as `loss`."""
+    kind = _chosen(names.schedule_kinds(), name, "schedule", place)
+    return tables.make(kind, options, f"{place} {name}")
+
+
+def _chosen(known: Mapping[str, type[Kind]], name: str, what: str, place: str) -> type[Kind]:
+    try:
+        return names.chosen(known, name, what)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None

@@ -1,0 +1,256 @@
+"""Plans of what a path names: an ONNX model or a folder of artifacts; and what plan files hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.base.errors import BudgetError, InputError, NameNotFoundError, PlanError, nearest
+from engine.checking import Subject, advice
+from engine.checking.subject import Opened
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.analysis.bounds import check, machine_named
+from engine.kernels.machine.target import Target
+from engine.plan.plan import Plan
+from engine.plan.plan_file import MAGIC, PlanReader, Tables
+from engine.plan.verify import verify
+from engine.system import files
+from engine.system.paths import Paths
+from engine.tools.trimmed.plans import artifacts, batch_shapes, bind_shapes, make_plans
+from engine.tools.trimmed.progress import Progress
+from engine.training import plan_cache
+from engine.training.memory import Memory
+from engine.training.model import Model
+from engine.training.planning import NotJoinableError
+from engine.training.ranks import Ranks
+from engine.training.state import CheckpointState
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """For what plans are made.
+
+    batches: the batch sizes; empty if shapes say all.
+    shapes: the shapes of inputs by name, where the batch size does not determine them.
+    outputs: of artifacts, the tensors that inference computes; empty: what the loss reads.
+    budget: bytes that all regions of a plan may have; None for any.
+    ranks: how many ranks share a training step, of which the batches are this one's; None: a step
+        is this process's alone.
+    """
+
+    target: Target
+    threads: int
+    batches: Sequence[int] = ()
+    shapes: Shapes | None = None
+    outputs: Sequence[str] = ()
+    budget: int | None = None
+    ranks: int | None = None
+
+
+def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
+    """The models of a training step of artifacts, ready to be planned; None without an optimizer.
+
+    Raises:
+        EngineError: a model cannot be read.
+    """
+    if "optimizer" not in files:
+        return None
+    state, memory = CheckpointState.load_checkpoint(files["checkpoint"]), Memory()
+    train, update = (
+        Model(files[key], state, memory, asked.threads, what, asked.target)
+        for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
+    )
+    memory.freeze([train])
+    train.ranks = None if asked.ranks is None else Ranks(asked.ranks)
+    return Opened(train, update)
+
+
+def plans(
+    path: Path, asked: Asked, progress: Progress, models: Opened | None = None
+) -> dict[str, Plan]:
+    """The plans of a model, or of all models in a folder of artifacts, by titles.
+
+    Those of artifacts begin with the steps of training, each of which is one plan.  Within a budget
+    and for ranks there are these alone.
+
+    models: those of a step of artifacts, as `opened` gives them; None opens them.
+
+    Raises:
+        InputError: ranks of what is no folder of artifacts with an optimizer model.
+        BudgetError: no plan keeps to the budget.
+        EngineError: a model cannot be read or planned.
+    """
+    if asked.ranks is not None and "optimizer" not in (artifacts(path) if path.is_dir() else ()):
+        raise InputError(f"{path}: ranks share a training step, which takes a folder of artifacts")
+    return _of_artifacts(path, asked, progress, models) if path.is_dir() else _of_model(path, asked)
+
+
+def titled(plan: Plan, paths: Paths) -> Plan:
+    """Return a plan for reading: its steps name the submodule of their node, where it is known."""
+    return replace(plan, steps=tuple(replace(s, source=paths.beside(s.source)) for s in plan.steps))
+
+
+def paths_of(path: Path) -> Paths:
+    """Return where the nodes of a model, or of the training model of artifacts, are in a module."""
+    model = artifacts(path)["train"] if path.is_dir() else path
+    return Paths.of(onnx_io.load(model).metadata)
+
+
+def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
+    graph = onnx_io.load(path)
+    given = dict(asked.shapes or {})
+    declared = {name: t.shape for name, t in graph.inputs.items()}
+    for name in given:
+        if name not in declared:
+            raise NameNotFoundError(f"{path}: no input {name!r}{nearest(name, declared)}")
+    found = {}
+    for batch in asked.batches or (None,):
+        shapes = bind_shapes(declared, batch, given, f"model {path.name}")
+        title = path.name if batch is None else f"{path.name}, batch {batch}"
+        found[title] = make_plan(
+            graph, shapes, target=asked.target, threads=asked.threads, budget=asked.budget
+        )
+    return found
+
+
+def _of_artifacts(
+    folder: Path, asked: Asked, progress: Progress, models: Opened | None
+) -> dict[str, Plan]:
+    given = dict(asked.shapes or {})
+    batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
+    if not batches:
+        raise InputError(f"{folder}: give the samples of a step, as --batch 8")
+    files = artifacts(folder)
+    steps = {
+        f"step, batch {batch}": plan
+        for batch, plan in training_steps(files, asked, batches, given, progress, models).items()
+    }
+    if asked.budget is not None or asked.ranks is not None:
+        return steps
+    planned = make_plans(
+        files,
+        asked.target,
+        asked.threads,
+        batches,
+        given,
+        asked.outputs,
+        progress=progress,
+    )
+    found = steps | {
+        f"{phase}, batch {batch}": plan
+        for batch, by_phase in planned.batches.items()
+        for phase, plan in by_phase.items()
+    }
+    if "optimizer" in planned.plans:
+        found["optimizer"] = planned.plans["optimizer"]
+    return found
+
+
+def training_steps(
+    files: Mapping[str, Path],
+    asked: Asked,
+    batches: Sequence[int],
+    shapes: Shapes,
+    progress: Progress,
+    models: Opened | None = None,
+) -> dict[int, Plan]:
+    """The plans of training steps, forward, backward and update, by batch sizes.
+
+    There are none without an optimizer model, or, without a budget, with one that cannot be joined.
+
+    models: as for `plans`.
+
+    Raises:
+        BudgetError: no plan keeps to the budget; the message says what would help.
+        NotJoinableError: there is a budget, and the optimizer model cannot be joined.
+    """
+    models = models or opened(files, asked)
+    if models is None:
+        return {}
+    train = models.train
+    found = {}
+    for batch in batches:
+        bound = batch_shapes(train, batch, shapes, len(batches) > 1)
+        progress.say(f"planning a training step, batch {batch}")
+        try:
+            found[batch] = models.step(bound, asked.budget)
+        except NotJoinableError:
+            if asked.budget is None and asked.ranks is None:
+                return {}
+            raise
+        except BudgetError as error:
+            slots = train.state.slots
+            subject = Subject.of(files["train"], files["optimizer"], slots, asked.threads)
+            raise error.advised(advice(subject, bound, asked.budget or 0)) from None
+    return found
+
+
+def is_plan_file(path: Path) -> bool:
+    """Whether a path is a file of plans, of a library or of `edgegrad prepare`."""
+    if path.is_dir():
+        return False
+    start = files.read(os.fspath(path), "plan file")[:8]
+    return start.startswith((MAGIC, plan_cache.MAGIC[:6]))
+
+
+def check_file(path: Path) -> list[str]:
+    """Check a plan file; the lines say what it holds.
+
+    Raises:
+        PlanError: it is damaged, of another version, or a plan in it breaks a rule.
+    """
+    data = files.read(os.fspath(path), "plan file")
+    if not data.startswith(MAGIC):
+        return _check_prepared(path)
+    try:
+        tables = Tables(data)
+        if not tables.stripped:
+            return _checked(tables)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    (target,) = tables.texts("head", "target")
+    (threads,) = tables.column("head", "thread_count")
+    return [
+        f"plans for a library  {target}  threads {threads}  plans {tables.rows['plan']}  "
+        f"steps {tables.rows['step']}  kernels {tables.rows['kernel']}"
+    ]
+
+
+def _checked(tables: Tables) -> list[str]:
+    """What the plans of a whole file are, none of which breaks a rule or reaches outside.
+
+    Raises:
+        PlanError: one does.
+    """
+    plans = PlanReader(tables).plans()
+    return [check(verify(p), machine_named(p.target)).summary() for p in plans]
+
+
+def _check_prepared(path: Path) -> list[str]:
+    found = plan_cache.Prepared(os.fspath(path))
+    made = found.made
+    damaged = [name for name in found.names() if found.get(name) is None]
+    if made is None or damaged:
+        raise PlanError(f"{path}: damaged; run `{plan_cache.command(os.fspath(path.parent))}`")
+    if made.sources != plan_cache.sources():
+        raise PlanError(
+            f"{path}: made by another version of edgegrad ({made.version}); run "
+            f"`{plan_cache.command(os.fspath(path.parent))}`"
+        )
+    for name in found.names():
+        record = found.get(name) or b""
+        if record.startswith(MAGIC):
+            try:
+                _checked(Tables(record))
+            except PlanError as error:
+                raise PlanError(f"{path}: {error}") from None
+    models = ", ".join(dict.fromkeys(made.models.values()))
+    return [
+        f"prepared for kernel set {name}  {target}  threads {threads}  {models}"
+        for name, target, threads in made.settings
+    ]

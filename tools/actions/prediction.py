@@ -1,0 +1,98 @@
+"""Predictions of a run for files that it has not seen."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base import foreign_text
+from engine.base.errors import InputError
+from engine.loss_types import NLLLoss
+from engine.system import files
+from engine.tools.actions import run_data, runs
+from engine.trainer.trainer import Trainer
+
+Array = npt.NDArray[Any]
+FORMATS = (".csv", ".json")
+
+
+def predict(
+    folder: Path, trainer: Trainer, paths: Sequence[Path], batch_size: int | None = None
+) -> list[dict[str, Any]]:
+    """A row for each file, or for each row of a table.
+
+    A row tells the file, and the class with its probability and those of all classes, or else the
+    values of the model's output.
+
+    folder: of the run.
+    paths: files, or folders of them.
+    batch_size: by default that of the training.
+
+    Raises:
+        FileError: a file cannot be read.
+        InputError: there are none, or the model has several outputs.
+    """
+    config = runs.read_config(folder)
+    learned = run_data.read_learned(config.data, folder)
+    places, samples = run_data.unlabelled(config.data, list(paths), learned)
+    found = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
+    if isinstance(found, tuple):
+        raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
+    classes = config.data.classes
+    if not classes or found.shape[1:] != (len(classes),):
+        return [place | {"values": row.tolist()} for place, row in zip(places, found, strict=True)]
+    logarithms = isinstance(runs.run_loss(config), NLLLoss)
+    shares = np.exp(found) if logarithms else probabilities(found)
+    return [
+        place
+        | {
+            "class": classes[int(row.argmax())],
+            "probability": float(row.max()),
+            "probabilities": dict(zip(classes, row.tolist(), strict=True)),
+        }
+        for place, row in zip(places, shares, strict=True)
+    ]
+
+
+def probabilities(scores: Array) -> Array:
+    """softmax(scores) over the last axis, in float64."""
+    shifted = scores.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    grown = np.exp(shifted, out=shifted)
+    shares: Array = grown / grown.sum(-1, keepdims=True)
+    return shares
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row as a line for people."""
+    place = str(row["file"]) + (f", row {row['row']}" if "row" in row else "")
+    if "class" in row:
+        return f"{place}  {row['class']}  {100 * row['probability']:.1f} %"
+    return f"{place}  {' '.join(f'{value:.6g}' for value in np.ravel(row['values']).tolist())}"
+
+
+def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows as CSV or JSON, as the name of the file says.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    text = _csv(rows) if path.suffix == ".csv" else json.dumps(rows, indent=1) + "\n"
+    files.write(os.fspath(path), [text.encode()])
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A column for each probability, or for each value."""
+    flat = []
+    for row in rows:
+        cells = {k: v for k, v in row.items() if k not in ("probabilities", "values")}
+        cells |= {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
+        values = np.ravel(row.get("values", ())).tolist()
+        flat.append(cells | {f"value {i}": value for i, value in enumerate(values)})
+    return foreign_text.table(flat, flat[0])

@@ -1,0 +1,188 @@
+"""Prepare: write plans beside artifacts, so that no process that trains them has to plan.
+
+The file prepared.plans is for trainers, modules and optimizers that are made from the paths of
+these artifacts.  It belongs to this version of edgegrad and to the content of the artifacts.  Plans
+with `--target` use the kernels that wheels ship for that device and no others, so that they run
+where numba, llvmlite and onnx are not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import engine
+from engine.base.errors import BudgetError, EngineError, InputError
+from engine.kernels.binaries import source
+from engine.kernels.binaries.source import KernelSet
+from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level
+from engine.plan.plan import Plan
+from engine.runtime.arena import allocate
+from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.trimmed.plans import artifacts, batch_shapes
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.targets import resolve
+from engine.training import plan_cache
+from engine.training.memory import Memory
+from engine.training.model import Model, open_models
+from engine.training.planning import NotJoinableError, Update
+from engine.training.state import CheckpointState
+
+Shapes = Mapping[str, tuple[int, ...]]
+_SYSTEMS = {"linux": "linux", "darwin": "apple", "win32": "windows"}  # in triples
+
+
+class Collected(plan_cache.Records):
+    """Records in memory, which begin empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, bytes] = {}
+
+    def cached(self, name: str) -> bytes | None:
+        """The record of a key, if this command has made it; the cache folder is not asked."""
+        return self.found.get(name)
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep a record."""
+        self.found[name] = content
+
+
+def prepare(
+    folder: Path,
+    settings: Sequence[tuple[KernelSet, int]],
+    shapes: Sequence[tuple[int, Shapes]],
+    progress: Progress = SILENT,
+    budget: int | None = None,
+) -> tuple[Path, int]:
+    """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update,
+    and of training steps in one.
+
+    settings: kernel sets with numbers of threads.
+    shapes: batch sizes, each with the shapes of inputs that it does not determine.
+    budget: the `memory_budget` of the trainers that the plans are for, in bytes.
+
+    Returns the path and the size in bytes of the file.
+
+    Raises:
+        BudgetError: no plan of a step keeps to the budget.
+        EngineError: a model cannot be read or planned, or the file cannot be written.
+    """
+    paths = artifacts(folder)
+    collected, models = Collected(), dict[str, str]()
+    for kernels, threads in settings:
+        progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
+        for model in _plan(paths, kernels, threads, shapes, collected, progress, budget):
+            models[model.digest] = model.what
+    made = plan_cache.Made(
+        engine.__version__,
+        plan_cache.sources(),
+        models,
+        [(kernels.name, kernels.target.name, threads) for kernels, threads in settings],
+    )
+    path = folder / plan_cache.PREPARED
+    return path, plan_cache.write_prepared(os.fspath(path), made, collected.found)
+
+
+def _plan(
+    paths: Mapping[str, Path],
+    kernels: KernelSet,
+    threads: int,
+    shapes: Sequence[tuple[int, Shapes]],
+    collected: Collected,
+    progress: Progress,
+    budget: int | None,
+) -> list[Model]:
+    """Plan all models for a kernel set and a number of threads; returns the models.
+
+    Kernels of a set that this process can run are compiled now, unless they are shipped.
+    """
+    state, memory = CheckpointState.load_checkpoint(paths["checkpoint"]), Memory(kernels)
+    evaluation = paths.get("eval")
+    train, second = open_models(
+        paths["train"], evaluation, state, memory, threads, lambda _: collected
+    )
+    models = [train]
+    if second is not None:
+        outputs = second.model_outputs()
+        evaluated = second.select([second.outputs[0], *outputs], "evaluation")
+        models += [second, evaluated, second.select(outputs, "prediction")]
+    memory.budget = budget
+    bounds = [(b, given, len(shapes) > 1) for b, given in shapes]
+    plans, joined = list[Plan](), False
+    if "optimizer" in paths:
+        optimizer = paths["optimizer"]
+        last = Model(
+            optimizer, state, memory, threads, "optimizer model", records=lambda _: collected
+        )
+        progress.say(f"planning the {last.what}")
+        layout = last.states()
+        last.skips_updates()  # which a device asks before its first step
+        state.regions["state"] = allocate(layout.nbytes)
+        plans.append(last.planned_update(layout))
+        with contextlib.suppress(NotJoinableError):  # a Trainer then runs the two models
+            for bound in (batch_shapes(train, *each) for each in bounds):
+                progress.say(f"planning the {Update.what} for {_text(bound)}")
+                plans.append(train.planned(bound, update=Update(last, layout)))
+            joined = True
+    for model, each in itertools.product(models, bounds):
+        bound = batch_shapes(model, *each)
+        progress.say(f"planning the {model.what} for {_text(bound)}")
+        try:
+            plans.append(model.planned(bound))
+        except BudgetError:  # with gradients of its own; steps do without
+            if model is not train or not joined:
+                raise
+    models += [last] if "optimizer" in paths else []
+    unkept = [model.what for model in models if model.records is None]
+    if unkept:
+        raise InputError(
+            f"{paths['train'].parent}: plans of the {unkept[0]} cannot be kept: it has "
+            "operators of your own"
+        )
+    if kernels in source.usable():
+        progress.say("compiling the kernels that are not there yet")
+        kernels.resolve({LAUNCH, WORKER, *(kernel for plan in plans for kernel in plan.kernels)})
+    return models
+
+
+def _text(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+def elsewhere(name: str) -> KernelSet:
+    """The kernels of a device that has nothing but what its wheel ships.
+
+    name: an instruction-set level, or a target that `edgegrad targets` lists.
+
+    Raises:
+        EngineError: nothing is shipped for it, or this installation ships nothing.
+    """
+    level = _level(name)
+    found = source.of_level(level, "shipped", level.systems[0])
+    if found is None:
+        raise EngineError(
+            f"--target {name}: this installation ships no kernels, so it does not know those of "
+            "another; install a wheel of edgegrad (in a checkout: python -m engine.tools.dev.ship)"
+        )
+    return found
+
+
+def _level(name: str) -> Level:
+    """The level of shipped kernels that a name stands for.
+
+    Raises:
+        EngineError: there is none, or there are several for that architecture.
+    """
+    found = [level for level in LEVELS if level.name == name]
+    if not found:
+        triple = resolve(name).target
+        systems = [s for s in SYSTEMS if _SYSTEMS[s] in triple.triple]
+        found = [v for v in LEVELS if v.arch == triple.arch and {*systems} & {*v.systems}]
+    if len(found) != 1:
+        known = ", ".join(level.name for level in found or LEVELS)
+        raise EngineError(f"--target {name}: give the level of its shipped kernels, one of {known}")
+    return found[0]

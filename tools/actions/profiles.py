@@ -1,0 +1,111 @@
+"""Profiles of artifacts: a step on inputs that are made up, as the model declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base.element_types import NUMPY
+from engine.base.errors import InputError, LabelError
+from engine.profiling import Profile
+from engine.tools.trimmed.plans import artifacts, batch_shapes
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.training.model import Model
+from engine.training.module import Module
+from engine.training.optimizer import Optimizer
+from engine.training.state import CheckpointState
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+SAMPLES = 8  # of a step, where neither the model nor anybody says
+BELOW = (30_000, 1_000, 10, 2, 1)  # limits of numbers made up, until the model takes them
+
+
+def profile(
+    folder: Path,
+    batch: int | None = None,
+    shapes: Shapes | None = None,
+    threads: int | None = None,
+    repeats: int = 20,
+    progress: Progress = SILENT,
+) -> Profile:
+    """Profile a training step of artifacts: forward, backward, and the update if there is one.
+
+    batch: samples of a step; by default those that the model fixes, or 8.
+    shapes: of inputs that the batch size does not determine.
+
+    Raises:
+        EngineError: a model cannot be read, planned or run; the message names it.
+    """
+    paths = artifacts(folder)
+    progress.say(f"reading {folder}")
+    state = CheckpointState.load_checkpoint(paths["checkpoint"])
+    if not state.loaded:
+        raise InputError(f"{folder}: the checkpoint is nominal; a step needs parameters' values")
+    module = Module(paths["train"], state, threads=threads)
+    optimizer = Optimizer(paths["optimizer"], module) if "optimizer" in paths else None
+    inputs = made_up(module, batch, shapes or {})
+    progress.say(f"running {repeats} steps")
+    return module.profile(*inputs, optimizer=optimizer, repeats=repeats)
+
+
+def made_up(module: Module, batch: int | None, shapes: Shapes) -> list[npt.NDArray[np.generic]]:
+    """Inputs of a step that a module takes: normal floats, whole numbers in range, masks of ones.
+
+    Raises:
+        InputError: the shape of an input is not known, or no numbers that are tried are in range.
+    """
+    model = module._train
+    bound = batch_shapes(model, batch or _samples(model, shapes), shapes, several=False)
+    rng = np.random.default_rng(0)
+    inputs = {name: _array(model, name, shape, rng, 1) for name, shape in bound.items()}
+    numbers = [name for name in inputs if inputs[name].dtype.kind in "iu" and "mask" not in name]
+    with module._state.unchanged():
+        _try(module, inputs)
+        for name in numbers:
+            for below in BELOW:
+                tried = {**inputs, name: _array(model, name, bound[name], rng, below)}
+                try:
+                    _try(module, tried)
+                except LabelError:
+                    continue
+                inputs = tried
+                break
+    return [inputs[name] for name in model.inputs]
+
+
+def _samples(model: Model, shapes: Shapes) -> int:
+    """The samples of a step: as a given shape has it, as the model fixes it, or `SAMPLES`."""
+    declared = [model.interface.inputs[name].shape for name in model.inputs]
+    given: Sequence[int | str] = [s[0] for s in (*shapes.values(), *declared) if s]
+    return next((d for d in given if isinstance(d, int)), SAMPLES)
+
+
+def _array(
+    model: Model, name: str, shape: tuple[int, ...], rng: np.random.Generator, below: int
+) -> npt.NDArray[np.generic]:
+    """Values for an input: numbers below a limit, and 1 in what is called a mask."""
+    kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
+    if kind.kind == "f":
+        return rng.standard_normal(shape).astype(kind)
+    if kind.kind == "b" or "mask" in name:
+        return np.ones(shape, kind)
+    return rng.integers(0, min(below, np.iinfo(kind).max), shape).astype(kind)
+
+
+def _try(module: Module, inputs: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """Run a step on inputs, whose gradients the next one overwrites.
+
+    Raises:
+        LabelError: a number is out of range.
+    """
+    draws, check = module._state.draws, module.check_finite
+    module.check_finite = False
+    try:
+        module.lazy_reset_grad()
+        module(*(inputs[name] for name in module.input_names()))
+    finally:
+        module._state.draws, module.check_finite = draws, check

@@ -1,0 +1,302 @@
+"""The configuration of a run: the content of `run.toml`.
+
+Each table of the file is a dataclass here, each key a field of it, whose text docs/commands.md
+shows.  The tables [optimizer] and [schedule] also hold the options of the class that `name`
+chooses, and [data.options] the options of the dataset: they are read from their signatures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from engine.base import arguments
+from engine.base.errors import InputError, nearest
+from engine.base.fields import fields_of, inherited, option
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
+from engine.graphs.offline.optim_types import OptimizerSpec
+from engine.lora import Lora
+from engine.loss_types import Loss
+from engine.system import files
+from engine.tools.actions import choices, tables
+from engine.trainer.schedules import Schedule
+from engine.training.settings import FitOptions, RecipeOptions, StepOptions
+
+Kind = Literal["auto", "images", "sounds", "csv", "text"]
+KINDS = [kind for kind in get_args(Kind) if kind != "auto"]
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ModelTable(RecipeOptions):
+    """The model and its loss, and the choice of trained parameters."""
+
+    path: str = option("", "The forward model, an ONNX file.", flag="--model", metavar="PATH")
+    loss: str = option(
+        "",
+        "The loss to minimise; by default one that fits the data: cross_entropy or mse.  none: "
+        "minimise the first output of the model.",
+        metavar="NAME",
+    )
+    loss_options: Mapping[str, Any] = option(
+        {}, "Options of the loss, such as {label_smoothing = 0.1}."
+    )
+    train: Sequence[str] = option(
+        ("*",),
+        "Parameters to train, such as 'classifier.*'; '!PATTERN' excludes; by default all.",
+        metavar="PATTERN",
+    )
+    lora: Lora | None = option(
+        None,
+        'Adapters to train instead, such as {match = "attn.*(q|v)", rank = 8}: options of Lora '
+        "(docs/lora.md); by default none.",
+    )
+    head: Literal["auto", "keep", "replace"] = option(
+        "auto",
+        "The last layer of a classifier: replaced if the number of classes differs, never, or "
+        "always.",
+    )
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class DataTable:
+    """The data, and how to make batches from them."""
+
+    path: str = option("", "A folder or a file of data.", flag="--data", metavar="PATH")
+    kind: Kind = option("auto", "The kind of data; by default according to the file names.")
+    validation: float | str = option(
+        0.2,
+        "The share of the data to validate with, or a path of other data; 0: no validation.",
+        BELOW_1,
+        metavar="SHARE|PATH",
+    )
+    batch_size: int | None = option(
+        None,
+        "Samples per step; by default 32, or the number fixed in the model file.",
+        AT_LEAST_1,
+        flag="--batch",
+    )
+    shuffle: bool = option(True, "Use a different order of samples in each epoch.")
+    drop_last: bool = option(False, "Leave out a last, smaller batch.")
+    augment: Sequence[str] = option((), "Random changes of pictures: flip, crop, color.")
+    prefetch: int = option(2, "Batches to prepare ahead.", AT_LEAST_0)
+    classes: Sequence[str] = option(
+        (), "Names of the classes; by default taken from the data.", flag="--class"
+    )
+    options: Mapping[str, Any] = option({}, "Options of the dataset, see docs/data.md.")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A table whose `name` chooses a class, and whose other keys are the options of that class."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class FitTable(FitOptions, StepOptions):
+    """The training itself."""
+
+    epochs: int = inherited(FitOptions, "epochs", 10)
+    seed: int = option(0, "Seed of all random numbers.", AT_LEAST_0)
+    metrics: Sequence[str] | None = option(
+        None,
+        "Metrics besides the loss; by default accuracy for classes, mae for values, perplexity "
+        "for texts.",
+        flag="--metric",
+    )
+    patience: int | None = option(
+        None, "Stop after so many epochs without improvement.", AT_LEAST_0
+    )
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class OutputTable:
+    """The output of a run."""
+
+    folder: str = option("run", "The folder of the run.", flag="-o, --out", metavar="PATH")
+    tensorboard: bool = option(False, "Also write event files for TensorBoard.")
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """A whole configuration."""
+
+    model: ModelTable = field(default_factory=ModelTable)
+    data: DataTable = field(default_factory=DataTable)
+    optimizer: Chosen = field(default_factory=lambda: Chosen("adamw", {}))
+    schedule: Chosen = field(default_factory=lambda: Chosen("constant", {}))
+    fit: FitTable = field(default_factory=FitTable)
+    output: OutputTable = field(default_factory=OutputTable)
+
+    def loss(self, default: str) -> Loss | None:
+        """Return the loss, `default` unless one is named; None: the model computes it."""
+        table = self.model
+        if table.loss == "none":
+            return None
+        return choices.loss(table.loss or default, table.loss_options, "[model] loss")
+
+    def method(self) -> OptimizerSpec:
+        """Return the optimizer."""
+        return choices.optimizer(self.optimizer.name, self.optimizer.options, "[optimizer]")
+
+    def rates(self) -> Schedule:
+        """Return the schedule of the learning rate."""
+        return choices.schedule(self.schedule.name, self.schedule.options, "[schedule]")
+
+    def changed(self, table: str, **values: Any) -> RunConfig:
+        """Return a configuration with other values in a table."""
+        return dataclasses.replace(
+            self, **{table: dataclasses.replace(getattr(self, table), **values)}
+        )
+
+
+TABLES: dict[str, Any] = {
+    "model": ModelTable, "data": DataTable, "optimizer": Chosen, "schedule": Chosen,
+    "fit": FitTable, "output": OutputTable,
+}  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file.
+
+    Raises:
+        FileError: it cannot be read.
+        InputError: it is not TOML; the message has the line.
+    """
+    data = files.read(str(path), "configuration")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def override(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> None:
+    """Put values in their places; their names are TABLE.KEY, such as fit.epochs.
+
+    Raises:
+        InputError: a name is not a place in a table.
+    """
+    for name, value in changes.items():
+        *parts, last = name.split(".")
+        if not parts:
+            known = [
+                f"{t}.{f.name}" for t, kind in TABLES.items() for f in dataclasses.fields(kind)
+            ]
+            near = [place for place in known if place.endswith(f".{name}")]
+            hint = f"; did you mean {near[0]}?" if near else nearest(name, known)
+            raise InputError(
+                f"{option} {name}: expected TABLE.KEY=VALUE, such as fit.epochs=3{hint}"
+            )
+        table = found
+        for part in parts:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise InputError(f"{option} {name}: {part!r} is not a table")
+        table[last] = value
+
+
+def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
+    """Make a configuration from the tables of a file.
+
+    Raises:
+        InputError, DTypeError: an unknown table or key, or a value that does not fit; the message
+            names the table.
+    """
+    made: dict[str, Any] = {}
+    for name, table in found.items():
+        if name not in TABLES:
+            raise InputError(f"{source}: unknown table [{name}]{nearest(name, TABLES)}")
+        place = f"{source} [{name}]"
+        if not isinstance(table, Mapping):
+            raise InputError(f"{place}: expected a table, found {table!r}")
+        if TABLES[name] is Chosen:
+            made[name] = _chosen(table, name, place)
+        else:
+            made[name] = tables.make(TABLES[name], table, place)
+    config = RunConfig(**made)
+    table = config.model
+    if table.loss not in ("", "none"):
+        choices.loss(table.loss, table.loss_options, f"{source} [model] loss")
+    return config
+
+
+def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
+    rest = dict(table)
+    default = {"optimizer": "adamw", "schedule": "constant"}[which]
+    name = arguments.text(f"{place}: name", rest.pop("name", default))
+    getattr(choices, which)(name, rest, place)  # refuses what does not fit, before any work
+    return Chosen(name, rest)
+
+
+# --- writing
+
+
+def as_written(config: RunConfig) -> RunConfig:
+    """The configuration as it is read again from what `to_toml` writes: with lists for tuples."""
+    return config_of(tomllib.loads(to_toml(config)), "configuration")
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML; `config_of` reads the same from it."""
+    lines = []
+    for name in TABLES:
+        table = getattr(config, name)
+        if isinstance(table, Chosen):
+            values = {"name": table.name, **table.options}
+        else:
+            values = {f.name: getattr(table, f.name) for f in fields_of(type(table))}
+        lines.append(f"[{name}]")
+        lines += [f"{_key(k)} = {toml_value(v)}" for k, v in values.items() if v is not None]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _key(name: str) -> str:
+    bare = name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
+    return name if bare else _text(name)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field, made by its factory if it has one."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it.
+
+    Raises:
+        InputError: it has no form in TOML.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return _text(value)
+    if dataclasses.is_dataclass(value):  # with the options that are not the defaults
+        values = {f.name: (getattr(value, f.name), _default_of(f)) for f in fields(value)}
+        value = {name: v for name, (v, default) in values.items() if v != default}
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    raise InputError(f"{value!r} has no form in TOML")

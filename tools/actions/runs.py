@@ -1,0 +1,124 @@
+"""Runs that `edgegrad train` has made: what their folders hold, and how it is read again.
+
+The folder of a run has
+
+    run.toml          the configuration, with what it left open filled in
+    forward.onnx      the model that is trained, where its last layers had to be changed
+    artifacts/        its artifacts, with the values from before the training
+    inference.onnx    the trained model, with the best parameters
+    classes.txt       the names of the classes, one a line
+    preparation.json  of a table, how its columns become features
+
+and what `fit` writes: best, last, checkpoints/, run.json, history.csv, log.jsonl, report.html.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.base.errors import FileError, StateError
+from engine.checkpoint import storage
+from engine.data.dataset import Dataset
+from engine.loss_types import Loss
+from engine.system import files
+from engine.tools.actions import run_config, run_data
+from engine.tools.actions.run_config import RunConfig
+from engine.tools.trimmed.staging import staged
+from engine.trainer.runs import CHECKPOINT, RunFolder
+from engine.trainer.trainer import Trainer
+
+CONFIG, ARTIFACTS, FORWARD = "run.toml", "artifacts", "forward.onnx"
+
+
+# --- what configurations leave open
+
+
+def run_loss(config: RunConfig) -> Loss | None:
+    """The loss of a run; by default that of classes, or the mean squared error of values.
+
+    None: the model computes it, as its first output.
+    """
+    has_classes = config.data.classes or config.data.kind == "text"
+    return config.loss("cross_entropy" if has_classes else "mse")
+
+
+def metrics(config: RunConfig) -> Sequence[str]:
+    """The metrics of a run; by default one that fits the data, and none without targets."""
+    if config.fit.metrics is not None:
+        return config.fit.metrics
+    if config.model.loss == "none" or config.data.options.get("target") in ("", [], ()):
+        return ()
+    if config.data.classes:
+        return ("accuracy",)
+    return ("perplexity",) if config.data.kind == "text" else ("mae",)
+
+
+# --- runs that are there
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration of a run.
+
+    Raises:
+        FileError: the folder has no run.
+        InputError, DTypeError: the configuration has been changed, and does not fit.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileError(f"{folder}: no run of `edgegrad train`: it has no {CONFIG}")
+    return run_config.config_of(run_config.read(path), str(path))
+
+
+def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
+    """Other data, prepared as those of a run.
+
+    Raises:
+        EngineError: they cannot be read, or do not fit.
+    """
+    return run_data.open_data(config.data, path, run_data.read_learned(config.data, folder))
+
+
+def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:
+    """The trainer of a run, with the parameters of its best or its last checkpoint.
+
+    Raises:
+        FileError: there is no such checkpoint.
+        CheckpointError: it is damaged.
+    """
+    run = RunFolder(folder)
+    place = run.best if which == "best" else run.last
+    if place is None:
+        raise FileError(f"{folder}: the run has no {which} checkpoint yet")
+    trainer = Trainer(folder / ARTIFACTS, threads=threads)
+    trainer.load(place / CHECKPOINT)
+    return trainer
+
+
+def write_trained(folder: Path, trainer: Trainer, out: Path) -> list[Path]:
+    """Write the artifacts of a run into a new folder, with the trainer's parameters.
+
+    The optimizer begins anew: with the learning rate of the run, and moments of zero.
+
+    Raises:
+        StateError: there are artifacts in the folder.
+        FileError: it cannot be written.
+    """
+    if (out / CHECKPOINT).exists():
+        raise StateError(f"{out} has artifacts already: give another folder")
+    with staged(out) as made:
+        for pattern in ("*_model.onnx*", "constants.*.data"):
+            for source in sorted((folder / ARTIFACTS).glob(pattern)):
+                copy = files.read(str(source), "artifact")
+                files.write(str(made / source.name), [copy])
+        first = storage.read(folder / ARTIFACTS / CHECKPOINT)
+        values = {name: value.data for name, value in trainer.state.parameters}
+        trained = dataclasses.replace(
+            first,
+            trainable={name: values[name] for name in first.trainable},
+            frozen={name: values[name] for name in first.frozen},
+        )
+        storage.write(trained, made / CHECKPOINT, artifact=True)
+        names = sorted(path.name for path in made.iterdir())
+    return [out / name for name in names]

@@ -1,0 +1,412 @@
+"""Training by a configuration: from a model and data to a run, whose folder runs.py describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine.base.errors import FileError, InputError, StateError
+from engine.base.fields import part
+from engine.data.dataset import Dataset
+from engine.distributed import world
+from engine.distributed.agreement import Agreement
+from engine.distributed.copies import copy_files
+from engine.distributed.group import everyone
+from engine.distributed.launchers import launched
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.loss_types import CrossEntropyLoss
+from engine.system import files
+from engine.system.config import switch, usable_cores
+from engine.tools.actions import run_config, run_data, runs
+from engine.tools.actions.artifacts import write_artifacts
+from engine.tools.actions.run_config import RunConfig
+from engine.tools.actions.runs import ARTIFACTS, CONFIG, FORWARD
+from engine.trainer.callbacks import Callback, EarlyStopping
+from engine.trainer.forward import Forward
+from engine.trainer.history import History
+from engine.trainer.metrics import metrics_of
+from engine.trainer.recipe import Recipe
+from engine.trainer.restore import restore
+from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
+from engine.trainer.sizes import batches_for
+from engine.trainer.trainer import Trainer
+from engine.training.settings import FitOptions, RecipeOptions, StepOptions
+
+INFERENCE, CLASSES = "inference.onnx", "classes.txt"
+_SHOWN = (INFERENCE, CLASSES, "report.html", "history.csv", CONFIG)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run has come to.
+
+    config: as it was written.
+    wrote: the files of the folder that are for people and for programs.
+    """
+
+    folder: Path
+    config: RunConfig
+    history: History
+    monitor: str
+    wrote: Sequence[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is known before a training begins.
+
+    config: with what the model and the data decide.
+    artifacts: their folder.  forward: the path of the model that they were made of.
+    lines: what was found or decided.
+    """
+
+    config: RunConfig
+    training: Dataset
+    validation: Dataset | None
+    artifacts: Path
+    forward: Path
+    lines: Sequence[str]
+
+
+def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Result | None:
+    """Train as a configuration says; together with others, if a launcher has started this process.
+
+    resume: go on with the run in the output folder.
+    say: is called with a line for each thing that was found or decided, before training begins.
+
+    Returns:
+        None: of several ranks this is not the first, which tells of the run.
+
+    Raises:
+        EngineError: see the modules that do the work.  Nothing is written before the model, the
+            data and the options are known to fit.
+    """
+    group = world()
+    if group is None:
+        return _train(_prepare(config, resume), None, resume, progress, say)
+    ranks = Agreement(group)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgegrad-") as place:
+            prepared = _prepare_together(ranks, config, resume, Path(place))
+            return _train(prepared, ranks, resume, progress, say)
+    except BaseException as error:
+        ranks.end(error)
+        raise
+
+
+def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: Path) -> _Prepared:
+    """As `_prepare`, which rank 0 does; the others read the data alone.
+
+    place: a folder for the artifacts of this rank.
+    """
+    prepared, error = list[_Prepared](), None
+
+    def first() -> tuple[str, Sequence[str]]:
+        prepared.append(_prepare(config, resume))
+        return run_config.to_toml(prepared[0].config), prepared[0].lines
+
+    text, lines = ranks.lead(first)
+    if not ranks.is_first:
+        try:
+            found = run_config.config_of(tomllib.loads(text), "rank 0")
+            parts = _parts(found, run_data.open_data(found.data, Path(found.data.path)))
+            prepared.append(_Prepared(found, *parts, place, place / FORWARD, lines))
+        except Exception as problem:
+            error = problem
+    ranks.agree(error)
+    (mine,) = prepared
+    held_out = mine.validation
+    ranks.check_alike(
+        {
+            "the number of samples to train on": len(mine.training),
+            "the number of samples to validate with": None if held_out is None else len(held_out),
+            "the classes": list(mine.training.classes or ()),
+        }
+    )
+    made = [path for path in mine.artifacts.iterdir() if path.is_file()]
+    copy_files(ranks, sorted(made), place)
+    if config.fit.unfreeze:  # artifacts are made anew
+        copied = place / "of rank 0"
+        copied.mkdir()
+        copy_files(ranks, [mine.forward], copied)
+        if not ranks.is_first:
+            (model,) = copied.iterdir()
+            mine = dataclasses.replace(mine, forward=model)
+    told = everyone(ranks.group, f"on {platform.node()} (process {os.getpid()})")
+    line = f"ranks: {', '.join(f'{rank} {each}' for rank, each in enumerate(told))}"
+    return dataclasses.replace(mine, lines=[*mine.lines, line])
+
+
+def _prepare(config: RunConfig, resume: bool) -> _Prepared:
+    """Look at the model and the data, and write the artifacts of a run that begins."""
+    folder = Path(config.output.folder)
+    _check_folder(folder, resume)
+    _check_apart(folder, config)
+    own = folder / FORWARD
+    source = own if resume and own.exists() else _existing(config)
+    graph = onnx_io.load(source)
+    config, dataset = _settled(config, graph)
+    training, validation = _parts(config, dataset)
+    run_data.augmentation(config.data)
+    measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
+    metrics_of(measured)  # refuses what is not known, before any work
+    found = [_data_line(config, training, validation)]
+    if resume:
+        _check_same(run_config.as_written(config), runs.read_config(folder), folder)
+        _write(folder / CONFIG, run_config.to_toml(config))
+    else:
+        _begin(config, Forward(source, graph), folder, found.append)
+        run_data.write_learned(config.data, training, folder)
+    forward = own if own.exists() else source
+    return _Prepared(config, training, validation, folder / ARTIFACTS, forward, found)
+
+
+def _train(
+    prepared: _Prepared, ranks: Agreement | None, resume: bool, progress: bool, say: Say
+) -> Result | None:
+    """Train on what has been prepared."""
+    config, training, validation = prepared.config, prepared.training, prepared.validation
+    folder, is_first = Path(config.output.folder), ranks is None or ranks.is_first
+    augment = run_data.augmentation(config.data)
+    measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
+    for line in prepared.lines if is_first else ():
+        say(line)
+    steps = part(config.fit, StepOptions)
+    if not steps.threads:
+        steps = dataclasses.replace(steps, threads=_threads(ranks))
+    group = None if ranks is None else ranks.group
+    trainer = Trainer(prepared.artifacts, group=group, **vars(steps))
+    # Unfreezing makes artifacts anew, in the way these were made.
+    trainer.forward, trainer.recipe = prepared.forward, _recipe(config)
+    options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
+    model, size = trainer.module._train, config.data.batch_size
+    batched = partial(batches_for, model, batch_size=size)
+    shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
+    monitor = _monitor(config, validation is not None)
+    unfreeze = dict(config.fit.unfreeze or {}) or None  # of a run.toml: {} for none
+    asked = dataclasses.replace(part(config.fit, FitOptions), monitor=monitor, unfreeze=unfreeze)
+    history = trainer.fit(
+        batched(
+            training, what="training data", drop_last=config.data.drop_last,
+            augment=augment or None, **shuffled, **options,
+        ),
+        validation=(
+            None if validation is None else batched(validation, what="validation data", **options)
+        ),
+        metrics=measured,
+        schedule=config.rates(),
+        callbacks=_callbacks(config, validation is not None) if is_first else (),
+        folder=folder,
+        resume=resume,
+        progress=progress,
+        shuffle=config.data.shuffle,
+        **vars(asked),
+    )  # fmt: skip
+    if not is_first:
+        return None
+    wrote = _finish(trainer, config, folder)
+    return Result(folder, config, history, monitor, wrote)
+
+
+def _threads(ranks: Agreement | None) -> int | None:
+    """How many threads a step has by default; ranks on one machine divide its cores."""
+    launcher = launched()
+    if ranks is None or launcher is None or switch("THREADS"):
+        return None
+    return max(1, usable_cores() // (launcher.here or 1))
+
+
+# --- before
+
+
+def _existing(config: RunConfig) -> Path:
+    """The path of the forward model.
+
+    Raises:
+        InputError: there is none, or no data, in the configuration.
+        FileError: nothing is there.
+    """
+    for name, option in (("model", "--model"), ("data", "--data")):
+        if not getattr(config, name).path:
+            raise InputError(f"no {name}: give {option} PATH, or `path` in [{name}] of --config")
+    path = Path(config.model.path)
+    if not path.is_file():
+        raise FileError(f"{path}: no such file")
+    return path
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    """Refuse to train into a folder that has a run, and to resume where there is none.
+
+    Raises:
+        StateError: it is so.
+    """
+    has_run = (folder / RUN).exists() or (folder / "last").exists()
+    if has_run and not resume:
+        raise StateError(
+            f"{folder} holds a run already: give another folder by -o, or --resume to go on with it"
+        )
+    if resume and not (folder / CONFIG).exists():
+        raise StateError(f"{folder} holds no run to resume: leave out --resume to begin one")
+
+
+def _check_apart(folder: Path, config: RunConfig) -> None:
+    """Refuse to write a run among the data, of which its files would be a part.
+
+    Raises:
+        InputError: the folder is that of the data, or lies in it.
+    """
+    place = folder.resolve()
+    if config.data.path and Path(config.data.path).resolve() in (place, *place.parents):
+        raise InputError(
+            f"-o {folder} lies in the data, {config.data.path}, of which the files of a run would "
+            "be a part: give a folder beside it"
+        )
+
+
+def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
+    """Refuse to go on with a run on another model, other data or with another optimizer.
+
+    Raises:
+        StateError: something differs, by name.
+    """
+    names = {
+        name: [field.name for field in dataclasses.fields(getattr(config, name))]
+        for name in ("model", "data", "optimizer")
+    }
+    for name, keys in (names | {"fit": ["seed", "accumulate"]}).items():
+        for key in keys:
+            here, there = (getattr(getattr(each, name), key) for each in (config, before))
+            if here != there:
+                raise StateError(
+                    f"{folder}: [{name}] {key} was {there!r} and is {here!r} now: resume with "
+                    "what the run began with, or give another folder by -o"
+                )
+
+
+def _settled(config: RunConfig, graph: Graph) -> tuple[RunConfig, Dataset]:
+    """The configuration with what the model and the data decide, and the data."""
+    name, feature = next(iter(graph.inputs.items()))
+    data = run_data.settle(config.data, feature)
+    dataset = run_data.open_data(data, Path(data.path))
+    run_data.check_sample(dataset, name, feature)
+    classes = tuple(dataset.classes or ())
+    return dataclasses.replace(config, data=dataclasses.replace(data, classes=classes)), dataset
+
+
+def _parts(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
+    """What is trained on, and what is validated with."""
+    share = config.data.validation
+    if isinstance(share, str):
+        learned = run_data.learned_of(config.data, dataset)
+        return dataset, run_data.open_data(config.data, Path(share), learned)
+    if share == 0:
+        return dataset, None
+    return dataset.split(share, seed=config.fit.seed)
+
+
+def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None) -> str:
+    """What the data are, in a line."""
+    counts = f"{len(training):,} samples to train"
+    if validation is not None:
+        counts += f", {len(validation):,} to validate"
+    known = config.data.classes
+    shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    classes = f"; {len(known)} classes: {shown}" if known else ""
+    return f"data: {config.data.path} ({config.data.kind}): {counts}{classes}"
+
+
+def _begin(config: RunConfig, forward: Forward, folder: Path, say: Say) -> None:
+    """Write the artifacts and the configuration of a new run."""
+    recipe = _recipe(config)
+    _fit_to_classes(config, forward, recipe.loss, say)
+    lora = config.model.lora
+    if lora is not None:
+        added = forward.adapt(lora).summary.added
+        say(f"model: {added:,} values of adapters of rank {lora.rank} are added")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {folder}: {files.reason(error)}") from error
+    forward.write(folder / FORWARD)
+    written = write_artifacts(forward, folder / ARTIFACTS, recipe, config.model.train)
+    say(
+        f"model: {config.model.path}: {written.trained_values:,} values are trained, "
+        f"{written.frozen_values:,} are frozen"
+    )
+    _write(folder / CONFIG, run_config.to_toml(config))
+
+
+def _recipe(config: RunConfig) -> Recipe:
+    return Recipe(runs.run_loss(config), config.method(), part(config.model, RecipeOptions))
+
+
+def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say) -> None:
+    """Let the model end in one score for each class.
+
+    Raises:
+        ModelError, ShapeError: it does not, and its last layer cannot be replaced.
+        InputError: it does not, and should not be replaced.
+    """
+    classes, head = len(config.data.classes), config.model.head
+    if isinstance(loss, CrossEntropyLoss) and (op := forward.drop_normalisation()):
+        say(f"model: its last op, {op}, is left out: the loss takes scores")
+    if not classes or (head == "keep" and config.model.loss_inputs):
+        return
+    if head == "keep" and forward.classes != classes:
+        raise InputError(
+            f"the model has scores of {forward.classes} classes and the data have {classes}: leave "
+            'out head = "keep", so that its last layer is replaced, or export it with as many '
+            "outputs"
+        )
+    replaced = head != "keep" and forward.replace_head(
+        classes, config.fit.seed, always=head == "replace"
+    )
+    if replaced:
+        say(f"model: its last layer {replaced!r} is replaced, for {classes} classes")
+
+
+def _monitor(config: RunConfig, validates: bool) -> str:
+    """The column of the history that decides which checkpoint is the best."""
+    return config.fit.monitor or ("val_loss" if validates else "loss")
+
+
+def _callbacks(config: RunConfig, validates: bool) -> list[Callback]:
+    found: list[Callback] = []
+    monitor = _monitor(config, validates)
+    if config.fit.patience is not None:
+        found.append(EarlyStopping(monitor, config.fit.patience, mode=config.fit.mode))
+    if config.output.tensorboard:
+        from engine.reports import TensorBoard
+
+        found.append(TensorBoard(Path(config.output.folder) / "tensorboard"))
+    return found
+
+
+# --- after
+
+
+def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
+    """Write what is to be used of the best parameters; returns what is there to look at."""
+    best = RunFolder(folder).best
+    if best is not None:
+        restore(trainer, best / CHECKPOINT)
+        trainer.module.export_model_for_inferencing(folder / INFERENCE, trainer.outputs)
+    if config.data.classes:
+        _write(folder / CLASSES, "".join(f"{name}\n" for name in config.data.classes))
+    return [folder / name for name in _SHOWN if (folder / name).exists()]
+
+
+def _write(path: Path, text: str) -> None:
+    files.write(os.fspath(path), [text.encode()])
