@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: a wheel with shipped kernels is for one platform.
 
-With `--plat-name TAGS`, as engine/tools/dev/wheels.py gives it, a wheel has these platform tags and is
+With `--plat-name TAGS`, as tools/dev/wheels.py gives it, a wheel has these platform tags and is
 installed where native code belongs.  It is for every Python, as it has no extension module.
 Without the option the wheel is `py3-none-any`.
 """

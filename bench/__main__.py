@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.measuring import ROOT
 from bench.rows import WRONG, Bench, Cells, benches, find, module_names
 from bench.tables import FORMATS, Table, about, write_json
-from engine.errors import EngineError, InputError, nearest
+from engine.base.errors import EngineError, InputError, nearest
 
 COMMAND = "python -m bench"
 

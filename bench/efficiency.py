@@ -3,7 +3,7 @@
 A training step of each workload is profiled on 2 threads.
 
 efficiency           for each kernel template how often it ran, the milliseconds, and the limit of
-                     kernels/analysis/cost.py over the time; `usual` is of the usual workloads together,
+                     kernels/analysis/cost.py over the time; `usual` is of all usual workloads,
                      and `--page` writes the table, with which plans reckon from then on
 efficiency.workload  the time of a step as the table now says it, by this machine and by the nominal
                      one, and as it was

@@ -2,7 +2,7 @@
 
 Every row of `federation` is the app of
 examples/federated with other options, its clients one after another in this process: messages,
-client and server are those of `flwr run`, and so are the results (tests/federated/test_federation_flower.py).
+client and server are those of `flwr run`, and so are the results (tests/federated/).
 `central` trains on all that the clients train on, for as many epochs as a federation has rounds.
 
 Accuracies are on data that no client has, behind the last round: the mean over seeds, and how far

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import bench
-from engine.errors import InputError, nearest
+from engine.base.errors import InputError, nearest
 
 Cells = Sequence[object]
 WRONG = "WRONG"  # how a cell begins that makes the exit status 1

@@ -2,8 +2,8 @@
 
 A row is a choice of what is trained: parameters that train, bytes kept for the backward pass,
 bytes of the arena and of all regions, the optimizer's states among them, and the predicted time of
-forward and backward passes (kernels/analysis/cost.py, the nominal machine).  With --measure, the median of
-so many rounds of steps with the optimizer, taken by turns.
+forward and backward passes (kernels/analysis/cost.py, the nominal machine).  With --measure, the
+median of that many rounds of steps with the optimizer, taken by turns.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from engine.base.package import VERSION
+
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer as Trainer
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ wrong, is told but is no failure; nor is a documented limit of `train.LIMITS`, a
 refuses the model by name and trains it with static axes.
 
 Subjects are families, exports of a family by their tags, `all`, and `recorded`: what
-tests/bench/test_families.py trains without PyTorch, and `--record` keeps.  `--page` writes what was found
-to docs/families.md, where what was not chosen keeps its rows.  `--models` keeps the exported models
-in a folder and uses those that are there.
+tests/bench/test_families.py trains without PyTorch, and `--record` keeps.  `--page` writes the
+results to docs/families.md, where what was not chosen keeps its rows.  `--models` keeps the
+exported models in a folder and uses those that are there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bench.families.train import Comparison
 from bench.measuring import ROOT
 from bench.processes import peer_python
 from bench.rows import WRONG, Bench, Cells, Option
-from engine.errors import InputError, nearest
+from engine.base.errors import InputError, nearest
 from engine.tools.dev.exports import EXPORTS, parts
 
 DOCUMENT = "docs/families.md"

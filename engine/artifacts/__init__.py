@@ -20,4 +20,4 @@ from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 
 __all__ = ["SparseUpdate", "generate_artifacts"]
 __all__ += loss_types.__all__
-__all__ += optim_types.__all__
+__all__ += vars(optim_types)["__all__"]

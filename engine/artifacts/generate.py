@@ -1,14 +1,4 @@
-"""The offline phase: from a forward-only ONNX model to all that a device needs to train it.
-
-    from engine.artifacts import LossType, OptimType, generate_artifacts
-
-    generate_artifacts(
-        "forward.onnx",
-        requires_grad=["fc.weight", "fc.bias"],
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory="artifacts",
-    )
+"""Artifacts: the files of a training, made of a forward-only ONNX model.
 
 Names, keyword arguments and files are those of `onnxruntime.training.artifacts`; its version 1.19.2
 runs what comes out wherever it has the ops.  What differs: the loss is always called `loss`; class
@@ -31,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from engine import loss_types
 from engine.base import arguments
 from engine.base.element_types import OF_NUMPY
 from engine.base.errors import (
@@ -47,11 +36,7 @@ from engine.base.signatures import checked
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.graphs.io.note import METADATA
-from engine.graphs.offline import optim_types
-from engine.graphs.offline.optim_types import *  # noqa: F403  # its __all__ is public here
 from engine.graphs.offline.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
-from engine.graphs.offline.sparse_update import SparseUpdate
-from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 from engine.loss_types import LOSSES, Loss, LossType
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
 from engine.runtime import mapping
@@ -69,10 +54,6 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.training import Artifacts, Choice
     from engine.training.keywords import ArtifactKeywords
-
-__all__ = ["SparseUpdate", "generate_artifacts"]
-__all__ += loss_types.__all__
-__all__ += vars(optim_types)["__all__"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FORWARD = "forward.onnx"  # of a folder of artifacts: what they are made of, if it is kept

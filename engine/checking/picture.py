@@ -10,7 +10,7 @@ from engine.base import arguments
 from engine.checking.report import Check, seconds_text
 from engine.drawing import page
 from engine.drawing.charts import coordinate
-from engine.drawing.page import Section, text
+from engine.drawing.page import text
 from engine.plan.collective import collectives
 from engine.plan.plan import ALIGN, Buffer, Plan, Step, in_bytes
 from engine.system import files
@@ -49,8 +49,7 @@ def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
             rows.append((f"arena{i}", name, _arena(name, plan) + _told_of(plan)))
     if found is not None:
         rows.append(("less", "What would take less", _suggestions(found)))
-    sections = ((Section(name, title, lambda _: ""), html) for name, title, html in rows)
-    return page.page(title, _legend(), sections, script="arena.js")
+    return page.page(title, _legend(), rows, script="arena.js")
 
 
 def _legend() -> str:

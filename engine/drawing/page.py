@@ -5,27 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from engine.trainer.reports.record import Record
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of a report.
-
-    name: of its place in the page, such as `curves`; letters, digits and dashes.
-    title: the heading above it.
-    render: returns the HTML below the heading; empty text: this report does not have it.
-    """
-
-    name: str
-    title: str
-    render: Callable[[Record], str]
 
 
 def text(value: object) -> str:
@@ -54,7 +35,7 @@ def _part(name: str) -> str:
     """Read a file beside this one."""
     from importlib import resources
 
-    return resources.files("engine.reports").joinpath(name).read_text("utf-8")
+    return resources.files("engine.drawing").joinpath(name).read_text("utf-8")
 
 
 def _digest(source: str) -> str:
@@ -63,12 +44,12 @@ def _digest(source: str) -> str:
 
 
 def page(
-    title: str, head: str, sections: Iterable[tuple[Section, str]], *, script: str = "page.js"
+    title: str, head: str, sections: Iterable[tuple[str, str, str]], *, script: str = "page.js"
 ) -> str:
     """Return the whole page.
 
     head: the HTML between the title and the sections.
-    sections: with the HTML of each.
+    sections: the id, the title and the HTML of each.
     script: the name of the file beside this one with the script of the page.
 
     The policy in the page lets a browser run and read only the contents of this file.
@@ -79,10 +60,10 @@ def page(
         f"script-src {_digest(code)}; base-uri 'none'; form-action 'none'"
     )
     sections = list(sections)
-    links = "".join(f'<a href="#{s.name}">{text(s.title)}</a>' for s, _ in sections)
+    links = "".join(f'<a href="#{name}">{text(heading)}</a>' for name, heading, _ in sections)
     body = "\n".join(
-        f'<section id="{s.name}">\n<h2>{text(s.title)}</h2>\n{content}\n</section>'
-        for s, content in sections
+        f'<section id="{name}">\n<h2>{text(heading)}</h2>\n{content}\n</section>'
+        for name, heading, content in sections
     )
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,6 @@ from engine.lora import models
 from engine.system import files
 
 if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer
     from engine.training.module import Module
 
 Array = npt.NDArray[Any]
@@ -42,6 +41,13 @@ PREFIX = "base_model.model."  # peft's, before the names of the module's own par
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 ONNX = ".onnx_adapter"
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices")
+
+
+class HasModule(Protocol):
+    """A trainer: an object around a module."""
+
+    @property
+    def module(self) -> Module: ...
 
 
 @checked(rank=AT_LEAST_1, dropout=BELOW_1)
@@ -68,7 +74,7 @@ class Adapter:
         object.__setattr__(self, "whole", whole)
 
     @classmethod
-    def of(cls, trained: Trainer | Module) -> Adapter:
+    def of(cls, trained: HasModule | Module) -> Adapter:
         """The adapter that a trainer or module has now, as a copy.
 
         Raises:
@@ -93,7 +99,7 @@ class Adapter:
         note, values = models.values(model)
         return cls(values, note.rank, note.alpha, note.dropout, note.rank_stabilised)
 
-    def put(self, trained: Trainer | Module) -> None:
+    def put(self, trained: HasModule | Module) -> None:
         """Set the adapter of a trainer or module to these values; nothing is planned anew.
 
         Layers are found by name, also where one of the names has scopes more in front, as those
@@ -187,7 +193,7 @@ class Adapter:
             files.replace_together(moves, keys=[moves[0][1]])
 
 
-def module_of(trained: Trainer | Module) -> Module:
+def module_of(trained: HasModule | Module) -> Module:
     """The module of a trainer, or a module itself."""
     found: Any = trained
     module: Module = getattr(found, "module", found)

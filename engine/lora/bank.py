@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from engine.api import CheckpointState, Optimizer
 from engine.base.errors import InputError, NameNotFoundError, nearest
 from engine.base.signatures import checked
-from engine.lora.adapter import Adapter, module_of, note_of
+from engine.lora.adapter import Adapter, HasModule, module_of, note_of
+from engine.training.optimizer import Optimizer
+from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer
     from engine.training.module import Module
 
 
@@ -38,7 +38,7 @@ class Adapters:
     """
 
     def __init__(
-        self, trained: Trainer | Module, name: str = "default", optimizer: Optimizer | None = None
+        self, trained: HasModule | Module, name: str = "default", optimizer: Optimizer | None = None
     ) -> None:
         self._trained, self._module = trained, module_of(trained)
         note_of(self._module)

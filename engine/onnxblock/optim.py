@@ -1,4 +1,4 @@
-"""Optimizers as blocks: one for every class of `engine.graphs.offline.optim_types`, with its name and options.
+"""Optimizers as blocks: one for each class of `graphs/offline/optim_types.py`.
 
 An optimizer block builds an optimizer model on an empty base from the parameters of a
 `TrainingBlock`:

@@ -11,7 +11,7 @@ from engine.base import arguments
 from engine.drawing import amounts, page
 from engine.drawing.axes import axis
 from engine.drawing.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, coordinate, frame
-from engine.drawing.page import Section, text
+from engine.drawing.page import text
 from engine.system import files
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def render(profile: Profile) -> str:
         ("roofline", "Roofline", _roofline(profile)),
         ("threads", "Threads", _timeline(profile)),
     )
-    sections = ((Section(name, title, lambda _: ""), html) for name, title, html in rows)
-    return page.page(f"Profile of {profile.title}", _legend(), sections)
+    return page.page(f"Profile of {profile.title}", _legend(), rows)
 
 
 def _legend() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.artifacts import save_forward
+from engine.artifacts.generate import save_forward
 from engine.base.errors import InputError, ModelWarning, caller_level, defects
 from engine.lora import adapt
 from engine.runtime.mapping import LARGE

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import engine
 from engine.base.errors import CheckpointError, StateError
+from engine.base.package import VERSION
 from engine.plan import noise
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def identity(trainer: Trainer, **options: object) -> dict[str, Any]:
     seed = trainer.module._seed
     model, optimizer = trainer.digests
     return {
-        "edgegrad": engine.__version__,
+        "edgegrad": VERSION,
         "inputs": list(trainer.inputs),
         "parameters": {
             name: [str(p.data.dtype), *map(int, p.data.shape)]

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine.base.errors import InputError
+from engine.graphs.io.proximal import MU
 from engine.training.model import Array
-from engine.training.proximal import MU
 
 if TYPE_CHECKING:
     from engine.graphs.offline.samples import Loss

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.api import CheckpointState
 from engine.base.errors import GroupError, InputError, LabelError, NonFiniteError
 from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, bounds, shares
@@ -27,6 +26,7 @@ from engine.plan import noise
 from engine.trainer.restore import take
 from engine.training import ranks as training
 from engine.training.nonfinite import ELSEWHERE
+from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.trainer.steps import Steps

@@ -115,7 +115,7 @@ def request(
     monitor = options.monitor or ("loss" if held_out is None else "val_loss")
     mode = _mode(monitor, options.mode, measured, held_out is not None)
     place = None if folder is None else Path(folder)
-    from engine.reports import default
+    from engine.trainer.reports import default
 
     decided: dict[str, Any] = {**vars(options), "monitor": monitor, "mode": mode}
     return Request(

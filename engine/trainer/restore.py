@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from engine.api import CheckpointState
 from engine.base.errors import CheckpointError, ShapeError
+from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy.typing as npt
 
-from engine.api import CheckpointState, Module, Optimizer
 from engine.base import arguments
 from engine.base.errors import DTypeError, FileError, NonFiniteError, StateError
 from engine.base.fields import part, takes
@@ -41,7 +40,10 @@ from engine.distributed.group import Group
 from engine.trainer.inputs import arrays_of
 from engine.trainer.metrics import Given
 from engine.trainer.steps import Steps
+from engine.training.module import Module
+from engine.training.optimizer import Optimizer
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
+from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     import onnx
@@ -730,7 +732,7 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
     Raises:
         GroupError: they have other artifacts, or are for another kind of processor.
     """
-    import engine
+    from engine.base.package import VERSION
     from engine.trainer.ranks import Ranks
 
     if not (hasattr(group, "rank") and hasattr(group, "gather")):
@@ -740,7 +742,7 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
     model, optimizer = trainer.digests
     ranks.check_alike(
         {
-            "the version of edgegrad": engine.__version__,
+            "the version of edgegrad": VERSION,
             "the training model": model,
             "the optimizer model": optimizer,
             "the inputs": trainer.inputs,

@@ -5,7 +5,6 @@
     rep = backend.prepare(onnx.load("model.onnx"))
     (y,) = rep.run([x])
 
-This module is a backend too, as `onnx.backend.test.BackendTest(engine.backend, __name__)` takes it.
 Plans are made for concrete shapes.  Where the value of an input decides a shape (the target of a
 Reshape, the k of a TopK), that value is part of the plan, and another value is another plan.
 """
@@ -159,8 +158,10 @@ class Backend:
         return device.partition(":")[0].upper() == "CPU"
 
 
-is_compatible, prepare = Backend.is_compatible, Backend.prepare
-run_model, run_node = Backend.run_model, Backend.run_node
+is_compatible = Backend.is_compatible
+prepare = Backend.prepare
+run_model = Backend.run_model
+run_node = Backend.run_node
 supports_device = Backend.supports_device
 
 

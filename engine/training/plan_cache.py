@@ -31,8 +31,8 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-import engine
 from engine.base.errors import CacheWarning
+from engine.base.package import FOLDER, VERSION
 from engine.runtime import mapping
 from engine.system import cache, files, trust
 from engine.system.config import switch
@@ -52,12 +52,12 @@ Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, t
 @functools.cache
 def sources() -> str:
     """The digest of the version and of all sources that decide what a record holds."""
-    root = os.path.dirname(os.path.abspath(engine.__file__))
+    root = str(FOLDER)
     found = [os.path.join(root, "element_types.py")]
     for room in _ROOMS:
         for folder, _, names in os.walk(os.path.realpath(os.path.join(root, room))):
             found += [os.path.join(folder, name) for name in names if name.endswith(_SOURCES)]
-    digest = hashlib.sha256(engine.__version__.encode())
+    digest = hashlib.sha256(VERSION.encode())
     for content in sorted(map(_digest_of, found)):
         digest.update(content)
     return digest.hexdigest()

@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING
 
 from engine.base import arguments
 from engine.base.errors import InputError, StateError
+from engine.graphs.io.proximal import ANCHOR, MU
 
 if TYPE_CHECKING:
     from engine.training.state import CheckpointState
 
 __all__ = ["ANCHOR", "MU", "is_of_term", "set_anchors"]
-
-ANCHOR = ".anchor"  # behind the name of a trained parameter
-MU = "proximal_mu"
 
 
 def is_of_term(name: str, state: CheckpointState) -> bool:

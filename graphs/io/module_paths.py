@@ -1,5 +1,4 @@
-"""Module paths: the places of tensors and nodes in a module (engine/system/paths.py), as exporters record
-them.
+"""Module paths (engine/system/paths.py), as exporters record them.
 
 PyTorch, by torch.export    metadata of nodes: the scopes, and the call with its arguments
 PyTorch, by tracing         names of nodes: /encoder/layer.0/fc/MatMul

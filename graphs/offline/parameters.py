@@ -55,9 +55,9 @@ def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
     """Return the parameters that patterns name, in the order of the model.
 
     patterns: names, or patterns of names with `*`, `?` and `[...]`, with upper and lower case
-        distinct, of the initializers themselves or of their paths in the module (engine/system/paths.py).
-        A name stands for the initializer of that name, whatever it is.  A pattern that begins with
-        `!` removes its matches from the earlier ones.
+        distinct, of the initializers themselves or of their paths in the module, see
+        engine/system/paths.py.  A name stands for the initializer of that name, whatever it is.  A
+        pattern that begins with `!` removes its matches from the earlier ones.
 
     Raises:
         NameNotFoundError: a pattern matches nothing.

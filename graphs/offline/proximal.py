@@ -26,9 +26,9 @@ import numpy as np
 
 from engine.base.element_types import ONNX_CODE
 from engine.base.errors import InputError
+from engine.graphs.io.proximal import ANCHOR, MU
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
-from engine.training.proximal import ANCHOR, MU
 
 
 def anchors_of(trainable: Mapping[str, Array]) -> dict[str, Array]:

@@ -35,6 +35,7 @@ import numpy as np
 
 from engine.base.element_types import ITEMSIZE, ONNX_CODE
 from engine.base.errors import ModelError
+from engine.graphs.io.proximal import MU
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import site_of
 from engine.graphs.offline.shares import begin, read_instead
@@ -42,7 +43,6 @@ from engine.kernels.ops.norm.batchnorm import is_training
 from engine.kernels.ops.norm.joint import GRADIENT, NORMS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.plan.collective import ORDINAL, PART, RANKS, SAMPLES, SHARE
-from engine.training.proximal import MU
 
 ALPHA, RATE = 50e-6, 117e6  # seconds and bytes a second of a message: gigabit Ethernet with TCP
 LEAST, MOST = 1 << 20, 25 << 20  # bytes of a bucket, if there is more than one

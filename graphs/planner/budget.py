@@ -3,9 +3,9 @@
 A *rung* says which calls run again, and what segments (segments.py) make.  From rung to rung the
 plan takes longer and needs less memory.  All rungs compute the same numbers, but for sums whose
 calls run in other tiles.  The ladder depends on the graph, the shape, the target and the threads
-alone: what it knows of time is a model (kernels/analysis/cost.py), and what limits its work are counts.  So
-a larger budget never takes a slower plan by that model, nor a smaller one a plan with a higher
-peak: both take the first rung that fits.
+alone: what it knows of time is a model (kernels/analysis/cost.py), and what limits its work are
+counts.  So a larger budget never takes a slower plan by that model, nor a smaller one a plan with
+a higher peak: both take the first rung that fits.
 
 How far down the ladder goes is decided inside single layers: what one call reads and writes must
 live at once, or a sample of it for each thread.

@@ -22,9 +22,7 @@ from engine.plan import context, words
 
 ROOT = Path(__file__).resolve().parent.parent  # kernels/
 PACKAGE = "engine.kernels"
-EVERYWHERE = ("compiler", "vector_ir", "vocabulary")  # rooms under every kernel
-# Of those rooms, what carries code about and decides nothing of it.
-CARRIERS = {f"{PACKAGE}.compiler.{name}" for name in ("load", "serve", "workers")}
+EVERYWHERE = ("compiler", "machine", "vector_ir", "vocabulary")  # rooms under every kernel
 # Modules outside this package that are under every kernel.
 BEYOND = {m.__name__: Path(m.__file__ or "") for m in (element_types, context, words)}
 _IMPORT = re.compile(
@@ -83,8 +81,8 @@ def origin(build: Callable[..., Any]) -> bytes:
 @functools.cache
 def _digest(module: str) -> bytes:
     rooms = tuple(f"{PACKAGE}.{room}" for room in EVERYWHERE)
-    always = {m for m in sources() if m.startswith(rooms)} | {f"{PACKAGE}.target", *BEYOND}
-    return _of((beneath(module) | always) - CARRIERS)
+    always = {m for m in sources() if m.startswith(rooms)}
+    return _of(beneath(module) | always | {*BEYOND})
 
 
 @functools.cache

@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import engine
+from engine.base import package
 from engine.base.errors import EngineError, FileError, PlanError
 from engine.plan.plan import Kernel, KernelSpec
 from engine.system import trust
 
-FOLDER = Path(engine.__file__).parent / "shipped"
+FOLDER = package.FOLDER / "shipped"
 MANIFEST, KEYS = "manifest.json", "kernels.keys"
 VERSION = 1  # of the folder
 ENTRY = "edgegrad_shipped"
@@ -155,7 +155,7 @@ def read(folder: Path) -> Shipment | None:
         raise FileError(f"shipped kernels: {path} is damaged ({reason}); {_AGAIN}") from error
     if version != VERSION:
         raise FileError(f"shipped kernels: {path} has version {version}, not {VERSION}; {_AGAIN}")
-    if (Path(engine.__file__).parents[1] / "pyproject.toml").exists():
+    if (package.FOLDER.parent / "pyproject.toml").exists():
         from engine.kernels.binaries.fingerprint import package_digest
 
         if package_digest().hex() != sources:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import engine
+from engine.base import package
 from engine.kernels.machine.target import Target
 from engine.plan.plan import KernelSpec
 from engine.system.config import usable_cores
@@ -139,7 +139,7 @@ def _started(count: int, **group: Any) -> list[Process]:
     pairs = [(os.pipe(), os.pipe()) for _ in range(count - 1)]
     theirs = [(jobs[0], answers[1]) for jobs, answers in pairs]
     ours = [(jobs[1], answers[0]) for jobs, answers in pairs]
-    root = str(Path(engine.__file__).resolve().parents[1])
+    root = str(package.FOLDER.parent)
     try:
         program = subprocess.Popen(
             [sys.executable, "-P", "-c", _START, json.dumps([[root, *sys.path], theirs])],

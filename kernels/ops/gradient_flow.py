@@ -8,10 +8,10 @@ Error     none
     Before   dy = Cotangent(y); dx = Neg(dy); z = Redirect(y, dy, x, dx)
     After    dx = Neg(z_grad), a part of the gradient of x
 
-`engine.trainer.pytorch.export` writes them: a `detach()` and what `no_grad` stops is a StopGradient,
-and an `autograd.Function` a Redirect of its stopped output, between which and the Cotangent stands
-what its `backward` does.  To all other runtimes they are functions of the model that copy their
-first input.
+`engine.trainer.pytorch.export` writes them: a `detach()` and what `no_grad` stops is a
+StopGradient, and an `autograd.Function` a Redirect of its stopped output, between which and the
+Cotangent stands what its `backward` does.  To all other runtimes they are functions of the model
+that copy their first input.
 """
 
 from __future__ import annotations

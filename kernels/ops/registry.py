@@ -1,8 +1,8 @@
 """The op and kernel tables: every family of `kernels/ops/`, found by its `OPS` and `KERNELS`.
 
 A *family* is a module that ends in an explicit `OPS` (declarations), `KERNELS` (templates) or both.
-Modules under `kernels/ops/`, `kernels/loops/` and `kernels/loops/executor.py` are looked at;
-those with neither are parts of a family.
+Modules under `kernels/ops/` and `kernels/loops/` are looked at; those with neither are parts of a
+family.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import Op
 
 ROOMS = ("engine.kernels.ops", "engine.kernels.loops")
-SINGLES = ("engine.kernels.loops.executor",)
 
 
 def modules(*rooms: str) -> Iterator[ModuleType]:
@@ -31,9 +30,7 @@ def modules(*rooms: str) -> Iterator[ModuleType]:
 @functools.cache
 def families() -> tuple[ModuleType, ...]:
     """Return the modules that declare ops or kernels."""
-    singles = map(importlib.import_module, SINGLES)
-    found = (*modules(*ROOMS), *singles)
-    return tuple(m for m in found if hasattr(m, "OPS") or hasattr(m, "KERNELS"))
+    return tuple(m for m in modules(*ROOMS) if hasattr(m, "OPS") or hasattr(m, "KERNELS"))
 
 
 @functools.cache

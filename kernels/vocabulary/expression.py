@@ -56,8 +56,8 @@ VALUE = re.compile(r"([a-z_A-Z]\w*) ?=(?!=)(.*)")  # name = formula
 class Function:
     """A scalar function: its arity, what kind of value it gives, and its numpy meaning.
 
-    cost: about how many instructions it takes for a vector of f32, as tests/kernels/test_formulas.py counts
-        them; those of integers and of f64 are fewer or more.
+    cost: about how many instructions it takes for a vector of f32, as
+        tests/kernels/test_formulas.py counts them; those of integers and of f64 are fewer or more.
     """
 
     arity: int

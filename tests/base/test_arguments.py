@@ -33,7 +33,8 @@ from tests.support.harness import untyped
 MODULES = (
     "engine.api", "engine.artifacts", "engine.backend", "engine.data", "engine.lora",
     "engine.onnxblock", "engine.onnxblock.blocks", "engine.onnxblock.loss",
-    "engine.onnxblock.optim", "engine.reports", "engine.graphs.offline.sparse_update", "engine.trainer.callbacks",
+    "engine.graphs.offline.sparse_update", "engine.onnxblock.optim", "engine.reports",
+    "engine.trainer.callbacks",
     "engine.trainer.runs", "engine.trainer.schedules", "engine.trainer.trainer",
 )  # fmt: skip
 CALLED_BY_US = re.compile(  # methods that users write or inherit, and the package calls

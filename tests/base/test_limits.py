@@ -11,8 +11,8 @@ import pytest
 from onnx import parser
 
 from engine.base import limits
+from engine.base.errors import LETTERS, EngineError, LimitError, ModelError, nearest
 from engine.checkpoint import onnx_adapter, safetensors
-from engine.errors import LETTERS, EngineError, LimitError, ModelError, nearest
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred

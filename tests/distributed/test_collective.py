@@ -69,7 +69,7 @@ CUTS = {"even": (0, 10, 20), "uneven": (0, 3, 11, 17, 20), "empty": (0, 12, 12, 
 
 
 def normed(text: str) -> str:
-    """The text with names that tests.support.tiny fills with positive numbers where they are variances."""
+    """Return the text with names that `tiny` fills with positive numbers for variances."""
     return text.replace("an.", "anorm.").replace("bn.", "bnorm.").replace("cn.", "cnorm.")
 
 

@@ -16,8 +16,7 @@ import onnx
 import pytest
 from onnx import AttributeProto, ModelProto, helper
 
-from engine.custom import Op, register, same_as, unregister
-from engine.errors import (
+from engine.base.errors import (
     EngineError,
     InternalError,
     ModelError,
@@ -25,6 +24,7 @@ from engine.errors import (
     UnsupportedOpError,
     defects,
 )
+from engine.custom import Op, register, same_as, unregister
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer

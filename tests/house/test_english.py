@@ -1,6 +1,6 @@
 """Phrases that a native engineer would not write: no page has one, nor has any folder of `CLEAN`.
 
-`python -m tests.house.test_english PATH...` lists them in pages and folders, `--count` their number.
+`python -m tests.house.test_english PATH...` lists them in pages and folders, `--count` counts them.
 """
 
 from __future__ import annotations

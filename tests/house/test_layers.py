@@ -1,7 +1,7 @@
-"""Who may import whom: the data flows one way, and the runtime pays for numpy alone.
+"""Layers: the folders of the product in one order, in which each imports only those before it.
 
-`LAYERS` is the order of the rooms.  A module imports from its own room and from those above it in
-the table, never from one below; no import, not even one inside a function, closes a circle.
+The order holds for every import: at import time, inside of functions and for type checkers.  No
+import at run time closes a circle of modules.  The runtime pays for NumPy alone.
 """
 
 from __future__ import annotations
@@ -21,69 +21,29 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
-    ("engine.errors", "engine.base.element_types"),
-    ("engine.base.arguments",),
-    ("engine.base.signatures", "engine.base.limits", "engine.base.foreign_text"),
-    ("engine.graphs.offline.sparse_update", "engine.proximal", "engine.base.fields"),
-    ("engine.distributed",),
-    ("engine.runtime", "engine.checkpoint"),
-    ("engine.graphs.io.note", "engine.system.paths"),
-    (
-        "engine.kernels.machine.target",
-        "engine.kernels.machine.levels",
-        "engine.kernels.vocabulary.sizes",
-    ),
-    ("engine.kernels.machine.hosts", "engine.kernels.binaries.object_files"),
-    ("engine.kernels.binaries.objects",),
-    ("engine.kernels.vocabulary",),
-    ("engine.kernels.vector_ir", "engine.kernels.loops"),
-    ("engine.kernels.ops",),
-    ("engine.kernels.ops.registry",),
-    ("engine.kernels.analysis.flops", "engine.kernels.analysis.bounds"),
-    ("engine.kernels.analysis.cost",),
-    ("engine.kernels.compiler",),
-    ("engine.kernels.binaries.shipped", "engine.kernels.binaries.source"),
-    ("engine.graphs.ir",),
-    ("engine.graphs.io",),
-    ("engine.graphs.passes",),
-    ("engine.graphs.planner",),
-    ("engine.graphs.offline",),
-    ("engine.drawing.amounts", "engine.drawing.axes", "engine.drawing.page"),
-    ("engine.drawing.charts",),
-    ("engine.profiling",),
-    ("engine.training", "engine.loss_types", "engine.graphs.offline.optim_types"),
-    ("engine.onnxblock",),
-    ("engine.artifacts", "engine.api", "engine.backend", "engine.custom"),
-    ("engine.checking",),
-    ("engine.lora",),
-    ("engine.data",),
-    ("engine.trainer.callbacks", "engine.trainer.fit", "engine.trainer.history"),
-    ("engine.trainer.metrics", "engine.trainer.schedules"),
-    ("engine.reports",),
-    ("engine.trainer",),
-    ("engine.federated",),
-    ("engine.tools.trimmed", "engine.tools.benchmark.workloads"),
-    ("engine.tools",),
-    ("engine.tools.commands",),
-    ("engine.tools.cli",),
-    ("engine.tools.dev.cases",),
-    ("engine.tools.dev",),
+    *("base", "system", "distributed", "plan", "runtime", "checkpoint"),
+    *("kernels.machine", "kernels.vocabulary", "kernels.vector_ir", "kernels.loops", "kernels.ops"),
+    *("kernels.compiler", "kernels.binaries", "kernels.analysis"),
+    *("graphs.ir", "graphs.io", "graphs.passes", "graphs.planner", "graphs.offline"),
+    *("drawing", "profiling", "loss_types", "training", "onnxblock", "artifacts", "checking"),
+    *("lora", "data", "trainer", "engine", "federated"),
+    *("tools.trimmed", "tools.benchmark", "tools.actions", "tools.commands", "tools", "tools.dev"),
 )
-PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may name anything, lazily
-DOORS = (  # of engine/: they may call the planner, and what tells of kernels, lazily
-    "engine.api", "engine.artifacts", "engine.backend", "engine.checking", "engine.lora",
-    "engine.loss_types", "engine.onnxblock", "engine.graphs.offline.optim_types", "engine.profiling",
-    "engine.trainer", "engine.training.memory", "engine.training.model",
-    "engine.training.model_file", "engine.training.planning",
-)  # fmt: skip
-FACES = {  # of light parts of the kernels' room: their vocabulary, the options of optimizers
-    "engine.custom", "engine.graphs.offline.optim_types",
-}  # fmt: skip
+GUARDS = ("engine.kernels", "engine.graphs")  # whose __init__ refuses a second copy
+PLANNING = {  # rooms that are read when something is planned
+    *("kernels.vector_ir", "kernels.loops", "kernels.ops", "kernels.compiler", "kernels.analysis"),
+    *("graphs.passes", "graphs.planner", "graphs.offline"),
+}
 ONNX_USERS = {
     "graphs/io/convert.py", "graphs/io/messages.py", "graphs/io/onnx_io.py",
     "graphs/io/reference.py", "graphs/io/schemas.py", "graphs/offline/compose.py",
 }  # fmt: skip
-NUMBA_USERS = ("kernels/compiler/", "kernels/vector_ir/", "kernels/machine/target.py")
+NUMBA_USERS = (
+    "kernels/compiler/",
+    "kernels/binaries/",
+    "kernels/vector_ir/",
+    "kernels/machine/target.py",
+)
 
 
 class Import(NamedTuple):
@@ -143,16 +103,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def layer_of(module: str) -> int:
-    """The deepest entry of LAYERS that a module lies in."""
-    hits = [
-        (len(room), i)
-        for i, layer in enumerate(LAYERS)
-        for room in layer
-        if module == room or module.startswith(room + ".")
-    ]
-    assert hits, f"{module} is in no room of LAYERS"
-    return max(hits)[1]
+def room_of(module: str) -> str:
+    """Return the folder of LAYERS that a module lies in; folders in it belong to it.
+
+    The files of `engine/` and `tools/` themselves, their faces, are rooms of their own.
+    """
+    path = modules()[module]
+    parts = path.parent.relative_to(ROOT).parts
+    parts = parts[1:] if parts[0] == "engine" and len(parts) > 1 else parts
+    for length in range(len(parts), 0, -1):
+        room = ".".join(parts[:length])
+        if room in LAYERS and (length == len(parts) or room not in {"engine", "tools"}):
+            return room
+    pytest.fail(f"{module}: the folder {'/'.join(parts)} is not in LAYERS")
 
 
 def inner(path: Path, *kinds: str) -> Iterator[tuple[str, int]]:
@@ -173,22 +136,27 @@ def breaches(path: Path, *packages: str, kinds: tuple[str, ...] = ("top", "funct
     ]
 
 
-def test_nothing_is_imported_from_above() -> None:
+def test_a_folder_imports_only_those_before_it() -> None:
     wrong = [
-        f"{module} imports {name} (line {line})"
+        f"{module}:{line} ({room_of(module)}) imports {name} ({room_of(name)})"
         for module, path in modules().items()
-        if module not in PACKAGES
-        for name, line in inner(path, "top", "function")
-        if name not in PACKAGES and layer_of(name) > layer_of(module)
+        if module not in GUARDS
+        for name, line in inner(path, "top", "function", "typing")
+        if name not in GUARDS and LAYERS.index(room_of(name)) > LAYERS.index(room_of(module))
     ]
     assert not wrong
+
+
+def test_every_folder_is_a_layer_or_lies_in_one() -> None:
+    assert {room_of(module) for module in modules() if module not in GUARDS} == set(LAYERS)
+    for module in GUARDS:
+        assert not [*inner(modules()[module], "top", "function", "typing")]
 
 
 def test_no_import_closes_a_circle() -> None:
     graph = {
         module: {name for name, _ in inner(path, "top", "function")} - {module}
         for module, path in modules().items()
-        if module not in PACKAGES
     }
     try:
         TopologicalSorter(graph).prepare()
@@ -225,14 +193,20 @@ def test_rooms_keep_their_private_names() -> None:
 
 @pytest.mark.parametrize("path", files("engine"), ids=name_of)
 def test_the_runtime_is_light(path: Path) -> None:
-    planner = ["engine.graphs", "engine.kernels", "engine.tools"]
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    if module in FACES:
-        planner.remove("engine.kernels")
     assert not breaches(path, *HEAVY), "never in engine/"
-    assert not breaches(path, *planner, kinds=("top",)), "inside a function, if at all"
-    if not module.startswith(DOORS):
-        assert not breaches(path, *planner, kinds=("function",)), f"only in {DOORS}"
+
+
+def test_training_loads_no_planner() -> None:
+    """Whoever trains with prepared plans pays for the runtime alone."""
+    code = "import sys, engine.api, engine.trainer.trainer; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = {
+        room_of(module)
+        for module in done.stdout.split()
+        if module in modules() and module not in GUARDS
+    }
+    assert not loaded & PLANNING
 
 
 @pytest.mark.parametrize("path", files("tools/trimmed/runtime"), ids=name_of)

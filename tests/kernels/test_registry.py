@@ -16,7 +16,7 @@ from engine.kernels.vocabulary.op import Op
 from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of, largest_rows
 
-# Ops that training graphs hold around the tensors; tests/training/test_goldens.py and test_api.py run them.
+# Ops that training graphs hold around the tensors; test_goldens.py and test_api.py run them.
 IN_PLACE = {"InplaceClipGradNorm", "InPlaceAccumulatorV2", "Map", "MoveStatistic"}
 # Families of collective steps, which only a group of ranks can run; test_collective.py does.
 OF_RANKS = (collective, joint)

@@ -1,6 +1,6 @@
 """Losses against PyTorch: values and gradients of artifacts with them.
 
-What PyTorch says of rows of tests/data/torch_losses.json, tests/support/make_losses.py has written there.
+tests/support/make_losses.py writes the results of PyTorch to tests/data/torch_losses.json.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gradients of ONNX's node tests, in float64, against central differences in a random direction.
 
 tests/data/node_gradients.txt lists the tests that have an input of real numbers: each passes, or
-stands there with the reason.  `pytest tests/ops/test_node_gradients.py --update-golden` writes it from
-what the engine does.  A sample of the tests that pass is run; with --whole all of them are.
+stands there with the reason.  `pytest tests/ops/test_node_gradients.py --update-golden` writes it
+from what the engine does.  A sample of the tests that pass is run; with --whole all of them are.
 """
 
 from __future__ import annotations

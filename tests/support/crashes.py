@@ -1,4 +1,4 @@
-"""What crashes leave of all that is written: `python -m tests.support.crashes [NAME...]` tries every state.
+"""States that crashes leave of files: `python -m tests.support.crashes [NAME...]` tries all.
 
 Each case prepares a folder, records an operation on the simulated disk, and looks at what each
 state loads as.  Then processes do the same and are killed, each before another call of the system.

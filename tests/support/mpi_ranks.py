@@ -1,4 +1,4 @@
-"""A program for mpirun: what a group does, and how it ends; tests/distributed/test_mpi.py reads its output."""
+"""A program for mpirun: the work of a group, and its end; test_mpi.py reads its output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A program for mpirun: trainings of several ranks against those of one process.
 
-Rank 0 does each training once more by itself and compares.  tests/distributed/test_mpi_training.py runs it.
+Rank 0 does each training once more by itself and compares.  test_mpi_training.py runs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pages of the documentation as programs: `python -m tests.support.pages docs/starting.md` runs one.
+"""Pages of the documentation as programs: `python -m tests.support.pages PAGE` runs one.
 
 The fenced blocks of a page run in order, in the current folder:
 

@@ -1,4 +1,4 @@
-"""Makes tests/data/from_torch: an export of `engine.trainer.pytorch.export`, and how torch trains it.
+"""Make tests/data/from_torch: an export by `engine.trainer.pytorch`, and how torch trains it.
 
     python -m tests.torch.record
 

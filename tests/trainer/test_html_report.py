@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.drawing.page import Section
 from engine.errors import FileError, InputError
-from engine.reports import HtmlReport, JsonLog
+from engine.reports import HtmlReport, JsonLog, Section
 from engine.system import files
 from engine.trainer.callbacks import Callback
 from engine.trainer.fit import Fit

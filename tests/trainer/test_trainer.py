@@ -477,7 +477,8 @@ import numpy as np
 from engine import Trainer
 import engine.api
 trainer = Trainer({str(tmp_path)!r}, threads=1)
-rooms = ("engine.data", "engine.artifacts", "engine.onnxblock", "engine.graphs.offline.optim_types", "numba")
+rooms = ("engine.data", "engine.artifacts", "engine.onnxblock",
+         "engine.graphs.offline.optim_types", "numba")
 print([room for room in rooms if room in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

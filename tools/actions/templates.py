@@ -16,7 +16,7 @@ from engine.system import files
 from engine.tools.trimmed.staging import staged
 
 # Beside tools/, in a checkout as where the package is installed.
-FOLDER = Path(__file__).resolve().parents[1] / "examples"
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
 SUFFIXES = (".py", ".md", ".toml", ".txt", ".csv", ".onnx")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

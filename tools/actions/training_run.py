@@ -388,7 +388,7 @@ def _callbacks(config: RunConfig, validates: bool) -> list[Callback]:
     if config.fit.patience is not None:
         found.append(EarlyStopping(monitor, config.fit.patience, mode=config.fit.mode))
     if config.output.tensorboard:
-        from engine.reports import TensorBoard
+        from engine.trainer.reports import TensorBoard
 
         found.append(TensorBoard(Path(config.output.folder) / "tensorboard"))
     return found

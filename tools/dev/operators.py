@@ -12,7 +12,7 @@ from engine.kernels.vocabulary.op import Op
 _HEAD = """\
 # Operators
 
-Made by `python -m engine.tools.dev.operators docs/operators.md` from the declarations in `kernels/`.
+Made by `python -m engine.tools.dev.operators docs/operators.md` from the declarations in kernels/.
 
 An asterisk: no gradient flows through the op, or it is zero, or the op is part of a backward pass.
 """

@@ -2,9 +2,9 @@
 
     python -m engine.tools.dev.ship [--level LEVEL ...] [--system SYSTEM] [--out FOLDER] [--jobs N]
 
-Wheels have these libraries (kernels/binaries/shipped.py reads them).  A library has every kernel that
-`kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt: what the
-plans of all models of the benchmarks and tests use, collected by `python -m
+Wheels have these libraries (kernels/binaries/shipped.py reads them).  A library has every kernel
+that `kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt: what
+the plans of all models of the benchmarks and tests use, collected by `python -m
 engine.tools.dev.zoo`.  It is compiled and linked by the path of trimmed builds, needs no other
 library, and is the same for every distribution of Linux.
 """

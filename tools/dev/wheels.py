@@ -2,7 +2,7 @@
 
     python -m engine.tools.dev.wheels [--platform NAME ...] [--out FOLDER] [--jobs N]
 
-Everything is made on one machine, without the network: kernels are compiled by engine/tools/dev/ship.py
+Everything is made on one machine, without the network: kernels are compiled by tools/dev/ship.py
 for the levels of a platform, ziglang links them, and setuptools packs the wheel.  One wheel serves
 all distributions of Linux, since the libraries need no C library.  The bytes of a wheel depend on
 the sources, on the versions of the tools and on SOURCE_DATE_EPOCH alone, which is the date of the
@@ -28,7 +28,7 @@ from engine.plan.plan import KernelSpec
 from engine.tools.dev.ship import every, ship
 from engine.tools.trimmed.progress import SILENT, Progress
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 15_000_000  # bytes of a wheel
 # What is in a checkout and is no source.
 _MADE = (

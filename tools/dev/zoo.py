@@ -5,7 +5,7 @@ python -m engine.tools.dev.zoo [--families FOLDER]
 Plans, for float32, every case row of the tests and its gradient, the golden models, the models and
 optimizers of the benchmarks, and the exports of all model families that FOLDER has
 (`python -m bench families --models FOLDER` leaves them there).  The kernels of these plans go to
-tools/dev/zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
+zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
 Which kernels a plan uses depends on its shapes alone, not on the target.
 """
 

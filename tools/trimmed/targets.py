@@ -113,7 +113,7 @@ _SYSTEMS = {
 _LINUX = "unknown-linux-gnu"
 _FEATURES = {"neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "wasm": "+simd128"}
 
-# name -> (triple, LLVM CPU, LLVM features or None for the level's, level of kernels/machine/target.py)
+# name -> (triple, LLVM CPU, LLVM features or None for the level's, level of machine/target.py)
 TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "raspberrypi1": (f"armv6-{_LINUX}eabihf", "arm1176jzf-s", "", "vfp"),
     "raspberrypi2": (f"armv7-{_LINUX}eabihf", "cortex-a7", None, "neon32"),

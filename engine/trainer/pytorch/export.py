@@ -47,9 +47,9 @@ from engine.trainer.pytorch.program import in_mode, program_of, silently
 from engine.training.proximal import is_of_term
 
 if TYPE_CHECKING:
-    from engine.api import CheckpointState
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.support import Support
+    from engine.training.state import CheckpointState
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OPSET = 18

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.base.signatures import checked
-from engine.drawing.page import Section
 from engine.trainer.callbacks import Callback
 from engine.trainer.reports.csv_log import CsvLog
 from engine.trainer.reports.html_report import HtmlReport
 from engine.trainer.reports.json_log import JsonLog
 from engine.trainer.reports.progress import Progress
+from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.tensorboard import TensorBoard
 

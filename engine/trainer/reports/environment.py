@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from functools import cache
 
-import engine
+from engine.base.package import VERSION
 from engine.plan.plan import Plan
 from engine.system.config import PREFIX, SWITCHES, switch, usable_cores
 
@@ -20,7 +20,7 @@ def describe(plans: Sequence[Plan]) -> dict[str, str]:
     plans: include the threads and the set of kernels that they use.
     """
     found = {
-        "edgegrad": engine.__version__,
+        "edgegrad": VERSION,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),

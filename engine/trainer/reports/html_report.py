@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from engine.base import arguments
 from engine.base.errors import InputError
 from engine.base.signatures import checked
-from engine.drawing.page import Section, page, text
+from engine.drawing.page import page, text
 from engine.system import files
 from engine.system.progress import logger
 from engine.trainer.callbacks import Callback
@@ -23,6 +23,7 @@ from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.log_file import Tolerance, writable
 from engine.trainer.reports.process import resident
 from engine.trainer.reports.record import Record, Status
+from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.trace import Point, Trace
 from engine.trainer.reports.window import View, Window
@@ -179,7 +180,7 @@ class HtmlReport(Callback):
         for section in self._sections:
             content = _rendered(section, record) or self._earlier.get(section.name, "")
             if content:
-                shown.append((section, content))
+                shown.append((section.name, section.title, content))
         content = page(f"Training of {self._title}", _status(record), shown)
         with self._tolerance():
             files.write(os.fspath(self._path), [content.encode()])

@@ -1,4 +1,4 @@
-"""Attention as onnxruntime's optimisers write it; tests/ops/test_onnxruntime_rows.py runs it there."""
+"""Attention as onnxruntime's optimisers write it; test_onnxruntime_rows.py runs it there."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.drawing.page import Section
+from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import (
     confusion,
     curves,

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.drawing.page import Section, table, text
+from engine.drawing.page import table, text
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 
 Array = npt.NDArray[Any]
 

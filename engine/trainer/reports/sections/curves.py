@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from engine.drawing import amounts
 from engine.drawing.axes import Kind
 from engine.drawing.charts import Line, line_chart
-from engine.drawing.page import Section
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 
 _APART = {"epoch", "loss", "lr", "seconds", "samples_per_second", "memory"}
 

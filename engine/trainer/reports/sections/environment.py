@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from engine.drawing.page import Section, values
+from engine.drawing.page import values
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 
 
 def render(record: Record) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from engine.drawing import amounts
 from engine.drawing.charts import Line, line_chart
-from engine.drawing.page import Section, values
+from engine.drawing.page import values
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 
 _REGIONS = {
     "param": "parameters", "frozen": "frozen constants", "grad": "gradients",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from engine.drawing import amounts
 from engine.drawing.axes import axis
 from engine.drawing.charts import coordinate, frame
-from engine.drawing.page import Section, table, text
+from engine.drawing.page import table, text
 from engine.plan.plan import FAULT, NOISE, Buffer, Plan
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 from engine.training.model_file import RESET
 
 MAX_PLANS = 8  # in the table

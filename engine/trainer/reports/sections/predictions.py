@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from engine.drawing import amounts
 from engine.drawing.charts import scatter
-from engine.drawing.page import Section, table, text
+from engine.drawing.page import table, text
 from engine.trainer.reports import png
 from engine.trainer.reports.findings import Findings, Sample
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.confusion import class_names
 
 

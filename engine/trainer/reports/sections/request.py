@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.drawing.page import Section, values
+from engine.drawing.page import values
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 
 MAX_LETTERS = 300  # of a value
 

@@ -6,9 +6,10 @@ import contextlib
 
 from engine.base.errors import EngineError
 from engine.drawing import amounts
-from engine.drawing.page import Section, text
+from engine.drawing.page import text
 from engine.trainer.history import History
 from engine.trainer.reports.record import Record
+from engine.trainer.reports.section import Section
 
 MAX_METRICS = 4  # that have a tile
 
