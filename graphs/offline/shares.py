@@ -13,10 +13,10 @@ import numpy as np
 
 from engine.base.element_types import ONNX_CODE
 from engine.base.errors import ModelError
+from engine.graphs.io.proximal import MU
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.collective import SHARE
-from engine.training.proximal import MU
 
 
 def begin(graph: Graph, loss: str) -> TensorType:

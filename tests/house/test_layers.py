@@ -32,7 +32,7 @@ LAYERS = (
 GUARDS = ("engine.kernels", "engine.graphs")  # whose __init__ refuses a second copy
 PLANNING = {  # rooms that are read when something is planned
     *("kernels.vector_ir", "kernels.loops", "kernels.ops", "kernels.compiler", "kernels.analysis"),
-    *("graphs.passes", "graphs.planner", "graphs.offline"),
+    *("graphs.ir", "graphs.passes", "graphs.planner"),
 }
 ONNX_USERS = {
     "graphs/io/convert.py", "graphs/io/messages.py", "graphs/io/onnx_io.py",
