@@ -32,7 +32,7 @@ PARALLEL := -n auto --dist worksteal
 # What depends on the packages at run time: artifacts, checkpoints and exports, the compiler, the
 # engine.  Not the rows of operators and opsets that came with a newer onnx than the oldest allowed.
 CORE := $(foreach name,api artifacts checkpoint control custom differentiate export faults \
-	goldens infer losses math patterns plan runtime,$(wildcard tests/*/test_$(name).py))
+	goldens infer losses math patterns plan runtime,$(filter-out tests/torch/%,$(wildcard tests/*/test_$(name).py)))
 
 .PHONY: demo test test-all fuzz test-random test-torch test-oldest lint docs pictures builds wheels bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
