@@ -13,9 +13,9 @@ generate_artifacts(
 
 from engine import loss_types
 from engine.artifacts.generate import generate_artifacts
+from engine.base.sparse_update import SparseUpdate
 from engine.graphs.offline import optim_types
 from engine.graphs.offline.optim_types import *  # noqa: F403  # its __all__ is public here
-from engine.graphs.offline.sparse_update import SparseUpdate
 from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 
 __all__ = ["SparseUpdate", "generate_artifacts"]

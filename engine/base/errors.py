@@ -226,3 +226,8 @@ def shortened(text: str, letters: int) -> str:
     head = letters * 2 // 3
     left_out = len(text) - letters
     return f"{text[:head]} [... {left_out} letters ...] {text[len(text) - (letters - head) :]}"
+
+
+for _value in [*globals().values()]:
+    if isinstance(_value, type) and issubclass(_value, EngineError | UserWarning):
+        _value.__module__ = "engine.errors"  # where users import it from, as tracebacks show

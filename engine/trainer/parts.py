@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine.base.errors import InputError
-from engine.graphs.io.proximal import MU
+from engine.base.proximal import MU
 from engine.training.model import Array
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from engine.graphs.offline.sparse_update import SparseUpdate
+from engine.base.sparse_update import SparseUpdate
 from engine.training.settings import Mode
 
 

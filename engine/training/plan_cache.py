@@ -43,7 +43,7 @@ CACHE_BYTES = 128 << 20  # of all records in the cache folder
 MAGIC = b"EGPREP\0\2"
 _HEAD = struct.Struct("<8sQ")
 _RECORD, _INDEX = "plan", "index"  # kinds of what is sealed
-_ROOMS = ("runtime", "training", "kernels", "graphs")  # whose sources decide what is kept
+_ROOMS = ("base", "plan", "runtime", "training", "kernels", "graphs")  # whose sources decide plans
 _SOURCES = (".py", ".txt")  # modules, and the tables that they read
 
 Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, target, threads
@@ -52,13 +52,12 @@ Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, t
 @functools.cache
 def sources() -> str:
     """The digest of the version and of all sources that decide what a record holds."""
-    root = str(FOLDER)
-    found = [os.path.join(root, "element_types.py")]
+    paths: list[str] = []
     for room in _ROOMS:
-        for folder, _, names in os.walk(os.path.realpath(os.path.join(root, room))):
-            found += [os.path.join(folder, name) for name in names if name.endswith(_SOURCES)]
+        for folder, _, names in os.walk(os.path.realpath(FOLDER / room)):
+            paths += [os.path.join(folder, name) for name in names if name.endswith(_SOURCES)]
     digest = hashlib.sha256(VERSION.encode())
-    for content in sorted(map(_digest_of, found)):
+    for content in sorted(map(_digest_of, paths)):
         digest.update(content)
     return digest.hexdigest()
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine.base import arguments
 from engine.base.errors import InputError, StateError
-from engine.graphs.io.proximal import ANCHOR, MU
+from engine.base.proximal import ANCHOR, MU
 
 if TYPE_CHECKING:
     from engine.training.state import CheckpointState

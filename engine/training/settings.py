@@ -14,7 +14,7 @@ from typing import Any, Literal
 from engine.base import arguments
 from engine.base.fields import option
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, checked
-from engine.graphs.offline.sparse_update import SparseUpdate
+from engine.base.sparse_update import SparseUpdate
 
 Mode = Literal["min", "max"]  # of a column: whether less or more is better
 SKIP_LIMIT = 10  # updates in a row that may be skipped

@@ -26,7 +26,7 @@ import numpy as np
 
 from engine.base.element_types import ONNX_CODE
 from engine.base.errors import InputError
-from engine.graphs.io.proximal import ANCHOR, MU
+from engine.base.proximal import ANCHOR, MU
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from engine.base.element_types import ITEMSIZE, ONNX_CODE
 from engine.base.errors import ModelError
-from engine.graphs.io.proximal import MU
+from engine.base.proximal import MU
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import site_of
 from engine.graphs.offline.shares import begin, read_instead

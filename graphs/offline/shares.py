@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.base.element_types import ONNX_CODE
 from engine.base.errors import ModelError
-from engine.graphs.io.proximal import MU
+from engine.base.proximal import MU
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.collective import SHARE

@@ -37,10 +37,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from engine.base.errors import EngineError, InputError, InternalError, NameNotFoundError, nearest
+from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
 from engine.graphs.offline.parameters import parameters
-from engine.graphs.offline.sparse_update import SparseUpdate
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.ops.registry import ops

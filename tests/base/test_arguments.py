@@ -33,7 +33,7 @@ from tests.support.harness import untyped
 MODULES = (
     "engine.api", "engine.artifacts", "engine.backend", "engine.data", "engine.lora",
     "engine.onnxblock", "engine.onnxblock.blocks", "engine.onnxblock.loss",
-    "engine.graphs.offline.sparse_update", "engine.onnxblock.optim", "engine.reports",
+    "engine.base.sparse_update", "engine.onnxblock.optim", "engine.reports",
     "engine.trainer.callbacks",
     "engine.trainer.runs", "engine.trainer.schedules", "engine.trainer.trainer",
 )  # fmt: skip

@@ -18,13 +18,13 @@ import engine
 from engine import lora
 from engine.api import CheckpointState
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss
+from engine.base.sparse_update import SparseUpdate
 from engine.errors import ModelError, NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline import sparse
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.offline.optim_types import Group
 from engine.graphs.offline.parameters import matching
-from engine.graphs.offline.sparse_update import SparseUpdate
 from engine.lora import Adapter
 from engine.system.paths import METADATA, Paths
 from engine.tools import cli

@@ -14,7 +14,7 @@ from engine.kernels.vocabulary.op import op_keys
 ROOT = Path(__file__).resolve().parents[2]
 FEW = 3  # op names from which on a collection is a table
 NAMES = frozenset(op.name for op in ops().values())
-FAMILIES = ("kernels/ops/", "tools/dev/cases/", "tools/workloads/")  # declare ops, or make models
+FAMILIES = ("kernels/ops/", "tools/dev/cases/", "tools/benchmark/")  # declare ops, or make models
 # Every other table, as `file: statement`, with the reason why it is not a fact for `Op`.
 PATTERNS = {
     "engine/onnxblock/optim.py: __all__": "names of blocks, some of which ops have as well",

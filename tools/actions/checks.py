@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.base.errors import EngineError, InternalError
+from engine.base.sparse_update import SparseUpdate
 from engine.checking import Check, Subject, Suggestion, by_bytes, check, faults_of
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.optim_types import OptimizerSpec
-from engine.graphs.offline.sparse_update import SparseUpdate
 from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.runtime.roofline import Roofline

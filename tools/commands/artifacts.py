@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from engine.base.errors import FileError
-from engine.graphs.offline.sparse_update import SparseUpdate
+from engine.base.sparse_update import SparseUpdate
 from engine.tools.actions import choices, tables
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.commands import options

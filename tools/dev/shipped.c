@@ -1,5 +1,5 @@
-/* What a library of shipped kernels exports: see engine/kernels/binaries/shipped.py.  Its kernels come in
-   several objects, each with a table of them; SHIPPED_OBJECTS(X) is X(0) X(1) ... */
+/* The exports of a library of shipped kernels: see kernels/binaries/shipped.py.  Its kernels come
+   in several objects, each with a table of them; SHIPPED_OBJECTS(X) is X(0) X(1) ... */
 #include <stdint.h>
 
 #if defined(_WIN32)
