@@ -43,7 +43,7 @@ ONNX = ".onnx_adapter"
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 
 
-class HasModule(Protocol):
+class Trainer(Protocol):
     """A trainer: an object around a module."""
 
     @property
@@ -74,7 +74,7 @@ class Adapter:
         object.__setattr__(self, "whole", whole)
 
     @classmethod
-    def of(cls, trained: HasModule | Module) -> Adapter:
+    def of(cls, trained: Trainer | Module) -> Adapter:
         """The adapter that a trainer or module has now, as a copy.
 
         Raises:
@@ -99,7 +99,7 @@ class Adapter:
         note, values = models.values(model)
         return cls(values, note.rank, note.alpha, note.dropout, note.rank_stabilised)
 
-    def put(self, trained: HasModule | Module) -> None:
+    def put(self, trained: Trainer | Module) -> None:
         """Set the adapter of a trainer or module to these values; nothing is planned anew.
 
         Layers are found by name, also where one of the names has scopes more in front, as those
@@ -193,7 +193,7 @@ class Adapter:
             files.replace_together(moves, keys=[moves[0][1]])
 
 
-def module_of(trained: HasModule | Module) -> Module:
+def module_of(trained: Trainer | Module) -> Module:
     """The module of a trainer, or a module itself."""
     found: Any = trained
     module: Module = getattr(found, "module", found)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.base.errors import InputError, NameNotFoundError, nearest
 from engine.base.signatures import checked
-from engine.lora.adapter import Adapter, HasModule, module_of, note_of
+from engine.lora.adapter import Adapter, Trainer, module_of, note_of
 from engine.training.optimizer import Optimizer
 from engine.training.state import CheckpointState
 
@@ -38,7 +38,7 @@ class Adapters:
     """
 
     def __init__(
-        self, trained: HasModule | Module, name: str = "default", optimizer: Optimizer | None = None
+        self, trained: Trainer | Module, name: str = "default", optimizer: Optimizer | None = None
     ) -> None:
         self._trained, self._module = trained, module_of(trained)
         note_of(self._module)

@@ -86,7 +86,7 @@ def model(text: str, opset: int = 17) -> onnx.ModelProto:
         ("g (float[3] x) => (float[3] y) { y = Col2Im(x) }", "1 inputs; expected 3"),
         ("g (float[1,2,4] x) => (y) { y = GlobalLpPool <p = 0> (x) }", "p is 0; supported: 1 or m"),
         ("g (float[2,4,8] x, float[9,4] c, int64[2,4] p) => (y) { y = RotaryEmbedding <num_heads = "
-         "1, rotary_embedding_dim = -8> (x, c, c, p) }", "rotary_embedding_dim is -8, but heads ha"),
+         "1, rotary_embedding_dim = -8> (x, c, c, p) }", "rotary_embedding_dim is -8, but heads h"),
     ],
 )  # fmt: skip
 def test_nodes_that_cannot_be_are_refused(text: str, words: str) -> None:
