@@ -14,6 +14,7 @@ from engine.base.signatures import checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.loss_nodes import Nodes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Activation = Literal["sigmoid", "softmax"]  # makes probabilities of scores
@@ -36,7 +37,7 @@ class Loss(ABC):
 
 @checked
 class NamedLoss(Loss):
-    """A loss of this package.
+    """A loss of this package: options, and the nodes that `_append` makes of them.
 
     inputs: what its block calls the outputs of the model that it is taken of.
     targets: the names that the inputs with which they are compared have unless others are given.
@@ -54,8 +55,17 @@ class NamedLoss(Loss):
             known = ", ".join(self.reductions)
             raise InputError(f"reduction={self.reduction!r}; expected one of {known}")
 
-    def named(self, inputs: Sequence[str]) -> tuple[str, ...]:
-        """The values of which the loss is taken, and the names of its targets.
+    def build(self, graph: Graph, *inputs: str) -> str:
+        from engine.graphs.offline.loss_nodes import Nodes
+
+        return self._append(Nodes(graph), *self._named(inputs))
+
+    @abstractmethod
+    def _append(self, nodes: Nodes, *values: Any) -> str:
+        """Append the loss of these values, those of targets last; return the name of the result."""
+
+    def _named(self, inputs: Sequence[str]) -> tuple[str, ...]:
+        """Return the values that the loss is taken of, and the names of its targets.
 
         A target that has no name given has the usual one, as a `DefaultName`.
 

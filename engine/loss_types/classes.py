@@ -1,15 +1,30 @@
-"""Losses over classes."""
+"""Losses over classes.
+
+cross entropy   SoftmaxCrossEntropyLoss: classes on axis 1, as ONNX has it.  Smoothed by e:
+                (1 - e) of it + e / C sum_c -w_c log p_c, the mean's divisor that of the first part
+likelihood      NegativeLogLikelihoodLoss of log-probabilities
+focal           a (1 - p)^gamma (-log p), p the probability of what is true and a the factor of its
+                class; by Sigmoid, where every class is a question of its own, a = alpha t +
+                (1 - alpha) (1 - t), or by Softmax.  1 - p is computed without a difference by
+                Sigmoid; below 1e-30 it counts as that, and has no gradient, so that the power is
+                finite for every gamma.  Lin et al. 2017, arXiv 1708.02002
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from engine.base import arguments
+from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, checked
 from engine.loss_types.base import Activation, Array, NamedLoss
 
 if TYPE_CHECKING:
-    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.kernels.vocabulary.op import TensorType
+
+TINY = 1e-30
 
 
 @checked(weight=FINITE, label_smoothing=SHARE)
@@ -29,19 +44,15 @@ class CrossEntropyLoss(NamedLoss):
     ignore_index: int | None = None
     label_smoothing: float = 0.0
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import classes
-
-        scores, labels = self.named(inputs)
-        return classes.cross_entropy(
-            graph,
-            scores,
-            labels,
-            self.reduction,
-            self.weight,
-            self.ignore_index,
-            self.label_smoothing,
-        )
+    def _append(self, nodes: Nodes, scores: str, labels: str) -> str:
+        c = _read(nodes, scores, labels, self.reduction, self.weight, self.ignore_index)
+        loss, logs = nodes.many("SoftmaxCrossEntropyLoss", *c.inputs, outputs=2, **c.attrs)
+        part = self.label_smoothing
+        if not part:
+            return loss
+        keep, spread = (nodes.constant("smoothing", k, c.type.dtype) for k in (1 - part, -part))
+        smooth = nodes.add("Mul", _mean_over_classes(c, logs), spread)
+        return nodes.add("Add", nodes.add("Mul", loss, keep), smooth)
 
 
 @checked(weight=FINITE)
@@ -56,13 +67,9 @@ class NLLLoss(NamedLoss):
     reduction: str = "mean"
     ignore_index: int | None = None
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import classes
-
-        logs, labels = self.named(inputs)
-        return classes.likelihood(
-            graph, logs, labels, self.reduction, self.weight, self.ignore_index
-        )
+    def _append(self, nodes: Nodes, logs: str, labels: str) -> str:
+        c = _read(nodes, logs, labels, self.reduction, self.weight, self.ignore_index)
+        return nodes.add("NegativeLogLikelihoodLoss", *c.inputs, **c.attrs)
 
 
 @checked(gamma=AT_LEAST_0, alpha=FINITE)
@@ -85,11 +92,150 @@ class FocalLoss(NamedLoss):
     reduction: str = "mean"
     ignore_index: int | None = None
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import classes
-
-        x, target = self.named(inputs)
-        options = (self.reduction, self.gamma, self.alpha, self.ignore_index)
+    def _append(self, nodes: Nodes, x: str, target: str) -> str:
         if self.activation == "softmax":
-            return classes.focal_by_softmax(graph, x, target, *options)
-        return classes.focal_by_sigmoid(graph, x, target, *options)
+            return self._by_softmax(nodes, x, target)
+        return self._by_sigmoid(nodes, x, target)
+
+    def _by_softmax(self, nodes: Nodes, scores: str, labels: str) -> str:
+        """Append alpha[l] (1 - p)^gamma (-log p), p = softmax(scores)[l] along axis 1."""
+        c = _read(nodes, scores, labels, "none", self.alpha, self.ignore_index)
+        dtype, index = c.type.dtype, c.inputs[1]
+        each = nodes.add("SoftmaxCrossEntropyLoss", *c.inputs[:2], **c.attrs)
+        missed = nodes.add(
+            "Sub", nodes.constant("one", 1, dtype), nodes.add("Exp", nodes.add("Neg", each))
+        )
+        each = _modulated(nodes, each, missed, self.gamma, dtype)
+        counts = None
+        if self.ignore_index is not None:
+            ignored = nodes.constant("ignore_index", self.ignore_index, "i64")
+            skipped = nodes.add("Equal", index, ignored)
+            index = nodes.add("Where", skipped, nodes.constant("first", 0, "i64"), index)
+            counts = _counts(nodes, skipped, dtype)
+        if c.weight is not None:
+            each = nodes.add("Mul", each, nodes.add("Gather", c.inputs[2], index))
+        return _reduced(nodes, each, counts, self.reduction, dtype)
+
+    def _by_sigmoid(self, nodes: Nodes, x: str, target: str) -> str:
+        """Append a (1 - p)^gamma (-log p) of logits and targets in [0, 1], element by element."""
+        t = nodes.type_of(x)
+        share = None if self.alpha is None else arguments.real("alpha", self.alpha)
+        if share is not None and not 0 <= share <= 1:
+            raise InputError(
+                f"alpha={self.alpha}; expected the factor of positives, from 0 to 1; the factor of "
+                "negatives is 1 - alpha"
+            )
+        y = nodes.target(target, t)
+        counts = skipped = None
+        if self.ignore_index is not None:
+            ignored = nodes.constant("ignore_index", self.ignore_index, t.dtype)
+            skipped = nodes.add("Equal", y, ignored)
+            y = nodes.add("Where", skipped, nodes.constant("zero", 0, t.dtype), y)
+            counts = _counts(nodes, skipped, t.dtype)
+        rest, opposite = nodes.add("Sub", nodes.constant("one", 1, t.dtype), y), nodes.add("Neg", x)
+        each = nodes.add("Add", nodes.add("Mul", rest, x), nodes.add("Softplus", opposite))
+        missed = nodes.add(
+            "Add",
+            nodes.add("Mul", rest, nodes.add("Sigmoid", x)),
+            nodes.add("Mul", y, nodes.add("Sigmoid", opposite)),
+        )
+        each = _modulated(nodes, each, missed, self.gamma, t.dtype)
+        if share is not None:
+            slope = nodes.times(y, 2 * share - 1, t.dtype)
+            factor = nodes.add("Add", slope, nodes.constant("alpha", 1 - share, t.dtype))
+            each = nodes.add("Mul", each, factor)
+        if skipped is not None:
+            each = nodes.add("Where", skipped, nodes.constant("zero", 0, t.dtype), each)
+        return _reduced(nodes, each, counts, self.reduction, t.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """The inputs and attributes of ONNX's loss ops.
+
+    type: of the scores [batch, classes, ...].
+    inputs: scores, labels [batch, ...] and, if given, class weights.
+    attrs: the reduction, and the label that does not count.
+    weight: one factor for each class, or None.
+    """
+
+    nodes: Nodes
+    type: TensorType
+    inputs: list[str]
+    attrs: dict[str, Any]
+    weight: Array | None
+
+
+def _read(
+    nodes: Nodes,
+    scores: str,
+    labels: str,
+    reduction: str,
+    weight: float | Array | None,
+    ignore_index: int | None,
+) -> _Classes:
+    """Return what ONNX's loss ops take for scores, labels and these options."""
+    t = nodes.type_of(scores)
+    if t.rank < 2:
+        raise ShapeError(
+            f"{nodes.graph.name}: scores {scores!r} are {t}; expected [batch, classes, ...]"
+        )
+    inputs = [scores, nodes.integers(labels, (t.shape[0], *t.shape[2:]))]
+    given = None if weight is None else arguments.array("weight", weight)
+    if given is not None:
+        classes = t.shape[1]
+        if given.ndim != 1 or (isinstance(classes, int) and len(given) != classes):
+            raise ShapeError(f"weight has shape {list(given.shape)}; expected [{classes}]")
+        inputs.append(nodes.constant("weight", given, t.dtype))
+    attrs: dict[str, Any] = {"reduction": reduction}
+    if ignore_index is not None:
+        attrs["ignore_index"] = ignore_index
+    return _Classes(nodes, t, inputs, attrs, given)
+
+
+def _mean_over_classes(c: _Classes, logs: str) -> str:
+    """Append the mean over classes of the weighted log-probabilities, reduced as the loss is."""
+    nodes, dtype = c.nodes, c.type.dtype
+    if c.weight is None:
+        each = nodes.mean(logs, 1)
+    else:
+        shares = c.weight.reshape(-1, *[1] * (c.type.rank - 2)) / len(c.weight)
+        each = nodes.sum(nodes.add("Mul", logs, nodes.constant("shares", shares, dtype)), [1])
+    labels, ignored = c.inputs[1], c.attrs.get("ignore_index")
+    skipped = None
+    if ignored is not None:
+        skipped = nodes.add("Equal", labels, nodes.constant("ignore_index", ignored, "i64"))
+        each = nodes.add("Where", skipped, nodes.constant("zero", 0, dtype), each)
+    if c.attrs["reduction"] != "mean" or (skipped is None and c.weight is None):
+        return nodes.reduce(each, c.attrs["reduction"])
+    one = nodes.constant("one", 1, dtype)
+    counts = one
+    if c.weight is not None:
+        index = labels
+        if skipped is not None:
+            index = nodes.add("Where", skipped, nodes.constant("first", 0, "i64"), labels)
+        counts = nodes.add("Gather", c.inputs[2], index)
+    if skipped is not None:
+        counts = nodes.add("Where", skipped, nodes.constant("zero", 0, dtype), counts)
+    return nodes.counted(each, counts, "mean", dtype)
+
+
+def _modulated(nodes: Nodes, each: str, missed: str, gamma: float, dtype: str) -> str:
+    """Append missed^gamma times each."""
+    if gamma == 0:
+        return each
+    base = nodes.at_least(missed, TINY, dtype)
+    return nodes.add("Mul", nodes.add("Pow", base, nodes.constant("gamma", gamma, dtype)), each)
+
+
+def _counts(nodes: Nodes, skipped: str, dtype: str) -> str:
+    """Append 1 where an element counts, 0 where it is skipped."""
+    zero, one = (nodes.constant("count", k, dtype) for k in (0, 1))
+    return nodes.add("Where", skipped, zero, one)
+
+
+def _reduced(nodes: Nodes, each: str, counts: str | None, reduction: str, dtype: str) -> str:
+    """Append the reduction; counts: 1 or 0 for each element, None if all count."""
+    if counts is None:
+        return nodes.reduce(each, reduction)
+    return nodes.counted(each, counts, reduction, dtype)

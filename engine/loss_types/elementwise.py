@@ -1,15 +1,30 @@
-"""Losses of an output and a target of the same shape, element by element."""
+"""Losses of an output and a target of the same shape, element by element.
+
+x is the output of the model, t the target, and d = x - t.
+
+MSE             mean(d^2)
+L1              mean(|d|)
+Huber           mean(d^2 / 2 where |d| < delta, else delta (|d| - delta / 2)); smooth L1: its
+                quotient by delta
+BCE             mean(w ((1 - t) x + (1 + (p - 1) t) Softplus(-x))), x logits, p the weight of
+                positives: finite for every finite x, and so is its gradient, which has Sigmoid(-x)
+KL divergence   mean(t (log t - x)), x and perhaps t log-probabilities; 0 log 0 = 0
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
+from engine.base import arguments
+from engine.base.errors import ShapeError
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, FINITE, checked
 from engine.loss_types.base import Array, NamedLoss
 
 if TYPE_CHECKING:
-    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.loss_nodes import Nodes
 
 
 @checked
@@ -19,11 +34,11 @@ class MSELoss(NamedLoss):
 
     reduction: str = "mean"
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import elementwise
-
-        x, target = self.named(inputs)
-        return elementwise.squared_error(graph, x, target, self.reduction)
+    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+        t = nodes.type_of(x)
+        difference = nodes.add("Sub", x, nodes.target(target, t))
+        two = nodes.constant("exponent", 2, t.dtype)
+        return nodes.reduce(nodes.add("Pow", difference, two), self.reduction)
 
 
 @checked
@@ -33,11 +48,9 @@ class L1Loss(NamedLoss):
 
     reduction: str = "mean"
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import elementwise
-
-        x, target = self.named(inputs)
-        return elementwise.absolute_error(graph, x, target, self.reduction)
+    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+        difference = nodes.add("Sub", x, nodes.target(target, nodes.type_of(x)))
+        return nodes.reduce(nodes.add("Abs", difference), self.reduction)
 
 
 @checked(delta=ABOVE_0)
@@ -48,11 +61,9 @@ class HuberLoss(NamedLoss):
     reduction: str = "mean"
     delta: float = 1.0
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import elementwise
-
-        x, target = self.named(inputs)
-        return elementwise.huber(graph, x, target, self.reduction, self.delta)
+    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+        each = _huber(nodes, x, target, self.delta, is_divided=False)
+        return nodes.reduce(each, self.reduction)
 
 
 @checked(beta=AT_LEAST_0)
@@ -63,11 +74,25 @@ class SmoothL1Loss(NamedLoss):
     reduction: str = "mean"
     beta: float = 1.0
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import elementwise
+    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+        if self.beta == 0:
+            return L1Loss(self.reduction)._append(nodes, x, target)
+        each = _huber(nodes, x, target, self.beta, is_divided=True)
+        return nodes.reduce(each, self.reduction)
 
-        x, target = self.named(inputs)
-        return elementwise.huber(graph, x, target, self.reduction, self.beta, smooth_l1=True)
+
+def _huber(nodes: Nodes, x: str, target: str, delta: float, *, is_divided: bool) -> str:
+    """Append the Huber loss of each element; is_divided: by `delta`."""
+    t = nodes.type_of(x)
+    d = nodes.add("Sub", x, nodes.target(target, t))
+    size = nodes.add("Abs", d)
+    scale = 1.0 / delta if is_divided else 1.0
+    near = nodes.add("Mul", nodes.add("Mul", d, d), nodes.constant("half", 0.5 * scale, t.dtype))
+    far = nodes.add("Sub", size, nodes.constant("offset", 0.5 * delta, t.dtype))
+    if not is_divided:
+        far = nodes.add("Mul", far, nodes.constant("slope", delta, t.dtype))
+    is_near = nodes.add("Less", size, nodes.constant("delta", delta, t.dtype))
+    return nodes.add("Where", is_near, near, far)
 
 
 @checked
@@ -84,11 +109,24 @@ class KLDivLoss(NamedLoss):
     reduction: str = "mean"
     log_target: bool = False
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import elementwise
-
-        x, target = self.named(inputs)
-        return elementwise.divergence(graph, x, target, self.reduction, self.log_target)
+    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+        t = nodes.type_of(x)
+        y = nodes.target(target, t)
+        if self.log_target:
+            each = nodes.add("Mul", nodes.add("Exp", y), nodes.add("Sub", y, x))
+        else:
+            is_zero = nodes.add("Equal", y, nodes.constant("zero", 0, t.dtype))
+            one = nodes.constant("one", 1, t.dtype)
+            logs = nodes.add("Log", nodes.add("Where", is_zero, one, y))
+            each = nodes.add("Mul", y, nodes.add("Sub", logs, x))
+        if self.reduction != "batchmean":
+            return nodes.reduce(each, self.reduction)
+        if not t.rank:
+            raise ShapeError(
+                f"{nodes.graph.name}: {x!r} is a scalar; reduction='batchmean' needs a batch"
+            )
+        rows = nodes.sum(each, range(1, t.rank)) if t.rank > 1 else each
+        return nodes.reduce(rows, "mean")
 
 
 @checked(weight=FINITE, pos_weight=FINITE)
@@ -103,10 +141,17 @@ class BCEWithLogitsLoss(NamedLoss):
     reduction: str = "mean"
     pos_weight: Array | None = None
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import elementwise
-
-        logits, target = self.named(inputs)
-        return elementwise.binary_cross_entropy(
-            graph, logits, target, self.reduction, self.weight, self.pos_weight
-        )
+    def _append(self, nodes: Nodes, x: str, target: str) -> str:
+        t = nodes.type_of(x)
+        y = nodes.target(target, t)
+        one = nodes.constant("one", 1, t.dtype)
+        below = nodes.add("Mul", nodes.add("Sub", one, y), x)
+        above = nodes.add("Softplus", nodes.add("Neg", x))
+        if self.pos_weight is not None:
+            given = arguments.cast("pos_weight", self.pos_weight, np.dtype(np.float64))
+            excess = nodes.constant("pos_weight_minus_one", given - 1.0, t.dtype)
+            above = nodes.add("Mul", nodes.add("Add", nodes.add("Mul", excess, y), one), above)
+        each = nodes.add("Add", below, above)
+        if self.weight is not None:
+            each = nodes.add("Mul", each, nodes.constant("weight", self.weight, t.dtype))
+        return nodes.reduce(each, self.reduction)

@@ -1,15 +1,32 @@
-"""Losses of embeddings, which compare outputs with one another."""
+"""Losses of embeddings [batch, features].
+
+cosine          mean(1 - c where t = 1, max(0, c - margin) where t = -1),
+                c = a b / sqrt((a a + 1e-12) (b b + 1e-12))
+triplet         mean(max(0, margin + d(a, p) - d(a, n))), d(x, y) = |x - y + 1e-6|_p as in torch;
+                swapped: the smaller of d(a, n) and d(p, n).  Balntas et al. 2016
+batch hard      max(0, margin + the largest d to a row of the same label - the smallest to one of
+                another), d^2 = a a + b b - 2 a b, the mean over rows that have both.  Hermans et
+                al. 2017, arXiv 1703.07737.  In float32 d is uncertain by 5e-4 |a| near 0
+InfoNCE         cross entropy of the scores s = a b / temperature of all pairs, where the label of
+                row i is i: the other rows are its negatives.  Symmetric: the mean with that of the
+                columns, as CLIP has it.  van den Oord et al. 2018, arXiv 1807.03748
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.base.errors import ShapeError
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Range, checked
 from engine.loss_types.base import NamedLoss
 
 if TYPE_CHECKING:
-    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.loss_nodes import Nodes
+    from engine.kernels.vocabulary.op import TensorType
+
+SMALL = 1e-24  # squares of norms count as no less, so that roots have finite derivatives
+FAR = 1e30  # further than any row
 
 
 @checked(margin=Range(-1, 1))
@@ -24,11 +41,26 @@ class CosineEmbeddingLoss(NamedLoss):
     margin: float = 0.0
     reduction: str = "mean"
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import embeddings
-
-        a, b, target = self.named(inputs)
-        return embeddings.cosine_embedding(graph, a, b, target, self.reduction, self.margin)
+    def _append(self, nodes: Nodes, a: str, b: str, target: str) -> str:
+        t, other = nodes.type_of(a), nodes.type_of(b)
+        if t.rank not in (1, 2) or other.dtype != t.dtype or other.rank != t.rank:
+            raise ShapeError(
+                f"{nodes.graph.name}: {a!r} is {t}, {b!r} is {other}; "
+                "expected two of [batch, features]"
+            )
+        axis = [t.rank - 1]
+        y = nodes.target(target, t.but(t.shape[:-1]))
+        least = nodes.constant("epsilon", 1e-12, t.dtype)
+        norms = [nodes.add("Add", nodes.sum(nodes.add("Mul", v, v), axis), least) for v in (a, b)]
+        dot = nodes.sum(nodes.add("Mul", a, b), axis)
+        cosine = nodes.add("Div", dot, nodes.add("Sqrt", nodes.add("Mul", *norms)))
+        zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
+        beyond = nodes.add("Sub", cosine, nodes.constant("margin", self.margin, t.dtype))
+        parts = []
+        for sign, value in ((1, nodes.add("Sub", one, cosine)), (-1, nodes.add("Relu", beyond))):
+            chosen = nodes.add("Equal", y, nodes.constant("sign", sign, t.dtype))
+            parts.append(nodes.add("Where", chosen, value, zero))
+        return nodes.reduce(nodes.add("Add", *parts), self.reduction)
 
 
 @checked(margin=AT_LEAST_0, p=AT_LEAST_1)
@@ -49,11 +81,13 @@ class TripletMarginLoss(NamedLoss):
     swap: bool = False
     reduction: str = "mean"
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import embeddings
-
-        a, p, n = self.named(inputs)
-        return embeddings.triplet(graph, a, p, n, self.reduction, self.margin, self.p, self.swap)
+    def _append(self, nodes: Nodes, anchor: str, positive: str, negative: str) -> str:
+        t = _rows_of(nodes, anchor, positive, negative)
+        near = _distance(nodes, anchor, positive, self.p, t)
+        far = _distance(nodes, anchor, negative, self.p, t)
+        if self.swap:
+            far = nodes.add("Min", far, _distance(nodes, positive, negative, self.p, t))
+        return nodes.reduce(_hinge(nodes, near, far, self.margin, t), self.reduction)
 
 
 @checked(margin=AT_LEAST_0)
@@ -71,11 +105,33 @@ class BatchHardTripletLoss(NamedLoss):
     margin: float = 1.0
     reduction: str = "mean"
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import embeddings
+    def _append(self, nodes: Nodes, x: str, labels: str) -> str:
+        t = _rows_of(nodes, x)
+        y = nodes.integers(labels, t.shape[:1])
+        first, second = (nodes.constant("axes", [k], "i64") for k in (0, 1))
 
-        x, labels = self.named(inputs)
-        return embeddings.batch_hard_triplet(graph, x, labels, self.reduction, self.margin)
+        def pairs(op: str, rows: str) -> str:
+            return nodes.add(
+                op, nodes.add("Unsqueeze", rows, second), nodes.add("Unsqueeze", rows, first)
+            )
+
+        products = nodes.add("MatMul", x, nodes.add("Transpose", x, perm=[1, 0]))
+        squares = pairs("Add", nodes.sum(nodes.add("Mul", x, x), [1]))
+        apart = nodes.add("Sub", squares, nodes.times(products, 2.0, t.dtype))
+        d = nodes.add("Sqrt", nodes.at_least(apart, 1e-12, t.dtype))
+        zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
+        same = pairs("Equal", y)
+        itself = pairs("Equal", nodes.numbers_to(nodes.size(x, 0)))
+        other = nodes.add("And", same, nodes.add("Not", itself))
+        near = nodes.along("ReduceMax", nodes.add("Where", other, d, zero), 1)
+        is_far = nodes.add("Where", same, nodes.constant("far", FAR, t.dtype), d)
+        far = nodes.along("ReduceMin", is_far, 1)
+        positives = nodes.along("ReduceMax", nodes.add("Where", other, one, zero), 1)
+        negatives = nodes.along("ReduceMax", nodes.add("Where", same, zero, one), 1)
+        counts = nodes.add("Mul", positives, negatives)
+        skipped = nodes.add("Equal", counts, zero)
+        each = nodes.add("Where", skipped, zero, _hinge(nodes, near, far, self.margin, t))
+        return nodes.counted(each, counts, self.reduction, t.dtype)
 
 
 @checked(temperature=ABOVE_0)
@@ -99,10 +155,61 @@ class InfoNCELoss(NamedLoss):
     symmetric: bool = True
     reduction: str = "mean"
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import embeddings
+    def _append(self, nodes: Nodes, a: str, b: str) -> str:
+        t = _rows_of(nodes, a, b)
+        if self.normalize:
+            a, b = (_normalized(nodes, v, t.dtype) for v in (a, b))
+        scores = nodes.add("MatMul", a, nodes.add("Transpose", b, perm=[1, 0]))
+        scores = nodes.times(scores, 1 / self.temperature, t.dtype)
+        labels = nodes.numbers_to(nodes.size(a, 0))
+        options = {"reduction": self.reduction}
+        loss = nodes.add("SoftmaxCrossEntropyLoss", scores, labels, **options)
+        if not self.symmetric:
+            return loss
+        columns = nodes.add("Transpose", scores, perm=[1, 0])
+        other = nodes.add("SoftmaxCrossEntropyLoss", columns, labels, **options)
+        return nodes.times(nodes.add("Add", loss, other), 0.5, t.dtype)
 
-        a, b = self.named(inputs)
-        return embeddings.info_nce(
-            graph, a, b, self.reduction, self.temperature, self.normalize, self.symmetric
-        )
+
+def _rows_of(nodes: Nodes, *names: str) -> TensorType:
+    """Return the type of values [batch, features], which is one for all.
+
+    Raises:
+        ShapeError: they are something else, or of several types.
+    """
+    types = {name: nodes.type_of(name) for name in names}
+    dtypes = {t.dtype for t in types.values()}
+    sizes = {t.shape[-1] for t in types.values() if t.rank and isinstance(t.shape[-1], int)}
+    if len(dtypes) > 1 or len(sizes) > 1 or any(t.rank != 2 for t in types.values()):
+        found = ", ".join(f"{name!r} is {t}" for name, t in types.items())
+        each = "one" if len(names) == 1 else f"{len(names)} of one type"
+        raise ShapeError(f"{nodes.graph.name}: {found}; expected {each} [batch, features]")
+    return types[names[0]]
+
+
+def _distance(nodes: Nodes, a: str, b: str, p: float, t: TensorType) -> str:
+    """Append |a - b + 1e-6|_p of every row."""
+    d = nodes.add("Add", nodes.add("Sub", a, b), nodes.constant("epsilon", 1e-6, t.dtype))
+    axis = [t.rank - 1]
+    if p == 1:
+        return nodes.sum(nodes.add("Abs", d), axis)
+    if p == 2:
+        squares = nodes.sum(nodes.add("Mul", d, d), axis)
+        return nodes.add("Sqrt", nodes.at_least(squares, SMALL, t.dtype))
+    powers = nodes.add("Pow", nodes.add("Abs", d), nodes.constant("p", p, t.dtype))
+    total = nodes.at_least(nodes.sum(powers, axis), SMALL, t.dtype)
+    return nodes.add("Pow", total, nodes.constant("root", 1 / p, t.dtype))
+
+
+def _hinge(nodes: Nodes, near: str, far: str, margin: float, t: TensorType) -> str:
+    """Append max(0, margin + near - far)."""
+    difference = nodes.add("Sub", near, far)
+    return nodes.add(
+        "Relu", nodes.add("Add", difference, nodes.constant("margin", margin, t.dtype))
+    )
+
+
+def _normalized(nodes: Nodes, x: str, dtype: str) -> str:
+    """Append the rows of x divided by their norms, or by 1e-12 if that is more."""
+    squares = nodes.sum(nodes.add("Mul", x, x), [1], keepdims=True)
+    return nodes.add("Div", x, nodes.add("Sqrt", nodes.at_least(squares, SMALL, dtype)))

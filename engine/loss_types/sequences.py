@@ -1,15 +1,21 @@
-"""Losses of sequences."""
+"""Losses of sequences.
+
+CTC     the op CTCLoss of kernels/ops/ctc.py on log-probabilities [T, N, C].  The mean is that over
+        the batch of each loss over the number of its labels, or 1 if it has none, as in torch
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.base.element_types import ONNX_CODE
+from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.loss_types.base import NamedLoss
 
 if TYPE_CHECKING:
-    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.loss_nodes import Nodes
 
 
 @checked(blank=AT_LEAST_0)
@@ -37,11 +43,25 @@ class CTCLoss(NamedLoss):
     logits: bool = False
     batch_first: bool = False
 
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs.offline.losses import sequences
-
-        options = sequences.Alignment(
-            self.reduction, self.blank, self.zero_infinity, self.logits, self.batch_first
+    def _append(self, nodes: Nodes, x: str, targets: str, steps: str, counts: str) -> str:
+        t = nodes.type_of(x)
+        if t.rank != 3:
+            form = "[batch, steps, classes]" if self.batch_first else "[steps, batch, classes]"
+            raise ShapeError(f"{nodes.graph.name}: {x!r} is {t}; expected {form}")
+        classes = t.shape[2]
+        if isinstance(classes, int) and self.blank >= classes:
+            raise InputError(f"blank={self.blank}; expected a class from 0 to {classes} - 1")
+        if self.logits:
+            x = nodes.add("LogSoftmax", x, axis=-1)
+        if self.batch_first:
+            x = nodes.add("Transpose", x, perm=[1, 0, 2])
+        batch = t.shape[0 if self.batch_first else 1]
+        labels = nodes.integers(targets, (batch, f"length_of_{targets}"))
+        lengths = [nodes.integers(name, (batch,)) for name in (steps, counts)]
+        each = nodes.own(
+            "CTCLoss", x, labels, *lengths, blank=self.blank, zero_infinity=int(self.zero_infinity)
         )
-        x, targets, steps, counts = self.named(inputs)
-        return sequences.ctc(graph, x, targets, steps, counts, options)
+        if self.reduction == "mean":
+            number = nodes.add("Cast", lengths[1], to=ONNX_CODE[t.dtype])
+            each = nodes.add("Div", each, nodes.at_least(number, 1, t.dtype))
+        return nodes.reduce(each, self.reduction)
