@@ -37,7 +37,7 @@ class OptimizerSpec(ABC):
 
 @dataclass(frozen=True)
 class Method(method.Method, OptimizerSpec):
-    """An optimizer that is one op.  Its options are `lr`, and those of the class in its family.
+    """An optimizer that is one op.  Its options are `lr`, and the options of its family.
 
     lr: the learning rate that training begins with; None leaves it at 0.001.
     clip_grad: the norm over all gradients to which they are scaled down if it is larger.
