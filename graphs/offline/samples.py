@@ -19,7 +19,7 @@ is told from what does not by the sizes and constants that the batch gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,12 +43,15 @@ class Rows:
     source: the input of the model that it is, in another shape or type; None if it is computed.
     turns: how often the axis goes through all samples, as that of `x.transpose(0, 1).flatten(0, 1)`
         goes through them for each place of a sequence.
+    numbers: of indices, the places of the last axis that hold the number of each sample in the
+        batch, as those of `x[arange(len(x)), i]`.
     """
 
     axis: int
     rows: int = 1
     source: str | None = None
     turns: int = 1
+    numbers: frozenset[int] = frozenset()
 
     def to(self, axis: int) -> Rows:
         """Computed values that hold the samples in the same way on an axis."""
@@ -170,10 +173,20 @@ class _Following:
         self.makers = self.graph.producers()
         self.paths = Paths.of(graph.metadata)
         self.flows: dict[str, Flow] = {name: Rows(0, count, name) for name, count in rows.items()}
-        for node in self.graph.nodes:
+        self.live = self._live(self.graph.outputs)
+        for node in self.live:
             self.follow(node)
         if told:
             self.follow_back(whole, told)
+
+    def _live(self, ends: Iterable[str]) -> list[Node]:
+        """Return the nodes, in order, that compute these values of more than constants."""
+        wanted, found = set(ends), []
+        for node in reversed(self.graph.nodes):
+            if any(o in wanted and o not in self.constants for o in node.outputs):
+                wanted.update(node.reads())
+                found.append(node)
+        return found[::-1]
 
     def infer(self) -> None:
         """Find the types and the constants of the graph."""
@@ -210,8 +223,11 @@ class _Following:
         }
         self.infer()
         self.makers = self.graph.producers()
-        for node in self.graph.nodes:
-            if node in added:
+        before = set(self.live)
+        ends = (name for each in told for pair in each.made.items() for name in pair)
+        self.live = self._live([*self.graph.outputs, *ends])
+        for node in self.live:
+            if node not in before:
                 self.follow(node)
         self.told = told
         for each in told:
@@ -266,7 +282,7 @@ class _Following:
             MixedError: it has constants that depend on the number, as `x / len(x)` has, or takes
                 as many places as there are samples by chance.
         """
-        for node in self.graph.nodes:
+        for node in self.live:
             why = "depends on how many samples a batch has"
             if any(self.flows.get(o) != other.flows.get(o) for o in node.outputs):
                 raise self.mixed(node, why)
@@ -309,9 +325,13 @@ class _Following:
         flows = [self.flows.get(name) for name in node.inputs]
         if any(isinstance(flow, Loss) for flow in flows):
             return self._of_loss(node, flows)
-        rule = _RULES.get(self.samples_of(node))
+        how = self.samples_of(node)
+        rule = _RULES.get(how)
         if rule is None:
             raise self.mixed(node, "is not known to keep samples apart")
+        numbered = any(isinstance(flow, Rows) and flow.numbers for flow in flows)
+        if numbered and how is not Samples.GATHERED_ND:
+            raise self.mixed(node, "computes with the numbers of samples in the batch")
         return rule(self, node)
 
     def samples_of(self, node: Node) -> Samples:
@@ -652,7 +672,10 @@ class _Following:
 
     def _value(self, node: Node, place: int) -> Array | None:
         """The constant that input `place` of a node is; None if it is none or left out."""
-        name = node.inputs[place] if place < len(node.inputs) else ""
+        return self._known(node.inputs[place] if place < len(node.inputs) else "")
+
+    def _known(self, name: str) -> Array | None:
+        """The constant of a name; None if there is none."""
         found = self.constants.get(name) if name else None
         return None if found is None else np.asarray(found)
 
@@ -704,6 +727,99 @@ class _Following:
                 return data.to(axis)
         raise self.mixed(node, "takes places out of the samples")
 
+    def gather_nd(self, node: Node) -> Flow:
+        """Each sample by indices of its own, all by the same, or by indices with its number."""
+        data, index = (self.flows.get(name) for name in node.inputs)
+        ranks = [self.types[name].rank for name in node.inputs]
+        batch = node.attrs.get("batch_dims", 0)
+        end, last = batch + int(self.types[node.inputs[1]].dims[-1]), ranks[1] - 1
+        if isinstance(index, Rows) and index.axis == last:
+            raise self.mixed(node, "takes places out of the samples")
+        if data is None and isinstance(index, Rows) and not index.numbers:
+            if index.axis < batch:
+                self._aligned(node, node.inputs[:1], ranks[0] - index.axis, index.step)
+            return index.to(index.axis)
+        if not isinstance(data, Rows):
+            raise self.mixed(node, "takes places out of the samples")
+        if data.axis >= end and index is None:
+            return data.to(data.axis - end + last)
+        if data.axis < batch and index is None:
+            self._aligned(node, node.inputs[1:], ranks[1] - data.axis, data.step)
+            return data.to(data.axis)
+        if data.axis < batch and isinstance(index, Rows) and not index.numbers:
+            if (data.axis, data.step) == (index.axis, index.step):
+                return data.to(data.axis)
+        elif batch <= data.axis < end and data.step == (1, 1):
+            known = {axis: self._numbers(node.inputs[1], axis) for axis in range(batch, last)}
+            if isinstance(index, Rows):
+                known = {index.axis: index.numbers}
+            for axis, numbers in known.items():
+                if axis >= batch and numbers == {data.axis - batch}:
+                    return Rows(axis)
+        raise self.mixed(node, "takes places out of the samples")
+
+    def _numbers(self, name: str, axis: int) -> frozenset[int]:
+        """Return the places of the last axis of indices that hold the number of each sample.
+
+        axis: along which there is one for each sample.  What else they hold is the same for all;
+            else none is returned.
+        """
+        t, value, maker = self.types[name], self._known(name), self.makers.get(name)
+        if value is None:
+            if maker is None or maker.attrs.get("axis", 0) % t.rank != t.rank - 1:
+                return frozenset()
+            return self._joined_numbers(maker, axis)
+        if t.dims[axis] != self.samples:
+            return frozenset()
+        value = np.moveaxis(value, axis, 0)
+        rest = tuple(range(value.ndim - 1))
+        is_shared = np.all(value == value[:1], rest)
+        is_number = np.all(value == self._count(value.ndim), rest)
+        return (
+            frozenset(np.flatnonzero(is_number)) if np.all(is_shared | is_number) else frozenset()
+        )
+
+    def _count(self, rank: int) -> Array:
+        """The numbers of the samples, along the first of so many axes."""
+        return np.arange(self.samples).reshape(-1, *[1] * (rank - 1))
+
+    def _joined_numbers(self, node: Node, axis: int) -> frozenset[int]:
+        """Return `_numbers` of what a node joins along the last axis.
+
+        Operands that hold samples are left out.
+        """
+        begin, places = 0, set[int]()
+        if self.samples_of(node) is not Samples.CONCATENATED:
+            return frozenset()
+        for name in node.inputs:
+            size = self.types[name].dims[-1]
+            if self.flows.get(name) is None and not self._is_same(name, axis, (1, 1)):
+                if not self._is_number(name, axis):
+                    return frozenset()
+                places.update(range(begin, begin + size))
+            begin += size
+        return frozenset(places)
+
+    def _is_number(self, name: str, axis: int) -> bool:
+        """Whether each element is the number of its sample, of which an axis has one place each."""
+        t, value, maker = self.types[name], self._known(name), self.makers.get(name)
+        if axis < 0 or t.dims[axis] != self.samples:
+            return False
+        if value is not None:
+            return bool(np.all(np.moveaxis(value, axis, 0) == self._count(t.rank)))
+        if maker is None:
+            return False
+        x = self.types[maker.inputs[0]] if maker.inputs and maker.inputs[0] else t
+        if self.samples_of(maker) is Samples.EXPANDED:
+            return self._is_number(maker.inputs[0], axis - t.rank + x.rank)
+        if declaration(self.graph, maker).keeps_elements:
+            before = math.prod(t.dims[:axis])
+            return any(
+                math.prod(x.dims[:k]) == before and self._is_number(maker.inputs[0], k)
+                for k in range(x.rank)
+            )
+        return False
+
     def picked(self, node: Node) -> Flow:
         """GatherElements, each sample by places of its own, or all by the same."""
         flows, t = [self.flows.get(name) for name in node.inputs], self.types[node.inputs[0]]
@@ -727,8 +843,10 @@ class _Following:
             raise self.mixed(node, "joins or parts the samples")
         ((place, step),) = kinds
         if axis != place:
-            self._aligned(node, names, rank - place, step)
-            return Rows(place, step[0], None, step[1])
+            is_last = axis == rank - 1 and step == (1, 1)
+            numbers = self._joined_numbers(node, place) if is_last else frozenset()
+            self._aligned(node, [] if numbers else names, rank - place, step)
+            return Rows(place, step[0], None, step[1], numbers)
         parts = [self.types[o].dims[axis] for o in node.outputs if o]
         turn = self.samples * step[0]
         if None in flows or len(set(parts)) != 1 or parts[0] % turn or not parts[0]:
@@ -812,6 +930,7 @@ _RULES: dict[Samples, _Rule] = {
     Samples.SLICED: _Following.sliced,
     Samples.GATHERED: _Following.gather,
     Samples.GATHERED_EACH: _Following.picked,
+    Samples.GATHERED_ND: _Following.gather_nd,
     Samples.AXIS_APART: _Following.aside,
     Samples.INPUT_AXIS_APART: _Following.aside,
     Samples.MATRICES_APART: _Following.aside,

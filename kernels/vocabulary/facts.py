@@ -55,6 +55,7 @@ class Samples(Enum):
     SLICED = "on an axis of which nothing is left out"
     GATHERED = "in the data or in the indices, on an axis that is not picked from"
     GATHERED_EACH = "in the data and in the indices, on the same axis, which is not `axis`"
+    GATHERED_ND = "on a batch axis of both; or where indices hold the number of each sample"
     AXIS_APART = "on another axis than `axis`, along which the op works"
     INPUT_AXIS_APART = "on another axis than input 1, along which the op works"
     MATRICES_APART = "on another axis than the last two, whose matrices the op works on"

@@ -41,7 +41,7 @@ from engine.kernels.ops.index.scatter_gradients import scatter_rule
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import unsqueeze
 from engine.kernels.vocabulary.call import KernelCall, Reach
-from engine.kernels.vocabulary.facts import Movement
+from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     ANY,
     MOVED,
@@ -508,6 +508,7 @@ OPS = (
         infer=lambda site: (site.type(0).but(_gathered(site, site.type(0), site.type(1))),),
         attrs={"batch_dims": 0},
         movement=Movement.MOVED,
+        samples=Samples.GATHERED_ND,
     ),
     Op(
         name="GatherNDGrad",
