@@ -1,19 +1,23 @@
 """The comparisons: one model computed in several ways, which must agree.
 
 The reference is the *plain* plan: no pass that may be left out, no groups, formulas interpreted,
-one thread.  How far rounding may go is measured, not assumed: inputs are moved by a few units in
-the last place, and the plain plan shows what that does to each output.  An output that moves by
-much is no measure of anything, and is left out.
+one thread.  How far rounding may go is measured for each value: everything that is fed and every
+result of a node that rounds is moved by a few units in the last place, and the plain plan shows
+what that does to each output.  An output that moves by much, as where it turns an `argmax`, is no
+measure of anything, and is left out.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,33 +25,43 @@ import onnx
 import onnxruntime
 
 from engine import Trainer
-from engine.artifacts import AdamW, MSELoss
+from engine.artifacts import SGD, AdamW, MSELoss
 from engine.base.element_types import NUMPY
 from engine.errors import BudgetError, EngineError, InternalError, ModelError, UnsupportedOpError
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
+from engine.graphs.offline.samples import MixedError, loss_of
 from engine.graphs.offline.training import RESET
 from engine.graphs.passes import attention_match, recompute
 from engine.graphs.passes.control import unroll
-from engine.graphs.passes.infer import infer
-from engine.graphs.passes.simplify import prune
+from engine.graphs.passes.infer import bind, infer
+from engine.graphs.passes.simplify import acts, prune
 from engine.graphs.planner import pipeline, tile
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.pipeline import OPTIONAL, PASSES, Pass, Planner, Work, make_plan
 from engine.graphs.planner.updates import settle_updates
 from engine.kernels.machine.target import Target, host
 from engine.kernels.ops.registry import ops
+from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.plan.plan import Plan
 from engine.tools.dev import case_graphs
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.targets import resolve
 from tests.random_graphs.sketch import Array, Model
-from tests.support import harness
+from tests.support import builds, harness
 
 MOVES = 3  # times that inputs are moved to see what rounding does
 ULPS = 4.0  # by so many units in the last place
-ROUNDING = 200.0  # times what that does to an output: what a way may differ
+ROUNDING = 50.0  # times what that does to an output: what a way may differ
+# Ops whose results are elements of their inputs, or whole numbers: they do not round.
+EXACT = {
+    *("Max", "Min", "ReduceMax", "ReduceMin", "Relu", "Abs", "Neg", "Clip", "Sign", "Round"),
+    *("Floor", "Ceil", "MaxPool", "GlobalMaxPool", "TopK", "Where", "Cast", "CastLike", "Unique"),
+    *("Scatter", "ScatterElements", "ScatterND", "MaxUnpool", "Compress", "Hardmax", "OneHot"),
+}
 UNSTABLE = {
     "f64": 1e-5,
     "f32": 1e-3,
@@ -60,6 +74,8 @@ STRAIGHT = {
 COMPILED = 0.08  # of the graphs: to compile formulas takes longer than all other comparisons
 TRAINED = 0.8  # of the real inputs: others have no gradient, as frozen parameters
 TRAININGS = 0.04  # of the graphs that have gradients
+APART = 12  # values of a graph, at most, that are tried for one that keeps samples apart
+BUILT = 0.1  # of these trainings: they are built as C libraries
 STOCK = 0.3  # of the graphs are computed by onnxruntime, too
 OTHERS = 1e-4  # of the largest element: what it may differ, whose functions are less exact
 UNLIKE = {"QuantizeLinear", "DynamicQuantizeLinear"}  # a unit of rounding there is a step
@@ -166,10 +182,14 @@ class Check:
         """For each value how far others may be from it; None where nothing can be said."""
         rng = np.random.default_rng(7)
         moved: dict[str, float] = dict.fromkeys(self.wanted, 0.0)
+        graph, noise = rounded(self.graph)
+        run = runner(plain_plan(graph)) if noise else self.plain
         for _ in range(MOVES):
             fed = {n: _moved(a, rng) for n, a in self.fed.items()}
-            for name, found in self.plain(fed).items():
-                moved[name] = max(moved[name], distance(found, self.wanted[name]))
+            fed |= {n: _moved(np.ones(t.dims, NUMPY[t.dtype]), rng) for n, t in noise.items()}
+            found = run(fed)
+            for name, want in self.wanted.items():
+                moved[name] = max(moved[name], distance(found[name], want))
         bounds: dict[str, float | None] = {}
         arrays = [a for a in (*self.fed.values(), *self.wanted.values()) if a.dtype.kind == "f"]
         largest = max((_scale(a) for a in arrays), default=0.0)  # what is 0 may be a sum of these
@@ -177,7 +197,8 @@ class Check:
             if want.dtype.kind != "f":
                 bounds[name] = 0.0 if moved[name] == 0 else None
                 continue
-            bound = ROUNDING * (moved[name] + float(np.finfo(want.dtype).eps) * largest)
+            own = float(np.finfo(want.dtype).eps) * _scale(want)
+            bound = ROUNDING * (moved[name] + own) + float(np.finfo(want.dtype).tiny)
             kind = "f64" if want.dtype == np.float64 else "f32"
             bounds[name] = bound if bound <= UNSTABLE[kind] * largest else None
             if not np.isfinite(want).all():
@@ -246,6 +267,31 @@ def _moved(array: Array, rng: np.random.Generator) -> Array:
 
 
 # --- graphs made of a model
+
+
+def rounded(graph: Graph) -> tuple[Graph, dict[str, TensorType]]:
+    """Return a graph whose nodes round otherwise, and the inputs that say how.
+
+    The results of nodes that round are multiplied with these; outputs of the graph are not.
+    """
+    made = unroll(graph.copy())
+    types, names, noise = infer(made.copy()).types, Names(made), dict[str, TensorType]()
+    nodes, made.nodes = made.nodes, []
+    instead: dict[str, str] = {}
+    for node in nodes:
+        node.inputs = tuple(instead.get(name, name) for name in node.inputs)
+        made.nodes.append(node)
+        op = ops().get((node.domain, node.op))
+        if op is None or op.movement is not Movement.COMPUTED or node.op in EXACT or acts(node):
+            continue
+        for name in filter(None, node.outputs):
+            t = types[name]
+            if t.dtype in ("f32", "f64") and t.size:
+                by, instead[name] = names.fresh(f"{name}_noise"), names.fresh(f"{name}_rounded")
+                noise[by] = made.inputs[by] = t
+                title = names.fresh(f"round_{name}")
+                made.nodes.append(Node("Mul", (name, by), (instead[name],), {}, "", title))
+    return made, noise
 
 
 def weighted(graph: Graph, types: Mapping[str, TensorType], seed: int) -> Graph:
@@ -349,11 +395,136 @@ def compare(model: Model, open_too: bool = True) -> Report:
         if found is not None:
             gradients(model, *found, report, rng, open_too)
             if open_too and rng.random() < TRAININGS:
-                steps(model, *found, report)
+                steps(model, *found, report, rng)
+            parts(model, found[1], report)
     return report
 
 
-def steps(model: Model, graph: Graph, names: Mapping[str, str], report: Report) -> None:
+def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
+    """Compare gradients of micro-batches with those of the whole batch.
+
+    Taken is the last value of the model that keeps the samples of some inputs apart.
+    """
+    found = _apart(model, names, report)
+    if found is None:
+        return
+    made, trained, samples = found
+    for name in trained:
+        del made.graph.inputs[name]
+        made.graph.initializers[name] = made.fed.pop(name)
+    (end,) = made.graph.outputs
+    target = np.random.default_rng(3).standard_normal(
+        made.graph.types[end].but([samples, *made.graph.types[end].shape[1:]]).dims
+    )
+    fed = {**made.fed, "target": target.astype(NUMPY[made.graph.types[end].dtype])}
+    try:
+        one, two, three = (
+            Trainer.from_onnx(
+                onnx_io.to_proto(made.graph), MSELoss(), optimizer=SGD(1.0), train=trained,
+                threads=1, seed=7, micro_batches=count,
+            )
+            for count in (1, 2, samples)
+        )  # fmt: skip
+        training = bind(one.module._train.graph, {n: fed[n].shape for n in one.inputs})
+        values = {n: one.state.parameters[n].data for n in one.module._train.parameters}
+        training.outputs = training.outputs[:1]
+        known = Check(training, with_buffers(training, {**fed, **values}, 0), report)
+        batch = [fed[name] for name in one.inputs]
+        for trainer in (two, three):
+            trainer._steps.gradients(batch)
+    except InternalError:
+        raise
+    except EngineError as error:
+        report.refused.append(("micro-batches", str(error)))
+        return
+    for trainer, way in ((two, "micro-batches, two"), (three, "micro-batches of one sample")):
+        report.done[way] += 1
+        for name in trained:
+            buffer = f"{name}_grad.accumulation.buffer"
+            far, bound = np.inf, known.bounds[buffer]
+            if bound is None:
+                continue
+            gradient = trainer.state.parameters[name].grad
+            if gradient is not None:
+                far = distance(gradient, known.wanted[buffer])
+            if not far <= bound:
+                scale = _scale(known.wanted[buffer])
+                raise DifferentError(
+                    way, f"the gradient of {name} is {far:.3g} off, of {scale:.3g}; "
+                    f"rounding: {bound:.2g}"
+                )  # fmt: skip
+
+
+def _apart(
+    model: Model, names: Container[str], report: Report
+) -> tuple[Model, list[str], int] | None:
+    """Return a part of a model that keeps samples apart, its parameters, and how many samples.
+
+    They are on the first axis of its inputs and of its output, whose size is left open.
+    """
+    types = infer(unroll(model.graph.copy())).types
+    if any(node.op in RANDOM for node in model.graph.nodes):
+        return None
+    sizes = Counter(a.shape[0] for a in model.fed.values() if a.ndim and a.shape[0] > 1)
+    ends = [o for n in reversed(model.graph.nodes) for o in n.outputs if o in types]
+    tries = [
+        (size, end)
+        for size, _ in sizes.most_common(2)
+        for end in ends
+        if types[end].dtype in ("f32", "f64") and types[end].dims[:1] == (size,) and types[end].size
+    ]
+    for samples, end in tries[:APART]:
+        made = trimmed(model, [end])
+        rows = {n: 1 for n, a in made.fed.items() if a.ndim and a.shape[0] == samples}
+        trained = [n for n in made.fed if n in names and n not in rows]
+        if not rows or not trained:
+            continue
+        graph = made.graph
+        graph.inputs |= {n: t.but(["n", *t.dims[1:]]) for n, t in graph.inputs.items() if n in rows}
+        mean = graph.copy()
+        mean.outputs = ["mean"]
+        mean.nodes.append(Node("ReduceMean", (end,), ("mean",), {"keepdims": 0}, "", "mean"))
+        try:
+            graph.types = infer(unroll(graph.copy())).types
+            loss_of(mean, {n: a.shape for n, a in made.fed.items()}, rows)
+        except InternalError:
+            raise
+        except (EngineError, MixedError) as error:
+            report.refused.append(("samples", str(error)))
+            continue
+        return made, trained, samples
+    return None
+
+
+def built(made: Model, trained: Sequence[str], batch: Sequence[Array], report: Report) -> None:
+    """Compare two steps of a C library with the engine's, to the last bit."""
+    with TemporaryDirectory() as folder:
+        artifacts, out = Path(folder, "artifacts"), Path(folder, "out")
+        one = Trainer.from_onnx(
+            onnx_io.to_proto(made.graph), MSELoss(), optimizer=AdamW(0.01), train=trained,
+            threads=1, folder=artifacts,
+        )  # fmt: skip
+        samples = batch[-1].shape[0] if batch[-1].ndim else 1
+        build(artifacts, out, Options("mnist", resolve("native"), [samples], 1))
+        two = builds.load(out).Trainer(artifacts / "checkpoint")
+        report.done["steps, built"] += 1
+        for _ in range(2):
+            losses = one.step(*batch), two.step(*batch)
+            if distance(*map(np.asarray, losses)):
+                raise DifferentError("steps, built", f"losses {losses}")
+        for name in trained:
+            a, b = (t.state.parameters[name].data for t in (one, two))
+            if a.tobytes() != b.tobytes():
+                raise DifferentError("steps, built", f"{name} is {distance(a, b):.3g} off")
+
+
+def steps(
+    model: Model,
+    graph: Graph,
+    names: Mapping[str, str],
+    report: Report,
+    rng: random.Random,
+) -> None:
     """Train what has gradients: steps as one plan are those of two calls, to the last bit."""
     ends = [o for o in model.graph.outputs if any(n.name == f"mul_{o}" for n in graph.nodes)]
     made = max(
@@ -383,6 +554,8 @@ def steps(model: Model, graph: Graph, names: Mapping[str, str], report: Report) 
         for _ in range(2):
             losses.append((one.step(*batch), two.accumulate(*batch)))
             two.update()
+        if rng.random() < BUILT and shutil.which("cc"):
+            built(made, trained, batch, report)
     except InternalError:
         raise
     except EngineError as error:

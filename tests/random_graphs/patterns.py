@@ -556,6 +556,24 @@ def add_foreign(sketch: Sketch, x: str) -> None:
             sketch.add("ConcatTraining", x, other, outs=outs, domain=MS, axis=axis)
 
 
+def add_recurrent(sketch: Sketch, x: str) -> None:
+    """An LSTM in the form in which onnxruntime-training keeps it, mostly with peepholes."""
+    rng = sketch.rng
+    steps, rows, width, hidden = (rng.randint(1, 4) for _ in range(4))
+    x = fit(sketch, x, (steps, rows, width))
+    w, r = sketch.weight(1, 4 * hidden, width), sketch.weight(1, 4 * hidden, hidden)
+    bias = sketch.weight(1, 8 * hidden) if rng.random() < 0.5 else ""
+    states = [sketch.feed(sketch.random((1, rows, hidden))) for _ in range(2)]
+    if rng.random() < 0.5:
+        states = ["", ""]
+    peepholes = sketch.weight(1, 3 * hidden) if rng.random() < 0.8 else ""
+    inputs = [x, w, r, bias, "", *states, peepholes]
+    while not inputs[-1]:
+        inputs.pop()
+    outs = [True, rng.random() < 0.5, rng.random() < 0.5]
+    sketch.add("LSTMTraining", *inputs, outs=outs, domain=MS, hidden_size=hidden)
+
+
 def add_control_flow(sketch: Sketch, x: str) -> None:
     """If by a condition that is fed or known, Loop or Scan, whose bodies read values outside."""
     rng = sketch.rng
@@ -637,4 +655,5 @@ PATTERNS: tuple[Callable[[Sketch, str], None], ...] = (
     add_broadcast,
     add_control_flow,
     add_foreign,
+    add_recurrent,
 )
