@@ -55,7 +55,7 @@ from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import INDEX, STATUS
 from engine.plan.words import OPEN, Field, Words
 
-BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
+BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # how threads share a scatter
 FAR = 16 << 20  # bytes of an embedding table's gradient that no cache keeps until the optimizer
 
 # --- kernels
@@ -91,6 +91,8 @@ def gather(target: Target, T: str) -> Body:
         while first < last:
             a = udiv(first, count)
             row, begin = off(x, a * n * inner), first - a * count
+            # Threads share (a, i) pairs; the pairs of one a are a run, so that offsets are computed
+            # once.
             end = imin(count, begin + last - first)
             for i in range(begin, end):
                 at = wrap(index, i, n)
@@ -98,6 +100,7 @@ def gather(target: Target, T: str) -> Body:
                 if at < 0:
                     bad = imin(bad, i)
                     zero(to, inner)
+                # For single elements a vector loop costs more than the copy.
                 elif inner == 1:
                     to[0] = row[at]
                 else:
@@ -133,6 +136,9 @@ def gather_grad(target: Target, T: str) -> Body:
             near(x, n)
 
     def body(index, dy, dx, reset, fault, outer, n, count, inner, by, far, keeps, tid, nthreads):
+        # Forward: y[a, i, b] = x[a, l_i, b]; so dx[a, l_i, b] += dy[a, i, b], in the order of i.  A
+        # thread walks all indices of its groups and adds at the places that are its own: sums are
+        # the same for any number of threads, without atomics.
         low, high, begin, end, first, last = 0, n, 0, inner, 0, outer
         if by == 0:
             first, last = share(outer, tid, nthreads)
@@ -144,6 +150,7 @@ def gather_grad(target: Target, T: str) -> Body:
         if keeps != 0:
             clear = 1 if reset[0] != 0 else 0
         for a in range(first, last):
+            # Rows that a thread has whole are cleared at once.
             if clear != 0 and end - begin == inner:
                 zero(off(dx, (a * n + low) * inner), (high - low) * inner, far)
             elif clear != 0:
@@ -172,6 +179,7 @@ def place(walk, rank, row):
     d = rank
     while d > 0:
         d -= 1
+        # The index along dimension d, the last first, times the data's stride along it.
         rest = udiv(row, walk[d])
         x += (row - rest * walk[d]) * walk[rank + d]
         row = rest
@@ -234,7 +242,7 @@ def gather_elements(target: Target, T: str) -> Body:
     T=MOVED,
 )
 def one_hot(target: Target, T: str) -> Body:
-    """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
+    """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), values[0] elsewhere."""
     fill = loop(T, "x* -> y[] = x")
 
     def body(index, values, y, rows, depth, inner, tid, nthreads):
@@ -262,7 +270,7 @@ def wide_index(lowering: Lowering, i: int) -> Operand:
     if index.type.dtype in ("b1", "f16") or (
         index.type.dtype in FLOATS and lowering.site.op != "OneHot"
     ):
-        lowering.site.fail(f"indices of {index.type.dtype}", "integers")
+        lowering.site.fail(f"the indices are {index.type.dtype}", "integers")
     wide = lowering.temp("i64", index.type.dims)
     lower_map(lowering, [("cast", "i64", ("in", 0))], [index], [wide])
     return wide
@@ -315,7 +323,7 @@ def _gather_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def shaped(at: int, like: int) -> Any:
-    """Shape rule: the shape is the value of input `at`, the element type that of input `like`."""
+    """Shape rule: the shape is the value of input `at`, the element type as of input `like`."""
 
     def infer(site: Site) -> tuple[TensorType, ...]:
         dtype = site.type(like).dtype
@@ -334,9 +342,12 @@ def _gather_grad_lower(lowering: Lowering) -> None:
     index = wide_index(lowering, 1)
     axis = lowering.site.attrs["axis"] % dx.type.rank
     lowering.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
+    # Groups write apart.  Few groups are shared by places, uneven where indices are, or by columns
+    # where rows are long enough for vectors.
     by = BY_GROUPS if outer >= lowering.threads else BY_PLACES
     if inner >= 32 * lowering.threads and outer < 8 * lowering.threads:
         by = BY_COLUMNS
+    # A large gradient is cleared past the caches, which would not keep it until the optimizer.
     far = int(dx.type.size * ITEMSIZE[dx.type.dtype] >= FAR)
     lowering.call(
         gather_grad(dy.type.dtype), index=index, dy=dy, dx=dx, reset=reset, fault=lowering.fault(),
@@ -349,11 +360,11 @@ def elements(site: Site, data: TensorType, index: TensorType) -> dict[str, Any]:
     """Return the numbers of `gather_elements` by name."""
     rank = data.rank
     if index.rank != rank or rank == 0:
-        site.wrong("data and indices differ in rank")
+        site.wrong(f"data has rank {rank}, but indices have rank {index.rank}")
     axis = normal_axis(site, site.attrs["axis"], rank)
     for i, (d, own) in enumerate(zip(index.dims, data.dims, strict=True)):
         if i != axis and d > own:
-            site.wrong(f"indices are longer than the data along axis {i}")
+            site.wrong(f"indices have {d} elements along axis {i}, but data has {own}")
     strides = [0 if i == axis else step for i, step in enumerate(data.strides)]
     outer = list(index.dims[:-1])
     words = ELEMENTS_WORDS.pack(
@@ -406,6 +417,7 @@ def _one_hot_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dvalues = sums of dY where it is cold and where it is hot."""
     axis = grad.site.attrs["axis"]
     parts = []
+    # Forward: y = hot ? values[1] : values[0]; a OneHot of (1, 0) or (0, 1) masks dy.
     for place in (0, 1):
         mask = grad.const(np.arange(2) == place, grad.site.type(2).dtype)
         chosen = grad.op("Mul", dy, grad.op("OneHot", grad.x(0), grad.x(1), mask, axis=axis))

@@ -3,10 +3,10 @@
 Forward   y[i] = x[l_i]
 Backward  dx[r] is the sum of the dy[i] with l_i = r, in the order of i, and 0 where there is none:
           as gather.py has it, to the last bit.  The positions i of a row are a chain: the first
-          one, and behind each the next one.  With the chains any rows can be made by themselves
+          one, and after each the next one.  With the chains any rows can be made by themselves
 Source    chains of buckets, as of hash tables; sparse gradients of embeddings as in torch
 
-A planner takes these two kernels in the place of `gather_grad` where the gradient is read by
+A planner takes these two kernels instead of `gather_grad` where the gradient is read by
 updates alone (graphs/planner/rows.py): then it never exists whole.  An index counts from the end
 when negative; one out of range is written to the fault word, see gather.py.
 """
@@ -53,6 +53,8 @@ def index_chains(target: Target, T: str) -> Body:
         clear(off(first, low), high - low)
         bad = NO_POSITION
         for k in range(count):
+            # From the last position to the first: each goes to the front of its chain, which so
+            # ends up in ascending order.
             i = count - 1 - k
             at = wrap(index, i, n)
             if at >= low and at < high:
@@ -83,19 +85,21 @@ def gather_grad_rows(target: Target, T: str) -> Body:
     """dx[r] = sum of dy[i] over the chain of row r.
 
     Threads share the rows in blocks of `block`.  A chain ends before a position that
-    is not behind the one before, or not below `count`: no chain of `index_chains` has one.
+    is not after the one before, or not below `count`: no chain of `index_chains` has one.
     """
     zero = loop(T, "-> y[] = 0")
     add = loop(T, "dx[] dy[] -> dx[] = dx + dy")
 
     def body(first, next, dy, dx, rows, inner, block, count, tid, nthreads):
         begin, end = share_blocks(rows, block, tid, nthreads)
+        # Forward: y[i] = x[l_i]; so dx[r] += dy[i] for every i of the chain of r.
         zero(off(dx, begin * inner), (end - begin) * inner)
         for r in range(begin, end):
             i = first[r]
             to = off(dx, r * inner)
             while i >= 0 and i < count:
                 add(to, off(dy, i * inner), to, inner)
+                # Chains ascend; one that does not was forged, and would never end.
                 i = next[i] if next[i] > i else -1
 
     return body

@@ -38,7 +38,7 @@ BLOCK = 256  # columns that one thread takes at a time
 
 
 def _before(sign: int) -> Any:
-    """Return an inline function: before(x, i, y, j), whether element x at i comes before y at j."""
+    """Return an inline function before(x, i, y, j): whether x at i comes before y at j."""
 
     @inline
     def largest(x, i, y, j):
@@ -106,6 +106,7 @@ def top_k(target: Target, T: str, sign: int) -> Body:
             a = udiv(r, inner)
             b = r - a * inner
             row = off(x, a * n * inner + b)
+            # A heap of the first k elements, the worst on top: an element rises while it is worse.
             for c in range(k):
                 v, i = row[c * inner], c
                 while i > 0:
@@ -116,11 +117,13 @@ def top_k(target: Target, T: str, sign: int) -> Body:
                     i = up
                 h[i], w[i] = v, c
             worst = h[0]
+            # Most elements do not beat the worst of the best, and cost one comparison.
             for c in range(k, n):
                 v = row[c * inner]
                 if beats(v, worst):
                     sink(h, w, k, v, c)
                     worst = h[0]
+            # The worst leaves first, so the output is filled from its end.
             for left in range(k):
                 size = k - 1 - left
                 at = (a * k + size) * inner + b
@@ -149,6 +152,7 @@ def sort(target: Target, T: str, sign: int) -> Body:
         left, right, to = begin, middle, begin
         while left < middle and right < end:
             v, i, w, j = p[left], pi[left], p[right], pi[right]
+            # Without a branch: which side wins is random, so a branch would be mispredicted often.
             other = 1 if beats(w, v) else 0
             q[to] = w if other != 0 else v
             qi[to] = j if other != 0 else i
@@ -182,6 +186,7 @@ def sort(target: Target, T: str, sign: int) -> Body:
                     end = imin(middle + run, n)
                     merge(p, pi, q, qi, begin, middle, end)
                     begin = end
+                # Merged runs are in the other buffer.
                 p, pi, q, qi = q, qi, p, pi
                 run *= 2
             for c in range(k):
@@ -224,6 +229,7 @@ def arg_extreme(target: Target, T: str, sign: int) -> Body:
                 a = udiv(i, blocks)
                 j = (i - a * blocks) * BLOCK
                 columns, to = off(x, a * n * inner + j), off(y, a * inner + j)
+                # Columns are walked along memory; `to` holds the best place of each so far.
                 wide = imin(BLOCK, inner - j)
                 for b in range(wide):
                     to[b] = 0
@@ -242,7 +248,7 @@ def _count(site: Site) -> int:
     given = site.attrs.get("k")
     k = site.integer(1, "k") if given is None else int(given)
     if k < 0:
-        site.wrong(f"k is {k}")
+        site.wrong(f"k is {k}; expected 0 or more")
     return k
 
 
@@ -251,7 +257,7 @@ def _top_infer(site: Site) -> tuple[TensorType, ...]:
     axis, k = normal_axis(site, site.attrs["axis"], t.rank), _count(site)
     n = t.shape[axis]
     if isinstance(n, int) and k > n:
-        site.wrong(f"k is {k}, axis {axis} has only {n}")
+        site.wrong(f"k is {k}, but axis {axis} has {n} elements")
     shape = (*t.shape[:axis], k, *t.shape[axis + 1 :])
     return t.but(shape), TensorType("i64", shape)
 
@@ -286,7 +292,7 @@ def _arg_infer(site: Site) -> tuple[TensorType, ...]:
     t, keep = site.type(0), site.attrs["keepdims"]
     axis = normal_axis(site, site.attrs["axis"], t.rank)
     if t.shape[axis] == 0:
-        site.wrong(f"no element along axis {axis}")
+        site.wrong(f"axis {axis} has no elements to compare")
     dims = (*t.shape[:axis], *([1] if keep else []), *t.shape[axis + 1 :])
     return (TensorType("i64", dims),)
 

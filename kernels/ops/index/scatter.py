@@ -4,15 +4,15 @@ Forward   ScatterElements y = x, then y[j with l_j at the axis] (op)= u[j];  Sca
           index names a place (l_0, ..., l_k-1) whose slice is written or read;
           op: none (the last of the updates of a place wins), add, mul, max, min
 Backward  with S the scatter and G the gather of the same indices, dx and du of one place:
-          none      dx = S(dy, 0)            du = G(dy) for the update that won, else 0
+          none      dx = S(dy, 0)            du = G(dy) for the update that won, 0 for others
           add       dx = dy                  du = G(dy)
           mul       dx = dy prod u           du = G(dy) times the product of all other factors
           max, min  dx, du = dy / count for all that are equal to y, x included: ties share
 Error     none, add, max, min: as the sum in the order of the updates; mul: products likewise
 
 Each place belongs to one thread and meets its updates in order, so results are the same whatever
-the threads do.  Indices out of range: kernels/ops/index/gather.py; those of one tuple are one
-position each.
+the threads do.  Indices out of range: kernels/ops/index/gather.py; each index of a tuple is a
+position of its own.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def _joins(op: str) -> Any:
 
     @inline
     def largest(y, u):
+        # u > y is false for NaN, which the second test lets win.
         return u if u > y or u != u else y
 
     @inline
@@ -127,6 +128,8 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
 
     def body(index, u, y, fault, n, along, by, group, g, tid, nthreads):
         length, rank, step, bad = g.length, g.rank, g.step, NO_POSITION
+        # A place belongs to one thread, which has its group, its columns or the place itself; so
+        # the updates of a place meet it in their order.
         low, high, begin, end, first, last = 0, n, 0, length, 0, g.rows
         if by == 0:
             first, last = share(udiv(g.rows, group), tid, nthreads)
@@ -153,7 +156,7 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
 ND_WORDS = Words(
     "slices",
     rows="rows of indices",
-    batch_rows="those of a batch",
+    batch_rows="rows of indices of a batch",
     k="indices of a row",
     slices="slices of a batch that a row may name",
     inner="elements of a slice",
@@ -221,6 +224,7 @@ def scatter_nd(target: Target, T: str, op: str) -> Body:
 
     def body(index, u, y, fault, by_columns, g, tid, nthreads):
         inner = g.inner
+        # As above: every thread reads all indices and writes the slices, or the columns, it owns.
         low, begin, end, bad = 0, 0, inner, NO_POSITION
         high = udiv(g.rows, g.batch_rows) * g.slices
         if by_columns != 0:
@@ -276,16 +280,17 @@ def _reduction(site: Site) -> str:
 
 
 def _kind(dtype: str, op: str) -> tuple[str, str]:
-    """The element type and the reduction of a kernel: bits are written, bools are and-ed, or-ed."""
+    """Return the element type and the reduction of a kernel; bools are u8, and-ed or or-ed."""
     if op == "none":
         return bits(dtype), op
+    # Bools are added as or, multiplied as and, as ONNX has it: max and min of their bytes.
     if dtype == "b1":
         return "u8", {"add": "max", "mul": "min"}.get(op, op)
     return dtype, op
 
 
 def _start(lowering: Lowering, data: Operand | None, y: Operand) -> None:
-    """y = data, or 0."""
+    """Append the call for y = data, or 0."""
     if data is None:
         return lower_map(lowering, [("const", 0)], [], [y])
     plain = bits(y.type.dtype)
@@ -296,13 +301,14 @@ def _start(lowering: Lowering, data: Operand | None, y: Operand) -> None:
 def _elements(
     lowering: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
 ) -> None:
-    """y = data (or 0), then scattered to along the node's axis."""
+    """Append the calls for y = data (or 0), then scattered to along the node's axis."""
     _start(lowering, data, y)
     if u.type.size == 0:
         return
     numbers = elements(lowering.site, y.type, index.type)
     dims = index.type.dims
     axis = normal_axis(lowering.site, lowering.site.attrs["axis"], len(dims))
+    # Groups are the rows before the axis: they cannot meet.  Few groups are shared otherwise.
     groups, by = math.prod(dims[:axis]), BY_GROUPS
     if axis < len(dims) - 1 and dims[-1] >= 16 * lowering.threads:
         by = BY_COLUMNS
@@ -351,12 +357,13 @@ def _words(site: Site, data: TensorType, index: TensorType) -> Packed:
 def _scatter_nd(
     lowering: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
 ) -> None:
-    """y = data (or 0), then scattered to by tuples."""
+    """Append the calls for y = data (or 0), then scattered to by tuples."""
     _start(lowering, data, y)
     if u.type.size == 0:
         return
     words = _words(lowering.site, y.type, index.type)
     inner = ND_WORDS.unpack(words.values)["inner"]
+    # Columns where slices are long enough for every thread to have vectors of them.
     by_columns = int(inner >= 32 * lowering.threads)
     lowering.call(
         scatter_nd(*_kind(y.type.dtype, op)), index=index, u=u, y=y, fault=lowering.fault(),
@@ -397,7 +404,9 @@ def _gather_nd_lower(lowering: Lowering) -> None:
 def _same_type(site: Site) -> TensorType:
     data = site.type(0)
     if site.type(2).dtype != data.dtype:
-        raise DTypeError(f"{site.where()}: data and updates differ in element type")
+        raise DTypeError(
+            f"{site.where()}: data are {data.dtype}, but updates are {site.type(2).dtype}"
+        )
     _reduction(site)
     return data.but()
 
@@ -407,7 +416,7 @@ def _scatter_elements_infer(site: Site) -> tuple[TensorType, ...]:
     normal_axis(site, site.attrs["axis"], data.rank)
     site.shaped(2, site.type(1).shape)
     if site.type(1).rank != data.rank:
-        site.wrong("data and indices differ in rank")
+        site.wrong(f"data has rank {data.rank}, but indices have rank {site.type(1).rank}")
     return (data,)
 
 
@@ -421,7 +430,7 @@ def _gathered(site: Site, data: TensorType, index: TensorType) -> list[Any]:
         site.wrong(f"indices {index} with {batch} batch dimensions into data {data}")
     for mine, other in zip(data.shape[:batch], index.shape, strict=False):
         if isinstance(mine, int) and isinstance(other, int) and mine != other:
-            site.wrong(f"batch dimensions {mine} and {other} differ")
+            site.wrong(f"a batch dimension is {mine} in data, but {other} in indices")
     return [*index.shape[:-1], *data.shape[batch + k :]]
 
 
@@ -444,7 +453,7 @@ def _cache_infer(site: Site) -> tuple[TensorType, ...]:
     past, update = site.type(0), site.type(1)
     axis = normal_axis(site, site.attrs["axis"], past.rank)
     if axis == 0:
-        site.wrong("axis 0 is that of the batch")
+        site.wrong("axis=0 is the axis of the batch; expected another")
     if update.rank != past.rank:
         site.wrong(f"input 1 is {update}; expected rank {past.rank}")
     site.shaped(1, [*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :]])
@@ -452,7 +461,7 @@ def _cache_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _cache_expand(nodes: Nodes) -> tuple[str, ...] | None:
-    """ScatterElements at start_b + 0, 1, ..., less the length of the cache if circular.
+    """Expand to ScatterElements at start_b + 0, 1, ..., less the cache's length if circular.
 
     None while that length is needed and not known.
     """

@@ -66,6 +66,8 @@ class _Places:
                 grad.op("Slice", shape, i64s(grad, a), i64s(grad, b), i64s(grad, 0))
                 for shape, (a, b) in zip(shapes, cuts, strict=True)
             ]
+        # Scatter the numbers of the updates as the forward pass scattered the updates: the number
+        # that is there afterwards names the update that won.
         none = grad.op("ConstantOfShape", shapes[0], value=np.zeros(1, np.int64))
         number = _count_up(grad, shapes[1])
         wins = grad.op("Equal", self.gather(self.scatter(none, number)), number)
@@ -79,6 +81,7 @@ def _none(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     du = None
     if grad.wants(2):
         du = at.gather(dy)
+        # Where no place is named twice every update wins.
         if not _is_distinct(grad.site):
             du = grad.op("Where", at.winners(), du, grad.like(0.0, 0))
     return (dx, None, du)
@@ -90,7 +93,7 @@ def _add(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
 
 
 def _mul(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
-    """dX = dY prod U; dU = dY P / U without zeros, dY P at an only zero, else 0.
+    """dX = dY prod U; dU = dY P / U without zeros, dY P at an only zero, 0 with more.
 
     P is the product of all factors of a place that are not 0, X's own included.
     """
@@ -99,6 +102,8 @@ def _mul(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     if grad.wants(0):
         dx = grad.op("Mul", dy, at.scatter(at.filled(0, 1.0), grad.x(2), "mul"))
     if grad.wants(2):
+        # Forward: y = x prod u.  The product of all other factors is the whole product by u;
+        # with zeros taken as 1 the quotient exists, and the number of zeros says whether it counts.
         is_zero = [grad.op("Equal", grad.x(i), zero) for i in (0, 2)]
         safe = [grad.op("Where", z, one, grad.x(i)) for z, i in zip(is_zero, (0, 2), strict=True)]
         zeros = [grad.op("Cast", z, to=to) for z in is_zero]
@@ -115,6 +120,7 @@ def _mul(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
 def _extreme(grad: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     """dX = dY / n where X = Y, dU = dY / n where U = Y, n being their number at a place."""
     to = ONNX_CODE[grad.site.type(0).dtype]
+    # Forward: y = max(x, u...).  All that equal y share dy.
     mine = grad.op("Cast", grad.op("Equal", grad.x(0), grad.y(0)), to=to)
     theirs = grad.op("Cast", grad.op("Equal", grad.x(2), at.gather(grad.y(0))), to=to)
     part = grad.op("Div", dy, at.scatter(mine, theirs, "add"))

@@ -1,4 +1,4 @@
-"""What a recurrent cell computes at one step of one row: row programs over its hidden units.
+"""Recurrent cells: row programs over the hidden units of one row at one step.
 
     LSTM   i = f(a_i + P_i c'), f = f(a_f + P_f c') or 1 - i, g = g(a_c), c = f c' + i g,
            o = f(a_o + P_o c), h = o h(c)
@@ -64,7 +64,7 @@ _BY_NAME = {name.lower(): (name, a) for name, a in ACTIVATIONS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An activation as formulas of x and of y, and what its slope is not known for, or nothing."""
+    """An activation as formulas of x and of y; refusal: why its slope is not known, if so."""
 
     formula: str
     slope: str
@@ -78,17 +78,17 @@ def curves(site: Site, defaults: Sequence[str], directions: int, T: str) -> list
     """
     names = list(site.attrs.get("activations") or [*defaults] * directions)
     if len(names) != len(defaults) * directions:
-        site.fail(f"{len(names)} activations", f"{len(defaults)} a direction")
+        site.fail(f"there are {len(names)} activations", f"{len(defaults)} for each direction")
     alphas = iter(site.attrs.get("activation_alpha") or ())
     betas = iter(site.attrs.get("activation_beta") or ())
-    found = []
+    made = []
     for i, name in enumerate(names):
         clip = None if i % 3 == 2 and len(defaults) == 3 else site.attrs.get("clip")
         if clip is not None and not math.isfinite(clip):
-            site.wrong(f"clip={clip}; expected a finite number")
-        found.append(_curve(site, str(name), alphas, betas, clip, T))
+            site.wrong(f"clip is {clip}; expected a finite number")
+        made.append(_curve(site, str(name), alphas, betas, clip, T))
     size = len(defaults)
-    return [tuple(found[d : d + size]) for d in range(0, len(found), size)]
+    return [tuple(made[d : d + size]) for d in range(0, len(made), size)]
 
 
 def _curve(
@@ -104,12 +104,15 @@ def _curve(
     title, known = _BY_NAME[name.lower()]
     a = None if known.alpha is None else float(next(alphas, known.alpha))
     b = None if known.beta is None else float(next(betas, known.beta))
+    # a = 0 makes y constant; the slope's formula would divide by it.
     flat = title == "ScaledTanh" and a == 0
     values: dict[str, Expr] = {"a": ("const", a), "b": ("const", b)}
     formula = expression.parse(known.formula, ("x",), values=values)
     slope = expression.parse("0.0" if flat else known.slope, ("y",), values=values)
     if clip:
         edge: Expr = ("const", float(clip))
+        # A clipped argument: f(clip(x)).  The slope is 0 where y is f(+-clip), up to rounding:
+        # backward knows y alone, not whether x was clipped or just there.
         inside: Expr = ("max", ("min", ("in", 0), edge), ("const", -float(clip)))
         for end in (float(clip), -float(clip)):
             slope = (
@@ -141,7 +144,7 @@ PEEPHOLES = {0: "", 1: "pi[] po[] pf[]"}
 
 
 def _program(T: str, source: str, **curves: str) -> Native:
-    """The loop of a program that calls formulas: activations f, g, h of x, their slopes of y."""
+    """Return a loop whose program calls activations f, g, h of x or their slopes of y."""
     operand = {n: "y" if n.startswith("slope") else "x" for n in curves}
     made = {n: expression.parse(curve, (operand[n],)) for n, curve in curves.items()}
     return loop(T, source, **made)
@@ -168,7 +171,7 @@ def lstm_grad(
 ) -> Native:
     """Return run(i, o, f, c, s, b, dy, dh, ds, pi, po, pf, di, do, df, dc, zero), by name.
 
-    b: the cell state before the step.  ds: its gradient, from that of s to that of b.
+    b: the cell state before the step.  ds: the gradient of s on entry, of b on return.
     """
     # Forward, from the last line to the first: y = o h(s); o = f(a_o + po s); s = f b + i c;
     # c = g(a_c); f = f(a_f + pf b) or 1 - i; i = f(a_i + pi b).  So each line undoes one of them.

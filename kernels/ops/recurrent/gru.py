@@ -50,6 +50,7 @@ def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
         n = g.hidden
         at = state_at(g, d, r0) * n
         ld = g.state_b * n
+        # R_n h + b of the step: where the backward pass will read it, or in scratch.
         q = pick(keeps, off(inner, row_at(g, d, t, r0) * n), off(work, at))
         ldq = g.row_b * n if keeps != 0 else ld
         times(off(h, at), ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode)
@@ -77,6 +78,7 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
             else:
                 zero(off(work, at), n)
         at, to = state_at(g, d, r0) * n, off(gates, row_at(g, d, t, r0) * 3 * n + 2 * n)
+        # n's gate += R_n (r h): the state was reset before the product.
         times(off(work, at), g.state_b * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
 
     @inline
@@ -108,7 +110,7 @@ def _gru_reach(c: KernelCall) -> Reach:
     g=(TANH,),
 )
 def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
-    """All steps of a GRU; `after`: the reset gate scales R_n h + b, else h.
+    """All steps of a GRU; `after`: the reset gate scales R_n h + b, otherwise h.
 
     gates: by rows, on entry the products of X, then z, r, n, and 0 after a row's length; panels,
     panels_n: R_z and R_r, R_n, transposed; h: the state, from h0 to the last; y: all h, or none;
@@ -250,6 +252,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         copy(off(past, i), pick(first, old, off(y, y_at(g, d, e, b) * n)), n)
                     else:
                         zero(off(past, i), n)
+                # q = R_n h' + b was not kept: computed again, for all rows of the step.
                 if t < last and kept == 0:
                     old, q = off(past, row_at(g, d, t, r0) * n), off(work, state_at(g, d, r0) * n)
                     times(old, g.row_b * n, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
@@ -264,6 +267,8 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         zero(da, 3 * n)
                         zero(di, 3 * n)
                 if t < last:
+                    # Forward: the products with h' are R_z h', R_r h' and q; so dh' += R^T of their
+                    # gradients.
                     a, lda = off(dinner, row_at(g, d, t, r0) * 3 * n), g.row_b * 3 * n
                     to = off(dh, state_at(g, d, r0) * n)
                     times(a, lda, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE)
@@ -329,6 +334,8 @@ def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                 if t < last:
                     a, at = off(dgates, row_at(g, d, t, r0) * 3 * n), state_at(g, d, r0) * n
                     into = off(work, at)
+                    # Forward: n's gate = a_n + R_n (r h'); so d(r h') = R_n^T dn, which the cells
+                    # then divide between r and h'.
                     times(off(a, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0)
                     for b in range(r0, r1):
                         i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
@@ -338,6 +345,7 @@ def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                             rh = off(past, i + 2 * n)
                             reset(r=r, h=old, dq=dq, dh=to, dr=dr, q=rh, length=n)
                     to = off(dh, state_at(g, d, r0) * n)
+                    # Forward: a_z and a_r = ... + R h'; so dh' += R_z^T dz + R_r^T dr.
                     times(a, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE)
 
     return body

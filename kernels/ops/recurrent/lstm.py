@@ -79,15 +79,18 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
         n = g.hidden
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
+            # h and c are walked in place: after the last step they are the outputs.
             start(h, h0, g, d, r0, r1)
             start(c, c0, g, d, r0, r1)
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(4 * n) * n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
+                # No row of this thread is that long: the product would be of padding.
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 4 * n)
                     ldc = g.row_b * 4 * n
                     times(a, g.state_b * n, b_at, to, ldc, b_at, r1 - r0, 4 * n, n, g, ACCUMULATE)
+                # The products of all rows at once above; the cells row by row.
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
                     gate, into = off(gates, i * 4 * n), off(y, y_at(g, d, t, b) * n)
@@ -110,7 +113,7 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
 def _adjoint(
     T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int, couple: int
 ) -> Inline:
-    """Return an inline function: the adjoint of one step of a row, with that of its peepholes."""
+    """Return an inline function: the adjoint of one step of a row, peepholes included."""
     run = cells_.lstm_grad(T, h, slope_f, slope_g, slope_h, peephole, couple)
     add = cells_.add_product(T)
 
@@ -205,6 +208,8 @@ def lstm_grad(
         n = g.hidden
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
+            # Forward walked from the first step to the last; so backward starts with the gradients
+            # of the last states and walks back.
             start(dh, dhn, g, d, r0, r1)
             start(dc, dcn, g, d, r0, r1)
             if peephole:
@@ -216,6 +221,8 @@ def lstm_grad(
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
                     if t < lens[b]:
+                        # The states before the step: of the step before, or the given ones at a
+                        # row's first step.
                         e, first = time_before(g, d, t), is_first(g, d, t, lens[b])
                         old = pick(first, off(c0, at), off(cells, row_at(g, d, e, b) * n))
                         copy(
@@ -238,6 +245,9 @@ def lstm_grad(
                     else:
                         zero(off(past, i * n), n)
                         zero(off(dgates, i * 4 * n), 4 * n)
+                # Forward: a_t = W x_t + R h_(t-1) + b; so dh_(t-1) += R^T da_t, all gates in one
+                # product.  dW, dR and db are products over all steps, made afterwards from dgates
+                # and past.
                 if t < last:
                     a, lda = off(dgates, row_at(g, d, t, r0) * 4 * n), g.row_b * 4 * n
                     to = off(dh, state_at(g, d, r0) * n)
@@ -284,6 +294,7 @@ def rnn(target: Target, T: str, f: str) -> Body:
                     times(a, g.state_b * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
                 for b in range(r0, r1):
                     at, into = off(h, state_at(g, d, b) * n), off(y, y_at(g, d, t, b) * n)
+                    # Forward: h = f(a); in place, as a is not needed again: backward reads y alone.
                     if t < lens[b]:
                         cell(off(gates, row_at(g, d, t, b) * n), at, n)
                         if has_y != 0:
@@ -339,6 +350,7 @@ def rnn_grad(target: Target, T: str, slope_f: str) -> Body:
                     else:
                         zero(off(past, i), n)
                         zero(off(dgates, i), n)
+                # Forward: a_t = W x_t + R h_(t-1) + b; so dh_(t-1) += R^T da_t.
                 if t < last:
                     a, to = off(dgates, row_at(g, d, t, r0) * n), off(dh, state_at(g, d, r0) * n)
                     lda = g.row_b * n

@@ -1,8 +1,8 @@
-"""How recurrences walk over time: rows of the batch are shared out, steps follow each other.
+"""The walk of recurrences over time: rows of the batch are shared out, steps follow each other.
 
 Every row of a batch is a recurrence of its own, and so is every direction.  A thread takes some of
-them through all steps and meets nobody.  What reads X, and the gradients of the weights, are
-products over all steps at once, before and after.
+them through all steps and meets nobody.  The products with X, and the gradients of the weights, run
+over all steps at once, before and after.
 
 Gates and what else is kept for the backward are stored by rows, in the order of X: row (t, b) of
 direction d is `t rt + b rb + d`.  Y has an order of its own, `t yt + b yb + d yd`, and states
@@ -48,7 +48,7 @@ WALK_WORDS = Words(
     batch="rows of the batch",
     hidden="hidden units",
     first="the first direction that is walked",
-    last="the direction behind the last one",
+    last="the direction after the last one",
     back="the first direction that is reversed",
     kc="depth of a block of the products",
     row=Field("strides of what is stored by rows, along time and batch", names=("t", "b")),
@@ -90,7 +90,7 @@ def count_products(gates: str) -> Callable[[KernelCall], int]:
 
 
 def padded(target: Target, T: str) -> Inline:
-    """Inline function: padded(n) is the number of columns that panels of n columns take."""
+    """Return an inline function: padded(n), the number of columns of panels for n columns."""
     width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
@@ -117,6 +117,8 @@ def product(target: Target, T: str) -> Inline:
             k0 = 0
             while k0 < k:
                 kb = imin(kc, k - k0)
+                # The bias comes with the last block of K; blocks after the first add to what is
+                # there.
                 step = mode if k0 + kb == k else mode & ACCUMULATE
                 if k0 > 0:
                     step = step | ACCUMULATE
@@ -132,6 +134,8 @@ def product(target: Target, T: str) -> Inline:
 def part(g, d, tid, nthreads):
     """This thread's rows [begin, end) of direction d."""
     batch, first = g.batch, g.first
+    # The rows of all directions are shared out as one line: a thread may have the end of one
+    # direction and the start of the next.
     begin, end = share((g.last - first) * batch, tid, nthreads)
     before = (d - first) * batch
     return imin(imax(begin - before, 0), batch), imin(imax(end - before, 0), batch)
@@ -178,7 +182,8 @@ def state_at(g, d, b):
 
 @inline
 def is_first(g, d, t, length):
-    """1 if t is the first step of a row of this length, else 0; no length is above all steps."""
+    """Return 1 if t is the first step of a row of this length, otherwise 0."""
+    # A reversed row starts at its own last step, not at the batch's.
     start = 0 if d < g.back else imin(length, g.steps) - 1
     return 1 if t == start else 0
 
@@ -211,7 +216,7 @@ def fill(T: str) -> Inline:
 def recurrent_pack(target: Target, T: str, trans: int) -> Body:
     """b[d, panel][k][j] = panels of the matrix [k, n] at r + d stride + at.
 
-    `trans`: it is stored as [n, k].  The columns of a last panel behind n are not written.
+    `trans`: it is stored as [n, k].  The columns of a last panel after n are not written.
     """
     width = target.nv * target.lanes(ITEMSIZE[T])
     pack = pack_cols(target, T) if trans else pack_rows(target, T)

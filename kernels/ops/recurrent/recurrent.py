@@ -3,15 +3,15 @@
 Forward   a_t = W x_t + R h_{t-1} + b; gates and states of cells.py; Y = (h_1 .. h_T)    ONNX-22
 Backward  da_t by the slopes of the activations, dh_{t-1} = R^T da_t + what passes by the gates;
           dX = da W, dW = da^T X, dR = da^T h', db = sum da, over all steps at once.
-          Keeps X, Y, the gates behind their activations and, of an LSTM, all cell states; of a GRU
-          that resets behind R_n (`linear_before_reset`) also R_n h' + b, where the plan has both
-          passes (`gru_grads_know_inner_products`), else that is computed again
-Padding   behind a row's length gates and Y are 0 and states stay: no gradient passes there
-Error     that of the products; a step adds the rounding of its gates
+          Keeps X, Y, the gates after their activations and, of an LSTM, all cell states; of a GRU
+          that resets after R_n (`linear_before_reset`) also R_n h' + b, where the plan has both
+          passes (`gru_grads_know_inner_products`); otherwise that is computed again
+Padding   after a row's length gates and Y are 0 and states stay: no gradient passes there
+Error     as of the products; a step adds the rounding of its gates
 
 W x of all steps is one product, so are dX, dW and dR; the steps between are kernels of their own
 (recurrence.py).  `com.microsoft` has the training forms of onnxruntime-training, of one direction
-and without lengths; those of domain `engine` take all of ONNX, and P in their gradient.  There
+and without lengths; the forms of domain `engine` take all of ONNX, and P in their gradient.  There
 gates are stored by rows of X: [T, B, D, gates H] or, of layout 1, [B, T, D, gates H].
 """
 
@@ -57,8 +57,8 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     names = {"LSTM": "y h c", "GRU": "y h", "RNN": "y h"}[shape.kind]
     if site.op.endswith("Training"):
         names += " cells gates" if shape.kind == "LSTM" else " gates inner"
-    found = tuple(site.type(0).but(shape.of(n)) for n in names.split())
-    return found[: max(site.n_outs, 3)] if shape.kind == "GRU" else found
+    outputs = tuple(site.type(0).but(shape.of(n)) for n in names.split())
+    return outputs[: max(site.n_outs, 3)] if shape.kind == "GRU" else outputs
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
@@ -158,6 +158,7 @@ def _lstm_grad(lowering: Lowering) -> None:
     h0, c0 = w.need("h0"), w.need("c0")
     dgates, past = w.temp("gates"), lowering.temp(w.T, (w.rows, w.d * w.n))
     dh, dc = w.out(4, "h"), w.out(5, "c")
+    # P's gradient row by row, as rows belong to threads; summed over the rows afterwards.
     dp = lowering.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
     couple = int(lowering.site.attrs.get("input_forget", 0))
     groups = w.groups()
@@ -187,7 +188,7 @@ def _lstm_grad(lowering: Lowering) -> None:
     w.weights(dgates, dgates, past, 4)
     if lowering.wants(6):
         if dp is None:
-            lowering.site.fail("the gradient of P without P")
+            lowering.site.fail("the gradient of P is wanted, but P is absent", "P as an input")
         outer, cols = (1, w.d * 3 * w.n) if w.shape.layout else (w.d, 3 * w.n)
         w.sums(dp, outer, w.batch, cols, lowering.y(6))
 
@@ -200,6 +201,7 @@ def _gru(lowering: Lowering) -> None:
     panels, panels_n = w.panels(0, 2, True), w.panels(2, 1, True)
     lens, h0 = w.lengths(), w.need("h0")
     y, h, work = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.temp("h")
+    # R_n h' + b is kept if the plan has both passes: H numbers a row save a product.
     inner = lowering.y(3) if after and lowering.wants(3) else None
     for i, ((f, g), words) in enumerate(w.groups()):
         lowering.call(
@@ -229,6 +231,7 @@ def _gru_grad(lowering: Lowering) -> None:
     bias, dgates = w.get("b") if after else None, w.temp("gates")
     inner = w.get("inner") if after else None
     panels = w.panels(0, 3 if after else 2, False)
+    # Needed to compute R_n h' again, or to go back through it.
     panels_n = None if inner else w.panels(2, 1, after)
     read: dict[str, Any] = {
         "gates": w.need("gates"), "y": w.need("y"), "lens": w.lengths(), "h0": w.need("h0"),
@@ -283,7 +286,7 @@ def _given(site: Site) -> dict[str, Any]:
 def _after(grad: Grad, dys: Sequence[str | None], count: int) -> list[str]:
     """Return the gradients of the first `count` outputs, "" for those that have none.
 
-    The others are what a training form keeps for its gradient; nothing is to depend on them.
+    A training form keeps the others for its gradient; nothing is to depend on them.
     """
     if any(dys[count:]):
         grad.site.fail(
@@ -340,12 +343,13 @@ def _lstm_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
 
 
 def _training(kind: str) -> Callable[[Nodes], tuple[str, ...]]:
-    """Expansion into the training form: onnxruntime's, where it has all that is asked for."""
+    """Return a rule that expands into the training form, onnxruntime's if that has everything."""
     inputs, outputs = len(INPUTS[kind].split()), {"GRU": 3, "LSTM": 5}[kind]
 
     def rule(nodes: Nodes) -> tuple[str, ...]:
         given = _given(nodes.site)
         named = set(given) - {"hidden_size", "linear_before_reset"}
+        # onnxruntime's forms have one direction, no lengths and no peepholes.
         ours = named or nodes.site.has(4) or nodes.site.has(7)
         made = nodes.op(
             f"{kind}Training",
@@ -388,7 +392,7 @@ def _forms(
     inputs: int,
     outputs: dict[str, int],
 ) -> tuple[Op, ...]:
-    """Return the op, its training forms and their gradients; `calls` are those beside the walk's.
+    """Return the op, its training forms and their gradients; `calls`: kernels with its cells.
 
     inputs: the most of the training forms.  Their gradients make one for each but the lengths, and
         read besides what the forward pass has kept: in the domain `engine` one value more.

@@ -98,7 +98,7 @@ class Shape:
 
 
 def shape_of(site: Site) -> Shape:
-    """The sizes and options of a node, after its inputs have been checked against each other."""
+    """Check the inputs of a node against each other; return its sizes and options."""
     kind = next(k for k in GATES if site.op.startswith(k))
     x = site.real(0)
     if x.rank != 3:
@@ -117,16 +117,16 @@ def shape_of(site: Site) -> Shape:
     t, b, width = x.shape
     if site.attrs.get("layout", 0):
         t, b = b, t
-    found = Shape(site, kind, t, b, width, hidden, 2 if direction == "bidirectional" else 1)
-    for i, what in enumerate(found.inputs):
+    shape = Shape(site, kind, t, b, width, hidden, 2 if direction == "bidirectional" else 1)
+    for i, what in enumerate(shape.inputs):
         if site.has(i):
-            given = site.shaped(i, found.of(what))
+            given = site.shaped(i, shape.of(what))
             if given.dtype != ("i32" if what == "lens" else x.dtype):
                 raise DTypeError(f"{site.where()}: input {i} is {given}; X is {x}, lengths are i32")
         elif what in ("w", "r", "y", "cells", "gates"):
             site.type(i)
-    curves(site, DEFAULTS[kind], found.directions, x.dtype)
-    return found
+    curves(site, DEFAULTS[kind], shape.directions, x.dtype)
+    return shape
 
 
 class Walk:
@@ -175,6 +175,7 @@ class Walk:
         if lens is None:
             where = self.lowering.site.where()
             limits.check("CONSTANT_BYTES", 8 * self.batch, where, "the lengths of its rows take")
+            # Without lengths every row has all steps.
             return self.lowering.const(np.full(self.batch, self.steps, np.int64))
         out = self.lowering.temp("i64", (self.batch,))
         self.lowering.call(
@@ -188,7 +189,7 @@ class Walk:
         return out
 
     def panels(self, gate: int, count: int, trans: bool) -> Operand:
-        """R of `count` gates, for products with h (`trans`) or with their gradients."""
+        """Return R of `count` gates, for products with h (`trans`) or with their gradients."""
         r, size = self.need("r"), self.n * self.n
         n, k = (count * self.n, self.n) if trans else (self.n, count * self.n)
         width = self.lowering.target.nv * self.lowering.target.lanes(ITEMSIZE[self.T])
@@ -206,16 +207,16 @@ class Walk:
         return out
 
     def groups(self) -> list[tuple[tuple[Curve, ...], Packed]]:
-        """The directions grouped by equal activations, each group with the words of its walk."""
-        found = curves(self.lowering.site, DEFAULTS[self.shape.kind], self.d, self.T)
-        parts = [(0, self.d)] if found[0] == found[-1] else [(0, 1), (1, 2)]
+        """Group directions of equal activations; return each group with its walk's words."""
+        activations = curves(self.lowering.site, DEFAULTS[self.shape.kind], self.d, self.T)
+        parts = [(0, self.d)] if activations[0] == activations[-1] else [(0, 1), (1, 2)]
         back = {"forward": self.d, "reverse": 0, "bidirectional": 1}
         t, b, d = self.steps, self.batch, self.d
         batch_first = bool(self.shape.layout)
         y = (d, t * d, 1) if batch_first else (b * d, 1, b)
         return [
             (
-                found[first],
+                activations[first],
                 WALK_WORDS.pack(
                     steps=t,
                     batch=b,
@@ -234,15 +235,18 @@ class Walk:
         ]
 
     def products(self, gates: Operand, after: bool) -> None:
-        """gates = W x + b, of all rows."""
+        """Append the call for gates = W x + b, of all rows."""
         bias = b = self.get("b")
         if b is not None:
             bias = self.lowering.temp(self.T, (self.all,))
             each = self.all // self.d
+            # A GRU that resets after R_n adds n's part of the second bias inside the step: r
+            # multiplies it.
             both = 2 * self.n if after else each
             self.lowering.call(
                 recurrent_bias(self.T), b=b, y=bias, directions=self.d, n=each, both=both
             )
+        # Forward: W x_t of all steps is one product, as no step needs another's.
         flat = Operand(gates.name, TensorType(self.T, (self.rows, self.all)))
         mnk = (self.rows, self.all, self.width)
         lower_gemm(
@@ -256,11 +260,12 @@ class Walk:
         )
 
     def weights(self, dgates: Operand, dinner: Operand, past: Operand, each: int) -> None:
-        """dX, dW, dR, dB from the gradients of the products of X and of h.
+        """Append the calls for dX, dW, dR, dB from the gradients of the products of X and of h.
 
-        past: what R was multiplied with, for `each` gates together.
+        past: the factor of R, for `each` gates together.
         """
         lowering, n = self.lowering, self.n
+        # Forward: gates = X W^T + b, one product over all rows; so dX = dgates W, dW = dgates^T X.
         if lowering.wants(0):
             mnk = (self.rows, self.width, self.all)
             lower_gemm(lowering, dgates, lowering.x(1), lowering.y(0), mnk=mnk)
@@ -276,6 +281,8 @@ class Walk:
                 reset=lowering.reset(1),
             )
         if lowering.wants(2):
+            # Forward: R h' at every step; so dR = the sum over steps of da^T h': one product with
+            # `past`, the h' of every row.
             count = self.all // (each * n)  # products: one a direction, or one a gate
             lower_gemm(
                 lowering,
@@ -292,7 +299,7 @@ class Walk:
             self.bias_grad(dgates, dinner, lowering.y(3))
 
     def bias_grad(self, dgates: Operand, dinner: Operand, db: Operand) -> None:
-        """dB = sums of both, the second behind the first."""
+        """Append the calls for dB: sums of both, the second after the first."""
         each = self.all // self.d
         out = Operand(db.name, TensorType(self.T, (self.d, 2, each)))
         parts = [self.sums(x, 1, self.rows, self.all) for x in dict.fromkeys((dgates, dinner))]
@@ -308,7 +315,7 @@ class Walk:
     def sums(
         self, x: Operand, outer: int, n: int, cols: int, out: Operand | None = None
     ) -> Operand:
-        """x[outer, n, cols] summed over n, in an order that no number of threads changes."""
+        """Sum x[outer, n, cols] over n, in an order that no number of threads changes."""
         out = out or self.lowering.temp(self.T, (outer * cols,))
         block = min(max(-(-cols * outer // self.lowering.threads) // 16 * 16, 16), 1024)
         work = self.lowering.temp(self.T, (self.lowering.threads, block))
@@ -322,6 +329,6 @@ class Walk:
         return out
 
 
-# What a walk calls, forward and backward, beside the kernels of its cells.
+# The kernels that walks call, forward and backward, besides those with the cells.
 WALK_KERNELS = (recurrent_bias, recurrent_pack, recurrent_lengths, *GEMM_KERNELS)
 WALK_BACK_KERNELS = (recurrent_pack, recurrent_lengths, reduce_cols, *GEMM_KERNELS)

@@ -42,7 +42,7 @@ class Table:
 
     @classmethod
     def of(cls, size: int, out: int, row: Array, index: Array, weight: Array) -> Table:
-        """Return the table of entries in any order; those of weight 0 are dropped."""
+        """Return the table of entries in any order; entries of weight 0 are dropped."""
         kept = np.flatnonzero(weight)
         order = kept[np.lexsort((index[kept], row[kept]))]
         start = np.searchsorted(row[order], np.arange(out + 1))
@@ -73,7 +73,7 @@ RESAMPLE_WORDS = Words(
 
 
 def lines_sum(target: Target, T: str) -> Inline:
-    """Inline function: y[j] = sum_{t in [t0, t1)} weight[t] x[index[t] step + j] for j < n.
+    """Return an inline function: y[j] = sum_{t0 <= t < t1} weight[t] x[index[t] step + j], j < n.
 
     lines(y, x, index, weight, t0, t1, step, n)
     """
@@ -84,6 +84,7 @@ def lines_sum(target: Target, T: str) -> Inline:
 
     @inline
     def run(y, x, index, weight, t0, t1, step, n):
+        # Two rows at a time: y is loaded and stored once for both.
         a = off(x, index[t0] * step)
         if t1 == t0 + 1:
             first(a, weight[t0], y, n)
@@ -131,7 +132,7 @@ def _entries(
     if is_plain:
         return 0
     if len(rows) and (rows[0] < 0 or (np.diff(rows) < 0).any()):
-        c.refuse("rows of a table that do not follow each other")
+        c.refuse("the rows of a table do not follow each other")
     first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
     if at + last > len(index):
         c.refuse(f"{last} entries after entry {at} of {len(index)}")
@@ -172,6 +173,8 @@ def resample(target: Target, T: str) -> Body:
             p = unit - r * g.a_out
             t0, t1 = rows_a[p], rows_a[p + 1]
             src, to = off(x, r * g.a_size * line), off(y, unit * out)
+            # The line along the first axis: as it is in x, a single row of it, or a sum of rows in
+            # the scratch (in y itself if the second axis stays).
             if g.a_plain != 0:
                 src = off(src, p * line)
             elif t1 == t0 + 1 and g.b_plain == 0 and weight_a[t0] == 1:
@@ -188,6 +191,7 @@ def resample(target: Target, T: str) -> Body:
                     at = off(to, q * inner)
                     if t1 == t0:
                         spread(value, at, inner)
+                    # Pixels of whole vectors are added as lines; smaller ones element by element.
                     elif inner >= lanes:
                         lines(at, src, index_b, weight_b, t0, t1, inner, inner)
                     else:
@@ -206,13 +210,14 @@ def resample(target: Target, T: str) -> Body:
 def lower_resample(
     lowering: Lowering, x: Operand, y: Operand, tables: Mapping[int, Table], fill: float = 0.0
 ) -> None:
-    """Calls that resample x along the axes of `tables` into y, of the same layout.
+    """Append the calls that resample x along the axes of `tables` into y, of the same layout.
 
     Axes that shrink go first, and pairs of neighbours go together.
     """
     order = (0, *range(2, x.type.rank), 1) if x.type.last else tuple(range(x.type.rank))
     places = {order.index(axis): t for axis, t in tables.items()}
     dims = [x.type.dims[axis] for axis in order]
+    # Shrinking first leaves less for the axes after it.
     groups = sorted(_pairs(places, dims), key=lambda g: math.prod(t.out / t.size for _, t in g))
     for i, group in enumerate(groups):
         into = dims.copy()

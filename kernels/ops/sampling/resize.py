@@ -53,7 +53,7 @@ NEAREST: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """How one axis is resized; `begin`, `end` of the region are fractions of the input."""
+    """The resizing of one axis; `begin`, `end` of the region are fractions of the input."""
 
     size: int
     out: int
@@ -90,7 +90,7 @@ def _cubic(t: Array, c: float) -> Array:
 
 
 def _nearest_index(site: Site, a: Stretch) -> Array:
-    """The input each output copies; -1 for those outside, which take the extrapolation value."""
+    """Return the input that each output copies; -1 where it takes the extrapolation value."""
     mode, rounding = (
         site.attrs["coordinate_transformation_mode"],
         NEAREST[site.attrs["nearest_mode"]],
@@ -107,6 +107,7 @@ def _table(site: Site, a: Stretch) -> Table:
     Raises:
         LimitError: they would take too many bytes.
     """
+    # Antialiased: a window widened by 1 / scale, so that every input counts.
     shrink = min(a.scale, 1.0) if site.attrs["antialias"] else 1.0
     radius = {"nearest": 0.5, "linear": 1}.get(site.attrs["mode"], 2)
     taps = math.ceil(2 * radius / shrink) + 1
@@ -127,6 +128,8 @@ def _table(site: Site, a: Stretch) -> Table:
         weight = _cubic(away, float(site.attrs["cubic_coeff_a"]))
     if site.attrs["exclude_outside"]:
         weight = np.where((index < 0) | (index > a.size - 1), 0.0, weight)
+    # Weights are normalised: their sum differs from 1 where inputs are left out or the window is
+    # widened.
     total = weight.sum(1, keepdims=True)
     weight /= np.where(total == 0, 1.0, total)
     if mode == "tf_crop_and_resize":
@@ -176,14 +179,14 @@ def _stretches(site: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float
     value = site.value(at if is_scaled else at + 1)
     if value is None:
         return None
-    found = [float(v) for v in value.reshape(-1)]
-    if len(found) != len(axes):
-        site.wrong(f"{len(found)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
-    if not all(0 < v < LONGEST for v in found):
-        site.wrong(f"scales {found}" if is_scaled else f"sizes {[int(v) for v in found]}")
+    wanted = [float(v) for v in value.reshape(-1)]
+    if len(wanted) != len(axes):
+        site.wrong(f"{len(wanted)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
+    if not all(0 < v < LONGEST for v in wanted):
+        site.wrong(f"scales {wanted}" if is_scaled else f"sizes {[int(v) for v in wanted]}")
     if is_scaled:
-        return {a: _scaled(site, a, x.shape[a], v) for a, v in zip(axes, found, strict=True)}
-    return _sized(site, x, dict(zip(axes, map(int, found), strict=True)))
+        return {a: _scaled(site, a, x.shape[a], v) for a, v in zip(axes, wanted, strict=True)}
+    return _sized(site, x, dict(zip(axes, map(int, wanted), strict=True)))
 
 
 def _scaled(site: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
@@ -198,43 +201,45 @@ def _sized(
     """As `_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
     known = {a: (n, x.shape[a]) for a, n in sizes.items()}
     if any(d == 0 for _, d in known.values()):
-        site.wrong(f"a resize of {x}, of no elements")
+        site.wrong(f"input 0 is {x}, which has no elements to resize")
     scales = {a: n / d if isinstance(d, int) else None for a, (n, d) in known.items()}
     if site.attrs["keep_aspect_ratio_policy"] == "stretch":
         return {a: (sizes[a], scales[a]) for a in sizes}
-    found = [v for v in scales.values() if v is not None]
-    if len(found) < len(scales):
+    known_scales = [v for v in scales.values() if v is not None]
+    if len(known_scales) < len(scales):
         return None
-    scale = min(found) if site.attrs["keep_aspect_ratio_policy"] == "not_larger" else max(found)
+    smallest = site.attrs["keep_aspect_ratio_policy"] == "not_larger"
+    scale = min(known_scales) if smallest else max(known_scales)
     return {a: (int(scale * x.dims[a] + 0.5), scale) for a in sizes}
 
 
 def _out(site: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
     """Return the shape of the output."""
-    found = _stretches(site, x, at)
+    stretches = _stretches(site, x, at)
     axes = _axes(site, x.rank)
-    if found is None:
+    if stretches is None:
         return tuple(fresh(site, a) if a in axes else d for a, d in enumerate(x.shape))
-    out = tuple(found[a][0] if a in found else d for a, d in enumerate(x.shape))
+    out = tuple(stretches[a][0] if a in stretches else d for a, d in enumerate(x.shape))
     if any(isinstance(d, int) and d >= LONGEST for d in out):
         site.wrong(f"an output of the shape {list(out)}; an axis has fewer than {LONGEST} elements")
     return out
 
 
 def _plans(site: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
-    """How each changing axis is resized; without scales and sizes by the ratio of the shapes."""
+    """Return how each changing axis is resized; by the ratio of the shapes if nothing says it."""
     axes, roi = _axes(site, x.rank), None
     crops = site.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
     if crops:
+        # The region is a constant: the tables of weights are made of it.
         roi = site.known(at - 1, "roi")
         if roi.size != 2 * len(axes):
             site.wrong(f"roi of {roi.size} elements for {len(axes)} axes")
         roi = roi.reshape(2, -1).astype(np.float64)
-    found = _stretches(site, x, at) if _given(site, at) or _given(site, at + 1) else None
+    given = _stretches(site, x, at) if _given(site, at) or _given(site, at + 1) else None
     out = {}
     for i, axis in enumerate(axes):
         size, into = x.dims[axis], y.dims[axis]
-        scale = found[axis][1] if found else into / size
+        scale = given[axis][1] if given else into / size
         ends = (float(roi[0, i]), float(roi[1, i])) if roi is not None else (0.0, 1.0)
         if scale is not None and (scale != 1 or size != into or ends != (0.0, 1.0)):
             out[axis] = Stretch(size, into, scale, *ends)
@@ -257,7 +262,7 @@ def _lower(lowering: Lowering) -> None:
     if not y.type.size:
         return
     if not x.type.size:
-        lowering.site.wrong("a resize of nothing")
+        lowering.site.wrong(f"input 0 is {x.type}, which has no elements to resize")
     plans, fill = (
         _plans(lowering.site, x.type, y.type, 2),
         float(lowering.site.attrs["extrapolation_value"]),
@@ -273,7 +278,7 @@ def _lower(lowering: Lowering) -> None:
 
 
 def _lower_nearest(lowering: Lowering, x: Operand, y: Operand, plans: dict[int, Stretch]) -> None:
-    """Copies of elements of any type, along one axis after the other."""
+    """Append calls that copy elements of any type, along one axis after the other."""
     order = (0, *range(2, x.type.rank), 1) if x.type.last else tuple(range(x.type.rank))
     dims = [x.type.dims[axis] for axis in order]
     for i, (axis, plan) in enumerate(plans.items()):
@@ -313,6 +318,7 @@ def _lower_grad(lowering: Lowering) -> None:
         return
     plans = _plans(lowering.site, dx.type, dy.type, 3)
     if plans:
+        # Forward: y = T x along each axis; so dx = T^T dy.
         tables = {a: _table(lowering.site, p).transposed() for a, p in plans.items()}
         lower_resample(lowering, dy, dx, tables)
     else:

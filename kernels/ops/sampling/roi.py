@@ -35,7 +35,7 @@ COORDINATES = {"output_half_pixel": 0, "half_pixel": 1}
 def _images(site: Site, i: int) -> TensorType:
     x = site.real(i)
     if x.rank != 4:
-        site.fail(f"{x.rank - 2} spatial axes", "2")
+        site.fail(f"the images have {x.rank - 2} spatial axes", "2")
     return x
 
 
@@ -44,6 +44,7 @@ def _words(
 ) -> Packed:
     images, channels, height, width = x.dims
     regions, _, rows, columns = y.dims
+    # Threads of the backward kernels share channels, in whole vectors.
     chunk = round_up(parts(channels, lowering.threads), lowering.target.lanes(ITEMSIZE[x.dtype]))
     return ROI_WORDS.pack(
         regions=regions,
@@ -148,7 +149,7 @@ def _pool_lower(lowering: Lowering) -> None:
 
 
 def _largest(lowering: Lowering, x: Operand, rois: Operand, y: Operand) -> Operand:
-    """Call for y; returns where in x its elements are."""
+    """Append the call for y; return where in x its elements are."""
     index = lowering.temp("i64", (y.type.size,))
     lowering.call(
         roi_max(x.type.dtype), x=x, rois=rois, y=y, index=index, fault=lowering.fault(),
@@ -173,6 +174,7 @@ def _pool_grad_infer(site: Site) -> tuple[TensorType, ...]:
 def _pool_grad_lower(lowering: Lowering) -> None:
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if dx.type.size:
+        # Forward kept no index: the maxima are searched again.
         y = Operand(lowering.temp(x.type.dtype, dy.type.dims).name, dy.type)
         index = _largest(lowering, x, lowering.x(2), y)
         words = _words(lowering, x.type, dy.type)

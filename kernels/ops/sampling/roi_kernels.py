@@ -43,6 +43,7 @@ def _samples(length, bins, ratio):
     """The number of samples along one axis of a bin."""
     if ratio > 0:
         return ratio
+    # The ceiling: at least one sample a pixel.
     n = int(length / bins)
     if n < length / bins:
         n += 1
@@ -51,10 +52,11 @@ def _samples(length, bins, ratio):
 
 @inline
 def _region(rois, r, scale, g):
-    """Where region r begins, the size of its bins and the samples of one, along y and x."""
+    """Return the start of region r, the size of its bins and a bin's samples, along y and x."""
     shift = 0.5 if g.half != 0 else 0.0
     x, y = rois[4 * r] * scale - shift, rois[4 * r + 1] * scale - shift
     w, h = rois[4 * r + 2] * scale - shift - x, rois[4 * r + 3] * scale - shift - y
+    # Without half pixels a region is one pixel wide at least, as in the first Mask R-CNN.
     if g.half == 0:
         w, h = max(w, 1.0), max(h, 1.0)
     nh, nw = _samples(h, g.rows, g.ratio), _samples(w, g.columns, g.ratio)
@@ -88,6 +90,7 @@ def _sample(i, row, column, region, g):
     """The four pixels around sample i of a bin, with their weights."""
     top, left, bh, bw, nh, nw = region
     a = udiv(i, nw)
+    # Samples lie at the centres of a regular grid in the bin.
     y = top + row * bh + (a + 0.5) * bh / nh
     return _corners(y, left + column * bw + (i - a * nw + 0.5) * bw / nw, g)
 
@@ -135,6 +138,7 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
             region = _region(rois, r, scale, g)
             count = region[4] * region[5] if n >= 0 else 0
             src, part = off(x, n * g.height * g.width * c), 1.0
+            # The mean's division is in the weights: each sample adds its share.
             if largest == 0 and count > 1:
                 part = 1.0 / count
             zero(to, c)
@@ -147,6 +151,7 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
                     off(src, p2 * c),
                     off(src, p3 * c),
                 )
+                # The first sample starts the maximum: zeros would hide negative products.
                 if largest != 0 and i == 0:
                     first(x0, w0, x1, w1, x2, w2, x3, w3, to, c)
                 elif largest != 0 or is_in != 0:
@@ -176,6 +181,8 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
         c, volume, bad = g.channels, g.height * g.width, NO_POSITION
         c0 = imin(tid * g.chunk, c)
         nc = imin(g.chunk, c - c0)
+        # Regions overlap, so a thread owns channels, not regions: no two threads add to a pixel,
+        # and sums are in the order of the regions.
         for i in range(g.images * volume):
             zero(off(dx, i * c + c0), nc)
         for unit in range(g.regions * g.rows * g.columns):
@@ -187,6 +194,7 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
             count = region[4] * region[5] if n >= 0 else 0
             src, into = off(x, n * volume * c + c0), off(dx, n * volume * c + c0)
             if largest == 0:
+                # Forward: y = mean of (w0 x0 + w1 x1 + w2 x2 + w3 x3); so dx_k += w_k dy / count.
                 for i in range(count):
                     is_in, p0, p1, p2, p3, w0, w1, w2, w3 = _sample(i, row, column, region, g)
                     if is_in != 0:
@@ -195,6 +203,9 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
                         run(top, cast(w2 / count), off(into, p2 * c), off(into, p2 * c), nc)
                         run(top, cast(w3 / count), off(into, p3 * c), off(into, p3 * c), nc)
             else:
+                # Forward: y = the largest w x; so dx at that pixel += w dy.  Which one it was is
+                # searched again: an index for each bin and channel would cost more memory than the
+                # search takes time.
                 for j in range(nc if count > 0 else 0):
                     best, at, weight = -1.0, -1, 0.0
                     for i in range(count):
@@ -255,6 +266,7 @@ def roi_max(target: Target, T: str) -> Body:
                 y1 = y0
             to, at = off(y, unit * c), off(index, unit * c)
             for j in range(c):
+                # -1 until a pixel has been seen, so that negative maxima count.
                 to[j], at[j] = 0, -1
             for i in range(y0, y1):
                 for k in range(x0, x1):
@@ -273,7 +285,7 @@ def roi_max(target: Target, T: str) -> Body:
 def roi_max_grad(target: Target, T: str) -> Body:
     """dx[i] = sum of dy where index is i.  As for `roi_max`; each thread owns channels.
 
-    An index outside of dx is that of a bin without a pixel.
+    A bin without a pixel has an index outside of dx.
     """
     zero = Native("zero", (T,))
 
@@ -286,6 +298,7 @@ def roi_max_grad(target: Target, T: str) -> Body:
             zero(off(dx, i * c + c0), nc)
         for unit in range(g.regions * g.rows * g.columns):
             for j in range(unit * c + c0, unit * c + c0 + nc):
+                # Forward: y = x[index]; so dx[index] += dy.
                 if index[j] >= 0 and index[j] < pixels * c:
                     dx[index[j]] += dy[j]
 

@@ -47,6 +47,8 @@ def _floor(x):
 @inline
 def _reflect(x, low, high):
     """x mirrored at low and high until it is between them, and its slope."""
+    # Mirrored `turns` times; each turn changes the side from which the rest is counted, and the
+    # sign of the slope.
     span, slope = high - low, 1.0
     if x < low or x > high:
         if span <= 0:
@@ -104,12 +106,15 @@ def _axis(at, size, g, index, weight):
         x = -FAR
     if x > FAR:
         x = FAR
+    # The nearest pixel, halves to the even one, as numpy and torch round.
     if g.taps == 1:
         i = _floor(x)
         rest = x - i
         if rest > 0.5 or (rest == 0.5 and i & 1 != 0):
             i += 1
         x = float(i)
+    # Padding moves the coordinate before its taps are taken; a coordinate that is clipped no longer
+    # depends on `at`, so its slope is 0.
     if x < low or x > high:
         if g.padding == BORDER:
             x = 0.0 if x < low else size - 1.0
@@ -150,7 +155,8 @@ def _taps(point, g, index, weight):
 
 @inline
 def _products(point, g, index, weight):
-    """The pixels and weights behind `PRODUCTS` of the scratch; returns their number."""
+    """Put pixels and their weights into the scratch from `PRODUCTS` on; return their number."""
+    # Up to 4 x 4 x 4 taps: the products of the weights of the axes, without taps that read 0.
     first, n = _taps(point, g, index, weight), 0
     for a in range(first):
         for b in range(g.taps):
@@ -219,11 +225,14 @@ def sample_dx(target: Target, T: str) -> Body:
             c0 = (unit - n * chunks) * g.chunk
             nc = imin(g.chunk, c - c0)
             into = off(dx, n * volume * c + c0)
+            # Points may share pixels, so a thread owns channels of an image: sums are in the order
+            # of the points, without atomics.
             for i in range(volume):
                 zero(off(into, i * c), nc)
             for p in range(n * g.points, (n + 1) * g.points):
                 count = _products(off(grid, p * g.rank), g, index, weight)
                 for k in range(PRODUCTS, PRODUCTS + count):
+                    # Forward: y[p] = sum over taps of weight x[tap]; so dx[tap] += weight dy[p].
                     to = off(into, index[k] * c)
                     run(off(dy, p * c + c0), weight[k], to, to, nc)
 
@@ -254,6 +263,8 @@ def sample_dgrid(target: Target, T: str) -> Body:
                     for e in range(g.taps):
                         if index[a] >= 0 and index[4 + b] >= 0 and index[8 + e] >= 0:
                             pixel = (index[a] * g.size_h + index[4 + b]) * g.size_w + index[8 + e]
+                            # Forward: y[p] = sum weight_d weight_h weight_w x[tap]; so the gradient
+                            # of a coordinate has its own axis's slope instead of the weight.
                             value = dot(off(dy, p * c), off(src, pixel * c), c)
                             dw += value * weight[a] * weight[8 + b] * weight[20 + e]
                             dh += value * weight[a] * weight[12 + b] * weight[16 + e]
