@@ -26,7 +26,7 @@ def test_refusals_say_what_is_wrong() -> None:
     for attrs, text in (
         ({"direction": "sideways"}, "direction 'sideways'; supported: forward, reverse"),
         ({"layout": 2}, "layout 2"),
-        ({"activations": ["Tanh"]}, "1 activations; supported: 3 a direction"),
+        ({"activations": ["Tanh"]}, "activations has 1 entries; supported: 3 for each"),
         ({"activations": ["Tanh", "Gelu", "Tanh"]}, "activation 'Gelu'; supported: Affine"),
     ):
         with pytest.raises(UnsupportedOpError, match=text):

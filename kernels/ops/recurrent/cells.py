@@ -78,7 +78,7 @@ def curves(site: Site, defaults: Sequence[str], directions: int, T: str) -> list
     """
     names = list(site.attrs.get("activations") or [*defaults] * directions)
     if len(names) != len(defaults) * directions:
-        site.fail(f"there are {len(names)} activations", f"{len(defaults)} for each direction")
+        site.fail(f"activations has {len(names)} entries", f"{len(defaults)} for each direction")
     alphas = iter(site.attrs.get("activation_alpha") or ())
     betas = iter(site.attrs.get("activation_beta") or ())
     made = []

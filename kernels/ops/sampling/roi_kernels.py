@@ -203,7 +203,7 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
                         run(top, cast(w2 / count), off(into, p2 * c), off(into, p2 * c), nc)
                         run(top, cast(w3 / count), off(into, p3 * c), off(into, p3 * c), nc)
             else:
-                # Forward: y = the largest w x; so dx at that pixel += w dy.  Which one it was is
+                # Forward: y = the largest w x; so dx at that pixel += w dy.  The pixel is
                 # searched again: an index for each bin and channel would cost more memory than the
                 # search takes time.
                 for j in range(nc if count > 0 else 0):
