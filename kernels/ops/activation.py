@@ -2,8 +2,8 @@
 
 Forward   y = f(x); the formula beside the name.  With s = sigmoid, Mish's tanh(log(1 + exp x)) is
           s (2 - s) / (1 + (1 - s)^2), and the tanh form of Gelu x s(1.596 x + 0.0714 x^3)
-Backward  reads y where its sign or value tells f'(x), else x; at a kink as PyTorch
-Error     that of the functions in vector_ir/elementary.py; finite where |x| <= 1e12 in f32
+Backward  reads y where its sign or value gives f'(x), otherwise x; at a kink as PyTorch
+Error     as of the functions in vector_ir/elementary.py; finite where |x| <= 1e12 in f32
 Source    Hendrycks, Gimpel, "Gaussian error linear units", arXiv 1606.08415; Misra,
           "Mish", arXiv 1908.08681; Barron, "Continuously differentiable ELUs", arXiv 1704.07483
 """
@@ -53,6 +53,7 @@ FAST_GELU_SLOPE = (
     f" * ({TANH_SCALE} + {TANH_SCALE * 3 * 0.044715} * (x * x))"
 )
 _SWISH = "sigmoid(alpha * x)"
+# With s = sigmoid(x): tanh(log(1 + e^x)) without the logarithm, which would overflow.
 MISH = f"x * ({S} * (2 - {S}) / (1 + (1 - {S}) * (1 - {S})))"
 _TANH = "Tanh(Softplus(x))"
 MISH_GRAD = f"Mul(dy, Add({_TANH}, Mul(Mul(x, Sigmoid(x)), Sub(1, Mul({_TANH}, {_TANH})))))"
@@ -64,7 +65,7 @@ Rule = Callable[..., tuple[str | None, ...]]
 
 
 def _either(is_first: Callable[[Any], bool], first: str, second: str) -> Rule:
-    """Gradient rule: the first text, which reads y, if the attributes allow it, else the second."""
+    """Return a gradient rule: the first text, which reads y, if the attributes allow it."""
     rules = gradient(first), gradient(second)
     return lambda g, dy: rules[0 if is_first(g.site.attrs) else 1](g, dy)
 
@@ -94,6 +95,7 @@ _SHRINK = attributed("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))
 
 
 def _shrink_expr(site: Site) -> Expr:
+    # The attributes are floats: integers are compared and moved as f64.
     expr = _SHRINK(site)
     if (kind := site.type(0).dtype) in FLOATS:
         return expr
@@ -126,7 +128,7 @@ def _gelu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _biased(text: str, x: int = 0) -> Callable[[Site], Expr]:
-    """Return a formula with input x + input x + 1 in the place of x; the bias may be absent."""
+    """Return a formula with input x + input x + 1 for x; the bias may be absent."""
     parsed = attributed(text, "dy x" if x else "x")
 
     def expr(site: Site) -> Expr:
@@ -141,6 +143,7 @@ def _biased_gelu(name: str, least: int, text: str, plain: str, biased: str) -> O
 
     def grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         """dX = dY f'(X + B), dB its sum."""
+        # Without a bias the plain gradient op, which onnxruntime has too.
         if not grad.site.has(1):
             return (grad.op(plain, dy, grad.x(0), domain=MS),)
         dx = grad.op(biased, dy, grad.x(0), grad.x(1), domain=MS)
@@ -203,6 +206,7 @@ def hardmax(target: Target, T: str) -> Body:
             at = a * n * inner + i - a * inner
             best = at
             for c in range(1, n):
+                # Strictly larger: the first of equals stays.
                 if x[at + c * inner] > x[best]:
                     best = at + c * inner
             for c in range(n):
@@ -218,7 +222,7 @@ def _hardmax_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _hardmax_axis(site: Site) -> int:
-    """Return the axis; before opset 13 it and all behind it were one."""
+    """Return the axis; before opset 13 it and all after it were one."""
     default = 1 if site.opset < 13 else -1
     rank = site.type(0).rank
     axis = site.attrs.get("axis", default)
@@ -228,12 +232,12 @@ def _hardmax_axis(site: Site) -> int:
 def _hardmax_lower(lowering: Lowering) -> None:
     x, y, axis = lowering.x(0), lowering.y(0), _hardmax_axis(lowering.site)
     dims = x.type.dims
-    behind = math.prod(dims[axis + 1 :]) if lowering.site.opset >= 13 else 1
+    inner = math.prod(dims[axis + 1 :]) if lowering.site.opset >= 13 else 1
     n = dims[axis] if lowering.site.opset >= 13 else math.prod(dims[axis:])
     if not x.type.size:
         return
     outer = math.prod(dims[:axis])
-    lowering.call(hardmax(x.type.dtype), x=x, y=y, outer=outer, n=n, inner=behind)
+    lowering.call(hardmax(x.type.dtype), x=x, y=y, outer=outer, n=n, inner=inner)
 
 
 OPS = (

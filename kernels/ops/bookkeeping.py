@@ -45,9 +45,9 @@ def _accumulated_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _accumulate(lowering: Lowering) -> None:
-    """buffer = reset ? value : buffer + value, in place, but for dimensions of 1.
+    """Append the calls for buffer = reset ? value : buffer + value, in place.
 
-    Output 0 is true, output 1 what is in the buffer then.
+    Shapes may differ in dimensions of 1.  Output 0 is true, output 1 the buffer afterwards.
     """
     buffer, value = (
         lowering.x(0),
@@ -57,6 +57,7 @@ def _accumulate(lowering: Lowering) -> None:
         lowering.site.wrong(f"gradient {lowering.x(1).type} does not fit its buffer {buffer.type}")
     add: Expr = ("add", ("in", 0), ("in", 1))
     if lowering.site.has(2):
+        # The flag is one element, which broadcasts over the buffer.
         flag = Operand(lowering.x(2).name, TensorType("b1", ()))
         update(lowering, ("where", ("in", 2), ("in", 1), add), [buffer, value, flag], buffer)
     else:

@@ -1,13 +1,13 @@
-"""Collective steps: what the ranks of a group add, and how it is packed for the way.
+"""Collective steps: sums over the ranks of a group, and the buckets that carry them.
 
 AllReduce       y_i = sum of x_i over all ranks, at once: several tensors travel as one bucket
 AllReduceStart  the same for a bucket, which is begun;  AllReduceWait  its sum, once it is there
 BucketPart      one tensor of a bucket
 JoinLoss        loss of the joined batch = sum over ranks of share * loss
 JoinMoments     mean = sum samples mean_r,  var = sum samples (var_r + mean_r^2) - mean^2, for
-                moments over parts of a batch, of which each rank has its part `samples`
+                moments over parts of a batch; each rank has its part `samples`
 Error     JoinMoments adds in double: it leaves 2^-53 mean^2 in the variance, less than rounding x
-          to float32 does; all else is one addition of the working type a rank
+          to float32 does; everything else is one addition of the working type a rank
 Source    Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
           arXiv 2006.15704 (buckets); Chan, Golub, LeVeque 1979 (moments of parts)
 
@@ -55,7 +55,7 @@ RANKS = TensorType("i64", (ORDINAL.size,))
 def all_reduce(target: Target, T: str, kind: str) -> Body:
     """y = x, and the collective step `ordinal` has come.
 
-    kind: what the runtime does then, or before, with the group; see engine/plan/collective.py.
+    kind: the runtime's part, after or before, with the group; see engine/plan/collective.py.
     """
     move = Native("copy", (T,))
 
@@ -64,6 +64,7 @@ def all_reduce(target: Target, T: str, kind: str) -> Body:
         if last > first:
             move(off(y, first), off(x, first), last - first)
         if tid == 0:
+            # The step's number tells the runtime that this thread's part is copied.
             ranks.ordinal = ordinal
 
     return body
@@ -103,6 +104,8 @@ def reduce_moments(target: Target, T: str) -> Body:
 
     def body(mean, y, var, samples, ranks, n, ordinal, tid, nthreads):
         first, last = share_blocks(n, LINE, tid, nthreads)
+        # var + mean^2 is the mean of squares, which can be added; in double, so that the
+        # subtraction afterwards loses little.
         part = samples[0]
         for c in range(first, last):
             m = 1.0 * mean[c]
@@ -124,6 +127,7 @@ def join_moments(target: Target, T: str) -> Body:
             m = x[c]
             v = x[n + c] - m * m
             mean[c] = m
+            # Rounding may leave a small negative; a NaN must come through, so not max.
             var[c] = 0.0 if v < 0.0 else v
 
     return body
@@ -147,7 +151,7 @@ def _copy_part(lowering: Lowering, x: Operand, y: Operand, start: tuple[int, int
 
 
 def _packed(lowering: Lowering, xs: Sequence[Operand]) -> Operand:
-    """Return all tensors behind each other; one alone as it is."""
+    """Return all tensors one after the other; one alone as it is."""
     if len(xs) == 1:
         return xs[0]
     bucket = lowering.temp(xs[0].type.dtype, (sum(x.type.size for x in xs),))
@@ -211,7 +215,7 @@ def _lower_moments(lowering: Lowering) -> None:
 
 
 def _checked(site: Site, first: int = 1) -> tuple[TensorType, ...]:
-    """Return the types of the inputs behind RANKS, which all have one element type."""
+    """Return the types of the inputs after RANKS, which all have one element type."""
     if site.type(0) != RANKS:
         site.wrong(f"input 0 is {site.type(0)}; expected {RANKS}")
     found = tuple(site.type(i) for i in range(first, len(site.ins)))

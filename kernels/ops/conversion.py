@@ -2,7 +2,7 @@
 
 Forward   CastLike: Y = Cast(X) to the element type of the second input
           BitCast: the bytes of X, read as elements of another type of the same size
-Backward  CastLike: that of Cast; none through bytes
+Backward  CastLike: as Cast; none through bytes
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def _bit_cast_fold(site: Site) -> tuple[Array, ...]:
 
 def _bit_cast_lower(lowering: Lowering) -> None:
     y = lowering.y(0)
+    # The operand is seen as the new type, so the map copies bytes.
     lower_map(lowering, [("in", 0)], [Operand(lowering.x(0).name, y.type)], [y])
 
 

@@ -5,20 +5,20 @@ Forward   loss_b = -log of the sum, over all paths that collapse to the labels o
           and drops the blanks.  The labels with blanks between and around them are the states
           l'_0 .. l'_2U, and
               alpha_t(s) = logp_t(l'_s) + log(exp alpha_t-1(s) + exp alpha_t-1(s-1)
-                           + exp alpha_t-1(s-2), the last where l'_s is no blank and not l'_s-2)
+                           + exp alpha_t-1(s-2), the last where l'_s is not blank and not l'_s-2)
           gives loss = -log(exp alpha_T-1(2U) + exp alpha_T-1(2U-1))
 Backward  dlogp_t(c) = -dy sum over l'_s = c of exp(alpha_t(s) + beta_t(s) + loss), where beta_t(s)
           is the logarithm of all that follows step t.  It is the gradient of the loss as written,
-          with logp of any values; behind a log softmax it becomes torch's.  Alphas are computed
+          with logp of any values; after a log softmax it becomes torch's.  Alphas are computed
           again: nothing but the inputs is kept
 Error     alpha is rounded once a step: relative to |loss| at most about `steps` units of the last
           place
 Source    Graves et al. 2006, "Connectionist temporal classification", equations 6 to 15
 
-What no path reaches has the logarithm `NEVER`, which is finite, so that differences of it are
-numbers.  A loss without a path is infinite, or 0 with `zero_infinity`; its gradient is 0.  A length
-or label out of range reads nothing: the loss is NaN, the gradient 0, and it is written to the fault
-word.
+States that no path reaches have the logarithm `NEVER`, which is finite, so that differences of it
+are numbers. A loss without a path is infinite, or 0 with `zero_infinity`; its gradient is 0. A
+length or label out of range reads nothing: the loss is NaN, the gradient 0, and it is written to
+the fault word.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import LABEL, LENGTH, STATUS
 
 NEVER = -1e30
-PAD = 2  # states that are never reached, before those of alpha and behind those of beta
+PAD = 2  # states that are never reached, before the alphas and after the betas
 INF, NAN = float("inf"), float("nan")
 
 # log(exp a + exp b + exp c), c only where the mark k is 0 and not NEVER.
@@ -75,7 +75,7 @@ def class_of(label, s, blank):
 
 
 def _alphas(T: str) -> Any:
-    """Inline functions of rows of states: marks, emissions, the steps of alpha, and their end."""
+    """Return inline functions over states: marks, emissions, steps of alpha, and their end."""
     cast = Native("cast", (T, "i64"))
     fill, bound = loop(T, f"-> y[] = {NEVER}"), loop(T, f"x[] -> y[] = max(x, {NEVER})")
     step = loop(T, f"a[] b[] c[] k[] e[] -> {JOIN}; y[] = max(total + e, {NEVER})")
@@ -83,8 +83,9 @@ def _alphas(T: str) -> Any:
 
     @inline
     def mark(label, count, blank, marks):
-        """0 for states that are reached over the one before, NEVER for others and behind all."""
+        """0 for states that are reached over the one before, NEVER for others and after all."""
         fill(marks, count + PAD)
+        # Labels are the odd states; a blank between equal labels must not be skipped.
         for s in range(3, count, 2):
             here, before = class_of(label, s, blank), class_of(label, s - 2, blank)
             if here != blank and here != before:
@@ -98,19 +99,21 @@ def _alphas(T: str) -> Any:
 
     @inline
     def begin(alpha, e, count):
-        """The alphas of step 0, behind `PAD` that are never reached."""
+        """The alphas of step 0, after `PAD` that are never reached."""
         fill(alpha, count + PAD)
+        # A path starts with the first blank or the first label.
         bound(e, off(alpha, PAD), imin(count, 2))
 
     @inline
     def advance(old, marks, e, alpha, count):
-        """The alphas of a step from those of the step before."""
+        """The alphas of a step from the alphas of the step before."""
         fill(alpha, PAD)
         step(off(old, PAD), off(old, PAD - 1), old, marks, e, off(alpha, PAD), count)
 
     @inline
     def total(alpha, count, y):
         """y[0] = the logarithm of the probability of all paths, by the alphas of the last step."""
+        # A path ends with the last blank or the last label.
         last(off(alpha, count + PAD - 1), off(alpha, count + PAD - 2), y, 1)
 
     return mark, emit, begin, advance, total
@@ -165,6 +168,7 @@ def ctc(target: Target, T: str) -> Body:
             labels = off(label, b * width)
             value = NAN
             if t == 0:
+                # No steps: only the empty labelling has a path.
                 value = 0.0 if count == 1 else (0.0 if zero != 0 else INF)
             elif t > 0:
                 mark(labels, count, blank, marks)
@@ -176,6 +180,7 @@ def ctc(target: Target, T: str) -> Body:
                     old, new = new, old
                 total(old, count, e)
                 value = -1.0 * e[0]
+                # NEVER plus rounding: no path.
                 if value > -0.5 * NEVER:
                     value = 0.0 if zero != 0 else INF
             loss[b] = value
@@ -229,12 +234,15 @@ def ctc_grad(target: Target, T: str) -> Body:
                 mark(labels, count, blank, marks)
                 emit(off(logp, b * classes), labels, count, blank, e)
                 begin(alphas, e, count)
+                # Forward again, with the alphas of all steps kept: they are as many as the states,
+                # so they are not kept from the forward pass.
                 for i in range(1, t):
                     emit(off(logp, (i * n + b) * classes), labels, count, blank, e)
                     old = off(alphas, (i - 1) * row)
                     advance(old, marks, e, off(alphas, i * row), count)
                 # The total is kept in a pad before the first alphas, which nothing reads any more.
                 total(off(alphas, (t - 1) * row), count, alphas)
+                # Without a path the gradient is 0, as cleared.
                 if alphas[0] > 0.5 * NEVER:
                     fill(beta, count + PAD)
                     for s in range(count - imin(count, 2), count):
@@ -242,6 +250,8 @@ def ctc_grad(target: Target, T: str) -> Body:
                     for j in range(t):
                         i = t - 1 - j
                         if j > 0:
+                            # beta_i(s) sums over the states that follow s, with what they emit at
+                            # step i + 1.
                             emit(off(logp, ((i + 1) * n + b) * classes), labels, count, blank, e)
                             follow(beta, e, e, count)
                             fill(off(e, count), PAD)
@@ -250,6 +260,8 @@ def ctc_grad(target: Target, T: str) -> Body:
                         occupy(alpha, beta, alphas, off(dy, b), e, count)
                         to = off(dx, (i * n + b) * classes)
                         for s in range(count):
+                            # Forward: loss = -log sum over paths; so -dlogp[c] is the share of the
+                            # paths that are in a state of class c now.
                             to[class_of(labels, s, blank)] -= e[s]
 
     return body

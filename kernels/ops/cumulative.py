@@ -3,7 +3,7 @@
 Forward   y_k = op of x_j over j <= k (exclusive: j < k), from the front or from the back (reverse)
 Backward  CumSum   dX = CumSum of dY in the other direction
           CumProd  dx_i = L_i R_i, L_i = prod of x_j, j < i, and R_i = dy_i + x_i+1 R_i+1
-                   (exclusive: dy_i+1 + x_i+1 R_i+1), 0 behind the end: exact with zeros
+                   (exclusive: dy_i+1 + x_i+1 R_i+1), 0 after the end: exact with zeros
 Error     one rounding an element, one after the other: relative to sum |x| at most k units of the
           last place, whatever the number of threads
 """
@@ -66,6 +66,7 @@ def accumulate(target: Target, T: str, op: str) -> Body:
         total = cast(first_value)
         for i in range(n):
             before = total
+            # One accumulator, in the order of the axis: the result has no other order.
             total = before + x[i * step] if op == "sum" else before * x[i * step]
             y[i * step] = before if exclusive != 0 else total
 
@@ -80,6 +81,7 @@ def accumulate(target: Target, T: str, op: str) -> Body:
             join(off(y, (i - 1) * step), off(x, (i - exclusive) * step), off(y, i * step), k)
 
     def body(x, y, outer, n, inner, reverse, exclusive, tid, nthreads):
+        # A single column has no vectors; columns side by side do, and threads share blocks of them.
         if inner == 1:
             first, last = share(outer, tid, nthreads)
             for r in range(first, last):
@@ -120,6 +122,9 @@ def cumprod_grad(target: Target, T: str) -> Body:
             g, v, to = off(dy, at), off(x, at), off(dx, at)
             left, right = cast(1), cast(0)
             for i in range(n):
+                # Forward: y_k = x_0 ... x_k; so dx_i = sum over k >= i of dy_k times all x_j but
+                # x_i, = L_i R_i.  Dividing y by x_i would fail at zeros.  First L, then R from the
+                # end.
                 to[i * step] = left
                 left = left * v[i * step]
             for back in range(n):

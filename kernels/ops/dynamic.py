@@ -18,12 +18,13 @@ def _non_zero(site: Site) -> tuple[Array, ...]:
 
 
 def _unique(site: Site) -> tuple[Array, ...]:
-    """The distinct elements (or slices), their first places, the inverse map, their counts."""
+    """Return distinct elements or slices, first places, the inverse map, and counts."""
     x, axis = site.known(0, "the input"), site.attrs.get("axis")
     if axis is not None:
         axis = normal_axis(site, axis, x.ndim)
-    found = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
-    y, first, inverse, counts = found
+    y, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
     if not site.attrs["sorted"]:  # in the order in which they come
         order = np.argsort(first)
         y = y.take(order, 0 if axis is None else axis)

@@ -2,7 +2,7 @@
 
 Forward   operands are folded from the left, two at a time; a pair is one batched matrix product
           Y[batch, m, n] = sum over k of A[batch, m, k] B[batch, k, n], where m, n, k and batch are
-          groups of axes: those of A alone, of B alone, of both but not kept, of both and kept
+          groups of axes: of A alone, of B alone, of both but not kept, of both and kept
 Backward  dX = Einsum(dY, the other operands) with X's term as the output's; axes that only X has
           come from a tensor of ones, a repeated letter from an identity matrix
 Error     kernels/loops/gemm.py
@@ -122,6 +122,8 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     factors = []
     for i, term in enumerate(equation.terms):
         factors.append(_diagonal(nodes, _Factor(nodes.x(i), term, nodes.site.type(i).dims)))
+    # Letters that a later operand or the output names are kept; all others are summed as soon as
+    # possible.
     first, *rest = factors
     for k, factor in enumerate(rest, 1):
         later = set(equation.out).union(*(f.term for f in rest[k:]))
@@ -149,6 +151,7 @@ def _plain_product(nodes: Nodes, equation: _Equation) -> str | None:
         return None
     if nodes.site.type(0).shape[a.index(k)] != nodes.site.type(1).shape[b.index(k)]:
         return None
+    # The usual products as they are, without transposes: planning fuses a FusedMatMul further.
     flags = {m + k: 0, k + m: 1}, {k + n: 0, n + k: 1}
     if a[-2:] not in flags[0] or b[-2:] not in flags[1]:
         return None
@@ -177,6 +180,7 @@ def _diagonal(nodes: Nodes, f: _Factor) -> _Factor:
         while f.term.count(letter) > 1:
             a, b = f.term.index(letter), f.term.rindex(letter)
             _check_mask(nodes.site, f.dims[a])
+            # A mask of ones on the diagonal: its gradient follows from Mul and ReduceSum.
             eye = np.eye(f.dims[a]).reshape(
                 [f.dims[i] if i in (a, b) else 1 for i in range(len(f.term))]
             )
@@ -221,6 +225,7 @@ def _product(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
     shared = [c for c in a.term if c in b.term]
     batch = [c for c in shared if c in later]
     summed = [c for c in shared if c not in later]
+    # Nothing to sum and the same letters: elementwise, where a product would have a depth of 1.
     if not summed and not (set(a.term) ^ set(b.term)):
         b = _transpose(nodes, b, a.term)
         return _Factor(nodes.op("Mul", a.name, b.name), a.term, tuple(size[c] for c in a.term))
@@ -261,6 +266,7 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -> str:
     others = [k for k in range(len(equation.terms)) if k != i]
+    # Forward: y = einsum(x_0, x_1, ...); so dx_i = einsum(dy, all x but x_i), to x_i's term.
     names = [dy, *(grad.x(k) for k in others)]
     terms = [equation.out, *(equation.terms[k] for k in others)]
     shape, dtype = grad.site.type(i).shape, grad.site.type(i).dtype
@@ -273,6 +279,7 @@ def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -
                 grad.site.fail(
                     f"the gradient of a repeated letter of unknown size {d!r}", "a number"
                 )
+            # A repeated letter's gradient lies on the diagonal: an identity matrix puts it there.
             fresh = spare.pop()
             _check_mask(grad.site, d)
             names.append(grad.const(np.eye(d), dtype))

@@ -42,7 +42,7 @@ WIDE, PIECE = 16, 8
 
 
 def _in_pieces(nodes: Nodes, op: str) -> str:
-    """The op of all inputs, `PIECE` at a time from the left, so that it rounds as one formula."""
+    """Apply the op to all inputs, `PIECE` at a time from the left, to round as one formula."""
     left = [nodes.x(i) for i in range(len(nodes.site.ins))]
     while len(left) > 1:
         left = [str(nodes.op(op, *left[:PIECE])), *left[PIECE:]]
@@ -113,7 +113,7 @@ def _cast_expr(site: Site) -> Expr:
 
 
 def _cast_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = dY cast back; nothing between types of which one is not a float."""
+    """dX = dY cast back; nothing unless both types are floats."""
     source, to = grad.site.type(0).dtype, OF_ONNX[grad.site.attrs["to"]]
     if source not in REALS or to not in REALS:
         return (None,)
@@ -134,7 +134,7 @@ def _clip_expr(site: Site) -> Expr:
 
 
 def _clip_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = 0 where X < min or X > max, else dY."""
+    """dX = dY where min <= X <= max, 0 elsewhere."""
     for i, name, _, outside in CLIP:
         if grad.site.has(i) or name in grad.site.attrs:
             bound = grad.x(i) if grad.site.has(i) else grad.like(grad.site.attrs[name], 0)
@@ -164,6 +164,7 @@ def _pow_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         b = grad.op("Cast", b, to=ONNX_CODE[kinds[0]])
     da = db = None
     if grad.wants(0):
+        # Forward: y = a^b; so da = b a^(b-1) dy.
         lower = grad.op("Mul", b, grad.op("Pow", a, grad.op("Sub", b, grad.like(1.0, 0))))
         known = grad.site.value(1)
         if known is None or not np.all(known):  # 0 A^-1 is NaN at A = 0
@@ -172,6 +173,7 @@ def _pow_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
             )
         da = grad.reduce_to(grad.op("Mul", dy, lower), 0)
     if grad.wants(1):
+        # Forward: y = a^b = exp(b log a); so db = y log a dy, for a > 0.
         positive = grad.op("Greater", a, grad.like(0.0, 0))
         logs = grad.op("Log", grad.op("Where", positive, a, grad.like(1.0, 0)))
         db = grad.reduce_to(grad.op("Mul", dy, grad.op("Mul", grad.y(0), logs)), 1)
@@ -193,7 +195,8 @@ def _where_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _leaky_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = dY where X > 0, else alpha dY; Y has the sign of X only when alpha >= 0."""
+    """dX = dY where X > 0, alpha dY elsewhere; Y has the sign of X only when alpha >= 0."""
+    # y tells the sign of x, so x need not be kept.
     alpha = grad.site.attrs["alpha"]
     if alpha >= 0:
         return (grad.op("LeakyReluGrad", dy, grad.y(0), domain=MS, alpha=alpha),)
@@ -204,6 +207,7 @@ def _leaky_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 def _div_grad_nodes(nodes: Nodes) -> tuple[str, ...]:
     """dA = dY / B, dB = -(dY / B) (A / B), each summed to the shape of its operand."""
     dy, a, b = (nodes.x(i) for i in range(3))
+    # Forward: y = a / b; so da = dy / b and db = -(dy / b) (a / b).
     quotient = nodes.op("Div", dy, b)
     shapes = [nodes.op("Shape", x) for x in (a, b)]
     axes = nodes.op("BroadcastGradientArgs", *shapes, domain=MS, outputs=2)
@@ -248,7 +252,7 @@ def _isinf_expr(site: Site) -> Expr:
 def _scale_infer(site: Site) -> tuple[TensorType, ...]:
     x, by = site.type(0), site.type(1)
     if broadcast(site, x, by) != x.shape:
-        site.wrong(f"a scale of {by} for {x}; expected one that broadcasts to it")
+        site.wrong(f"the scale is {by}; expected one that broadcasts to {x}")
     return (x.but(),)
 
 
@@ -264,8 +268,8 @@ def _map_infer(site: Site) -> tuple[TensorType, ...]:
     types = [site.type(i) for i in range(len(site.ins))]
     shape = broadcast(site, *types)
     kinds = [t.dtype for t in types]
-    found = site.attrs["formulas"].results_dtypes(kinds)
-    return tuple(TensorType(dtype or kinds[0], shape) for dtype in found)
+    made = site.attrs["formulas"].results_dtypes(kinds)
+    return tuple(TensorType(dtype or kinds[0], shape) for dtype in made)
 
 
 def _map_lower(lowering: Lowering) -> None:

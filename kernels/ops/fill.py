@@ -1,7 +1,7 @@
 """Tensors whose elements follow from their place: ConstantOfShape, Range, EyeLike, Trilu.
 
-Forward   Range y[i] = start + i delta;  EyeLike y[i, i + k] = 1, else 0;
-          Trilu y[.., i, j] = x where j >= i + k (upper) or j <= i + k (lower), else 0
+Forward   Range y[i] = start + i delta;  EyeLike y[i, i + k] = 1, 0 elsewhere;
+          Trilu y[.., i, j] = x where j >= i + k (upper) or j <= i + k (lower), 0 elsewhere
 Backward  Trilu: dX = Trilu(dY); nothing flows through the others
 Error     Range of floats: computed in float64 and rounded once
 """
@@ -43,6 +43,7 @@ def count_up(target: Target, T: str) -> Body:
     def body(start, delta, y, n, tid, nthreads):
         begin, end = share(n, tid, nthreads)
         for i in range(begin, end):
+            # Each element by itself: adding delta step by step would add up rounding errors.
             y[i] = start[0] + i * delta[0]
 
     return body
@@ -56,11 +57,12 @@ def count_up(target: Target, T: str) -> Body:
     T=MOVED,
 )
 def triangle(target: Target, T: str, upper: int) -> Body:
-    """y[r, j] = x[r, j] where j - i >= k[0] (upper) or <= k[0] (lower), else 0, for i = r mod m."""
+    """y[r, j] = x[r, j] if j - i >= k[0] (upper) or <= k[0] (lower), otherwise 0; i = r mod m."""
     copy_run = loop(T, "x[] -> y[] = x")
     zero = loop(T, "-> y[] = 0")
 
     def body(x, k, y, rows, m, n, tid, nthreads):
+        # k may be any integer: clamped to where it changes nothing, so that sums do not overflow.
         shift = imax(imin(k[0], n), -m)
         first, last = share(rows, tid, nthreads)
         for r in range(first, last):
@@ -109,10 +111,10 @@ def _filled_lower(lowering: Lowering) -> None:
 
 
 def _range_bounds(site: Site) -> tuple[Array, Array, int]:
-    """Start, step and number of elements."""
+    """Return start, step and number of elements."""
     start, limit, delta = (site.number(i, "a bound") for i in range(3))
     if delta == 0:
-        site.wrong("a step of 0")
+        site.wrong("the step (input 2) is 0")
     count = math.ceil((limit.item() - start.item()) / delta.item())
     return start, delta, max(count, 0)
 
@@ -140,12 +142,12 @@ def _range_lower(lowering: Lowering) -> None:
 def _eye_infer(site: Site) -> tuple[TensorType, ...]:
     t, to = site.type(0), site.attrs.get("dtype")
     if t.rank != 2:
-        site.wrong("a matrix is expected")
+        site.wrong(f"input 0 is {t}; expected a matrix")
     return (t.but(dtype=t.dtype if to is None else dtype_of(site, to)),)
 
 
 def _eye_lower(lowering: Lowering) -> None:
-    """y = 0; y[diagonal] = 1."""
+    """Append the calls for y = 0; y[diagonal] = 1."""
     y, k = lowering.y(0), lowering.site.attrs["k"]
     lower_map(lowering, [("const", 0)], [], [y])
     m, n = y.type.dims
@@ -153,6 +155,7 @@ def _eye_lower(lowering: Lowering) -> None:
     count = min(m - row, n - col)
     if count > 0:
         one = lowering.const(np.ones(1, NUMPY[y.type.dtype]))
+        # The diagonal is a line of stride n + 1, and its source one element of stride 0.
         copy(lowering, one, y, [count], ([0], [n + 1]), (0, row * n + col), "u")
 
 
@@ -172,11 +175,11 @@ def _trilu_lower(lowering: Lowering) -> None:
 def _trilu_infer(site: Site) -> tuple[TensorType, ...]:
     t = site.type(0)
     if t.rank < 2:
-        site.wrong("a matrix is expected")
+        site.wrong(f"input 0 is {t}; expected matrices, [..., m, n]")
     if site.value(1) is not None:
         site.integer(1, "k")
     elif site.has(1) and site.type(1).shape not in ((), (1,)):
-        site.wrong("k is one integer")
+        site.wrong(f"k (input 1) is {site.type(1)}; expected one integer")
     return (t.but(),)
 
 

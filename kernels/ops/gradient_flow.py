@@ -1,17 +1,17 @@
-"""What autograd was told: where gradients stop, and where they are computed otherwise.
+"""Directions for autograd: where gradients stop, and where they are computed otherwise.
 
 Forward   StopGradient: y = x;  Cotangent: dy = y, in name only;  Redirect: z = y
 Backward  StopGradient, Cotangent: none.  Redirect of y, dy, x and dx, where nodes make dx of dy:
-          the gradient of z goes to y, and to x goes what these nodes make of it in the place of dy
+          the gradient of z goes to y, and x gets what these nodes make of it instead of dy
 Error     none
 
     Before   dy = Cotangent(y); dx = Neg(dy); z = Redirect(y, dy, x, dx)
     After    dx = Neg(z_grad), a part of the gradient of x
 
-`engine.trainer.pytorch.export` writes them: a `detach()` and what `no_grad` stops is a
-StopGradient, and an `autograd.Function` a Redirect of its stopped output, between which and the
-Cotangent stands what its `backward` does.  To all other runtimes they are functions of the model
-that copy their first input.
+`engine.trainer.pytorch.export` writes them: a `detach()` or a stop by `no_grad` is a StopGradient,
+and an `autograd.Function` a Redirect of its stopped output.  Between that and the Cotangent stand
+the nodes of its `backward`.  To all other runtimes they are functions of the model that copy their
+first input.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine.kernels.vocabulary.op import OURS, Grad, Op, same_as
 
 
 def _redirected(grad: Grad, dz: str) -> tuple[str | None, ...]:
+    # The nodes between dy and dx are the backward function: they run again on the real gradient.
     dx = grad.replay(grad.x(3), {grad.x(1): dz}) if grad.wants(2) else None
     return dz, None, dx, None
 

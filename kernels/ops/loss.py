@@ -4,7 +4,7 @@ Forward   loss_i = -w[l_i] logp[i, l_i], 0 where l_i is ignore_index; `mean` div
           the sum of the w[l_i] that count, and is 0 when none does (as onnxruntime; torch: NaN)
 Backward  dx = dy_i w[l_i] (exp(logp) - [c = l_i]) / (mean: that sum); needs logp and the labels.
           Of the likelihood alone: the same with logp = -inf, for exp(-inf) = 0
-Error     that of log softmax (softmax.py); sums over samples are in double
+Error     as of log softmax (softmax.py); sums over samples are in double
 
 Scores are seen as [n, classes, inner].  A label outside [0, classes) that is not ignore_index reads
 and writes nothing: its loss and gradient are NaN, and it is written to the fault word: 1, the
@@ -55,6 +55,7 @@ def read_label(label, i, weight, weighted, ignore, ignored, classes, bad):
     position of a label that is out of range, `bad` or i."""
     at = label[i]
     w = 1.0
+    # ignore_index may lie outside the classes, so it is tested first.
     if ignored != 0 and at == ignore[0]:
         at, w = -1, 0.0
     elif at < 0 or at >= classes:
@@ -107,6 +108,7 @@ def likelihood(target: Target, T: str) -> Body:
             value = w
             if at >= 0:
                 a = udiv(i, inner)
+                # Times 1.0: sums are in double, whatever T is.
                 value = x[(a * classes + at) * inner + i - a * inner] * 1.0
                 if shifted != 0:
                     value -= lse[i]
@@ -116,6 +118,7 @@ def likelihood(target: Target, T: str) -> Body:
             total += value
             count += w
         if each == 0:
+            # A sum for each thread, which one thread adds in order: without atomics.
             sums[2 * tid] = total
             sums[2 * tid + 1] = count
         report_at(fault, LABEL, label, bad, classes)
@@ -136,6 +139,7 @@ def total_loss(target: Target, T: str) -> Body:
             for p in range(parts):
                 total += sums[2 * p]
                 count += sums[2 * p + 1]
+            # All labels ignored: 0 / 0 is taken as 0, as onnxruntime has it.
             if mean != 0 and count != 0.0:
                 total /= count
             loss[0] = total
@@ -211,10 +215,12 @@ def cross_entropy_grad_rows(target: Target, T: str) -> Body:
         first, last = share(n, tid, nthreads)
         for i in range(first, last):
             at, w, bad = read_label(label, i, weight, weighted, ignore, ignored, classes, bad)
+            # Forward: loss_i = -w (x[l] - log sum exp x); so dx = w dy (softmax(x) - [c = l]).
             f = scale * w * dy[i * each]
             row = off(dx, i * classes)
             write(off(logp, i * classes), f, row, classes)
             if at >= 0:
+                # The label's own -1, after the vector loop over all classes.
                 row[at] -= f
         report_at(fault, LABEL, label, bad, classes)
 
@@ -276,6 +282,7 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
                 _, w, bad = read_label(
                     label, p + j, weight, weighted, ignore, ignored, classes, bad
                 )
+                # As by rows; factors of a block of columns, since vectors run along `inner`.
                 factors[j] = scale * w * dy[(p + j) * each]
             for c in range(classes):
                 write(off(logp, top + c * inner), factors, off(dx, top + c * inner), k)
@@ -299,7 +306,7 @@ def _reduction(site: Site) -> int:
 
 
 def _labels(lowering: Lowering, i: int) -> Operand:
-    """Labels as i64."""
+    """Return labels as i64."""
     label = lowering.x(i)
     if label.type.dtype == "i64":
         return label
@@ -313,7 +320,7 @@ def _optional(lowering: Lowering, i: int) -> Operand | None:
 
 
 def _ignore(lowering: Lowering, at: int | None) -> Operand | None:
-    """ignore_index as an operand: input `at` of the node, or its attribute."""
+    """Return ignore_index as an operand: input `at` of the node, or its attribute."""
     if at is not None:
         return _labels(lowering, at) if lowering.site.has(at) else None
     index = lowering.site.attrs.get("ignore_index")
@@ -327,10 +334,12 @@ def _dims(site: Site, i: int) -> tuple[int, int, int]:
 
 
 def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
-    """loss = likelihood(log softmax(x)) of `scores`, else likelihood(x); then the reduction."""
+    """Append the calls for the likelihood of log softmax(x), or of x unless `scores`; reduce it."""
     x, y = lowering.x(0), lowering.y(0)
     T, (n, classes, inner) = x.type.dtype, _dims(lowering.site, 0)
     reduction, lse = _reduction(lowering.site), None
+    # log softmax is made only if it is an output; otherwise log sum exp is enough: one number a
+    # sample, not one a class.
     if scores and lowering.site.n_outs > 1 and lowering.wants(1):
         softmax(lowering, x, lowering.y(1), (n, classes, inner), 1)
         x = lowering.y(1)
@@ -402,7 +411,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 
 def _loss_and_scores(site: Site, at: int) -> tuple[TensorType, TensorType]:
-    """Types of the loss and of the scores, input `at`, before labels and weights of classes."""
+    """Return the types of the loss and of the scores: input `at`, before labels and weights."""
     x, label = site.real(at), site.type(at + 1)
     if label.dtype not in ("i32", "i64"):
         raise DTypeError(f"{site.where()}: labels of type {label.dtype}; supported: i32, i64")
@@ -439,6 +448,7 @@ def _cross_entropy_grad(
 
 def _likelihood_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = SoftmaxCrossEntropyLossGrad(dY, -inf), for exp(-inf) = 0."""
+    # Forward: loss = -w x[l], without the softmax; so its part of the gradient must vanish.
     low: Array = np.array([-np.inf], NUMPY[grad.site.type(0).dtype])
     logp = grad.op("ConstantOfShape", grad.op("Shape", grad.x(0)), value=low)
     rest = [grad.x(i) for i in range(1, len(grad.site.ins)) if grad.site.has(i)]

@@ -58,7 +58,7 @@ CHUNK = 4096  # elements of a line that one thread copies at least, when lines a
 
 
 def bits(dtype: str) -> str:
-    """Return the element type that stands for all types of a size when bits are copied."""
+    """Return the element type whose bits are copied for all types of a size."""
     return BITS[ITEMSIZE[dtype]]
 
 
@@ -82,12 +82,13 @@ def offsets(walk, rank, row):
 
 
 def line(T: str) -> Any:
-    """Return an inline function: line(x, y, n, xs, ys) copies n elements with strides xs and ys."""
+    """Return an inline function line(x, y, n, xs, ys): copies n elements with strides."""
     copy = loop(T, "x[] -> y[] = x")
     spread = loop(T, "x* -> y[] = x")
 
     @inline
     def run(x, y, n, xs, ys):
+        # Lines that adjoin in y are vectors, copied or repeated; others go element by element.
         if ys == 1 and xs == 1:
             copy(x, y, n)
         elif ys == 1 and xs == 0:
@@ -100,7 +101,9 @@ def line(T: str) -> Any:
 
 
 _WALK = Field(
-    "the outer dimensions, the strides of x along them, then those of y", count=OPEN, range="signed"
+    "the outer dimensions, the strides of x along them, then the strides of y",
+    count=OPEN,
+    range="signed",
 )
 _START: dict[str, str | Field] = {
     "x_at": Field("the first element in x", range="signed"),
@@ -212,6 +215,8 @@ def transposed_copy(target: Target, T: str) -> Body:
             wide = imin(lanes, p - i)
             j = 0
             if wide == lanes:
+                # Squares of vectors are transposed in registers: rows read and columns written one
+                # by one would take a cache line for each element.
                 while j + lanes <= q:
                     block(off(to, j * ys), ys, off(source, j), xs)
                     j += lanes
@@ -243,15 +248,15 @@ def copy(
         return
     T = bits(y.type.dtype)
     xs, ys = strides
-    found = lowering.once(
+    walk = lowering.once(
         (_walk, T), [dims, xs, ys], functools.partial(_walk, T, dims, xs, ys, lowering.threads)
     )
-    words = found.words.pack(x_at=start[0], y_at=start[1], **found.sizes)
-    lowering.call(found.template(T), x=x, y=y, g=words, updates="y" if mode == "u" else "")
+    words = walk.words.pack(x_at=start[0], y_at=start[1], **walk.sizes)
+    lowering.call(walk.template(T), x=x, y=y, g=words, updates="y" if mode == "u" else "")
 
 
 class _Walk(NamedTuple):
-    """How operands are walked: by which template, and its words but the first elements."""
+    """A walk over operands: the template, and its words but the first elements."""
 
     template: Template
     words: Words
@@ -260,6 +265,7 @@ class _Walk(NamedTuple):
 
 def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threads: int) -> _Walk:
     """Return the walk over dims with strides of x and y."""
+    # In the order of y, so that what is written adjoins.
     order = sorted(range(len(dims)), key=lambda a: -abs(y[a]))
     size, (xs, ys) = collapse(dims, (x, y), order)
     cross = _crossing(size, xs, ys) if T in FLOATS else None
@@ -279,6 +285,7 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
         return _Walk(transposed_copy, TRANSPOSE_WORDS, sizes)
     n, xi, yi = size.pop(), xs.pop(), ys.pop()
     rows, limit = math.prod(size), n
+    # Few long lines are cut into chunks, so that every thread has some.
     if n >= 2 * CHUNK and rows < 4 * threads:
         m, n, xm, ym = -(-n // CHUNK), CHUNK, CHUNK * xi, CHUNK * yi
     elif size:
@@ -300,18 +307,18 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
 
 
 def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
-    """The axis along which x is contiguous, if it is another one than y's and both are long."""
+    """Return the axis along which x is contiguous, if it is not y's and both are long."""
     if ys[-1] != 1 or xs[-1] in (0, 1) or size[-1] < 4:
         return None
-    found = [i for i in range(len(size) - 1) if xs[i] == 1 and size[i] >= 4]
-    return found[0] if found else None
+    crossing = [i for i in range(len(size) - 1) if xs[i] == 1 and size[i] >= 4]
+    return crossing[0] if crossing else None
 
 
 def _perm(site: Site) -> list[int]:
     rank = site.type(0).rank
     perm = [int(p) for p in site.attrs.get("perm", reversed(range(rank)))]
     if sorted(perm) != list(range(rank)):
-        site.wrong(f"perm {perm} is no permutation of {rank} axes")
+        site.wrong(f"perm {perm} is not a permutation of {rank} axes")
     return perm
 
 
@@ -366,7 +373,7 @@ def _tile_infer(site: Site) -> tuple[TensorType, ...]:
         return (unknown(site, 1, t.dtype),)
     repeats = _repeats(site)
     if len(repeats) != t.rank:
-        site.wrong(f"{len(repeats)} repeats for a tensor of rank {t.rank}")
+        site.wrong(f"repeats has {len(repeats)} numbers, but the input has rank {t.rank}")
     dims: list[Dim] = []
     for i, (d, r) in enumerate(zip(t.shape, repeats, strict=True)):
         known = d if r == 1 else f"{site.name}_d{i}"
@@ -380,6 +387,7 @@ def _tile_lower(lowering: Lowering) -> None:
     for r, d, a, b in zip(
         _repeats(lowering.site), x.type.dims, x.type.strides, y.type.strides, strict=True
     ):
+        # An axis of r repeats of d elements: x has stride 0 along the repeats.
         dims += [r, d]
         xs += [0, a]
         ys += [d * b, b]
@@ -389,12 +397,13 @@ def _tile_lower(lowering: Lowering) -> None:
 def _tile_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = the sum over the repeats of dY, seen as [r0, d0, r1, d1, ...]."""
     rank = grad.site.type(0).rank
+    # Forward: y[r, d] = x[d] for each axis; so dx sums dy over the r.
     pairs = [unsqueeze(grad, name, [1]) for name in (grad.x(1), grad.op("Shape", grad.x(0)))]
     apart = grad.op("Reshape", grad.op("Concat", *pairs, axis=1), i64s(grad, -1))
     return (reduce_sum(grad, grad.op("Reshape", dy, apart), range(0, 2 * rank, 2)), None)
 
 
-# What `copy` calls; of tensors whose axes are stored in one order, `strided_copy` alone.
+# The kernels that `copy` calls; between equal orders of axes `strided_copy` alone.
 COPY_KERNELS = (strided_copy, transposed_copy)
 OPS = (
     Op(

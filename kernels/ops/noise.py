@@ -4,9 +4,9 @@ Forward   (w0, w1) = Philox2x32-10(counter (i, step), key), the key being Philox
           seed, key node): nothing depends on threads or order.  Of n elements number i is made of
           w0 and number ceil(n / 2) + i of w1: a uniform u = w / 2^32 in [0, 1), of 24 bits in
           f32; or both are the two normals of Box and Muller;
-          dropout: mask = u >= ratio, y = x / (1 - ratio) where the mask is set, else 0;
+          dropout: mask = u >= ratio, y = x / (1 - ratio) where the mask is set, 0 elsewhere;
           a RandomMask `of` the name of another is that mask, drawn again instead of kept
-Backward  of dropout: dx = dy / (1 - ratio) where the mask is set, else 0; all else stops
+Backward  of dropout: dx = dy / (1 - ratio) where the mask is set, 0 elsewhere; others stop
 Error     1 - u of a normal is a multiple of 2^-24 in f32, 2^-32 in f64: |x| <= 5.8, 6.7
 Source    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011;
           Srivastava et al., "Dropout", JMLR 2014
@@ -62,13 +62,13 @@ NORMAL: dict[str, Pair] = {
 
 
 def _program(T: str, *formulas: str) -> Native:
-    """Return the loop of formulas of w0 and w1: element, step and key in, one output a formula."""
+    """Return the loop of formulas of w0 and w1; inputs: element, step and key."""
     words = "; ".join(f"w{i} = philox{i}(element, step, key)" for i in (0, 1))
     outs = "; ".join(f"y[] = {formula}" for formula in formulas)
     return loop(T, f"element:u32.. step:u32 key:u32 -> {words}; {outs}")
 
 
-# Of libraries: whatever else the numbers are, is a formula of these.
+# Compiled for libraries: all other random numbers are formulas of these.
 PLAIN = tuple((T, *pair) for table in (UNIFORM, NORMAL) for T, pair in table.items())
 
 
@@ -88,7 +88,10 @@ def draw(target: Target, T: str, first: str, second: str) -> Body:
     def body(y, noise, n, node, fixed, seed, tid, nthreads):
         if fixed == 0:
             seed = noise.seed
+        # Every node has a key of its own, so draws do not depend on the order of nodes.
         key = mix(seed, seed >> 32, node, 1)
+        # A draw has two words: element i takes the first, element half + i the second, so that both
+        # halves are written by vectors.
         pairs = n >> 1
         half = n - pairs
         begin, end = share_blocks(pairs, 64, tid, nthreads)
@@ -103,7 +106,10 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
     def lower(lowering: Lowering) -> None:
         y, seed = lowering.y(0), lowering.site.attrs.get("seed")
         if y.type.size >= 2**32:
-            lowering.site.fail(f"{y.type.size} random numbers", "fewer than 2**32 a tensor")
+            lowering.site.fail(
+                f"the tensor has {y.type.size} random numbers",
+                "fewer than 2**32: counters have 32 bits",
+            )
         if not y.type.size:
             return
         # an expansion's node has a name of its own, whichever of its outputs are wanted
@@ -125,10 +131,10 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
 
 def _dtype(site: Site, default: int | None) -> str:
     code = site.attrs.get("dtype", default)
-    found = site.type(0).dtype if code is None else OF_ONNX.get(code)
-    if found not in FLOATS:
-        site.fail(f"random numbers of {found or f'ONNX type {code}'}", ", ".join(FLOATS))
-    return found
+    dtype = site.type(0).dtype if code is None else OF_ONNX.get(code)
+    if dtype not in FLOATS:
+        site.fail(f"random numbers of {dtype or f'ONNX type {code}'}", ", ".join(FLOATS))
+    return dtype
 
 
 def _shaped(site: Site) -> tuple[TensorType, ...]:
@@ -225,13 +231,14 @@ def _drops(site: Site) -> bool | None:
 def _dropout_infer(site: Site) -> tuple[TensorType, ...]:
     t, ratio = site.type(0), _ratio(site)
     if ratio is not None and not 0 <= ratio <= 1:
-        site.fail(f"ratio {ratio}", "0 to 1")
+        site.fail(f"ratio is {ratio}", "0 to 1")
     return (t.but(), t.but(dtype="b1" if site.opset >= 10 else t.dtype))[: site.n_outs]
 
 
 def _dropout(nodes: Nodes) -> tuple[str, ...]:
     """Draw the mask and apply it; the output is the input itself where nothing is dropped."""
     site, drops = nodes.site, _drops(nodes.site)
+    # Nothing is dropped, or the model says so: no mask is drawn.
     if drops is False:
         y = nodes.op("Identity", nodes.x(0))
         if not nodes.wants(1):
@@ -247,6 +254,7 @@ def _dropout(nodes: Nodes) -> tuple[str, ...]:
         mask = nodes.op("GreaterOrEqual", u, nodes.op("Cast", nodes.x(1), to=1))
     else:
         mask = nodes.op("RandomMask", nodes.x(0), domain=OURS, ratio=ratio, **_seeded(site))
+    # Known at run time only: outside training the mask is all ones.
     if drops is None:
         mask = nodes.op("Or", mask, nodes.op("Not", nodes.x(2)))
     y = nodes.op(
@@ -256,7 +264,7 @@ def _dropout(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _dropout_grad(grad: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
-    """dX = dY / (1 - ratio) where the mask is set, else 0."""
+    """dX = dY / (1 - ratio) where the mask is set, 0 elsewhere."""
     rest = [None] * (len(grad.site.ins) - 1)
     if _drops(grad.site) is False:
         return (dy, *rest)

@@ -55,10 +55,10 @@ def _amounts(site: Site) -> dict[int, tuple[int, int]] | None:
     pads = list(given)
     axes = axes_of(site, 3) or list(range(rank))
     if len(pads) != 2 * len(axes):
-        site.wrong(f"{len(pads)} pads for {len(axes)} axes")
+        site.wrong(f"pads has {len(pads)} numbers; expected 2 for each of {len(axes)} axes")
     pairs = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
-    found = {normal_axis(site, a, rank): (p, q) for a, p, q in pairs if p or q}
-    return dict(sorted(found.items()))
+    amounts = {normal_axis(site, a, rank): (p, q) for a, p, q in pairs if p or q}
+    return dict(sorted(amounts.items()))
 
 
 def _known(site: Site) -> dict[int, tuple[int, int]]:
@@ -82,19 +82,21 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
             continue
         kept = d + min(p, 0) + min(q, 0)
         if kept < 0 or (kept == 0 and max(p, q) > 0 and _mode(site) != "constant"):
-            site.wrong(f"pads ({p}, {q}) of an axis of {d}")
+            site.wrong(f"pads ({p}, {q}) leave nothing of an axis of {d} elements")
         dims.append(d + p + q)
     return (t.but(dims),)
 
 
 def _index(mode: str, n: int, p: int, q: int) -> Array:
-    """For each element of an axis of n padded by (p, q): the element it copies."""
+    """Return, for each element of an axis of n padded by (p, q), the element it copies."""
+    # Negative pads crop before the mode looks at the axis.
     first, n = max(-p, 0), n + min(p, 0) + min(q, 0)
     i = np.arange(-max(p, 0), n + max(q, 0))
     if mode == "edge":
         return first + np.clip(i, 0, n - 1)
     if mode == "wrap":
         return first + i % n
+    # Reflect: there and back without the ends twice; one element reflects itself.
     period = max(2 * (n - 1), 1)
     i = np.abs(i) % period
     return first + np.minimum(i, period - i)
@@ -103,7 +105,7 @@ def _index(mode: str, n: int, p: int, q: int) -> Array:
 def _constant(
     lowering: Lowering, x: Operand, y: Operand, amounts: dict[int, tuple[int, int]]
 ) -> None:
-    """y = the value; y[inside] = x."""
+    """Append the calls for y = the value; y[inside] = x."""
     if lowering.site.has(2):
         value = Operand(lowering.x(2).name, lowering.x(2).type.but(()))
         lower_map(lowering, [("in", 0)], [value], [y])
@@ -167,6 +169,8 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
             return (grad.op("Pad", dy, pads=[-int(p) for p in site.attrs["pads"]]), *rest)
         axes = ["", grad.x(3)] if site.has(3) else []
         return (grad.op("Pad", dy, grad.op("Neg", grad.x(1)), *axes), *rest)
+    # Forward: y = x[index] along each axis in turn; so dx adds dy at index, in reverse order.  The
+    # index is Range padded the same way, as sizes may be symbolic.
     amounts, mode, rank = _known(site), _mode(site), site.type(0).rank
     before, after = grad.op("Shape", grad.x(0)), grad.op("Shape", dy)
     scalar = [grad.const(np.array(v, np.int64), "i64") for v in (0, 1)]
@@ -177,7 +181,7 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
             index = grad.op("Pad", line, mode=mode, pads=[p, q])
         else:
             index = grad.op("Pad", line, i64s(grad, p, q), mode=mode)
-        # Axes in front are still padded, this one and those behind no longer.
+        # Axes before this one are still padded; this one and those after it no longer are.
         left = grad.op("Gather", after, i64s(grad, *range(axis)))
         right = grad.op("Gather", before, i64s(grad, *range(axis, rank)))
         shape = grad.op("Concat", left, right, axis=0)
