@@ -45,9 +45,11 @@ TANH_SCALE = 2 * math.sqrt(2 / math.pi)  # tanh's argument twice: 0.5 (1 + tanh 
 ROOT_HALF, DENSITY = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
 
 GELU = f"x * (0.5 + 0.5 * erf(x * {ROOT_HALF}))"
+# Forward: y = x P(x) with the normal distribution's P; so y' = P(x) + x p(x).
 GELU_SLOPE = f"0.5 + 0.5 * erf(x * {ROOT_HALF}) + x * exp(x * x * -0.5) * {DENSITY}"
 _GATE = f"sigmoid(x * ({TANH_SCALE} + {TANH_SCALE * 0.044715} * (x * x)))"
 FAST_GELU = f"x * {_GATE}"
+# Forward: y = x s(u); so y' = s + x s (1 - s) u'.
 FAST_GELU_SLOPE = (
     f"{_GATE} + x * ({_GATE} * (1 - {_GATE}))"
     f" * ({TANH_SCALE} + {TANH_SCALE * 3 * 0.044715} * (x * x))"
@@ -71,6 +73,8 @@ def _either(is_first: Callable[[Any], bool], first: str, second: str) -> Rule:
 
 
 # y has the sign of x, and below 0 the slope is y + gamma alpha
+# Forward: y = alpha (exp x - 1) below 0; so the slope alpha exp x is y + alpha, without an exp.  A
+# negative alpha breaks the sign rule, and x is read instead.
 _elu = _either(
     lambda a: a["alpha"] >= 0,
     "Where(Greater(y, 0), dy, Mul(dy, Add(y, alpha)))",
@@ -123,6 +127,7 @@ def _gelu_expr(site: Site) -> Formulas:
 
 def _gelu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY f'(X)"""
+    # onnxruntime-training's gradient ops, which read X: Y does not tell it.
     op = "FastGeluGrad" if grad.site.attrs["approximate"] == "tanh" else "GeluGrad"
     return (grad.op(op, dy, grad.x(0), domain=MS),)
 
@@ -232,6 +237,7 @@ def _hardmax_axis(site: Site) -> int:
 def _hardmax_lower(lowering: Lowering) -> None:
     x, y, axis = lowering.x(0), lowering.y(0), _hardmax_axis(lowering.site)
     dims = x.type.dims
+    # Before opset 13 all axes from `axis` on count as one.
     inner = math.prod(dims[axis + 1 :]) if lowering.site.opset >= 13 else 1
     n = dims[axis] if lowering.site.opset >= 13 else math.prod(dims[axis:])
     if not x.type.size:

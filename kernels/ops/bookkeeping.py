@@ -62,6 +62,7 @@ def _accumulate(lowering: Lowering) -> None:
         update(lowering, ("where", ("in", 2), ("in", 1), add), [buffer, value, flag], buffer)
     else:
         update(lowering, add, [buffer, value], buffer)
+    # onnxruntime's graphs order nodes by this output.
     if lowering.wants(0):
         lower_map(lowering, [("const", True)], [], [lowering.y(0)])
     if lowering.site.n_outs > 1 and lowering.wants(1):

@@ -108,6 +108,7 @@ def reduce_moments(target: Target, T: str) -> Body:
         # subtraction afterwards loses little.
         part = samples[0]
         for c in range(first, last):
+            # Times 1.0: in double.
             m = 1.0 * mean[c]
             y[c] = part * m
             y[n + c] = part * (var[c] + m * m)
@@ -146,12 +147,14 @@ def _reduce(lowering: Lowering, kind: str, x: Operand, y: Operand) -> None:
 
 def _copy_part(lowering: Lowering, x: Operand, y: Operand, start: tuple[int, int]) -> None:
     """Copy a tensor to a place in a bucket, or out of it; the shorter one has all its elements."""
+    # One of the two is the bucket, which has room for more.
     count = min(x.type.size, y.type.size)
     copy(lowering, x, y, (count,), ((1,), (1,)), start, "u" if start[1] else "w")
 
 
 def _packed(lowering: Lowering, xs: Sequence[Operand]) -> Operand:
     """Return all tensors one after the other; one alone as it is."""
+    # A single tensor travels from where it is: no copy into a bucket.
     if len(xs) == 1:
         return xs[0]
     bucket = lowering.temp(xs[0].type.dtype, (sum(x.type.size for x in xs),))
@@ -172,6 +175,7 @@ def _lower_reduce(lowering: Lowering) -> None:
     if len(xs) == 1:
         _reduce(lowering, "sum", bucket, lowering.y(0))
         return
+    # Summed apart from the bucket, as this rank's own values are an input that others may read.
     joined, at = lowering.temp(bucket.type.dtype, bucket.type.dims), 0
     _reduce(lowering, "sum", bucket, joined)
     for i, x in enumerate(xs):

@@ -234,8 +234,8 @@ def ctc_grad(target: Target, T: str) -> Body:
                 mark(labels, count, blank, marks)
                 emit(off(logp, b * classes), labels, count, blank, e)
                 begin(alphas, e, count)
-                # Forward again, with the alphas of all steps kept: they are as many as the states,
-                # so they are not kept from the forward pass.
+                # Forward again, now with the alphas of all steps.  To keep them from the forward
+                # pass would take more memory than the scores themselves.
                 for i in range(1, t):
                     emit(off(logp, (i * n + b) * classes), labels, count, blank, e)
                     old = off(alphas, (i - 1) * row)
@@ -256,6 +256,8 @@ def ctc_grad(target: Target, T: str) -> Body:
                             follow(beta, e, e, count)
                             fill(off(e, count), PAD)
                             back(e, off(e, 1), off(e, PAD), off(marks, PAD), beta, count)
+                        # alpha + beta - total: the logarithm of the share of paths in each state at
+                        # step i.
                         alpha = off(alphas, i * row + PAD)
                         occupy(alpha, beta, alphas, off(dy, b), e, count)
                         to = off(dx, (i * n + b) * classes)

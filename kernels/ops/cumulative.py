@@ -93,6 +93,7 @@ def accumulate(target: Target, T: str, op: str) -> Body:
                 a = udiv(i, blocks)
                 j = (i - a * blocks) * BLOCK
                 at = a * n * inner + j
+                # From the back: the same walk with a negative step.
                 if reverse != 0:
                     at += (n - 1) * inner
                 step = inner if reverse == 0 else -inner

@@ -55,7 +55,10 @@ def _parse(site: Site) -> _Equation:
                 f"term {term!r} of equation {text!r} does not fit operand {i}, {site.type(i)}"
             )
         widths.append(rank - len(letters))
+    # The ellipsis stands for the most axes that any term leaves; shorter ones align at the right,
+    # as broadcasting does.
     every = "".join(_ELLIPSIS[: max(widths)])
+    # Without an output term: letters that occur once, in alphabetical order.
     if not arrow:
         counts = Counter("".join(terms).replace("...", ""))
         out = "..." + "".join(sorted(c for c, n in counts.items() if n == 1))

@@ -93,6 +93,7 @@ def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     if count == 1:
         return (dy,)
     to = ONNX_CODE[grad.site.type(0).dtype]
+    # Forward: y = max(x_i...); inputs that are equal to y share dy, whatever their order.
     hits = [grad.op("Cast", grad.op("Equal", grad.x(i), grad.y(0)), to=to) for i in range(count)]
     share_of = grad.op("Div", dy, grad.op("Sum", *hits))
     return tuple(
@@ -115,6 +116,7 @@ def _cast_expr(site: Site) -> Expr:
 def _cast_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY cast back; nothing unless both types are floats."""
     source, to = grad.site.type(0).dtype, OF_ONNX[grad.site.attrs["to"]]
+    # A gradient passes only where small changes of the input do.
     if source not in REALS or to not in REALS:
         return (None,)
     return (grad.op("Cast", dy, to=ONNX_CODE[source]),)
@@ -182,6 +184,7 @@ def _pow_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _where_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dA = dY where C, dB = dY where not C, un-broadcast."""
+    # Forward: y = c ? a : b; so da = c ? dy : 0, db = c ? 0 : dy.
     zero = grad.like(0.0, 1)
     da = grad.reduce_to(grad.op("Where", grad.x(0), dy, zero), 1) if grad.wants(1) else None
     db = grad.reduce_to(grad.op("Where", grad.x(0), zero, dy), 2) if grad.wants(2) else None
@@ -217,6 +220,7 @@ def _div_grad_nodes(nodes: Nodes) -> tuple[str, ...]:
             made.append("")
             continue
         d = nodes.op("Neg", nodes.op("Mul", quotient, nodes.op("Div", a, b))) if i else quotient
+        # An operand that was not broadcast has no axes to sum.
         flags = {"keepdims": 1, "noop_with_empty_axes": 1}
         total = nodes.op("ReduceSumTraining", d, axes[i], domain=MS, **flags)
         made.append(nodes.op("Reshape", total, shape))
@@ -257,6 +261,7 @@ def _scale_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _scale_expr(site: Site) -> Expr:
+    # The scale may be of another type; the result is of X's.
     by: Expr = ("cast", site.type(0).dtype, ("in", 1))
     return ("div" if site.attrs["scale_down"] else "mul", ("in", 0), by)
 

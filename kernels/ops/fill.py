@@ -66,6 +66,7 @@ def triangle(target: Target, T: str, upper: int) -> Body:
         shift = imax(imin(k[0], n), -m)
         first, last = share(rows, tid, nthreads)
         for r in range(first, last):
+            # Rows of all matrices lie one after another; i is the row within its own.
             i = r - udiv(r, m) * m
             source, to = off(x, r * n), off(y, r * n)
             if upper:
@@ -115,6 +116,7 @@ def _range_bounds(site: Site) -> tuple[Array, Array, int]:
     start, limit, delta = (site.number(i, "a bound") for i in range(3))
     if delta == 0:
         site.wrong("the step (input 2) is 0")
+    # ONNX: max(ceil((limit - start) / delta), 0) elements.
     count = math.ceil((limit.item() - start.item()) / delta.item())
     return start, delta, max(count, 0)
 
@@ -166,6 +168,7 @@ def _trilu_lower(lowering: Lowering) -> None:
     x, y = lowering.x(0), lowering.y(0)
     if y.type.size == 0:
         return
+    # k may be computed, so the kernel reads it from memory.
     k = lowering.x(1) if lowering.site.has(1) else lowering.const(np.array(0))
     *_, m, n = y.type.dims
     kernel_ = triangle(bits(y.type.dtype), int(bool(lowering.site.attrs["upper"])))
@@ -184,6 +187,7 @@ def _trilu_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _trilu_fold(site: Site) -> tuple[Array, ...]:
+    # NumPy takes no diagonal beyond 32 bits; beyond the matrix all are the same.
     k = int(np.clip(site.integer(1, "k"), -(2**31), 2**31 - 1)) if site.has(1) else 0
     return ((np.triu if site.attrs["upper"] else np.tril)(site.known(0, "the input"), k),)
 

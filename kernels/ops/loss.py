@@ -58,6 +58,7 @@ def read_label(label, i, weight, weighted, ignore, ignored, classes, bad):
     # ignore_index may lie outside the classes, so it is tested first.
     if ignored != 0 and at == ignore[0]:
         at, w = -1, 0.0
+    # A label out of range gives NaN: a loss that cannot be missed, while the fault names the label.
     elif at < 0 or at >= classes:
         at, w, bad = -1, NAN, imin(bad, i)
     elif weighted != 0:
@@ -175,6 +176,7 @@ def over(sums, parts):
     count = 0.0
     for p in range(parts):
         count += sums[p]
+    # All labels ignored: any factor will do, since every weight is 0.
     return 1.0 / count if count != 0.0 else 1.0
 
 
@@ -274,6 +276,7 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
         first, last = share(n * blocks, tid, nthreads)
         for b in range(first, last):
             i = udiv(b, blocks)
+            # Vectors run along `inner`; the classes of a sample are `inner` apart.
             d = (b - i * blocks) * block
             k = imin(block, inner - d)
             top = i * classes * inner + d
@@ -374,6 +377,8 @@ def _lower_grad(lowering: Lowering, at: int | None) -> None:
         "weighted": int(weight is not None), "ignored": int(ignore is not None),
     }  # fmt: skip
     sums = None
+    # The mean divides by the sum of weights, which is summed again: a pass over the labels costs
+    # less than keeping it for the backward pass.
     if reduction == MEAN:
         sums = lowering.temp("f64", (lowering.threads,))
         lowering.call(label_weights(T), **labels, sums=sums, fault=lowering.fault(), n=n * inner)
@@ -441,6 +446,7 @@ def _cross_entropy_grad(
         rest = [grad.x(i) for i in range(1, len(grad.site.ins)) if grad.site.has(i)]
         dx = grad.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(grad))
     if dlogp is not None:
+        # Output log_prob may have a gradient of its own, which adds up with the loss's.
         more = grad.op("LogSoftmaxGrad_13", dlogp, logp, domain=MS, axis=1)
         dx = more if dx is None else grad.op("Add", dx, more)
     return (dx, None, None)

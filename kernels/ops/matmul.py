@@ -46,19 +46,19 @@ def _floats(site: Site, *inputs: int) -> str:
 def _gemm_infer(site: Site) -> tuple[TensorType, ...]:
     a, b = site.type(0), site.type(1)
     if a.rank != 2 or b.rank != 2:
-        site.wrong("A and B must be matrices")
+        site.wrong(f"A is {a} and B is {b}; expected matrices")
     (m, ka), (kb, n) = a.shape, b.shape
     if site.attrs["transA"]:
         m, ka = ka, m
     if site.attrs["transB"]:
         kb, n = n, kb
     if isinstance(ka, int) and isinstance(kb, int) and ka != kb:
-        site.wrong(f"A has {ka} columns, B has {kb} rows")
+        site.wrong(f"A has {ka} columns, but B has {kb} rows")
     out = TensorType(_floats(site, 0, 1), (m, n))
     if site.has(2):
         _floats(site, 0, 2)
         if not fits(site.type(2), out.shape):
-            site.wrong(f"C does not broadcast to {out}")
+            site.wrong(f"C is {site.type(2)}, which does not broadcast to {out}")
     return (out,)
 
 
@@ -85,6 +85,7 @@ def _gemm_lower(lowering: Lowering) -> None:
     alpha, beta = attrs["alpha"], attrs["beta"]
     c = lowering.x(2) if site.has(2) and beta != 0 else None
     relu = attrs.get("activation", "Relu") == "Relu" and site.op == "FusedGemm"
+    # The product adds a row to every row of Y as it stores it; any other C needs a pass of its own.
     row = c is None or (beta == 1 and c.type.size == n and c.type.dims[-1:] == (n,))
     if alpha == 1 and row:
         lower_gemm(
@@ -99,6 +100,8 @@ def _gemm_lower(lowering: Lowering) -> None:
             reset=lowering.reset(0),
         )
         return
+    # alpha, beta or a whole matrix C: the product goes to memory and is read back by a map, which
+    # planning fuses with what follows.
     product = lowering.temp(y.type.dtype, (m, n))
     lower_gemm(lowering, a, b, product, mnk=(m, n, k), trans=trans)
     formula: Expr = ("mul", ("const", float(alpha)), ("in", 0))
@@ -117,6 +120,8 @@ def finish(lowering: Lowering, formula: Expr, ins: list[Operand], y: Operand) ->
     if flag is None:
         lower_map(lowering, [formula], ins, [y])
         return
+    # The gradient buffer may hold a sum already: the value is made first, then it is added to the
+    # buffer or takes its place, as the flag says.
     value = lowering.temp(y.type.dtype, y.type.dims)
     lower_map(lowering, [formula], ins, [value])
     add: Expr = ("add", ("in", 0), ("in", 1))
@@ -129,6 +134,9 @@ def _gemm_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     attrs = grad.site.attrs
     ta, tb, alpha = attrs["transA"], attrs["transB"], attrs["alpha"]
 
+    # Forward: Y = alpha op(A) op(B) + beta C; so d op(A) = alpha dY op(B)^T and d op(B) = alpha
+    # op(A)^T dY.  The gradient of a transposed operand is the transposed product: its factors
+    # exchange.
     def product(a: str, b: str, trans_a: int, trans_b: int) -> str:
         flags: dict[str, Any] = {"transA": int(trans_a), "transB": int(trans_b)}
         return str(grad.op("Gemm", a, b, alpha=alpha, beta=0.0, **flags))
@@ -139,6 +147,7 @@ def _gemm_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     if grad.wants(1):
         db = product(dy, grad.x(0), 1, ta) if tb else product(grad.x(0), dy, not ta, 0)
     if grad.site.has(2) and grad.wants(2):
+        # Forward: C was broadcast to Y; so dC = beta dY summed back to C's shape.
         scaled = dy
         if attrs["beta"] != 1:
             scaled = grad.op("Mul", dy, grad.like(attrs["beta"], 0))
@@ -150,10 +159,10 @@ def _gemm_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _matmul_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
-    """Shapes of op(A) and op(B) as matrices, and for each whether it was a vector."""
+    """Return the shapes of op(A) and op(B) as matrices, and whether each was a vector."""
     a, b = (_with_batch_first(site, i) for i in (0, 1))
     if not a or not b:
-        site.wrong("a scalar has no matrix product")
+        site.wrong("an operand is a scalar; expected a vector or a matrix at least")
     va, vb = len(a) == 1, len(b) == 1
     a = (1, *a) if va else a
     b = (*b, 1) if vb else b
@@ -162,7 +171,7 @@ def _matmul_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, 
     if site.attrs.get("transB") and not vb:
         b = (*b[:-2], b[-1], b[-2])
     if isinstance(a[-1], int) and isinstance(b[-2], int) and a[-1] != b[-2]:
-        site.wrong(f"inner dimensions {a[-1]} and {b[-2]} differ")
+        site.wrong(f"A has {a[-1]} columns, but B has {b[-2]} rows")
     return a, b, va, vb
 
 
@@ -230,6 +239,7 @@ def _matmul_lower(lowering: Lowering) -> None:
     lead = _known(broadcast(site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2])))
     plain_b = all(d == 1 for d in shape_b[:-2])
     batch: tuple[Any, Any, Any]
+    # One large product instead of many small ones: B is packed once.
     if plain_b and not trans[0]:  # one B for all: the batch of A is more rows
         m, batch = m * math.prod(lead), ((), (), ())
     else:
@@ -259,6 +269,7 @@ def _known(shape: Sequence[Dim]) -> list[int]:
 
 
 def _batch_strides(shape: Sequence[Dim], lead: Sequence[int]) -> list[int]:
+    # Stride 0 along batch axes that are broadcast: the operand is read again, not copied.
     own = _known(shape)
     step, out = own[-1] * own[-2], []
     for d in reversed(own[:-2]):
@@ -278,6 +289,7 @@ def _matmul_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     alpha = float(site.attrs.get("alpha", 1.0))
     xa, xb, va, vb = _operand(grad, 0), _operand(grad, 1), a.rank == 1, b.rank == 1
     if va:
+        # A vector A is a matrix of one row, B one of one column; dY gets the axis that Y dropped.
         xa, ta = grad.op("Unsqueeze", xa, grad.const([0], "i64")), 0
         dy = grad.op("Unsqueeze", dy, grad.const([-1 if vb else -2], "i64"))
     if vb:
@@ -293,6 +305,9 @@ def _matmul_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         da = product(xb, dy, tb, 1) if ta else product(dy, xb, 0, not tb)
         da = _fit(grad, da, 0, squeeze=-2 if va else None, batched=b.rank > 2)
     if grad.wants(1):
+        # Forward: all matrices of A's batch met the same B; so dB sums over them.  With a batch of
+        # one B that sum is the product of all rows at once; otherwise a product for each, then a
+        # sum.
         flat = b.rank == 2 and not vb and not ta and a.rank > 2 and alpha == 1
         if flat and all(isinstance(d, int) for d in b.shape):
             db = _flat_weight_grad(grad, xa, dy, tb)
@@ -304,6 +319,7 @@ def _matmul_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _flat_weight_grad(grad: Grad, xa: str, dy: str, tb: int) -> str:
     """dB of one matrix B under a batch of A: all rows of the batch in one product."""
+    # The rows of all matrices lie one after another, so this is a view.
     k, n = grad.site.type(1).shape[::-1] if tb else grad.site.type(1).shape
     rows = grad.op("Reshape", xa, grad.const([-1, k], "i64"))
     grads = grad.op("Reshape", dy, grad.const([-1, n], "i64"))
@@ -326,10 +342,13 @@ def _fit(grad: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> s
     shape = _with_batch_first(grad.site, i)
     if batched:
         a, b, _, _ = _matmul_shapes(grad.site)
+        # The product has the batch axes of both; those along which this operand was broadcast are
+        # summed.
         lead = broadcast(grad.site, TensorType(t.dtype, a[:-2]), TensorType(t.dtype, b[:-2]))
         shape = (*lead, *shape[-2:])
     order = _batch_order(grad.site, i)
     if order != sorted(order):
+        # Back to the order of storage: the gradient has the operand's own axes.
         back = [order.index(axis) for axis in range(t.rank)]
         d = grad.op("Transpose", d, perm=back)
         shape = tuple(shape[axis] for axis in back)

@@ -73,6 +73,7 @@ def offsets(walk, rank, row):
     while d > 0:
         d -= 1
         size = walk[d]
+        # The last dimension first: its index is the remainder.
         rest = udiv(row, size)
         i = row - rest * size
         x += i * walk[rank + d]
@@ -165,6 +166,7 @@ def strided_copy(target: Target, T: str) -> Body:
         while first < last:
             row = udiv(first, m)
             begin = first - row * m
+            # Lines of one outer row are a run: its offsets are computed once.
             end = imin(m, begin + last - first)
             xo, yo = offsets(g.walk, g.rank, row)
             for k in range(begin, end):
@@ -270,6 +272,8 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
     size, (xs, ys) = collapse(dims, (x, y), order)
     cross = _crossing(size, xs, ys) if T in FLOATS else None
     if cross is not None:
+        # x and y are contiguous along different axes: these two are a matrix, the others its outer
+        # dimensions.
         rest = [i for i in range(len(size) - 1) if i != cross]
         outer = [*(size[i] for i in rest), *(xs[i] for i in rest), *(ys[i] for i in rest)]
         rows = math.prod(size[i] for i in rest)
@@ -288,6 +292,7 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
     # Few long lines are cut into chunks, so that every thread has some.
     if n >= 2 * CHUNK and rows < 4 * threads:
         m, n, xm, ym = -(-n // CHUNK), CHUNK, CHUNK * xi, CHUNK * yi
+    # The dimension before the line gives the lines of a row; those before it are outer.
     elif size:
         m, xm, ym = size.pop(), xs.pop(), ys.pop()
         limit, rows = m * n, math.prod(size)
@@ -308,6 +313,7 @@ def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threa
 
 def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
     """Return the axis along which x is contiguous, if it is not y's and both are long."""
+    # Lines that adjoin in both, or are repeated, need no transpose; short ones do not pay for it.
     if ys[-1] != 1 or xs[-1] in (0, 1) or size[-1] < 4:
         return None
     crossing = [i for i in range(len(size) - 1) if xs[i] == 1 and size[i] >= 4]

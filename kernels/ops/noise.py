@@ -96,6 +96,7 @@ def draw(target: Target, T: str, first: str, second: str) -> Body:
         half = n - pairs
         begin, end = share_blocks(pairs, 64, tid, nthreads)
         pair(begin, noise.step, key, off(y, begin), off(y, half + begin), end - begin)
+        # An odd number of elements: the last one uses the first word of a draw of its own.
         if pairs < half and tid == 0:
             single(pairs, noise.step, key, off(y, pairs), 1)
 
@@ -204,6 +205,7 @@ def _multinomial(nodes: Nodes) -> tuple[str, ...]:
     shape = [batch, count, classes]
     to = ONNX_CODE[nodes.site.type(0).dtype]
     u = nodes.op("RandomUniform", shape=shape, dtype=to, **_seeded(nodes.site))
+    # argmax(x + g) with Gumbel noise g = -log(-log u) is a sample of softmax(x): no sum, no search.
     gumbel = nodes.op("Log", nodes.op("Neg", nodes.op("Log", u)))
     x = nodes.op("Reshape", nodes.x(0), nodes.const([batch, 1, classes], "i64"))
     y = nodes.op("ArgMax", nodes.op("Sub", x, gumbel), axis=2, keepdims=0)
@@ -250,6 +252,7 @@ def _dropout(nodes: Nodes) -> tuple[str, ...]:
         )
     ratio = _ratio(site)
     if ratio is None:
+        # The ratio is computed: the mask is a comparison in the graph.
         u = nodes.op("RandomUniformLike", nodes.x(0), dtype=1, **_seeded(site))
         mask = nodes.op("GreaterOrEqual", u, nodes.op("Cast", nodes.x(1), to=1))
     else:
@@ -274,6 +277,7 @@ def _dropout_grad(grad: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]
 
 def _kept(site: Site) -> Expr:
     T = site.type(0).dtype
+    # Kept elements are scaled up, so that the mean stays the same.
     ratio: Expr = ("cast", T, ("in", 2)) if site.has(2) else ("const", 0.5)
     scale = ("div", ("const", 1.0), ("sub", ("const", 1.0), ratio))
     kept: Expr = ("where", ("in", 1), ("mul", ("in", 0), scale), ("const", 0.0))

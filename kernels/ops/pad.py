@@ -111,6 +111,7 @@ def _constant(
         lower_map(lowering, [("in", 0)], [value], [y])
     else:
         lower_map(lowering, [("const", lowering.site.attrs.get("value", 0))], [], [y])
+    # One strided copy: negative pads move the start in x, positive ones in y.
     dims, source, to = [], 0, 0
     for i, d in enumerate(x.type.dims):
         p, q = amounts.get(i, (0, 0))
@@ -129,6 +130,7 @@ def _lower(lowering: Lowering) -> None:
     if not amounts:
         return copy(lowering, x, y, y.type.dims, (x.type.strides, y.type.strides))
     dims = list(x.type.dims)
+    # One axis after the other: a corner copies what its edges copied before.
     for axis, (p, q) in amounts.items():
         nbytes = 24 * (dims[axis] + p + q)
         limits.check("CONSTANT_BYTES", nbytes, lowering.site.where, "the index of an axis takes")

@@ -68,10 +68,12 @@ def _check_matrix(site: Site, T: str) -> None:
     if bits not in BITS or int(attrs["zero_bits"]) not in BITS:
         site.fail(f"bits={bits}, zero_bits={attrs['zero_bits']}", ", ".join(map(str, BITS)))
     if rows < 1 or columns < 1 or min(_block(site)) < 1:
-        site.wrong(f"a matrix of {rows} rows and {columns} columns in blocks of {_block(site)}")
+        site.wrong(
+            f"rows={rows}, columns={columns}, blocks of {_block(site)}; expected 1 or more of each"
+        )
     stride = int(attrs["stride"]) or columns
     if stride < columns:
-        site.wrong(f"rows of {columns} integers every {stride}")
+        site.wrong(f"stride is {stride}; expected {columns} or more, the integers of a row")
     q = site.type(1)
     if q.dtype not in PACKED:
         site.fail(f"input 1 is {q}", ", ".join(PACKED))
@@ -81,6 +83,7 @@ def _check_matrix(site: Site, T: str) -> None:
         site.fail(f"scales are {site.type(2)}", f"{high * wide} of {T}")
     if not site.has(3):
         return
+    # Integers narrower than a byte: a tensor has room if its bytes have as many bits.
     zero_stride = int(attrs["zero_stride"]) or wide
     if site.type(3).dtype in PACKED:
         _room(site, 3, ((high - 1) * zero_stride + wide) * int(attrs["zero_bits"]))
@@ -141,7 +144,7 @@ def _check_product(site: Site, depth: Dim) -> str:
 def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
     a = site.real(0)
     if a.rank < 1:
-        site.wrong("a scalar has no matrix product")
+        site.wrong("input 0 is a scalar; expected a vector or a matrix at least")
     _check_product(site, a.shape[-1])
     return (a.but((*a.shape[:-1], _sides(site)[1])),)
 
@@ -171,10 +174,12 @@ def _product_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     site = grad.site
     da = db = None
     if grad.wants(0):
+        # Forward: Y = A W; so dA = dY W^T, by the same integers read across.
         attrs = {**site.attrs, "trans": 1 - int(site.attrs["trans"])}
         ins = [grad.x(i) if site.has(i) else "" for i in (1, 2, 3)]
         da = grad.op(site.op, dy, *ins, domain=OURS, **attrs)
     if site.has(4) and grad.wants(4):
+        # Forward: the bias was added to every row; so dbias sums dY over the rows.
         axes = [i for i in range(site.type(0).rank) if i != _channel(site)]
         db = grad.op("ReduceSum", dy, grad.const(axes, "i64"), keepdims=0)
     return (da, None, None, None, db)
@@ -205,6 +210,7 @@ def _nbits(site: Site) -> dict[str, Any]:
     """Return the matrix W[N, K] of a MatMulNBits, whose rows end in whole blocks."""
     rows, k, bits, block = (int(site.attrs[x]) for x in ("N", "K", "bits", "block_size"))
     blocks = -(-k // block)
+    # Zero points of a row are packed as the integers are and start at a whole byte.
     packed = site.has(3) and site.type(3).dtype in PACKED
     return {
         "rows": rows,
@@ -224,7 +230,9 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
     if bits not in BITS:
         site.fail(f"bits={bits}", ", ".join(map(str, BITS)))
     if site.has(4):
-        site.fail("g_idx, an order of its own of the rows", "rows in their order")
+        site.fail(
+            "input 4 (g_idx) is given, a group for each row", "rows in the order of their groups"
+        )
     if a.rank < 1 or (a.shape[-1] not in (k,) and isinstance(a.shape[-1], int)):
         site.wrong(f"input 0 is {a}; its last axis must be K={k}")
     blocks = -(-k // block)
@@ -257,6 +265,8 @@ def _nbits_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     ds = dz = None
     floats = site.has(3) and site.type(3).dtype not in PACKED and grad.wants(3)
     if grad.wants(2) or floats:
+        # Forward: Y = A W^T with W = (B - zero) scale; so dW = dY^T A, and of each block dscale =
+        # sum dW (B - zero), dzero = -scale sum dW.  W itself is never made.
         blocks = _nbits_blocks(grad, _nbits_weight_grad(grad, dy))
         if grad.wants(2):
             # With scales of one, rows of W are the levels.
@@ -284,6 +294,7 @@ def _nbits_levels(grad: Grad) -> str:
     """B - zero as floats; [N, K]."""
     site = grad.site
     n = int(site.attrs["N"])
+    # Reading rows with scales of 1 gives the levels B - zero.
     ones = grad.op("Expand", grad.like(1.0, 2), grad.const(list(site.type(2).dims), "i64"))
     zeros = grad.x(3) if site.has(3) else ""
     every = grad.const(list(range(n)), "i64")
@@ -293,7 +304,7 @@ def _nbits_levels(grad: Grad) -> str:
 
 
 def _nbits_blocks(grad: Grad, rows: str) -> str:
-    """[N, K] as [N, blocks, block], with zeros behind the last of K."""
+    """Return [N, K] as [N, blocks, block], with zeros after the last of K."""
     n, k, block = (int(grad.site.attrs[x]) for x in ("N", "K", "block_size"))
     blocks = -(-k // block)
     if blocks * block != k:

@@ -4,10 +4,10 @@ Forward   quantise q = clip(round(x / scale) + zero, low, high), ties to even, t
           dequantise x = (q - zero) scale
           scale and zero: one, one a slice of an axis, or one a block of an axis
           integer products are exact: float products of the differences to the zero points, in f32
-          while every partial sum stays below 2^24, else in f64
+          while every partial sum stays below 2^24, otherwise in f64
 Backward  of dequantise: dscale = sum dx (q - zero).  None through integers; so in a training graph
           a quantise with its dequantise becomes FakeQuant, whose gradient passes straight through
-          inside the range: dx = dy where low <= round(x / scale) + zero <= high, else 0
+          inside the range: dx = dy where low <= round(x / scale) + zero <= high, 0 elsewhere
 Source    Jacob et al., "Quantization and training of neural networks for efficient
           integer-arithmetic-only inference", CVPR 2018; Bengio et al., arXiv 1308.3432
 """
@@ -74,6 +74,7 @@ def _spread(nodes: Nodes, i: int) -> str:
     if not isinstance(size, int):
         site.fail(f"blocks of an axis of unknown size {size!r}", "a size known beforehand")
     check("CONSTANT_BYTES", 16 * size, site.where(), "the index of its blocks takes")
+    # Element i of the axis has the scale of block i / block_size.
     blocks = np.arange(size) // site.attrs["block_size"]
     return str(nodes.op("Gather", nodes.x(i), nodes.const(blocks, "i64"), axis=axis))
 
@@ -84,9 +85,9 @@ def _along(axis: int, rank: int) -> list[int]:
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """Least and largest value of an integer type."""
-    found = np.iinfo(NUMPY[dtype])
-    return int(found.min), int(found.max)
+    """Return the least and the largest value of an integer type."""
+    info = np.iinfo(NUMPY[dtype])
+    return int(info.min), int(info.max)
 
 
 def _saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
@@ -94,6 +95,7 @@ def _saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
     x = nodes.op("Round", x)
     if zero:
         x = nodes.op("Add", x, nodes.op("Cast", zero, to=_CODE[T]))
+    # Clipped as floats, before the cast: a float beyond an integer's range has no cast.
     low, high = (nodes.const(v, T) for v in limits(dtype))
     return str(nodes.op("Cast", nodes.op("Clip", x, low, high), to=_CODE[dtype]))
 
@@ -102,7 +104,7 @@ def _saturate(nodes: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
 
 
 def _quantised(site: Site) -> str:
-    """Return the element type of what QuantizeLinear makes."""
+    """Return the element type that QuantizeLinear outputs."""
     code = site.attrs.get("output_dtype", 0)
     dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
     if dtype not in QUANTISED:
@@ -133,7 +135,7 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
     for i in (1, 2)[: 1 + site.has(2)]:
         _check(site, i)
     if site.has(2) and site.type(2).dtype != x.dtype:
-        site.fail(f"zero point {site.type(2).dtype} of {x.dtype}", "one type")
+        site.fail(f"the zero point is {site.type(2).dtype}, the input {x.dtype}", "one type")
     code = site.attrs.get("output_dtype", 0)
     dtype = OF_ONNX.get(code) if code else scale.dtype
     if dtype not in FLOATS:
@@ -144,7 +146,8 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
 def _dequantize(nodes: Nodes) -> tuple[str, ...]:
     site, T = nodes.site, nodes.site.type(1).dtype
     x = nodes.x(0)
-    if site.has(2) and site.type(0).dtype == "i32":  # which f32 does not hold
+    # f32 does not hold every i32: the difference is made in integers.
+    if site.has(2) and site.type(0).dtype == "i32":
         x = nodes.op("Cast", nodes.op("Sub", x, _spread(nodes, 2)), to=_CODE[T])
     else:
         x = nodes.op("Cast", x, to=_CODE[T])
@@ -161,6 +164,7 @@ def _dynamic(nodes: Nodes) -> tuple[str, ...]:
     low = nodes.op("Min", nodes.op("ReduceMin", nodes.x(0), keepdims=0), zero)
     high = nodes.op("Max", nodes.op("ReduceMax", nodes.x(0), keepdims=0), zero)
     span = nodes.op("Sub", high, low)
+    # All elements 0: any scale represents them, and 1 divides nothing by 0.
     one = nodes.like(1.0, 0)
     scale = nodes.op("Where", nodes.op("Equal", span, zero), one, nodes.op("Div", span, top))
     point = _saturate(
@@ -181,7 +185,7 @@ _PRODUCTS = {op.name: op for op in (*conv.OPS, *matmul.OPS) if not op.domain}
 
 
 def _as_reals(site: Site, name: str, a: int, b: int) -> TensorType:
-    """The output type that the op `name` would have for inputs a and b if they were floats."""
+    """Return the output type of the op `name` if its inputs a and b were floats."""
     for i in (a, b):
         if site.type(i).dtype not in ("u8", "i8"):
             site.fail(f"input {i} is {site.type(i)}", "u8, i8")
@@ -191,7 +195,7 @@ def _as_reals(site: Site, name: str, a: int, b: int) -> TensorType:
 
 
 def _centred(nodes: Nodes, i: int, zero: int, T: str, shape: Sequence[int] | None) -> str:
-    """Input i minus its zero point, which is reshaped to `shape` if it has one element a slice."""
+    """Return input i minus its zero point, reshaped to `shape` if it has one a slice."""
     x = nodes.op("Cast", nodes.x(i), to=_CODE[T])
     if not nodes.site.has(zero):
         return str(x)
@@ -212,8 +216,10 @@ def _product(
 ) -> str:
     """Return the i32 product of inputs a and b less their zero points; `count` products a sum."""
     a, a_zero, b, b_zero = places
+    # Floats add integers exactly up to 2^24 (2^53 in f64); their products are the fast ones.
     T = "f32" if count <= EXACT else "f64"
     left, right = _centred(nodes, a, a_zero, T, shapes[0]), _centred(nodes, b, b_zero, T, shapes[1])
+    # The window's attributes go to the float Conv that computes the exact product.
     known = {"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}
     attrs = {k: v for k, v in nodes.site.attrs.items() if k in known}
     return str(nodes.op("Cast", nodes.op(name, left, right, **attrs), to=_CODE["i32"]))
@@ -232,12 +238,14 @@ def _conv(nodes: Nodes, *places: int) -> str:
 def _requantise(nodes: Nodes, total: str, scales: Sequence[str], zero: int) -> str:
     """y = saturate(total a_scale b_scale / y_scale + y_zero)"""
     a, b, y = (nodes.op("Cast", scale, to=_CODE["f32"]) for scale in scales)
+    # The scales as one factor: one rounding, as onnxruntime has it.
     factor = nodes.op("Div", nodes.op("Mul", a, b), y)
     real = nodes.op("Mul", nodes.op("Cast", total, to=_CODE["f32"]), factor)
     return _saturate(nodes, real, nodes.x(zero), "f32", nodes.site.type(zero).dtype)
 
 
 def _qlinear_matmul(nodes: Nodes) -> tuple[str, ...]:
+    # A's scales and zero points are one a row, B's one a column.
     rows = [-1, 1]
     scales = [_shaped(nodes, 1, rows), nodes.x(4), _shaped(nodes, 6, rows)]
     return (_requantise(nodes, _matmul(nodes, 0, 2, 3, 5), scales, 7),)
@@ -246,6 +254,7 @@ def _qlinear_matmul(nodes: Nodes) -> tuple[str, ...]:
 def _qlinear_conv(nodes: Nodes) -> tuple[str, ...]:
     total, across = _conv(nodes, 0, 2, 3, 5), _along(1, nodes.site.type(0).rank)
     if nodes.site.has(8):
+        # The bias is an integer in units of x_scale w_scale, so it is added before scaling.
         total = nodes.op("Add", total, nodes.op("Reshape", nodes.x(8), nodes.const(across, "i64")))
     return (_requantise(nodes, total, [nodes.x(1), _shaped(nodes, 4, across), nodes.x(6)], 7),)
 
@@ -270,17 +279,18 @@ def _fake_infer(site: Site) -> tuple[TensorType, ...]:
 def _fake(nodes: Nodes) -> tuple[str, ...]:
     ins = [nodes.x(i) for i in range(3)]
     attrs: dict[str, Any] = {k: float(nodes.site.attrs[k]) for k in ("quant_min", "quant_max")}
+    # The mask says where the value was inside the range: all that the backward pass needs.
     value = nodes.op("FakeQuantValue", *ins, domain=OURS, **attrs)
     return (value, nodes.op("FakeQuantMask", *ins, domain=OURS, **attrs) if nodes.wants(1) else "")
 
 
 def _fake_grad(grad: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
-    """dX = dY where the quantised value was in the range, else 0."""
+    """dX = dY where the quantised value was in the range, 0 elsewhere."""
     return (grad.op("FakeQuantGrad", dy, grad.y(1, "_mask"), domain=MS), None, None)
 
 
 def _round_trip(nodes: Nodes) -> tuple[str, ...]:
-    """The FakeQuant of the input, with scale and zero point broadcast to the input's shape."""
+    """Expand to FakeQuant, with scale and zero point broadcast to the input's shape."""
     T = nodes.site.type(0).dtype
     zero = (
         nodes.op("Cast", _spread(nodes, 2), to=_CODE[T])

@@ -1,7 +1,7 @@
 """Rearrangements that are other ops: nothing here has a kernel.
 
 Forward   DepthToSpace, SpaceToDepth: Reshape, Transpose, Reshape
-          ReverseSequence: GatherND by (t', b), t' = len_b - 1 - t where t < len_b, else t
+          ReverseSequence: GatherND by (t', b), t' = len_b - 1 - t where t < len_b, otherwise t
           CenterCropPad: Slice, then Pad, of the middle
           Compress: Gather of the indices where a constant condition holds
           Col2Im: GatherGrad, the sum of all columns' elements at their places of the padded image,
@@ -46,6 +46,7 @@ def _size(nodes: Nodes, i: int, axis: int) -> Size:
 
 
 def _times(nodes: Nodes, size: Size, by: int) -> Size:
+    # Known sizes stay numbers, so that planning sees constants; others become nodes.
     return size * by if isinstance(size, int) else str(nodes.op("Mul", size, i64s(nodes, by)))
 
 
@@ -67,7 +68,7 @@ def _scaled(site: Site, i: int, d: Dim, up: int = 1, down: int = 1) -> Dim:
     if isinstance(d, str):
         return fresh(site, i)
     if d % down:
-        site.wrong(f"dimension {d} does not divide by {down}")
+        site.wrong(f"dimension {i} has {d} elements, which are not divisible by {down}")
     return d * up // down
 
 
@@ -97,6 +98,7 @@ def _to_space(nodes: Nodes) -> tuple[str, ...]:
     b, mode = _block(nodes.site)
     n, c, h, w = (_size(nodes, 0, i) for i in range(4))
     c = _over(nodes, c, b * b)
+    # The b x b pixels of a block are channels: slowest in DCR (depth first), fastest in CRD.
     apart = [n, b, b, c, h, w] if mode == "DCR" else [n, c, b, b, h, w]
     x = nodes.op(
         "Transpose", nodes.op("Reshape", nodes.x(0), _shape(nodes, apart)), perm=_TO_SPACE[mode]
@@ -131,7 +133,7 @@ def _reverse_infer(site: Site) -> tuple[TensorType, ...]:
             f"time_axis {site.attrs['time_axis']}, batch_axis {site.attrs['batch_axis']}", "0 and 1"
         )
     if t.rank < 2:
-        site.wrong("a tensor of rank 2 or more is expected")
+        site.wrong(f"input 0 is {t}; expected rank 2 or more")
     site.shaped(1, [t.shape[site.attrs["batch_axis"]]])
     return (t.but(),)
 
@@ -146,6 +148,7 @@ def _reverse(nodes: Nodes) -> tuple[str, ...]:
     ]
     steps, rows = unsqueeze(nodes, lines[time], [batch]), unsqueeze(nodes, lines[batch], [time])
     length = unsqueeze(nodes, nodes.x(1), [time])
+    # Inside a row's length the steps run backwards; padding stays where it is.
     mirrored = nodes.op("Sub", nodes.op("Sub", length, one), steps)
     steps = nodes.op("Where", nodes.op("Less", steps, length), mirrored, steps)
     rows = nodes.op("Add", rows, nodes.op("Mul", steps, zero))
@@ -165,7 +168,9 @@ def _center_infer(site: Site) -> tuple[TensorType, ...]:
     t, axes, shape = site.type(0), _center_axes(site), site.known(1, "the shape")
     normal_axes(site, axes, t.rank)
     if shape.size != len(axes):
-        site.wrong(f"{shape.size} sizes for {len(axes)} axes")
+        site.wrong(
+            f"the shape (input 1) has {shape.size} numbers; expected {len(axes)}, one an axis"
+        )
     dims = list(t.shape)
     for a, d in zip(axes, shape.reshape(-1), strict=True):
         dims[a] = int(d)
@@ -180,6 +185,7 @@ def _center(nodes: Nodes) -> tuple[str, ...] | None:
     for have, want in zip(own, site.known(1, "the shape").reshape(-1).tolist(), strict=True):
         if isinstance(have, str):
             return None
+        # An odd pixel is cropped or padded at the end.
         starts.append(max(have - want, 0) // 2)
         ends.append(starts[-1] + min(have, want))
         missing = max(want - have, 0)
@@ -197,6 +203,7 @@ def _kept(site: Site) -> Array:
     t, axis = site.type(0), site.attrs.get("axis")
     (kept,) = np.nonzero(site.known(1, "the condition").reshape(-1))
     dims = t.shape if axis is None else [t.shape[normal_axis(site, axis, t.rank)]]
+    # A condition may be shorter than the axis, but not hold beyond it.
     limit = math.prod(d for d in dims if isinstance(d, int))
     if len(kept) and kept[-1] >= limit and all(isinstance(d, int) for d in dims):
         site.wrong(f"the condition holds for element {kept[-1]} of {limit}")
@@ -222,7 +229,7 @@ def _compress(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _geometry(site: Site) -> tuple[list[int], list[int], list[tuple[int, int]], list[Array]]:
-    """Image and block sizes, pads of each axis, and at [tap, window] the padded place of each."""
+    """Return image and block sizes, pads of each axis, and the padded place of [tap, window]."""
     image = site.integers(1, "the image's shape")
     block = site.integers(2, "the block's shape")
     rank = len(image)
@@ -238,6 +245,7 @@ def _geometry(site: Site) -> tuple[list[int], list[int], list[tuple[int, int]], 
     pads = list(zip(flat[:rank], flat[rank:], strict=True))
     places = []
     for d, taps, stride, dilation, pad in zip(image, block, strides, dilations, pads, strict=True):
+        # The windows that fit into the padded axis.
         count = (d + sum(pad) - dilation * (taps - 1) - 1) // stride + 1
         places.append(np.arange(taps)[:, None] * dilation + np.arange(max(count, 0)) * stride)
     return image, block, pads, places
@@ -247,10 +255,10 @@ def _to_image_infer(site: Site) -> tuple[TensorType, ...]:
     t, (image, block, _, places) = site.type(0), _geometry(site)
     taps, windows = math.prod(block), math.prod(p.shape[1] for p in places)
     if t.rank != 3:
-        site.wrong("a tensor of rank 3 is expected")
+        site.wrong(f"input 0 is {t}; expected rank 3")
     n, rows, columns = t.shape
     if isinstance(columns, int) and columns != windows:
-        site.wrong(f"{columns} columns for {windows} windows")
+        site.wrong(f"input 0 has {columns} columns, but the image has {windows} windows")
     return (t.but([n, _scaled(site, 1, rows, 1, taps), *image]),)
 
 
@@ -259,11 +267,13 @@ def _to_image(nodes: Nodes) -> tuple[str, ...]:
     padded = [d + sum(p) for d, p in zip(image, pads, strict=True)]
     index: Array = np.zeros((1, 1), np.int64)
     for d, place in zip(padded, places, strict=True):
+        # Places of the axes so far, times this axis, plus its own: flat places in the padded image.
         both = index[:, None, :, None] * d + place[None, :, None, :]
         index = both.reshape(index.shape[0] * place.shape[0], -1)
     n, c = _size(nodes, 0, 0), _over(nodes, _size(nodes, 0, 1), math.prod(block))
     lines = nodes.op("Reshape", nodes.x(0), _shape(nodes, [n, c, *index.shape]))
     flat = _shape(nodes, [n, c, math.prod(padded)])
+    # Windows overlap, so columns are added up: the gradient of a Gather at these places.
     y = nodes.op("GatherGrad", flat, nodes.const(index, "i64"), lines, domain=MS, axis=2)
     y = nodes.op("Reshape", y, _shape(nodes, [n, c, *padded]))
     if any(map(any, pads)):

@@ -1,4 +1,4 @@
-"""Reductions along axes: ReduceSum and its kin.  The kernels are those of fold.py.
+"""Reductions along axes: ReduceSum and its kin.  fold.py has the kernels.
 
 Forward   y = after(fold of before(x) over the axes): sums of x, |x|, x^2; max, min, product;
           LogSumExp = m + log sum exp(x - m) with m = max x.  Over an empty range y is the neutral
@@ -47,10 +47,14 @@ def _lower(lowering: Lowering) -> None:
     if x.type.dtype == "b1":
         assert fold is not None
         x, y = (Operand(o.name, o.type.but(dtype="u8")) for o in (x, y))
+        # Bools are bytes of 0 and 1; the largest and smallest byte start a fold that finds nothing,
+        # and must come out as a bool.
         fold = replace(fold, after="min(total, 1)")  # of nothing: 255
     if x.type.dtype in FLOATS or (fold is not None and fold.ints):
         _reduce(lowering, fold, x, axes, y)
     else:
+        # L2 and the logarithms have no meaning in integers: ONNX's reference computes in double and
+        # cuts.
         wide, out = lowering.temp("f64", x.type.dims), lowering.temp("f64", y.type.dims)
         lower_map(lowering, [("cast", "f64", ("in", 0))], [x], [wide])
         _reduce(lowering, fold, wide, axes, out)
@@ -58,6 +62,7 @@ def _lower(lowering: Lowering) -> None:
 
 
 def _reduce(lowering: Lowering, fold: Fold | None, x: Operand, axes: list[int], y: Operand) -> None:
+    # LogSumExp shifts by its maximum, so it is two folds for each group of axes.
     if fold is None:
         lower_logsumexp(lowering, x, axes, y)
     else:
@@ -68,7 +73,7 @@ def _reduce(lowering: Lowering, fold: Fold | None, x: Operand, axes: list[int], 
 
 
 def _axes(site: Site) -> list[int]:
-    """The axes to reduce, from the front.  If none are given: all, unless the node wants none."""
+    """Return the axes to reduce, from the front; without axes all, or none if the node says so."""
     rank, axes = site.type(0).rank, axes_of(site)
     if axes is None:
         return [] if site.attrs.get("noop_with_empty_axes") else list(range(rank))
@@ -146,6 +151,8 @@ def _sum_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 def _mean_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY Size(Y) / Size(X)."""
     to = ONNX_CODE[grad.site.type(0).dtype]
+    # Forward: y = sum x / count; so dx = dy / count.  The count follows from the sizes, which may
+    # be symbolic.
     sizes = [grad.op("Cast", grad.op("Size", name), to=to) for name in (grad.x(0), grad.y(0))]
     return _to_input(grad, grad.op("Div", _kept(grad, dy), grad.op("Div", *sizes)))
 
@@ -158,6 +165,8 @@ def _l1_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 def _l2_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = X dY / Y; where Y = 0, X is 0 too."""
     y = _kept(grad, grad.y(0))
+    # Forward: y = sqrt(sum x^2); so dx = x dy / y.  At 0 the slope is not defined; 0 is taken, and
+    # 0 / 1 gives it.
     safe = grad.op("Where", grad.op("Equal", y, grad.like(0.0, 0)), grad.like(1.0, 0), y)
     return (grad.op("Mul", grad.x(0), grad.op("Div", _kept(grad, dy), safe)), None)
 
@@ -178,6 +187,7 @@ def _logsumexp_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     Where Y = -inf, all X are, and dX = 0.
     """
     y, zero = _kept(grad, grad.y(0)), grad.like(0.0, 0)
+    # Forward: y = log sum exp x; so dx = dy exp(x - y).  An x - y of -inf - -inf would be NaN.
     finite = grad.op("Where", grad.op("Equal", y, grad.like(-np.inf, 0)), zero, y)
     weight = grad.op("Exp", grad.op("Sub", grad.x(0), finite))
     total = _again(grad, "ReduceSum", weight, 13)
@@ -188,18 +198,22 @@ def _logsumexp_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY [X = Y] / #[X = Y]: ties share the gradient equally."""
     to = ONNX_CODE[grad.site.type(0).dtype]
+    # Forward: y = max x.  All elements equal to y share dy, so that gradients do not depend on the
+    # order of elements.
     hits = grad.op("Cast", grad.op("Equal", grad.x(0), _kept(grad, grad.y(0))), to=to)
     part = grad.op("Div", _kept(grad, dy), _again(grad, "ReduceSum", hits, 13))
     return (grad.op("Mul", part, hits), None)
 
 
 def _prod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX_i = dY prod of X_j, j != i: P / X without zeros, P at an only zero, else 0.
+    """dX_i = dY prod of X_j, j != i: P / X without zeros, P at an only zero, 0 with more.
 
     P is the product of all X that are not 0.
     """
     zero, one = grad.like(0.0, 0), grad.like(1.0, 0)
     to = ONNX_CODE[grad.site.type(0).dtype]
+    # Forward: y = prod x; so dx_i is the product of all others.  y / x_i would be 0 / 0 at a zero:
+    # the product without zeros and their number decide instead.
     is_zero = grad.op("Equal", grad.x(0), zero)
     safe = grad.op("Where", is_zero, one, grad.x(0))
     count = _again(grad, "ReduceSum", grad.op("Cast", is_zero, to=to), 13)

@@ -4,7 +4,7 @@ Forward   a view is its input with another shape, the same bytes; the others are
           before lowering, for a plan knows every shape
 Backward  of a view: dX = Reshape(dY, Shape(X)); nothing flows through a shape
 Symbolic  a dimension that follows from symbolic ones is cancelled where that is exact
-          (Reshape of [batch,12,5,5] to [-1,300] is [batch,300]), else it gets a fresh symbol
+          (Reshape of [batch,12,5,5] to [-1,300] is [batch,300]), otherwise it gets a fresh symbol
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ def times(site: Site, i: int, dims: Sequence[Dim]) -> Dim:
     """Return the product of dimensions, as dimension i of this node's output."""
     symbols = [d for d in dims if isinstance(d, str)]
     whole = math.prod(d for d in dims if isinstance(d, int))
+    # A product with a 0 is 0, whatever its symbols are.
     if not symbols or whole == 0:
         return whole
     return symbols[0] if whole == 1 and len(symbols) == 1 else fresh(site, i)
 
 
 def axes_of(site: Site, i: int = 1) -> list[int] | None:
-    """The attribute `axes`, or the constant input i that replaced it; None when absent or empty."""
+    """Return `axes`, the attribute or the constant input i; None when absent or empty."""
     if "axes" in site.attrs:
         return list(site.attrs["axes"]) or None
     return (site.integers(i, "axes") if site.has(i) else []) or None
 
 
 def normal_axes(site: Site, axes: Sequence[int], rank: int) -> list[int]:
-    """Axes counted from the front, ascending; ShapeError outside the rank or if repeated."""
+    """Return axes from the front, ascending; ShapeError outside the rank or if repeated."""
     out = sorted(normal_axis(site, a, rank) for a in axes)
     if len(set(out)) != len(out):
         site.wrong(f"axes {list(axes)} name an axis twice")
@@ -82,7 +83,7 @@ def i64s(nodes: Nodes, *values: int) -> str:
 
 
 def unknown(site: Site, i: int, dtype: str) -> TensorType:
-    """The type of an output whose shape is the value of input i while only its length is known."""
+    """Return the type of an output whose shape input i will hold: its length is known."""
     if site.type(i).rank != 1:
         site.wrong(f"input {i} is {site.type(i)}; expected a list")
     (rank,) = site.type(i).shape
@@ -101,6 +102,7 @@ def _reshape_infer(site: Site) -> tuple[TensorType, ...]:
     target = site.integers(1, "the shape")
     dims: list[Dim] = []
     for i, d in enumerate(target):
+        # 0 copies the input's dimension, unless allowzero says that it means 0.
         if d == 0 and not site.attrs["allowzero"]:
             if i >= t.rank:
                 site.wrong(f"shape {target} copies dimension {i}, which the input lacks")
@@ -128,6 +130,7 @@ def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Di
 
     Dimensions of 0 in both are left out, so that an empty batch gives what any other gives.
     """
+    # Symbols that both sides have cancel; a symbol left over makes the quotient unknown.
     left = [d for d in whole if isinstance(d, str)]
     for d in parts:
         if isinstance(d, str):
@@ -138,10 +141,11 @@ def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Di
     known = math.prod(d for d in parts if isinstance(d, int))
     if not left:
         if known == 0:
+            # Both are 0: without the zeros the division is defined again, if both have as many.
             size, known = (math.prod(_filled(dims)) for dims in (whole, parts))
             size *= int(len(whole) - len(_filled(whole)) == len(parts) - len(_filled(parts)))
         if known == 0 or size % known:
-            site.wrong(f"{size} elements do not divide into {list(parts)} and -1")
+            site.wrong(f"{size} elements cannot be divided into {list(parts)} and -1")
         return size // known
     return left[0] if len(left) == 1 and size == known else fresh(site, at)
 
@@ -149,7 +153,8 @@ def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Di
 def _flatten_infer(site: Site) -> tuple[TensorType, ...]:
     t, axis = site.type(0), site.attrs["axis"]
     if not -t.rank <= axis <= t.rank:
-        site.wrong(f"axis {axis} of a tensor of rank {t.rank}")
+        site.wrong(f"axis is {axis}, but the input has rank {t.rank}")
+    # An axis of `rank` is allowed: then all dimensions are in front of it.
     cut = axis + t.rank if axis < 0 else axis
     return (t.but((times(site, 0, t.shape[:cut]), times(site, 1, t.shape[cut:]))),)
 
@@ -163,7 +168,7 @@ def _squeeze_infer(site: Site) -> tuple[TensorType, ...]:
     normal = normal_axes(site, axes or [], t.rank)
     for a in normal:
         if isinstance(t.shape[a], int) and t.shape[a] != 1:
-            site.wrong(f"axis {a} to squeeze has size {t.shape[a]}")
+            site.wrong(f"axis {a} is to be squeezed, but its size is {t.shape[a]}, not 1")
     return (t.but([d for i, d in enumerate(t.shape) if i not in normal]),)
 
 
@@ -185,6 +190,8 @@ def _view_fold(infer: Callable[[Site], tuple[TensorType, ...]]) -> Callable[...,
 
 def view_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = Reshape(dY, Shape(X)); a dimension of 0 is meant."""
+    # Forward: y has the elements of x in the same order; so dx = dy in x's shape.  An empty batch's
+    # 0 must not be read as "copy".
     is_empty = grad.site.opset >= 14 and 0 in grad.site.type(0).shape
     attrs: dict[str, Any] = {"allowzero": 1} if is_empty else {}
     dx = grad.op("Reshape", dy, grad.op("Shape", grad.x(0)), **attrs)
@@ -245,6 +252,7 @@ def _gradient_axes(site: Site) -> tuple[Array, ...]:
     shapes = [site.integers(i, "a shape") for i in (0, 1)]
     rank = max(map(len, shapes))
     a, b = ([-1] * (rank - len(shape)) + shape for shape in shapes)
+    # -1 marks axes that one shape lacks; a shape was broadcast where it lacks the axis or has 1.
     pairs = list(enumerate(zip(a, b, strict=True)))
     left = [i for i, (x, y) in pairs if x != y and (x == -1 or (x == 1 and y != -1))]
     right = [i for i, (x, y) in pairs if x != y and (y == -1 or (y == 1 and x != -1))]

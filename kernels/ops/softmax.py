@@ -2,11 +2,12 @@
 
 Forward   y = exp(x - m) / s,  log y = (x - m) - log s,  with m = max x, s = sum exp(x - m)
 Backward  dx = y (dy - sum y dy);  log: dx = dy - exp(y) sum dy.  Both need y, never x
-Error     relative (|x - m| + 5) 2^-24 beside that of the sum s (fold.py), x - m being rounded; log:
-          absolute, 3 ulp of max(|y|, 1).  A row that is all -inf, or holds NaN or +inf, gives NaN
+Error     relative (|x - m| + 5) 2^-24 beside the error of the sum s (fold.py), x - m being rounded;
+          log: absolute, 3 ulp of max(|y|, 1).  A row of nothing but -inf, or with NaN or +inf,
+          gives NaN
 
-Seen as [outer, n, inner]: inner = 1 runs along rows, else `inner` is the vector direction.
-Before opset 13 the axis and all behind it were one: [outer, n] of the input flattened at the axis.
+Seen as [outer, n, inner]: inner = 1 runs along rows, otherwise `inner` is the vector direction.
+Before opset 13 the axis and all after it were one: [outer, n] of the input flattened at the axis.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ BLOCK = 256  # columns whose running values stay in the first-level cache
 @kernel("x: T[rows, n]  y: out T[rows, n] may alias x  rows, n: i64")
 def softmax_rows(target: Target, T: str, log: int) -> Body:
     """y[r] = softmax(x[r]), or its logarithm."""
+    # Forward, in three passes over a row that stays in the cache: maximum, exponentials with their
+    # sum, division.  Subtracting the maximum keeps exp from overflowing.
     largest = loop(T, "x[] -> max(x)")
     exps = loop(T, "x[] m -> e = exp(x - m); y[] = e; sum(e)")
     divide = loop(T, "e[] k -> y[] = e * k")
@@ -85,6 +88,8 @@ def softmax_cols(target: Target, T: str, log: int) -> Body:
         end = loop(T, "x[] m[] s[] -> y[] = x - m - s")
 
     def body(x, y, work, outer, n, inner, block, tid, nthreads):
+        # Vectors run along `inner`: each lane is a softmax of its own.  A block's maxima and sums
+        # stay in the first-level cache while its rows stream by.
         blocks = udiv(inner + block - 1, block)
         m = off(work, tid * 2 * block)
         s = off(m, block)
@@ -117,6 +122,8 @@ _GRAD = {0: ("dy * y", "y * (dy - total)"), 1: ("dy", "dy - exp(y) * total")}
 def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
     """dx[r] from dy[r] and y[r], of softmax or its logarithm."""
     sums, formula = _GRAD[log]
+    # Forward: y = softmax(x); so dx = y (dy - sum y dy).  Forward: y = log softmax(x); so dx = dy -
+    # exp(y) sum dy.  Both need the sum of a row before its first element.
     total = loop(T, f"dy[] y[] -> sum({sums})")
     write = loop(T, f"dy[] y[] total -> dx[] = {formula}")
 
@@ -142,6 +149,7 @@ def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
     work: sums of `block` columns at a time.
     """
     sums, formula = _GRAD[log]
+    # As by rows, with a vector of sums, one a column.
     zero = loop(T, "-> total[] = 0")
     add = loop(T, f"dy[] y[] total[] -> total[] = total + {sums}")
     write = loop(T, f"dy[] y[] total[] -> dx[] = {formula}")
@@ -184,10 +192,12 @@ def _call(
     outer, n, inner = walk
     if out.type.size == 0:
         return
+    # Where the axis is the last one a softmax lies in a row of memory.
     if inner == 1:
         lowering.call(rows, **operands, rows=outer, n=n)
         return
     share_of = -(-outer * inner // lowering.threads)
+    # Blocks small enough that every thread has one, in whole cache lines.
     block = min(max(-(-share_of // 16) * 16, 16), BLOCK)
     work = lowering.temp(out.type.dtype, (lowering.threads, 2, block))
     lowering.call(cols, **operands, work=work, outer=outer, n=n, inner=inner, block=block)

@@ -31,21 +31,25 @@ def _check_matrix(site: Site, rows: int, columns: int) -> None:
 def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:
     """Return the matrix [n * parts, bins * parts'] of a transform of n numbers of 1 or 2 parts.
 
-    Numbers behind `length` are ignored; missing ones are taken as zero.
+    Numbers beyond `length` are ignored; missing ones are taken as zero.
     """
     bins = length // 2 + 1 if onesided else length
     given = min(n, bins if inverse else length)
     made = length if inverse else bins
+    # j k modulo the length first: angles stay below 2 pi, so cosines of large products stay exact.
     turns = np.outer(np.arange(given), np.arange(made)) % length / length * 2 * np.pi
     full = np.zeros((n, parts, made, 2))  # number, part, result, part
     full[:given, 0, :, 0] = np.cos(turns)
     full[:given, 0, :, 1] = np.sin(turns) * (1 if inverse else -1)
     if parts == 2:
+        # (a + ib)(c + is) = (ac - bs) + i(as + bc): the rows of the imaginary part.
         full[:given, 1, :, 0] = -full[:given, 0, :, 1]
         full[:given, 1, :, 1] = full[:given, 0, :, 0]
     if inverse:
         full /= length
     if inverse and onesided:  # the other half is conjugate
+        # Frequencies that the half spectrum leaves out count through their conjugates: twice, but
+        # for 0 and, if the length is even, the highest.
         full[1:] *= 2
         if length % 2 == 0:
             full[length // 2 : length // 2 + 1] /= 2
@@ -82,15 +86,15 @@ def _dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
     axis = normal_axis(site, -2 if given is None else given, x.rank)
     parts, n = _parts(site, x), _size(site, x, axis)
     if axis == x.rank - 1:
-        site.fail(f"axis {axis} of {x}", "any axis but the last")
+        site.fail(f"axis {axis} of {x} holds real and imaginary parts", "any other axis")
     inverse, onesided = bool(site.attrs["inverse"]), bool(site.attrs["onesided"])
     length = _number(site, 1, "the length")
     if length is None:
         length = 2 * (n - 1) if inverse and onesided else n
     if length < 1:
-        site.wrong(f"a transform of length {length}")
+        site.wrong(f"the length is {length}; expected 1 or more")
     if onesided and not inverse and parts == 2:
-        site.fail("a one-sided transform of complex numbers", "real ones")
+        site.fail("the transform is one-sided and its numbers complex", "real numbers")
     return axis, n, parts, length, inverse, onesided
 
 
@@ -108,8 +112,10 @@ def _dft_expand(nodes: Nodes) -> tuple[str, ...]:
     axis, n, parts, length, inverse, onesided = _dft(nodes.site)
     _check_matrix(nodes.site, n * parts, length // 2 + 1 if onesided else length)
     matrix = dft_matrix(n, parts, length, inverse, onesided)
+    # The axis next to the parts of a number: both are one axis of the product.
     order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
     back = [order.index(a) for a in range(x.rank)]
+    # No transposes where the axis is the last but one already.
     is_there = axis == x.rank - 2
     moved = nodes.x(0) if is_there else nodes.op("Transpose", nodes.x(0), perm=order)
     y = _product(nodes, moved, x, matrix, 1 if inverse and onesided else 2)
@@ -158,6 +164,7 @@ def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
     parts = _parts(nodes.site, x)
     _check_matrix(nodes.site, n * parts, n // 2 + 1 if nodes.site.attrs["onesided"] else n)
     _check_matrix(nodes.site, frames, n)
+    # Frame f takes samples f step to f step + n; the gather's gradient adds where frames overlap.
     at = np.arange(frames)[:, None] * step + np.arange(n)
     cut = nodes.op("Gather", nodes.x(0), nodes.const(at, "i64"), axis=1)
     if nodes.site.has(2):
@@ -181,6 +188,7 @@ def _mel_fold(site: Site) -> tuple[Array, ...]:
     (y,) = _mel_infer(site)
     bins, length, rate, *edges = (site.number(i, "a number") for i in range(5))
     low, high = (2595 * np.log10(1 + float(e) / 700) for e in edges)
+    # Bins are evenly spaced in mel; each is a triangle from its left neighbour to its right one.
     mel = low + np.arange(int(bins) + 2) * (high - low) / (int(bins) + 2)
     at = ((int(length) + 1) * (700 * (10 ** (mel / 2595) - 1)) // int(rate)).astype(int)
     out = np.zeros(y.dims)

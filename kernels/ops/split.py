@@ -52,7 +52,7 @@ def _concat_infer(site: Site) -> tuple[TensorType, ...]:
         if t.dtype != first.dtype:
             raise DTypeError(f"{site.where()}: all inputs must have one element type")
         if t.rank != first.rank:
-            site.wrong("inputs differ in rank")
+            site.wrong(f"inputs have ranks {first.rank} and {t.rank}; expected one rank")
         for i, (mine, d) in enumerate(zip(dims, t.shape, strict=True)):
             if i == axis:
                 dims[i] = (
@@ -61,7 +61,9 @@ def _concat_infer(site: Site) -> tuple[TensorType, ...]:
             elif isinstance(mine, str):
                 dims[i] = d
             elif isinstance(d, int) and d != mine:
-                site.wrong(f"inputs differ along axis {i}, which is not the axis {axis}")
+                site.wrong(
+                    f"inputs have {mine} and {d} elements along axis {i}; expected equal sizes"
+                )
     return (first.but(dims),)
 
 
@@ -85,6 +87,7 @@ def _concat_lower(lowering: Lowering) -> None:
     axis = normal_axis(lowering.site, lowering.site.attrs["axis"], y.type.rank)
     at, started = 0, False
     for i, t in enumerate(types):
+        # Each input is copied to its own part of y: the first call writes y, later ones update it.
         start = (0, at * y.type.strides[axis])
         copy(
             lowering,
@@ -96,6 +99,7 @@ def _concat_lower(lowering: Lowering) -> None:
             "u" if started else "w",
         )
         at += t.dims[axis]
+        # Empty inputs make no call, so the next one is still the first to write.
         started = started or t.size > 0
 
 
@@ -110,6 +114,7 @@ def _concat_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     if len(types) == 1:
         return (dy,)
     axis = normal_axis(grad.site, grad.site.attrs["axis"], types[0].rank)
+    # Forward: y = x_0, x_1, ... along the axis; so dx_i is part i of dy.
     lengths = [_length(grad, i, t.shape[axis], axis) for i, t in enumerate(types)]
     if all(grad.wants(i) for i in range(len(types))):
         known = [t.shape[axis] for t in types]
@@ -119,6 +124,7 @@ def _concat_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         if all(isinstance(d, int) for d in known):
             return tuple(grad.op("Split", dy, axis=axis, split=known, outputs=len(types)))
     out: list[str | None] = []
+    # Not all gradients are wanted: slices of dy, without copies of the others.
     begin = i64s(grad, 0)
     for i, length in enumerate(lengths):
         end = grad.op("Add", begin, length) if i else length
@@ -149,15 +155,18 @@ def _lengths(site: Site) -> list[Dim]:
     if given is not None:
         parts = list(given)
         if len(parts) != site.n_outs or (isinstance(whole, int) and sum(parts) != whole):
-            site.wrong(f"parts {parts} for {site.n_outs} outputs of an axis of {whole}")
+            site.wrong(
+                f"split is {parts}; expected {site.n_outs} parts that add up to {whole} elements"
+            )
         return list(parts)
     if site.n_outs == 1:
         return [whole]
     if isinstance(whole, str):
         return [f"{site.name}_n{i}" for i in range(site.n_outs)]
+    # From opset 18 the last part may be shorter; before, parts are equal.
     each = -(-whole // site.n_outs)
     if site.opset < 18 and site.domain == "" and whole % site.n_outs:
-        site.wrong(f"an axis of {whole} does not divide into {site.n_outs} equal parts")
+        site.wrong(f"an axis of {whole} elements cannot be split into {site.n_outs} equal parts")
     return [max(min(each, whole - i * each), 0) for i in range(site.n_outs)]
 
 
@@ -184,6 +193,7 @@ def _split_fold(site: Site) -> tuple[Array, ...]:
 
 def _split_grad(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
     """dX = Concat(dY_i), with zeros where an output has no gradient."""
+    # Forward: y_i are parts of x; so dx = the dy_i side by side, zeros for a part nobody reads.
     zero: Array = np.zeros(1, NUMPY[grad.site.type(0).dtype])
     known = (*dys, *[None] * (grad.site.n_outs - len(dys)))
     parts = [
@@ -199,25 +209,28 @@ Window = list[tuple[int, int, int]]  # (start, step, count) of every axis
 
 
 def _bounds(site: Site, first: int) -> tuple[list[int], list[int], list[int], list[int]] | None:
-    """(starts, ends, axes, steps) from attributes, or from inputs `first` on; None when unknown."""
+    """Return starts, ends, axes and steps: attributes, or inputs from `first`; None if unknown."""
     if "starts" in site.attrs:
         starts, ends = list(site.attrs["starts"]), list(site.attrs["ends"])
         axes = list(site.attrs.get("axes", range(len(starts))))
         return starts, ends, axes, [1] * len(starts)
-    found = [site.value(i) for i in range(first, first + 4)]
-    if any(site.has(first + i) and v is None for i, v in enumerate(found)):
+    values = [site.value(i) for i in range(first, first + 4)]
+    if any(site.has(first + i) and v is None for i, v in enumerate(values)):
         return None
     names = ("starts", "ends", "axes", "steps")
     lists = [
-        site.integers(first + i, names[i]) if v is not None else None for i, v in enumerate(found)
+        site.integers(first + i, names[i]) if v is not None else None for i, v in enumerate(values)
     ]
     starts, ends = lists[0] or [], lists[1] or []
     axes = list(range(len(starts))) if lists[2] is None else lists[2]
     steps = [1] * len(starts) if lists[3] is None else lists[3]
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        site.wrong("starts, ends, axes and steps differ in length")
+        site.wrong(
+            f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)} and "
+            f"{len(steps)} numbers; expected as many of each"
+        )
     if 0 in steps:
-        site.wrong("a step of 0")
+        site.wrong(f"steps are {steps}; expected none of 0")
     return starts, ends, axes, steps
 
 
@@ -231,6 +244,7 @@ def _window(site: Site, shape: Sequence[Dim], first: int) -> Window:
         axis = normal_axis(site, axis, len(shape))
         d = shape[axis]
         if isinstance(d, int):
+            # Python clamps starts and ends as ONNX does, for steps of either sign.
             r = range(*slice(start, end, step).indices(d))
             window[axis] = (r.start, step, len(r))
         elif (start, step) != (0, 1) or end < 2**31 - 1:
@@ -263,6 +277,7 @@ def _slice_fold(site: Site) -> tuple[Array, ...]:
     x = site.known(0, "the input")
     index = []
     for start, step, count in _window(site, x.shape, 1):
+        # A backward slice may end before element 0, which Python writes as None.
         end = start + count * step
         index.append(slice(start, end if end >= 0 else None, step) if count else slice(0, 0))
     return (x[tuple(index)],)
@@ -288,13 +303,15 @@ def _slice_grad_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _slice_grad_lower(lowering: Lowering) -> None:
-    """dX = 0; dX[window] = dY."""
+    """Append the calls for dX = 0; dX[window] = dY."""
     dy, dx = lowering.x(0), lowering.y(0)
     window = _window(lowering.site, dx.type.dims, 2)
     counts = [count for _, _, count in window]
     if counts != list(dy.type.dims):
-        lowering.site.wrong(f"the slice has shape {counts}")
+        lowering.site.wrong(f"dY is {dy.type}, but the slice has shape {counts}")
+    # Forward: y[j] = x[start + j step]; so dx[start + j step] = dy[j], 0 elsewhere.
     steps, first = _place(window, dx.type.strides)
+    # A slice of everything writes every element: nothing is cleared before.
     whole = dy.type.size == dx.type.size
     if not whole:
         lower_map(lowering, [("const", 0)], [], [dx])

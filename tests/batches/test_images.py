@@ -96,7 +96,7 @@ OFFSET = np.zeros((1, 8, 5, 4), np.float32)
         ("ConvTranspose", (X, W), {"auto_pad": "SAME"}, "auto_pad 'SAME'; supported: NOTSET"),
         ("GridSample", (X, GRID), {"mode": "area"}, "mode 'area'; supported: nearest, linear"),
         ("GridSample", (X, GRID[..., :1]), {}, r"expected the shape \[1, .*, 2\]"),
-        ("GridSample", (X[0], GRID), {}, "1 spatial axes; supported: 2 or 3"),
+        ("GridSample", (X[0], GRID), {}, "have 1 spatial axes; supported: 2 or 3"),
         ("GridSample", (X, GRID.astype(float)), {}, "both of one type"),
         ("AffineGrid", (GRID[0], np.array([2, 1, 4, 4])), {}, r"expected the shape \[2, 2, 3\]"),
         ("RoiAlign", (X, ROIS[:, :3], np.array([0, 0])), {}, r"expected the shape \[2, 4\]"),

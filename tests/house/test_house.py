@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,9 @@ C_FILES = sorted(
     if path.suffix in {".c", ".cpp", ".h"}
 )
 COLUMNS = 100
+
+MARK = re.compile(r"#\s*(fmt:|noqa|type:|---)")  # says nothing about the code
+UNSAID = 20  # lines of code for each line of comment in kernels/ops, at most
 
 LOOSE_END = re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X|HA[C]K)\b")
 WAIVER = re.compile(r"#\s*(type:\s*ignore|noqa\b)")
@@ -81,3 +87,53 @@ def test_a_skip_says_why(path: Path) -> None:
             name = ast.unparse(node)
             silent = name.startswith("pytest.") and id(node) not in reasoned
             assert not silent, f"line {node.lineno}: {name} needs a reason"
+
+
+def _count_lines(source: str) -> Counter[str]:
+    """Count the lines with code, but for docstrings, and the lines with comments."""
+    documented = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            documented |= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
+    code, comments = set[int](), 0
+    blank = tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comments += not MARK.match(token.string)
+        elif token.type not in blank:
+            code |= {*range(token.start[0], token.end[0] + 1)}
+    return Counter(code=len(code - documented), comments=comments)
+
+
+def test_kernels_say_why() -> None:
+    """Maths, orders of sums and blocking do not follow from code: comments have to say them."""
+    counts = {p: _count_lines(p.read_text("utf-8")) for p in (ROOT / "kernels/ops").rglob("*.py")}
+    total = sum(counts.values(), Counter())
+    bare = sorted(counts, key=lambda p: counts[p]["code"] - UNSAID * counts[p]["comments"])[-5:]
+    assert total["code"] <= UNSAID * total["comments"], (
+        f"{total['code']} lines of code and {total['comments']} of comments; explain why, for "
+        f"example in {', '.join(map(_name, bare))}"
+    )
+
+
+def test_lines_of_code_and_comments_are_counted() -> None:
+    source = '''"""A module.
+
+of three lines.
+"""
+
+# --- a divider
+x = (
+    1,  # why one
+)  # fmt: skip
+# a comment
+# of two lines
+
+
+def f():
+    """A function."""
+    return "# no comment"
+'''
+    assert _count_lines(source) == {"code": 5, "comments": 3}

@@ -88,7 +88,7 @@ def test_gradients_of_an_empty_batch_are_zero(text: str) -> None:
         ("""(float[2,6,0,5] x, float[6,1,3,2] w) => (float[2,3,2,6] y) {
             y = ConvTranspose<group = 3>(x, w) }""", "f32.2,6,0,5., which has no pixels"),
         ("""(float[2,3,0,5] x, float[2,4,4,2] g) => (float[2,3,4,4] y) {
-            y = GridSample<padding_mode = "reflection">(x, g) }""", "which have no pixels"),
+            y = GridSample<padding_mode = "reflection">(x, g) }""", "which has no pixels"),
         ("(float[2,5,0] x) => (float[2,5,0] y) { y = com.microsoft.MultiHeadAttention"
          "<num_heads = 2>(x, x, x) }", "heads of width 0"),
     ],

@@ -27,6 +27,7 @@ _SINGLE, _DOUBLE = ONNX_CODE["f32"], ONNX_CODE["f64"]
 def _heads(site: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
     """[batch, heads, length, width] of Q, K or V, which may come as [batch, length, hidden]."""
     t = site.real(i)
+    # Heads are apart already, or lie side by side in the last axis.
     if t.rank == 4:
         return t.shape  # type: ignore[return-value]  # four, as just seen
     heads = int(site.attrs.get(count, 0))
@@ -66,6 +67,7 @@ def _attention_infer(site: Site) -> tuple[TensorType, ...]:
     if any(site.attrs[w] < -1 for w in _WINDOWS):
         site.wrong("a window size must be -1 or not negative")
     past: Dim = site.type(4).shape[2] if site.has(4) else 0
+    # New keys follow the cached ones, and all of them are an output: the next call's cache.
     keys = plus(past, new)
     t = site.type(0)
     shape: tuple[Dim, ...] = (batch, heads, rows, value_width)
@@ -86,6 +88,7 @@ def _attention_infer(site: Site) -> tuple[TensorType, ...]:
 
 def split_heads(nodes: Nodes, x: str, heads: int) -> str:
     """[batch, length, heads * width] -> [batch, heads, length, width]."""
+    # 0 keeps a dimension, so batch and length may be symbolic.
     parts = nodes.op("Reshape", x, nodes.const([0, 0, heads, -1], "i64"))
     return str(nodes.op("Transpose", parts, perm=[0, 2, 1, 3]))
 
@@ -143,6 +146,7 @@ def scores_to_output(
         scores = nodes.op("Add", scores, bias)
     biased = scores
     if masks:
+        # All masks as one condition: one Where over the scores, not one for each.
         mask = masks[0]
         for other in masks[1:]:
             mask = nodes.op("And", mask, other)
@@ -168,6 +172,7 @@ def _softmax(nodes: Nodes, x: str) -> str:
     """Over the last axis, in f64 where softmax_precision wants more than the inputs have."""
     if nodes.site.attrs.get("softmax_precision") != _DOUBLE or nodes.site.type(0).dtype == "f64":
         return str(nodes.op("Softmax", x, axis=-1))
+    # The node asks for a softmax in double; its input and output stay as they are.
     wide = nodes.op("Softmax", nodes.op("Cast", x, to=_DOUBLE), axis=-1)
     return str(nodes.op("Cast", wide, to=_SINGLE))
 
@@ -183,6 +188,7 @@ def _cached(nodes: Nodes, past: int, new: str) -> str:
 
 def _group(nodes: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, str]:
     """Grouped queries: heads as [kv heads, ratio], and K and V broadcast over the group."""
+    # Q as [batch, kv heads, ratio, rows, width]: K and V broadcast over `ratio`.
     shape = nodes.const([0, -1, ratio, *_tail(nodes, 0)], "i64")
     one = nodes.const([2], "i64")
     return (
@@ -300,6 +306,7 @@ def _rotary(nodes: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
         site.wrong(f"rotary_embedding_dim is {rotated}, but heads have {width} columns")
     rest = ""
     if rotated < width:
+        # Only the first columns of a head are rotated; the rest passes through.
         sizes = nodes.const([rotated, width - rotated], "i64")
         x, rest = nodes.op("Split", x, sizes, outputs=2, axis=3)
     if position:

@@ -50,13 +50,14 @@ def _width(site: Site, hidden: Dim, name: str) -> int:
     """Return the width of a head."""
     heads, hidden = int(site.attrs["num_heads"]), _number(site, hidden, name)
     if heads < 1 or hidden % heads:
-        site.wrong(f"{name} is {hidden}, no multiple of num_heads = {heads}")
+        site.wrong(f"{name} is {hidden}, which is not divisible by num_heads={heads}")
     return hidden // heads
 
 
 def _parts(site: Site) -> tuple[int, int, int]:
     """Return the columns of Q, K and V among the columns of the weights of Attention."""
     columns = _number(site, site.type(1).shape[1], "the columns of the weights")
+    # Equal parts unless the node gives their sizes; Q and K meet in a product, so theirs are equal.
     sizes = tuple(int(n) for n in site.attrs.get("qkv_hidden_sizes", ())) or (columns // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != columns or min(sizes) < 1 or sizes[0] != sizes[1]:
         site.wrong(f"the weights have {columns} columns for Q, K and V of {list(sizes)}")
@@ -116,6 +117,7 @@ def _form(site: Site) -> str:
     """
     q = site.real(0)
     if not site.has(1):
+        # Packed: one input holds Q, K and V of each head side by side.
         if q.rank != 5 or site.has(2):
             site.fail(f"a query {q} alone", "[batch, length, heads, 3, width]")
         return "qkv"
@@ -157,7 +159,9 @@ def _infer_heads(site: Site) -> tuple[TensorType, ...]:
     value_width = _width(site, values, "the hidden size of the value")
     if site.has(3):
         if form in ("heads", "kv"):
-            site.fail(f"a bias beside a key {site.type(1)}", "a bias with keys of rank 3")
+            site.fail(
+                f"a bias is given and the key is {site.type(1)}", "a bias with keys of rank 3"
+            )
         site.shaped(3, (2 * hidden + int(values),))
     _check_mask(site, 4, batch, starts=False)
     keys = plus(_past(site, 6, 2), new)
@@ -182,6 +186,8 @@ def _padding(nodes: Nodes, i: int, k: str) -> str:
     """Return what the mask, input i, adds to the scores [batch, heads, queries, keys]."""
     site, mask = nodes.site, nodes.x(i)
     t = site.type(i)
+    # Lengths: keys from the length on are padding.  With 2 batch numbers the second half says where
+    # keys start, for padding on the left.
     if t.rank == 1:
         batch = size_of(nodes, k, 0)
         zero, one = nodes.const(0, "i64"), nodes.const(1, "i64")
@@ -196,6 +202,7 @@ def _padding(nodes: Nodes, i: int, k: str) -> str:
         axes = [1, 2]
     else:
         seen = nodes.op("Greater", mask, nodes.const(0, t.dtype))
+        # A mask lacks the axis of heads, and one of rank 2 the axis of queries too.
         axes = [1] if t.rank == 3 else [1, 2]
     added = nodes.op(
         "Where", seen, nodes.like(0.0, 0), nodes.like(float(site.attrs["mask_filter_value"]), 0)
@@ -236,12 +243,14 @@ def _expand_attention(nodes: Nodes) -> tuple[str, ...]:
     q, k, v = (split_heads(nodes, part, heads) for part in _columns(nodes, product, sizes, 2))
     before = ""
     if site.has(4):
+        # The cache holds keys and values in one tensor: [2, batch, heads, length, width].
         kept = _columns(nodes, nodes.x(4), (1, 1), 0)
         before, values = (nodes.op("Squeeze", x, nodes.const([0], "i64")) for x in kept)
         k, v = nodes.op("Concat", before, k, axis=2), nodes.op("Concat", values, v, axis=2)
     y, _ = _attend(nodes, q, k, v, mask=3, bias=5, past=before, width=sizes[0] // heads)
     present = ""
     if nodes.wants(1):
+        # The cache that the next call reads, in the same form.
         both = (nodes.op("Unsqueeze", x, nodes.const([0], "i64")) for x in (k, v))
         present = nodes.op("Concat", *both, axis=0)
     return (y, present)
@@ -341,6 +350,7 @@ def _expand_grouped(nodes: Nodes) -> tuple[str, ...]:
     if not k:
         q, k, v = _columns(nodes, q, [heads * width, kv_heads * width, kv_heads * width], 2)
     if attrs["do_rotary"]:
+        # The tables say how much of a head is rotated: a column for each pair of numbers.
         half = _number(site, site.type(7).shape[1], "the columns of cos_cache")
         position = nodes.x(9) if site.has(9) else nodes.const([0], "i64")
         rotation = {"interleaved": attrs["rotary_interleaved"], "rotary_embedding_dim": 2 * half}
@@ -350,6 +360,7 @@ def _expand_grouped(nodes: Nodes) -> tuple[str, ...]:
             for x, count in ((q, heads), (k, kv_heads))
         )
     bias = [nodes.x(10)] if site.has(10) else []
+    # The op counts the keys before the query, so the query itself is subtracted.
     window = int(attrs["local_window_size"])  # counts the query itself
     return tuple(
         nodes.op(

@@ -61,6 +61,8 @@ class Form:
         heads = self.heads if kind in ("q", "y") else self.groups
         rows = self.queries if kind in ("q", "y") else self.keys
         columns = self.width if kind in ("q", "k") else self.value_width
+        # Exporters leave Q, K and V in the layout of the product that made them; the kernel walks
+        # strides, so no transpose is needed.
         if name in self.rows_first:
             return (rows, self.batch, heads, columns)
         lead = (rows, heads) if name in self.by_rows else (heads, rows)
@@ -127,6 +129,7 @@ def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
     dims = (1,) * (4 - t.rank) + t.dims
     if t.rank > 4 or any(d not in (1, w) for d, w in zip(dims, want, strict=True)):
         site.wrong(f"input {i} is {t}; it does not broadcast to {list(want)}")
+    # Stride 0 along broadcast axes: a mask of one batch or head is read again, not copied.
     steps, step = [], 1
     for d in reversed(dims):
         steps.append(0 if d == 1 else step)
@@ -148,6 +151,8 @@ def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
     attrs = site.attrs
     node = seed = 0
     if "seed" in attrs:
+        # A seed of the node replaces the run's seed and the node's number: its mask is the same in
+        # every run.
         seed = zlib.crc32(repr(float(attrs["seed"])).encode())
     else:
         node = zlib.crc32(str(attrs["draw"]).encode())
@@ -235,6 +240,7 @@ def parts_of(apart: int, blocks: int, threads: int) -> int:
     """
 
     def time(parts: int) -> float:
+        # Rounds of work for the busiest thread, times the blocks of a part.
         return -(-apart * parts // threads) * -(-blocks // parts)
 
     best = 1

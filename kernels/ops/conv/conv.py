@@ -37,8 +37,10 @@ def _lower(lowering: Lowering) -> None:
 def _lower_grad(lowering: Lowering) -> None:
     dy, x, w = lowering.x(0), lowering.x(1), lowering.x(2)
     groups, axes = lowering.site.attrs["group"], windows(lowering.site, x.type, w.type.dims[2:])
+    # Forward: y = conv(x, w) + b; so dx = the transpose of conv(., w) applied to dy.
     if lowering.wants(0) and x.type.size:
         convolve_back(lowering, (dy, w, lowering.y(0), None), axes, groups)
+    # dw and db come together: both sum over the pixels of dy.
     lower_weights(lowering, (x, dy, w), axes, groups, 1, 2)
 
 
@@ -56,6 +58,7 @@ def _check(site: Site, x: TensorType, w: TensorType) -> None:
     if 0 in w.shape:
         site.wrong(f"the weights are {w}, which has no elements")
     groups = site.attrs["group"]
+    # W is [output channels, input channels of a group, taps...].
     ci, per, co = x.shape[1], w.shape[1], w.shape[0]
     if isinstance(ci, int) and isinstance(per, int) and ci != per * groups:
         site.wrong(
@@ -107,6 +110,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX, dW, dB = ConvGrad(dY, X, W)."""
+    # As many gradients as inputs, but ConvGrad has two outputs at least.
     count = len(grad.site.ins)
     names = grad.op(
         "ConvGrad", dy, grad.x(0), grad.x(1), domain=MS, outputs=max(count, 2), **grad.site.attrs

@@ -230,6 +230,8 @@ def conv_pack(target: Target, T: str) -> Body:
             taps = kd * kh * kw
             into = off(b, q.b_at + group * q.b_group + panel * width * taps * channels)
             columns = imin(width, n - panel * width)
+            # For dX filters are read with other steps: channels and filters exchange, taps run
+            # back.
             src = off(w, group * g.group + panel * width * js + q.first)
             j0 = 0
             # Where a row of w holds just the (c, tap) of one j, in order: transpose squares of it.
@@ -447,6 +449,7 @@ def convolve(
     volume, taps = math.prod(a.taps for a in axes), [0, *_tap_steps(axes)]
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     images = x.type.dims[0]
+    # The special cases first; a matrix product does everything, but not as fast.
     if is_depthwise(w, groups):
         lower_depthwise(lowering, operands, axes, relu=relu)
         return

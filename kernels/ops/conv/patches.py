@@ -137,6 +137,8 @@ def window_products(q: Mapping[str, Any], back: bool = False) -> int:
 
 def check_job(c: KernelCall, q: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a job after refusing divisors that are 0; without taps it reads nothing."""
+    # The numbers of a plan from a file are not trusted: a 0 here would divide by zero in the
+    # kernel.
     divisors = "out", "stride", "dilation", "mt", "nt", "mc"
     for name in (*divisors, *(("taps", "unit", "channels", "kc") if q["depth"] else ())):
         value = q[name]
@@ -259,6 +261,7 @@ def following(n, d, h, w, q):
 @inline
 def _first_run(r, per, q):
     """Run r of taps, `per` in a row, and its place along depth, height and width."""
+    # Runs lie along the width, then the height, then the depth, as taps of w do.
     row = udiv(r, per)
     plane = udiv(row, q.taps_h)
     return r, plane, row - plane * q.taps_h, r - row * per
@@ -325,10 +328,13 @@ def gather(T: str) -> Inline:
             dst = off(into, i * lda)
             iz = od * q.stride_d - q.pad_d + kd0 * q.dilation_d
             ih = oh * q.stride_h - q.pad_h + kh0 * q.dilation_h
+            # How far the window is inside the image on each side; negative where it looks into
+            # padding.
             left = ow * q.stride_w - q.pad_w
             below = q.size_h - 1 - ih - (rows - 1) * q.dilation_h
             right = q.size_w - 1 - left - (q.taps_w - 1) * q.dilation_w
             inside = imin(imin(left, right), imin(ih, below))
+            # Inside: a block of runs, one a row of taps, copied without tests.
             if rows > 0 and imin(inside, imin(iz, q.size_d - 1 - iz)) >= 0:
                 # The next pixels of the line see none either, until a window reaches its end.
                 many = imin(imin(udiv(right, q.stride_w) + 1, q.out_w - ow), mb - i)

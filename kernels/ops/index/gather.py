@@ -64,6 +64,7 @@ FAR = 16 << 20  # bytes of an embedding table's gradient that no cache keeps unt
 @inline
 def wrap(index, i, n):
     """Index i counted from the front, or -1 when it is out of range."""
+    # ONNX: a negative index counts from the end.
     at = index[i]
     if at < 0:
         at += n
@@ -252,6 +253,7 @@ def one_hot(target: Target, T: str) -> Body:
             fill(values, row, depth * inner)
             for b in range(inner):
                 at = index[r * inner + b]
+                # Indices out of range are all cold; ONNX asks for no error here.
                 at = at + depth if at < 0 else at
                 if at >= 0 and at < depth:
                     row[at * inner + b] = values[1]
@@ -315,6 +317,7 @@ def _gather_fold(site: Site) -> tuple[Array, ...]:
 
 def _gather_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = GatherGrad(Shape(X), indices, dY)."""
+    # Forward: y = x[l]; so dx = dy added into zeros at l.
     shape = grad.op("Shape", grad.x(0))
     return (
         grad.op("GatherGrad", shape, grad.x(1), dy, domain=MS, axis=grad.site.attrs["axis"]),
@@ -365,6 +368,7 @@ def elements(site: Site, data: TensorType, index: TensorType) -> dict[str, Any]:
     for i, (d, own) in enumerate(zip(index.dims, data.dims, strict=True)):
         if i != axis and d > own:
             site.wrong(f"indices have {d} elements along axis {i}, but data has {own}")
+    # Along the axis the index decides, so the walk stands still there.
     strides = [0 if i == axis else step for i, step in enumerate(data.strides)]
     outer = list(index.dims[:-1])
     words = ELEMENTS_WORDS.pack(

@@ -91,6 +91,7 @@ def top_k(target: Target, T: str, sign: int) -> Body:
         i = 0
         while 2 * i + 1 < size:
             c = 2 * i + 1
+            # The worse of the two children, as the worst belongs on top.
             if c + 1 < size and before(heap[c], places[c], heap[c + 1], places[c + 1]):
                 c += 1
             if not before(v, p, heap[c], places[c]):
@@ -209,6 +210,7 @@ def arg_extreme(target: Target, T: str, sign: int) -> Body:
 
     @inline
     def beats(v, best, latest):
+        # No comparison with NaN is true, so NaN is asked for by itself.
         better = v > best if sign > 0 else v < best
         return better or (v != v and best == best) or (latest != 0 and v == best)
 
@@ -270,6 +272,7 @@ def _top_lower(lowering: Lowering) -> None:
         return
     y = lowering.y(0) if lowering.wants(0) else lowering.temp(T, shape)
     index = lowering.y(1) if lowering.wants(1) else lowering.temp("i64", shape)
+    # A heap costs about n comparisons if few elements enter it, a merge sort n log n.
     few = k * FEW <= n
     work = [lowering.temp(kind, (lowering.threads, k if few else 2 * n)) for kind in (T, "i64")]
     sign = 1 if lowering.site.attrs["largest"] else -1
@@ -284,6 +287,7 @@ def _top_grad(grad: Grad, dy: str | None, *_: str | None) -> tuple[str | None, .
     """dX = GatherElementsGrad(dY, Shape(X), indices)."""
     if dy is None:
         return (None, None)
+    # Forward: y = x[index]; so dx is dy at the index, 0 elsewhere.
     shape, axis = grad.op("Shape", grad.x(0)), grad.site.attrs["axis"]
     return (grad.op("GatherElementsGrad", dy, shape, grad.y(1), domain=MS, axis=axis), None)
 

@@ -100,6 +100,7 @@ def _joins(op: str) -> Any:
     def least(y, u):
         return u if u < y or u != u else y
 
+    # One of these is chosen when the kernel is compiled: a body calls a single function.
     return {"none": none, "add": add, "mul": mul, "max": largest, "min": least}[op]
 
 
@@ -133,6 +134,7 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
         low, high, begin, end, first, last = 0, n, 0, length, 0, g.rows
         if by == 0:
             first, last = share(udiv(g.rows, group), tid, nthreads)
+            # Rows of one group walk the same places, so a thread has whole groups.
             first, last = first * group, last * group
         elif by == 1:
             begin, end = share_blocks(length, 16, tid, nthreads)
@@ -142,6 +144,8 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
             base = place(g.walk, rank, row)
             for j in range(begin, end):
                 i = row * length + j
+                # Every thread looks at every index that may be its own: the lowest bad one is
+                # reported by all.
                 at = wrap(index, i, n)
                 if at < 0:
                     bad = imin(bad, i)
@@ -174,6 +178,7 @@ def place_nd(index, row, g, bad):
         at = wrap(index, row * k + d, g.sizes[d])
         if at < 0:
             return -1, imin(bad, row * k + d)
+        # The tuple as one number, as the named dimensions lie in memory.
         to = to * g.sizes[d] + at
     return udiv(row, g.batch_rows) * g.slices + to, bad
 
@@ -187,6 +192,7 @@ def report_nd(index, g, bad, fault):
 
 def _named_slices(c: KernelCall) -> tuple[int, int]:
     """Return the batches of rows of indices, and how many slices a row of indices may name."""
+    # The numbers of a plan from a file are not trusted: the kernel reads k limits.
     if len(c.sizes) < c.k:
         c.refuse(f"{c.k} indices a row, and limits {list(c.sizes)}")
     return -(-c.rows // c.batch_rows), math.prod(c.sizes[: c.k])
@@ -194,6 +200,7 @@ def _named_slices(c: KernelCall) -> tuple[int, int]:
 
 def _scatter_reach(c: KernelCall) -> Reach:
     batches, slices = _named_slices(c)
+    # The last batch may be a part: threads share the places of whole batches alone.
     by_threads = c.rows // c.batch_rows * c.slices
     most = (batches - 1) * c.slices + slices if batches else 0
     return {"y": min(most, by_threads) * c.inner}
@@ -293,6 +300,7 @@ def _start(lowering: Lowering, data: Operand | None, y: Operand) -> None:
     """Append the call for y = data, or 0."""
     if data is None:
         return lower_map(lowering, [("const", 0)], [], [y])
+    # Copied as bits: data of every type is moved by the same few kernels.
     plain = bits(y.type.dtype)
     ends = [Operand(o.name, o.type.but(dtype=plain)) for o in (data, y)]
     return lower_map(lowering, [("in", 0)], ends[:1], ends[1:])
@@ -445,6 +453,7 @@ def _scatter_nd_infer(site: Site) -> tuple[TensorType, ...]:
 
 def _gather_nd_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = GatherNDGrad(Shape(X), indices, dY)."""
+    # Forward: y = x[index]; so dx is 0, and dy added at the index.
     shape, batch = grad.op("Shape", grad.x(0)), grad.site.attrs["batch_dims"]
     return (grad.op("GatherNDGrad", shape, grad.x(1), dy, domain=MS, batch_dims=batch), None)
 
@@ -478,6 +487,7 @@ def _cache_expand(nodes: Nodes) -> tuple[str, ...] | None:
                 return None
             limit = nodes.const(length, "i64")
             inside, beyond = nodes.op("Less", index, limit), nodes.op("Sub", index, limit)
+            # A circular cache starts over at its front.
             index = nodes.op("Where", inside, index, beyond)
     index = unsqueeze(nodes, index, [i for i in range(1, rank) if i != axis])
     index = nodes.op("Expand", index, nodes.op("Shape", nodes.x(1)))

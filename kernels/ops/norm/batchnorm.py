@@ -66,6 +66,7 @@ def inverse(nodes: Nodes, var: str) -> str:
 def _normalised(nodes: Nodes, mean: str, inv: str) -> str:
     """y = (x - mean) inv scale + B for the given mean and inv."""
     rank = nodes.site.type(0).rank
+    # scale inv is one vector: an element costs a difference, a product and a sum.
     centred = nodes.op("Sub", nodes.x(0), across(nodes, mean, rank))
     scaled = nodes.op("Mul", centred, across(nodes, nodes.op("Mul", vector(nodes, 1), inv), rank))
     return str(nodes.op("Add", scaled, across(nodes, vector(nodes, 2), rank)))
@@ -77,6 +78,7 @@ def _moved(nodes: Nodes, i: int, batch: str) -> str:
     Both are of its element type.
     """
     momentum = nodes.site.attrs["momentum"]
+    # ONNX's momentum weighs the old value, unlike torch's.
     kept = nodes.op("Mul", nodes.x(i), nodes.like(momentum, i))
     return str(nodes.op("Add", kept, nodes.op("Mul", batch, nodes.like(1 - momentum, i))))
 
@@ -120,7 +122,7 @@ def trained(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
 
 
 def _expand_held(nodes: Nodes) -> tuple[str, ...]:
-    """y, the moments of the batch, and the mean and the inverse deviation that y is made with."""
+    """Return y, the moments of the batch, and the mean and inverse deviation that made y."""
     if not is_training(nodes.site):
         mean, inv = vector(nodes, 3), inverse(nodes, vector(nodes, 4))
         return (_normalised(nodes, mean, inv), nodes.x(3), nodes.x(4), mean, inv)
@@ -149,12 +151,14 @@ def moving(nodes: Nodes, held: Sequence[str]) -> tuple[str, ...]:
     moved = (_moved(nodes, 3, mean), _moved(nodes, 4, var))
     for i, new in zip((3, 4), moved, strict=True):
         if nodes.site.value(i) is None:
+            # A constant has no memory to move; a running statistic that is a parameter is written
+            # in place, as the optimizer writes parameters.
             nodes.op("InPlaceAccumulatorV2", nodes.x(i), new, nodes.const([True], "b1"), domain=MS)
     return (y, *moved, *kept)
 
 
 def _check(site: Site) -> TensorType:
-    """X [N, C, ...], the other inputs [C]: scale and bias of one type, and both statistics."""
+    """Return X [N, C, ...] after checking scale, bias and statistics, each pair of one type."""
     x = site.real(0)
     if x.rank < 2:
         site.fail(f"X has rank {x.rank}", "[N, C, ...]")
@@ -170,7 +174,7 @@ def _check(site: Site) -> TensorType:
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x = _check(site)
     if site.attrs.get("spatial", 1) != 1:
-        site.fail("spatial = 0", "statistics over all axes but the channel's")
+        site.fail("spatial is 0", "statistics over all axes but the channel's")
     own = x.but(x.shape[1:2])
     running = TensorType(site.type(3).dtype, own.shape)
     return (x.but(), running, running, own, own)[: site.n_outs]
@@ -240,6 +244,8 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
     dmean: str | None = None
     dvar: str | None = None
     if any(grad.wants(i) for i in (0, 3, 4)):
+        # Forward: y = (x - mean) inv scale + B with statistics that are given; so dx = scale inv
+        # dy, dB = sum dy, dscale = sum dy (x - mean) inv.
         slope = grad.op("Mul", vector(grad, 1), inv)
     if grad.wants(0):
         dx = grad.op("Mul", dy, across(grad, slope, rank))
@@ -249,8 +255,11 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
     if grad.wants(2) or grad.wants(3):
         db = reduce_sum(grad, dy, axes)
     if grad.wants(3):
+        # Forward: the mean is subtracted everywhere; so dmean = -scale inv sum dy.
         dmean = grad.op("Neg", grad.op("Mul", slope, db))
     if grad.wants(4):
+        # Forward: inv = (var + epsilon)^(-1/2); so dvar = -1/2 inv^2 times the sum of dy (x - mean)
+        # inv scale.
         both = grad.op("Mul", grad.op("Mul", slope, inv), dscale)
         dvar = grad.op("Mul", both, grad.like(-0.5, 0))
     return _of_their_types(grad, (dx, dscale or None, db or None, dmean, dvar))
@@ -258,6 +267,8 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
     m, one = centre(nodes), share_of_one(nodes)
+    # Forward: h = (x - mean) inv with moments of the batch itself; so dx = scale inv (dy - mean of
+    # dy - h mean of dy h).  Two sums a channel, made in one pass over dy and x.
     db, total = gradient_sums(nodes, m)
     dscale = nodes.op("Mul", total, nodes.x(4))
     level = nodes.op("Mul", db, one)
@@ -289,6 +300,7 @@ def gradient_sums(nodes: Nodes, m: str) -> tuple[str, str]:
 def gradient(nodes: Nodes, m: str, level: str, slope: str) -> str:
     """dx = scale inv (dy - level - (x - m) slope), of a node with the inputs of a gradient."""
     dy, x, rank = nodes.x(0), nodes.x(1), nodes.site.type(1).rank
+    # Elementwise from here: planning fuses it with the mask of an activation before it.
     tilt = nodes.op("Mul", nodes.op("Sub", x, m), across(nodes, slope, rank))
     inner = nodes.op("Sub", dy, nodes.op("Add", tilt, across(nodes, level, rank)))
     factor = nodes.op("Mul", nodes.x(2), nodes.x(4))

@@ -499,6 +499,7 @@ def _lower_sums(lowering: Lowering) -> None:
     if w.images:
         access = ["v" if k == "v" else "s" for k in kinds]
         template = channel_sums_rows
+        # Strides along images and channels: full operands, vectors of channels, single values.
         steps = {"v": (w.channels * w.n, w.n), "c": (0, 1), "s": (0, 0)}
         words = rows_words(len(kinds)).pack(
             dims=(w.images, w.channels), steps=[x for k in kinds for x in steps[k]], n=w.n
@@ -515,6 +516,7 @@ def _lower_sums(lowering: Lowering) -> None:
     lowering.call(spec, part=part, operands=[("r", o) for o in operands], g=words)
     columns = w.folds * w.channels
     for k in range(count):
+        # Sums nobody reads are made with the others, but not joined.
         if lowering.wants(k):
             lowering.call(
                 channel_sums_join(T), part=part, y=lowering.y(k), parts=w.parts,

@@ -22,6 +22,8 @@ from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType, 
 
 def _standardised(nodes: Nodes, x: str, parts: int) -> str:
     """x [N, C, ...] as [N, parts, -1], standardised along the last axis.  parts 0: C."""
+    # A group's values adjoin in [N, C, ...]: one row for each, which the kernel of layernorm.py
+    # standardises.
     flat = nodes.op("Reshape", x, nodes.const([0, parts, -1], "i64"))
     attrs = {"axis": -1, "epsilon": nodes.site.attrs["epsilon"]}
     return str(nodes.op("Standardize", flat, domain=OURS, **attrs))
@@ -49,6 +51,7 @@ def _group(nodes: Nodes) -> tuple[str, ...]:
 
 def _group_ms(nodes: Nodes) -> tuple[str, ...]:
     """com.microsoft's, [N, H, W, C] where channels_last, of channels; activation 1 is SiLU."""
+    # Groups are of channels, so channels must be in front of the pixels.
     last = nodes.site.attrs["channels_last"]
     x = nodes.op("Transpose", nodes.x(0), perm=[0, 3, 1, 2]) if last else nodes.x(0)
     h = _standardised(nodes, x, nodes.site.attrs["groups"])
@@ -68,6 +71,7 @@ def _mean_variance(nodes: Nodes) -> tuple[str, ...]:
         "Sub", nodes.x(0), with_axes(nodes, "ReduceMean", nodes.x(0), axes, 18, keepdims=1)
     )
     var = with_axes(nodes, "ReduceMean", nodes.op("Mul", apart, apart), axes, 18, keepdims=1)
+    # The gradient of sqrt at 0 is infinite; max passes none there.
     deviation = nodes.op("Sqrt", nodes.op("Max", var, nodes.like(1e-30, 0)))
     return (nodes.op("Div", apart, nodes.op("Add", deviation, nodes.like(1e-9, 0))),)
 
@@ -76,6 +80,7 @@ def _lp(nodes: Nodes) -> tuple[str, ...]:
     site = nodes.site
     axes = [normal_axis(site, site.attrs["axis"], site.type(0).rank)]
     size = with_axes(nodes, f"ReduceL{site.attrs['p']}", nodes.x(0), axes, 18, keepdims=1)
+    # x / 0 would be NaN; a zero vector stays zero.
     is_zero = nodes.op("Equal", size, nodes.like(0.0, 0))
     return (nodes.op("Div", nodes.x(0), nodes.op("Where", is_zero, nodes.like(1.0, 0), size)),)
 
@@ -85,6 +90,7 @@ def _response(nodes: Nodes) -> tuple[str, ...]:
     a = nodes.site.attrs
     size = a["size"]
     flat = nodes.op("Reshape", nodes.x(0), nodes.const([0, 0, -1], "i64"))
+    # Channels as pixels, so that the mean over neighbouring channels is an average pool.
     turned = nodes.op("Transpose", nodes.op("Mul", flat, flat), perm=[0, 2, 1])
     mean = nodes.op(
         "AveragePool",

@@ -108,6 +108,7 @@ def _lower_mean_grad(lowering: Lowering) -> None:
 
 def _whole(x: TensorType) -> Axes:
     """Return the window that covers a whole image."""
+    # A window of the whole image; axes that the image lacks are of size 1.
     own = [Axis(n, 1, n) for n in x.dims[2:]]
     d, h, w = [Axis()] * (3 - len(own)) + own
     return d, h, w
@@ -150,6 +151,8 @@ def _check(site: Site, i: int) -> TensorType:
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x = _check(site, 0)
+    # Indices: i64 in the model, as ONNX has them; u8 in plans, an eighth of the memory to keep for
+    # the backward pass.
     y = x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
     return (y, y.but(dtype="u8" if site.domain == OURS else "i64"))[: site.n_outs]
 
@@ -157,6 +160,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     """Return the type of X if it is an input, otherwise the smallest that pools to dY's shape."""
     dy = _check(site, 0)
+    # Without X the size of dX is not known exactly: several image sizes pool to one output.
     if site.op == "MaxPoolGrad":
         site.shaped(1, dy.shape)
     if site.has(given := 2 if site.op == "MaxPoolGrad" else 1):
@@ -185,6 +189,7 @@ def _has_pixels(x: TensorType) -> bool:
 
 def _grad_max(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = MaxPoolGrad(dY, Indices), with X for its shape where the number of pixels is open."""
+    # Forward: y = x[index]; so dx is dy at the index, 0 elsewhere: X itself is not needed.
     ins, attrs = (dy, grad.y(1, "_mask")), grad.site.attrs
     if _has_pixels(grad.site.type(0)):
         return (grad.op("MaxPoolGrad", *ins, **attrs),)

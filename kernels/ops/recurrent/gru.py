@@ -70,6 +70,8 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
     @inline
     def middle(gates, h, inner, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, keeps, g):
         n = g.hidden
+        # r h of every row first: R_n is multiplied with all rows at once, 0 for rows that have
+        # ended.
         for b in range(r0, r1):
             at = state_at(g, d, b) * n
             if t < lens[b]:
@@ -235,12 +237,14 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
         tid,
         nthreads,
     ):
+        # q's bias is n's part of the second half of B; the other parts were added beforehand.
         n, mode = g.hidden, BIAS if has_bias != 0 else 0
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             last = longest(lens, r0, r1)
             b_at, b_n = off(panels, d * wide(n) * 3 * n), off(panels_n, d * wide(n) * n)
+            # Without a bias any pointer will do: the mode leaves it unread.
             rbn, ld = pick(has_bias, off(bias, (6 * d + 5) * n), b_n), g.state_b * n
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, g.steps - 1 - s)
@@ -249,6 +253,8 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                     if t < lens[b]:
                         first, e = is_first(g, d, t, lens[b]), time_before(g, d, t)
                         old = off(h0, state_at(g, d, b) * n)
+                        # past: the h that R was multiplied with, from which dR is made for all
+                        # steps at once.
                         copy(off(past, i), pick(first, old, off(y, y_at(g, d, e, b) * n)), n)
                     else:
                         zero(off(past, i), n)
@@ -323,6 +329,8 @@ def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         first, e = is_first(g, d, t, lens[b]), time_before(g, d, t)
                         old = pick(first, off(h0, at), off(y, y_at(g, d, e, b) * n))
                         copy(off(past, i), old, n)
+                        # One past for each gate, as n's gate was multiplied with r h and not with
+                        # h.
                         copy(off(past, i + n), old, n)
                         add, da, to = off(dy, dy_at(g, d, t, b) * n), off(dgates, i), off(dh, at)
                         z, u = off(gates, i), off(gates, i + 2 * n)

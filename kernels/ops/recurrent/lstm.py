@@ -85,7 +85,7 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(4 * n) * n)
             for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
-                # No row of this thread is that long: the product would be of padding.
+                # Beyond the longest row of this thread the product would be of padding.
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 4 * n)
                     ldc = g.row_b * 4 * n

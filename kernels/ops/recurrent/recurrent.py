@@ -72,12 +72,15 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 def _shared(walk: int, outputs: str) -> list[str]:
     """Return the outputs that a walk updates: all, once an earlier one has written its part."""
+    # Directions of different activations are calls of their own, which fill one tensor: the second
+    # call must not be taken to overwrite the first.
     return outputs.split() if walk else []
 
 
 def _rnn(lowering: Lowering) -> None:
     w = Walk(lowering)
     gates = lowering.temp(w.T, (w.rows, w.all))
+    # gates = W x + b of all steps first; the walk adds R h step by step and turns them into h.
     w.products(gates, False)
     panels, lens, h0 = w.panels(0, 1, True), w.lengths(), w.need("h0")
     y, h = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h")
@@ -99,6 +102,8 @@ def _rnn(lowering: Lowering) -> None:
 def _rnn_grad(lowering: Lowering) -> None:
     w = Walk(lowering)
     panels, lens, h0 = w.panels(0, 1, False), w.lengths(), w.need("h0")
+    # The walk leaves the gradients of all gates and the h before every step: dX, dW, dR and db are
+    # then products and sums over all steps at once.
     dgates, past, dh = (
         lowering.temp(w.T, (w.rows, w.all)),
         lowering.temp(w.T, (w.rows, w.all)),
@@ -124,6 +129,7 @@ def _rnn_grad(lowering: Lowering) -> None:
 
 def _lstm(lowering: Lowering) -> None:
     w = Walk(lowering)
+    # The cell states of all steps are kept for the backward pass alone.
     training = lowering.wants(3) or lowering.wants(4)
     gates = w.out(4, "gates")
     w.products(gates, False)
@@ -189,6 +195,7 @@ def _lstm_grad(lowering: Lowering) -> None:
     if lowering.wants(6):
         if dp is None:
             lowering.site.fail("the gradient of P is wanted, but P is absent", "P as an input")
+        # Forward: P was shared by all rows; so dP sums what the walk of each row has added up.
         outer, cols = (1, w.d * 3 * w.n) if w.shape.layout else (w.d, 3 * w.n)
         w.sums(dp, outer, w.batch, cols, lowering.y(6))
 
@@ -198,6 +205,7 @@ def _gru(lowering: Lowering) -> None:
     after = bool(lowering.site.attrs["linear_before_reset"])
     gates, bias = w.out(2, "gates"), w.get("b") if after else None
     w.products(gates, after)
+    # R_z and R_r are one product; R_n is apart, as r comes before or after it.
     panels, panels_n = w.panels(0, 2, True), w.panels(2, 1, True)
     lens, h0 = w.lengths(), w.need("h0")
     y, h, work = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.temp("h")
@@ -238,6 +246,7 @@ def _gru_grad(lowering: Lowering) -> None:
         "dy": w.need("dy"), "dhn": w.need("dh"),
     }  # fmt: skip
     past = lowering.temp(w.T, (w.rows, w.all // 3 if after else w.all))
+    # With r after R_n the gradients of the products with x and with h differ in n's gate.
     dinner = w.temp("gates") if after else dgates
     dh, work = w.out(4, "h"), w.temp("h")
     only_after: dict[str, Any] = {}
@@ -279,6 +288,7 @@ def _known_slopes(site: Site) -> None:
 def _given(site: Site) -> dict[str, Any]:
     """Return the attributes of a node that are not defaults."""
     shape = shape_of(site)
+    # Attributes with their default values are left out, so that plain nodes stay plain.
     usual = [None, 0, "forward", (), [], [*DEFAULTS[shape.kind] * shape.directions]]
     return {n: v for n, v in site.attrs.items() if v not in usual}
 
@@ -327,6 +337,7 @@ def _lstm_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
     _known_slopes(grad.site)
     after = _after(grad, dys, 3)
     inputs = [_input(grad, i) for i in (0, 1, 2, 4, 5, 6)]
+    # The backward walk reads h from Y, c from the cells, and gates after their activations.
     kept = [grad.y(0), grad.y(3, "_cells"), grad.y(4, "_gates")]
     peepholes = [_input(grad, 7)] if grad.site.domain == OURS else []
     dx, dw, dr, db, dh, dc, dp = grad.op(
@@ -348,6 +359,7 @@ def _training(kind: str) -> Callable[[Nodes], tuple[str, ...]]:
 
     def rule(nodes: Nodes) -> tuple[str, ...]:
         given = _given(nodes.site)
+        # onnxruntime's training forms know these two attributes alone.
         named = set(given) - {"hidden_size", "linear_before_reset"}
         # onnxruntime's forms have one direction, no lengths and no peepholes.
         ours = named or nodes.site.has(4) or nodes.site.has(7)

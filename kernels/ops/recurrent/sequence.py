@@ -209,6 +209,7 @@ class Walk:
     def groups(self) -> list[tuple[tuple[Curve, ...], Packed]]:
         """Group directions of equal activations; return each group with its walk's words."""
         activations = curves(self.lowering.site, DEFAULTS[self.shape.kind], self.d, self.T)
+        # Directions of equal activations run in one call, so threads share the rows of both.
         parts = [(0, self.d)] if activations[0] == activations[-1] else [(0, 1), (1, 2)]
         back = {"forward": self.d, "reverse": 0, "bidirectional": 1}
         t, b, d = self.steps, self.batch, self.d
@@ -307,6 +308,7 @@ class Walk:
         if len(parts) == 1:
             lower_map(self.lowering, [("in", 0)], parts, [out])
             return
+        # B has two halves, for W x and for R h, whose gradients differ in a GRU only.
         second = self.lowering.const(np.array([[[False], [True]]]))
         lower_map(
             self.lowering, [("where", ("in", 2), ("in", 1), ("in", 0))], [*parts, second], [out]

@@ -54,11 +54,11 @@ def _check(site: Site, i: int) -> tuple[TensorType, TensorType]:
         if site.attrs[name] not in known:
             site.fail(f"{name} {site.attrs[name]!r}", ", ".join(known))
     if not 4 <= x.rank <= 5:
-        site.fail(f"{x.rank - 2} spatial axes", "2 or 3")
+        site.fail(f"the images have {x.rank - 2} spatial axes", "2 or 3")
     if 0 in x.shape[2:]:
-        site.wrong(f"images {x}, which have no pixels")
+        site.wrong(f"the images are {x}, which has no pixels")
     if grid.dtype != x.dtype:
-        site.fail(f"{x.dtype} images and {grid.dtype} points", "both of one type")
+        site.fail(f"images of {x.dtype} and points of {grid.dtype}", "both of one type")
     site.shaped(i + 1, (x.shape[0], *(fresh(site, a) for a in range(2, x.rank)), x.rank - 2))
     return x, grid
 
@@ -71,6 +71,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 def _words(lowering: Lowering, x: TensorType, grid: TensorType) -> Packed:
     images, channels, *spatial = x.dims
     rank, points = len(spatial), math.prod(grid.dims[1:-1])
+    # The backward kernel shares images; few of them are cut by channels, in whole vectors.
     pieces = parts(lowering.threads, max(images, 1))
     chunk = round_up(parts(channels, pieces), lowering.target.lanes(ITEMSIZE[x.dtype]))
     attrs = lowering.site.attrs
@@ -149,8 +150,10 @@ def _line(nodes: Nodes, axis: int) -> str:
     places = nodes.op("Cast", nodes.op("Range", scalar[0], n, scalar[1]), to=to)
     size, one, two = nodes.op("Cast", n, to=to), nodes.like(1.0, 0), nodes.like(2.0, 0)
     if nodes.site.attrs["align_corners"]:
+        # -1 and 1 are the centres of the outermost pixels; a single pixel is at -1.
         last = nodes.op("Max", nodes.op("Sub", size, one), one)
         return str(nodes.op("Sub", nodes.op("Div", nodes.op("Mul", places, two), last), one))
+    # -1 and 1 are the edges of the image: pixel p is at (2 p + 1) / size - 1.
     ends = nodes.op("Add", nodes.op("Mul", places, two), one)
     return str(nodes.op("Sub", nodes.op("Div", ends, size), one))
 
@@ -165,6 +168,8 @@ def _affine(nodes: Nodes) -> tuple[str, ...]:
     )  # d + 1 times [n, d, 1]
     batch = nodes.op("Gather", nodes.op("Shape", nodes.x(0)), i64s(nodes, 0))
     shape = nodes.op("Concat", batch, i64s(nodes, *[1] * d, d), axis=0)
+    # theta (x, y, 1): a column times one coordinate line each, broadcast, plus the last column.  No
+    # grid of coordinates is made.
     whole = nodes.op("Reshape", columns[d], shape)
     for k in range(d):  # x is the last spatial axis
         axis = d - 1 - k

@@ -67,6 +67,7 @@ class Stretch:
 
 def _coordinates(mode: str, a: Stretch) -> Array:
     """x(o): where the outputs lie between the inputs."""
+    # In double: a coordinate that is off by one rounding may choose another pixel.
     o, whole, last = np.arange(a.out, dtype=np.float64), a.scale * a.size, a.size - 1
     if mode == "asymmetric":
         return o / a.scale
@@ -96,6 +97,7 @@ def _nearest_index(site: Site, a: Stretch) -> Array:
         NEAREST[site.attrs["nearest_mode"]],
     )
     x = _coordinates(mode, a)
+    # Outputs beyond the edge copy the edge, unless the mode crops: then they take a value.
     index = np.clip(rounding(x), 0, a.size - 1).astype(np.int64)
     outside = (x < 0) | (x > a.size - 1)
     return np.where(outside, -1, index) if mode == "tf_crop_and_resize" else index
@@ -127,6 +129,7 @@ def _table(site: Site, a: Stretch) -> Table:
     else:
         weight = _cubic(away, float(site.attrs["cubic_coeff_a"]))
     if site.attrs["exclude_outside"]:
+        # Inputs outside the image count nothing; the others are scaled up for them below.
         weight = np.where((index < 0) | (index > a.size - 1), 0.0, weight)
     # Weights are normalised: their sum differs from 1 where inputs are left out or the window is
     # widened.
@@ -134,6 +137,7 @@ def _table(site: Site, a: Stretch) -> Table:
     weight /= np.where(total == 0, 1.0, total)
     if mode == "tf_crop_and_resize":
         weight[(x < 0) | (x > a.size - 1)] = 0.0
+    # Otherwise inputs outside are the edge's: their weights add up there.
     index = np.clip(index, 0, a.size - 1).astype(np.int64)
     row = np.broadcast_to(out[:, None], index.shape)
     return Table.of(a.size, a.out, row.reshape(-1), index.reshape(-1), weight.reshape(-1))
@@ -208,6 +212,8 @@ def _sized(
     known_scales = [v for v in scales.values() if v is not None]
     if len(known_scales) < len(scales):
         return None
+    # One scale for all axes: the smallest that fits inside the sizes, or the largest that covers
+    # them.
     smallest = site.attrs["keep_aspect_ratio_policy"] == "not_larger"
     scale = min(known_scales) if smallest else max(known_scales)
     return {a: (int(scale * x.dims[a] + 0.5), scale) for a in sizes}

@@ -84,6 +84,7 @@ def _aligned(site: Site, i: int) -> TensorType:
 
 def _coordinates(site: Site) -> str:
     """Return the coordinate mode; its default before opset 16 is output_half_pixel."""
+    # Our own gradient op always says which mode it means.
     default = "half_pixel" if site.opset >= 16 or site.domain == OURS else "output_half_pixel"
     return str(site.attrs.get("coordinate_transformation_mode", default))
 
@@ -109,6 +110,7 @@ def _align_lower(lowering: Lowering) -> None:
 
 def _align_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = RoiAlignGrad(dY, X, rois, batch_indices)."""
+    # The mode is written out: the gradient op may stand in a graph of another opset.
     attrs = {**grad.site.attrs, "coordinate_transformation_mode": _coordinates(grad.site)}
     return (
         grad.op("RoiAlignGrad", dy, grad.x(0), grad.x(1), grad.x(2), domain=OURS, **attrs),
@@ -150,6 +152,7 @@ def _pool_lower(lowering: Lowering) -> None:
 
 def _largest(lowering: Lowering, x: Operand, rois: Operand, y: Operand) -> Operand:
     """Append the call for y; return where in x its elements are."""
+    # Made forward too, where nobody reads it: one kernel serves both directions.
     index = lowering.temp("i64", (y.type.size,))
     lowering.call(
         roi_max(x.type.dtype), x=x, rois=rois, y=y, index=index, fault=lowering.fault(),
