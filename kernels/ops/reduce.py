@@ -86,6 +86,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     if t.dtype == "f16" or (t.dtype == "b1" and not logical):
         known = "f32, f64, integers" + (", b1" if logical else "")
         raise DTypeError(f"{site.where()}: element type {t.dtype}; supported: {known}")
+    # Axes are not known yet, but the rank is: each dimension may be 1.
     if site.has(1) and site.value(1) is None and keep:
         return (t.but([fresh(site, i) for i in range(t.rank)]),)
     axes = _axes(site)
@@ -106,6 +107,7 @@ def _fold(site: Site) -> tuple[Array, ...]:
     more = {}
     if site.op in ("ReduceMax", "ReduceMin"):
         op = FOLDS[site.op].op
+        # NumPy has no maximum of nothing; the kernels start from the neutral element, too.
         more["initial"] = op == "min" if x.dtype == bool else start_value(op, site.type(0).dtype)
     y = _NUMPY[site.op](x, axis=axes, keepdims=bool(site.attrs["keepdims"]), **more)
     return (np.asarray(y).astype(x.dtype),)

@@ -223,6 +223,8 @@ def _attend(
         site.wrong("heads of width 0")
     scores = scaled_scores(nodes, q, k, float(site.attrs.get("scale") or width**-0.5))
     if site.has(bias):
+        # Mask and bias are added as they are, finite: a query whose keys are all padding still has
+        # a softmax, as in onnxruntime.
         scores = nodes.op("Add", scores, nodes.x(bias))
     if site.has(mask):
         scores = nodes.op("Add", scores, _padding(nodes, mask, k))

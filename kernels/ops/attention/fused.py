@@ -202,6 +202,7 @@ def _lower(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
     form, T = form_of(site), q.type.dtype
     blocks = block_sizes(lowering.target, T, form.queries, form.keys)
+    # The backward pass reads lse; a forward pass alone has it as scratch.
     lse = (
         lowering.y(1)
         if lowering.wants(1)
@@ -263,6 +264,7 @@ def _lower_grad(lowering: Lowering) -> None:
     parts = parts_of(apart, -(-form.queries // blocks[0]), lowering.threads)
     outs = [lowering.y(i) if wants[i] else None for i in range(4)]
     steps = {"dk": form.strides("dk"), "dv": form.strides("dv")}
+    # Without parts a thread has the whole of dK and dV of its heads, and writes the outputs itself.
     into: dict[str, Any] = dict(zip(_GRADS, outs, strict=True))
     # Parts of dK and dV, a thread each, which a fold adds up in order: no two threads add to the
     # same place.

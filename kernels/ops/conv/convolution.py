@@ -486,6 +486,7 @@ def convolve_back(
     if whole and pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return
+    # A stride asks for as many convolutions as it has residues, so a large one is refused.
     phases = math.prod(min(a.stride, a.size) for a in axes)
     limits.check("NODES", phases, lowering.site.where, "as convolutions of stride 1 it is")
     found = _input_jobs(axes, images, ci, co, groups)

@@ -75,6 +75,7 @@ def block_of(target: Target, T: str, channels: int, tiles: int, least: int) -> i
 
     No fewer than `least` register tiles, which share reading the filters, or adding to their sums.
     """
+    # The size of the block of B that the matrix product keeps in that cache.
     room = target.kc * target.nc * 4 // ITEMSIZE[T]
     wanted = max(room // (W.PRODUCTS * channels), least * target.mr)
     return max(1, min(wanted // target.mr, parts(tiles, target.mr))) * target.mr
@@ -112,6 +113,7 @@ def _pieces(lowering: Lowering, T: str, channels: int, columns: int) -> list[tup
     target = lowering.target
     width = target.nv * target.lanes(ITEMSIZE[T])
     room = FILTERS // (ITEMSIZE[T] * W.PRODUCTS * channels * width)
+    # Transformed filters are four times as large as w: pieces bound the memory they take.
     count = parts(columns, max(room, lowering.threads) * width)
     step = parts(parts(columns, width), count) * width
     return [(first, min(step, columns - first)) for first in range(0, columns, step)]

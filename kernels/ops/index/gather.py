@@ -147,6 +147,7 @@ def gather_grad(target: Target, T: str) -> Body:
             begin, end = share_blocks(inner, 16, tid, nthreads)
         else:
             low, high = share(n, tid, nthreads)
+        # An accumulated gradient is cleared by the first of its calls only.
         clear, bad = 1, NO_POSITION
         if keeps != 0:
             clear = 1 if reset[0] != 0 else 0

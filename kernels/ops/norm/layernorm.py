@@ -182,6 +182,7 @@ def _lower(lowering: Lowering) -> None:
     if not n:
         lowering.site.wrong("rows of no elements have no mean")
     T, rms = x.type.dtype, _is_rms(lowering.site)
+    # RMS forms have no mean among their outputs.
     at = 1 if "Simplified" in lowering.site.op else 2
     mean = lowering.y(1) if at == 2 and lowering.wants(1) else lowering.temp(T, (rows,))
     inv = lowering.y(at) if lowering.wants(at) else lowering.temp(T, (rows,))
@@ -206,6 +207,8 @@ def _lower_grad(lowering: Lowering) -> None:
     scale = lowering.x(2) if lowering.site.op != "StandardizeGrad" else None
     inv = lowering.x(count - 1)
     mean = None if rms else lowering.x(count - 2)
+    # Parts follow from the size, not from the threads: dscale and dB are the same for any number of
+    # them.  64 at most, as each costs 2 n elements and their sum.
     parts = max(min(rows * n // PART, 64, rows), 1) if wants else rows
     part = lowering.temp(T, (parts, 2, n)) if wants else None
     lowering.call(

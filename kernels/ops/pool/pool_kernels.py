@@ -312,6 +312,7 @@ def pool_mean_grad(target: Target, T: str) -> Body:
 def _chunk(lowering: Lowering, t: TensorType, units: int) -> int:
     """Return the channels of a unit of work: fewer than all if `units` are fewer than threads."""
     channels = t.dims[1]
+    # Channels are cut at whole vectors, into just as many pieces as give every thread a unit.
     pieces = -(-lowering.threads // max(units, 1))
     return round_up(-(-channels // pieces), lowering.target.lanes(ITEMSIZE[t.dtype]))
 

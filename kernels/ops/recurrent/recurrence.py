@@ -219,6 +219,7 @@ def recurrent_pack(target: Target, T: str, trans: int) -> Body:
     `trans`: it is stored as [n, k].  The columns of a last panel after n are not written.
     """
     width = target.nv * target.lanes(ITEMSIZE[T])
+    # R is packed once for all steps, in panels as the register tile reads them.
     pack = pack_cols(target, T) if trans else pack_rows(target, T)
 
     @inline

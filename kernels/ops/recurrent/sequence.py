@@ -319,6 +319,8 @@ class Walk:
     ) -> Operand:
         """Sum x[outer, n, cols] over n, in an order that no number of threads changes."""
         out = out or self.lowering.temp(self.T, (outer * cols,))
+        # One part: rows are added in their order, whatever the threads do, which share columns
+        # alone.
         block = min(max(-(-cols * outer // self.lowering.threads) // 16 * 16, 16), 1024)
         work = self.lowering.temp(self.T, (self.lowering.threads, block))
         self.lowering.call(

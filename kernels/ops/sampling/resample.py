@@ -50,6 +50,7 @@ class Table:
 
     def transposed(self) -> Table:
         """Return the transposed matrix, by which gradients are resampled."""
+        # Entry (o, i) becomes (i, o).
         row = np.repeat(np.arange(self.out), np.diff(self.start))
         return Table.of(self.out, self.size, self.index, row, self.weight)
 
@@ -251,6 +252,7 @@ def _call(
     T = x.type.dtype
     outer, inner = math.prod(dims[: group[0][0]]), math.prod(dims[group[-1][0] + 1 :])
     a, b = group[0][1], group[-1][1]
+    # The kernel has two axes; a single one leaves the other as it is.
     if len(group) == 1:  # along the first axis lines are added, along the second pixels
         is_line = inner >= lowering.target.lanes(ITEMSIZE[T])
         a, b = (a, _PLAIN) if is_line else (_PLAIN, b)
