@@ -114,22 +114,6 @@ _ROOTS = tuple(
 # --- activations
 
 
-def _gelu(m: Match) -> bool:
-    """Before   y = 0.5 * x * (1 + erf(x / sqrt 2))
-    After    y = Gelu(x)
-    """
-    m.op("Gelu", m.values["x"], domain=MS)
-    return True
-
-
-def _fast_gelu(m: Match) -> bool:
-    """Before   y = 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
-    After    y = FastGelu(x)
-    """
-    m.op("FastGelu", m.values["x"], domain=MS)
-    return True
-
-
 def _quick_gelu(m: Match) -> bool:
     """Before   y = x * sigmoid(alpha * x)            alpha = 1: SiLU
     After    y = QuickGelu(x)
@@ -199,14 +183,6 @@ def _log_softmax(m: Match) -> bool:
     After    y = LogSoftmax(x)
     """
     m.op("LogSoftmax", m.values["x"], **m.node("p").attrs)
-    return True
-
-
-def _softplus(m: Match) -> bool:
-    """Before   y = log(1 + exp(x))                     inf where exp(x) overflows
-    After    y = Softplus(x)
-    """
-    m.op("Softplus", m.values["x"])
     return True
 
 
@@ -315,8 +291,8 @@ RULES = (
     *(Rule("LayerNormalization", f"Add(Mul({n}, scale), bias)", _layer_norm) for n in _NORMALS),
     *(Rule("LayerNormalization", f"Mul({n}, scale)", _layer_norm) for n in _NORMALS),
     *(Rule("SimplifiedLayerNormalization", f"Mul({n}, scale)", _rms_norm) for n in _ROOTS),
-    *(Rule(f"{MS}::Gelu", p, _gelu) for inner in _ERF for p in _halved(inner)),
-    *(Rule(f"{MS}::FastGelu", p, _fast_gelu) for inner in _TANH for p in _halved(inner)),
+    *(Rule(f"{MS}::Gelu", p) for inner in _ERF for p in _halved(inner)),
+    *(Rule(f"{MS}::FastGelu", p) for inner in _TANH for p in _halved(inner)),
     Rule("HardSwish", "Mul(x, h := HardSigmoid(x))", _hard_swish),
     Rule("HardSwish", "Mul(x, Div(Clip(Add(x, 3), 0, 6), 6))", _hard_swish),
     Rule("HardSwish", "Div(Mul(x, Clip(Add(x, 3), 0, 6)), 6)", _hard_swish),
@@ -328,7 +304,7 @@ RULES = (
         for s in _SIGMOIDS
     ),
     Rule("LogSoftmax", "Log(p := Softmax(x))", _log_softmax, shares=True),
-    Rule("Softplus", "Log(Add(Exp(x), 1))", _softplus, shares=True),
+    Rule("Softplus", "Log(Add(Exp(x), 1))", shares=True),
     Rule("ReduceLogSumExp Squeeze", "Log(s := ReduceSum(Exp(x)))", _log_sum_exp, shares=True),
     *(
         Rule(f"{view} Sqrt", f"Sqrt(view := {view}(x, {to}))", _root_before_view, shares=True)

@@ -96,20 +96,29 @@ class Rule:
     """Pattern, and the construction that replaces its matches.
 
     makes: the ops that replace the pattern, in the notation of `op_keys`.
-    build: adds the nodes for a match and returns True, or refuses it (`Match.refuse`).
+    build: adds the nodes for a match and returns True, or refuses it (`Match.refuse`).  None: the
+        op alone, without attributes, of the values that the pattern names, in their order.
     shares: whether values inside a match may have other readers; the nodes of values that have some
         stay.
     """
 
     makes: str
     pattern: str
-    build: Callable[[Match], bool]
+    build: Callable[[Match], bool] | None = None
     shares: bool = False
 
     @property
     def name(self) -> str:
         """The name of the rule in messages: the op that it makes, without the domain."""
         return self.makes.rpartition("::")[2]
+
+    def replace(self, match: Match) -> bool:
+        """Add the nodes for a match; return False if it is refused."""
+        if self.build is not None:
+            return self.build(match)
+        domain, _, op = self.makes.rpartition("::")
+        match.op(op, *[match.values[name] for name in _free(self.pattern)], domain=domain)
+        return True
 
 
 def may_make(rules: Sequence[Rule]) -> Makes:
@@ -182,7 +191,7 @@ def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
             while escaped:  # they stay, and so do the nodes that they read
                 inner -= escaped
                 escaped = _escaped(inner, root, places)
-            if rule.build(match):
+            if rule.replace(match):
                 last = match.made[-1]
                 last.outputs = (root.outputs[0], *last.outputs[1:])
                 kept[root] = match.made
@@ -212,6 +221,17 @@ def _parse(text: str) -> ast.expr:
 def _operators(text: str) -> frozenset[str]:
     """Return the ops in a pattern, without parsing it."""
     return frozenset(_CALL.findall(text))
+
+
+@functools.cache
+def _free(text: str) -> tuple[str, ...]:
+    """Return the names in a pattern that stand for values from outside, in order."""
+    every = list(ast.walk(_parse(text)))
+    calls = {node.func for node in every if isinstance(node, ast.Call)}
+    named = {node.target.id for node in every if isinstance(node, ast.NamedExpr)}
+    read = [node for node in every if isinstance(node, ast.Name) and node not in calls]
+    names = [node.id for node in sorted(read, key=lambda node: node.col_offset)]
+    return tuple(name for name in dict.fromkeys(names) if name not in named)
 
 
 @functools.cache
