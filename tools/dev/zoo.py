@@ -1,12 +1,13 @@
 """The kernels that wheels ship besides those of every op: what the plans of all known models use.
 
-python -m engine.tools.dev.zoo [--families FOLDER]
+python -m engine.tools.dev.zoo [--families FOLDER | --ops NAME ...]
 
 Plans, for float32, every case row of the tests and its gradient, the golden models, the models and
 optimizers of the benchmarks, and the exports of all model families that FOLDER has
 (`python -m bench families --models FOLDER` leaves them there).  The kernels of these plans go to
 zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
-Which kernels a plan uses depends on its shapes alone, not on the target.
+With --ops, only the case rows of these ops are planned, which takes seconds.  Which kernels a plan
+uses depends on its shapes alone, not on the target.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from engine.base.errors import EngineError
+from engine.base.errors import EngineError, InputError
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.machine.levels import LEVELS
 from engine.plan.plan import KernelSpec, Plan
@@ -89,6 +90,20 @@ def batch_of(golden: Path) -> int:
         return len(trace["y"][0])
 
 
+def of_ops(names: Collection[str]) -> Iterator[Plan]:
+    """The plans of the case rows of some ops.
+
+    Raises:
+        InputError: an op has no case row.
+    """
+    every = all_cases()
+    if missing := sorted(set(names) - {case.op for case in every}):
+        raise InputError(f"no case row is of {', '.join(missing)}")
+    for case in every:
+        if case.op in names:
+            yield from of_case(case)
+
+
 def everything(families: Path | None) -> Iterator[Plan]:
     """Every plan of the zoo; what cannot be planned is named and left out."""
     for case in all_cases():
@@ -118,8 +133,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m engine.tools.dev.zoo", description=main.__doc__
     )
     parser.add_argument("--families", type=Path, metavar="FOLDER", help="exports of all families")
+    parser.add_argument(
+        "--ops", nargs="+", metavar="NAME", help="plan the case rows of these alone"
+    )
     args = parser.parse_args(argv)
-    found = kernels(everything(args.families)) | set(() if args.families else ship.zoo())
+    made = of_ops(args.ops) if args.ops else everything(args.families)
+    found = kernels(made) | set(() if args.families else ship.zoo())
     rows = sorted(json.dumps([spec.template, *spec.params]) for spec in found)
     ship.ZOO.write_text("".join(f"{row}\n" for row in rows), "utf-8")
     print(f"{len(rows)} kernels in {ship.ZOO.name}")
