@@ -34,6 +34,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import optimizer_plans, ship
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case
+from engine.tools.dev.cases.optimizer.case import all_cases as optimizer_cases
 from engine.tools.dev.export_artifacts import first_line, inputs_of, write_artifacts
 from engine.tools.dev.exports import parts
 from engine.tools.trimmed import plans
@@ -91,17 +92,19 @@ def batch_of(golden: Path) -> int:
 
 
 def of_ops(names: Collection[str]) -> Iterator[Plan]:
-    """The plans of the case rows of some ops.
+    """The plans of the case rows of some ops, of optimizers too.
 
     Raises:
         InputError: an op has no case row.
     """
-    every = all_cases()
-    if missing := sorted(set(names) - {case.op for case in every}):
+    rows, updates = all_cases(), [case.method for case in optimizer_cases()]
+    known = {case.op for case in rows} | {method.op for method in updates}
+    if missing := sorted(set(names) - known):
         raise InputError(f"no case row is of {', '.join(missing)}")
-    for case in every:
+    for case in rows:
         if case.op in names:
             yield from of_case(case)
+    yield from (optimizer_plans.plan_of(method) for method in updates if method.op in names)
 
 
 def everything(families: Path | None) -> Iterator[Plan]:
