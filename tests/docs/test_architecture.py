@@ -35,6 +35,7 @@ def test_contributing_begins_with_what_people_do_and_names_files_that_exist() ->
     assert [line.split("[")[1].split("]")[0] for line in first] == [
         *(f"add {a}" for a in ("an operator", "an optimizer", "a loss", "a fusion")),
         "add a training option",
+        "add a target",
         "run, test, measure",
     ]
     tops = "engine|kernels|graphs|tools|tests|docs|bench"

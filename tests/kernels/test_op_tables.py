@@ -29,6 +29,7 @@ PATTERNS = {
     "graphs/offline/linear.py: _REASONS": "why others take none, undeclared ops among them",
     "graphs/offline/precision.py: FLOAT_PRODUCTS": "the products that quantisers replace",
     "graphs/offline/proximal.py: hold": "the nodes that are made",
+    "graphs/offline/samples.py: _Following": "the sums whose terms may be losses",
     "graphs/offline/sparse.py: _BIASED": "which input a bias is",
     "graphs/offline/sparse.py: _ELEMENTWISE": "the pattern of a bias that a node of its own adds",
     "graphs/offline/sparse.py: _NORMS": "which inputs a scale and a shift are",

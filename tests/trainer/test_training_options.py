@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,61 +72,3 @@ def test_the_defaults_of_a_run_are_those_of_a_trainer() -> None:
         for field in dataclasses.fields(kind):
             if field.name not in ("epochs", "seed"):
                 assert getattr(mine, field.name) == getattr(theirs, field.name), field.name
-
-
-PROBE = """
-import inspect, sys
-from pathlib import Path
-import engine
-from engine import Trainer
-from engine.tools.actions import run_config
-from engine.tools.commands.train import command
-assert Path(engine.__file__).is_relative_to(Path.cwd()), engine.__file__
-print(inspect.signature(Trainer.from_onnx).parameters["patience_of_steps"])
-print([p.opts for p in command.params if p.name == "fit_patience_of_steps"])
-config = run_config.config_of({"fit": {"patience_of_steps": 3}}, "run.toml")
-print(config.fit.patience_of_steps, "patience_of_steps = 3" in run_config.to_toml(config))
-from engine.training.settings import StepOptions
-try:
-    StepOptions(patience_of_steps=0)
-except engine.errors.InputError as error:
-    print(error)
-"""
-
-
-def test_a_new_option_is_one_field(tmp_path: Path) -> None:
-    """In a copy of the sources: a field, then the named command; no other file is touched."""
-    for folder in ("engine", "graphs", "kernels", "tools"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__", "*.so", "shipped"),
-        )  # fmt: skip
-    (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "commands.md", tmp_path / "docs")
-    path = tmp_path / "engine" / "training" / "settings.py"
-    text = path.read_text("utf-8")
-    before = '    """Options of the steps of a trainer."""\n'
-    field = '    patience_of_steps: int | None = option(None, "Steps to wait.", AT_LEAST_1)\n'
-    assert text.count(before) == 1
-    path.write_text(text.replace(before, f"{before}\n{field}"), "utf-8")
-
-    def run(*words: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert not done.returncode, done.stderr
-        return done.stdout
-
-    assert run("-c", PROBE).splitlines() == [
-        "patience_of_steps: 'int | None' = None",
-        "[['--patience-of-steps']]",
-        "3 True",
-        "patience_of_steps=0: expected 1 or more",
-    ]
-    run("-m", "engine.tools.dev.keywords")
-    made = (tmp_path / "engine" / "training" / "keywords.py").read_text("utf-8")
-    assert "    patience_of_steps: int | None\n" in made
-    page = (tmp_path / "docs" / "commands.md").read_text("utf-8")
-    assert "| `patience_of_steps` | a whole number |  | Steps to wait. |" in page
-    assert "| `--patience-of-steps N` | Steps to wait. |" in page

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.kernels.machine.target import host
+from engine.tools.trimmed.targets import TARGETS
 
 # WASI's host calls, by Node's own module for them; the arguments after the module's are its own.
 WASI = """
@@ -81,6 +82,9 @@ class Emulator:
         return done.stdout
 
 
+ARM64 = ("cortex-a53", "cortex-a72", "cortex-a76")  # that qemu knows; others run as the last
+
+
 def _qemu(machine: str, cpu: str, triple: str) -> Emulator:
     command, folder = f"qemu-{machine}-static", f"/usr/{triple}"
     return Emulator((command, "-cpu", cpu), (command, f"{folder}/lib/libc.so.6"), folder)
@@ -88,7 +92,6 @@ def _qemu(machine: str, cpu: str, triple: str) -> Emulator:
 
 def emulator(target: str) -> Emulator | None:
     """What runs the programs of a named target here; None: nothing does."""
-    arm64 = {"raspberrypi5": "cortex-a76", "cortex-a55": "cortex-a76", "raspberrypi4": "cortex-a72"}
     if target == "native":
         return Emulator(())
     if target.startswith("x86-64"):
@@ -96,8 +99,10 @@ def emulator(target: str) -> Emulator | None:
     if target in ("raspberrypi1", "raspberrypi2"):
         # Debian's C library for hard floats is for ARMv7; so is the CPU that runs builds for ARMv6.
         return _qemu("arm", "cortex-a7", "arm-linux-gnueabihf")
-    if target.startswith("raspberrypi") or target in ("cortex-a55", "aarch64"):
-        return _qemu("aarch64", arm64.get(target, "cortex-a53"), "aarch64-linux-gnu")
+    triple, cpu, *_ = TARGETS.get(target, ("", ""))
+    if triple.startswith("aarch64-") and "linux-gnu" in triple:
+        emulated = {"generic": "cortex-a53"} | {core: core for core in ARM64}
+        return _qemu("aarch64", emulated.get(cpu, ARM64[-1]), "aarch64-linux-gnu")
     if target == "riscv64":
         return _qemu("riscv64", "rv64", "riscv64-linux-gnu")
     if target == "windows-x86_64":

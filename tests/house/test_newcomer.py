@@ -1,0 +1,424 @@
+"""Five things that newcomers add, each in a copy of the tree: the files that it takes, and no more.
+
+An `Addition` has what a person writes and the commands that CONTRIBUTING.md names.  A copy of the
+tree gets both.  The files that differ then are those that were written and those that the commands
+make, and what was added works: tests of the tree meet it, and a probe uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TREE = ("docs", "engine", "graphs", "kernels", "tests", "tools", "pyproject.toml")
+LEFT_OUT = ("__pycache__", "*.so", "shipped", "goldens")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A text that goes before another one in a file."""
+
+    before: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """What a person adds.
+
+    row: the row of CONTRIBUTING.md that says which files to change.
+    files: by path, the text of a new file or the edits of one that is there.
+    commands: what is run then, as CONTRIBUTING.md names it.
+    made: the files that the commands write.
+    tests: tests of the tree that must meet what was added, as arguments of pytest.
+    probe: a program that uses it.
+    """
+
+    row: str
+    files: Mapping[str, str | Sequence[Edit]]
+    commands: Sequence[str] = ()
+    made: Sequence[str] = ()
+    tests: Sequence[str] = ()
+    probe: str = ""
+
+
+FAMILY = '''"""SquaredRelu: y = max(x, 0)^2.
+
+Forward   y = max(x, 0)^2
+Backward  dx = 2 max(x, 0) dy
+"""
+
+from __future__ import annotations
+
+from engine.kernels.machine.target import Target
+from engine.kernels.vocabulary.kernel import Body, kernel, share
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, same_as
+
+
+@kernel("x: T[n]  y: out T[n] may alias x  n: i64")
+def squared_relu(target: Target, T: str) -> Body:
+    """y = max(x, 0)^2."""
+
+    def body(x, y, n, tid, nthreads):
+        begin, end = share(n, tid, nthreads)
+        for i in range(begin, end):
+            y[i] = x[i] * x[i] if x[i] > 0 else 0
+
+    return body
+
+
+def _lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    s.call(squared_relu(x.type.dtype), x=x, y=y, n=x.type.size)
+
+
+def _gradient(grad: Grad, dy: str) -> tuple[str | None, ...]:
+    return (grad.op("Mul", dy, grad.op("Mul", grad.op("Relu", grad.x(0)), grad.like(2.0, 0))),)
+
+
+OPS = (
+    Op(
+        name="SquaredRelu",
+        domain=MS,
+        inputs=(1, 1),
+        outputs=1,
+        infer=same_as(0),
+        lower=_lower,
+        calls=(squared_relu,),
+        grad=_gradient,
+    ),
+)
+KERNELS = (squared_relu,)
+'''
+CASES = '''"""SquaredRelu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.tools.dev.cases.case import Case, f32
+
+
+def squared_relu(x: Any) -> Any:
+    return [np.maximum(x, 0) ** 2]
+
+
+CASES = [
+    Case("SquaredRelu", (f32(3, 5),), domain="com.microsoft", grad=(0,), reference=squared_relu)
+]
+'''
+# Training of a model with the new op; the loss falls.
+TRAIN = """
+import numpy as np
+import onnx
+from engine import Trainer
+from engine.artifacts import {optimizer}, MSELoss
+model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+g (float[N,4] x, float[4,3] w) => (float[N,3] y) {{ h = MatMul(x, w)  y = {op}(h) }}''')
+del model.graph.input[1]
+rng = np.random.default_rng(0)
+model.graph.initializer.append(onnx.numpy_helper.from_array(rng.random((4, 3), "f4"), "w"))
+trainer = Trainer.from_onnx(model, MSELoss(), optimizer={optimizer}(lr=0.01), threads=1)
+x = rng.random((8, 4), "f4")
+losses = [float(trainer.step(x, np.ones((8, 3), "f4"))) for _ in range(10)]
+assert losses[-1] < losses[0], losses
+"""
+OPERATOR = Addition(
+    row="add an operator",
+    files={
+        "kernels/ops/squared_relu.py": FAMILY,
+        "tools/dev/cases/squared_relu.py": CASES,
+    },
+    commands=(
+        "python -m engine.tools.dev.operators docs/operators.md",
+        "python -m engine.tools.dev.zoo --ops SquaredRelu",
+    ),
+    made=("docs/operators.md", "tools/dev/zoo.txt"),
+    tests=(
+        "tests/ops/test_forward.py", "tests/ops/test_gradient.py",
+        "tests/kernels/test_op_tables.py", "tests/kernels/test_registry.py",
+        "tests/kernels/test_declarations.py", "tests/docs/test_readme.py",
+        "-k", "SquaredRelu or op_tables or case or unique or readme",
+    ),
+    probe=TRAIN.format(op="com.microsoft.SquaredRelu", optimizer="AdamW"),
+)  # fmt: skip
+
+OPTIMIZER = Addition(
+    row="add an optimizer",
+    files={
+        "kernels/ops/optimizer/signum.py": '''"""Signum: the sign of a moving average of gradients.
+
+Signum    m = b m + (1 - b) g;  p = p (1 - r wd) - r sign(m)
+Error     a step: 3 roundings of float
+Source    Bernstein et al., arXiv 1802.04434, Algorithm 2
+
+The letters are those of step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.base import arguments
+from engine.kernels.machine.target import Target
+from engine.kernels.ops.optimizer.method import FIRST, Group, Method
+from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.update import Formula, update_kernel
+from engine.kernels.vocabulary.kernel import inline
+from engine.plan.states import State
+
+
+@dataclass(frozen=True)
+class Signum(Method):
+    """The sign of a moving average of gradients (Bernstein et al., arXiv 1802.04434)."""
+
+    op = "SignumOptimizer"
+
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip_grad: float | None = None
+    groups: Sequence[Group] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        names = ("momentum", "weight_decay")
+        return {name: arguments.real(name, getattr(self, name)) for name in names}
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        return (State(FIRST),)
+
+
+@inline
+def _values(call, rate):
+    return rate, 1.0 - rate * call.decay, 1.0 - call.b
+
+
+@update_kernel(states=("m",), numbers={"b": "momentum", "decay": "weight_decay"})
+def signum(target: Target, T: str) -> Formula:
+    """One step of Signum in place of p, m from g; nothing where the signal is false."""
+    text = "rate keep b1 -> m = b * m + b1 * g; p = p * keep - rate * sign(m)"
+    return Formula(text, _values)
+
+
+OPS = (optimizer(Signum, signum),)
+KERNELS = (signum.template,)
+''',
+        "tools/dev/cases/optimizer/signum.py": '''"""Signum, arXiv 1802.04434, Algorithm 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.graphs.offline.optim_types import Signum
+from engine.tools.dev.cases.optimizer.case import Case, Options, State
+
+
+def signum(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
+    s["m"] = o["momentum"] * s.get("m", 0) + (1 - o["momentum"]) * g
+    return p * (1 - lr * o["weight_decay"]) - lr * np.sign(s["m"])
+
+
+CASES = [Case(Signum(momentum=0.8), signum, 1)]
+''',
+        "graphs/offline/optim_types.py": (
+            Edit(
+                "from engine.kernels.ops.optimizer import adafactor",
+                "from engine.kernels.ops.optimizer import signum\n",
+            ),
+            Edit("_ROWS = {", "@_optimizer\nclass Signum(signum.Signum, Method): ...\n\n\n"),
+        ),
+    },
+    commands=(
+        "python -m engine.tools.dev.operators docs/operators.md",
+        "python -m engine.tools.commands.page docs/commands.md",
+        "python -m engine.tools.dev.zoo --ops SignumOptimizer",
+    ),
+    made=("docs/operators.md", "docs/commands.md", "tools/dev/zoo.txt"),
+    tests=(
+        "tests/ops/test_optimizer_rules.py", "tests/kernels/test_op_tables.py",
+        "tests/docs/test_readme.py", "-k", "Signum or op_tables or readme",
+    ),
+    probe=TRAIN.format(op="Relu", optimizer="Signum"),
+)  # fmt: skip
+
+FUSION = Addition(
+    row="add a fusion",
+    files={
+        "graphs/passes/patterns.py": [
+            Edit(
+                '    Rule("HardSwish", "Mul(x, h := HardSigmoid(x))"',
+                '    Rule("Softsign", "Div(x, Add(Abs(x), 1))"),\n',
+            )
+        ]
+    },
+    tests=("tests/passes/test_patterns.py", "-k", "Div and Add and Abs"),
+    probe="""
+import onnx
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.machine.target import host
+model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+g (float[3] x) => (float[3] y) <float one = {1}> { a = Abs(x)  b = Add(a, one)  y = Div(x, b) }''')
+model.graph.node[2].name = "last"
+plan = make_plan(onnx_io.load(model), {}, target=host(), threads=1)
+assert ["last/Softsign" in step.source for step in plan.steps] == [True], str(plan)
+""",
+)
+
+OPTION = Addition(
+    row="add a training option",
+    files={
+        "engine/training/settings.py": [
+            Edit(
+                "    unfreeze: Mapping[str, int] | None = option(\n",
+                '    most_steps: int | None = option(None, "Stop after these.", AT_LEAST_1)\n',
+            )
+        ],
+        "engine/trainer/loop.py": [
+            Edit(
+                "                elif clock() > deadline:\n",
+                "                elif self.asked.most_steps == fit.step:\n"
+                '                    fit.stop("all steps are made")\n',
+            )
+        ],
+    },
+    commands=("python -m engine.tools.dev.keywords",),
+    made=("engine/training/keywords.py", "docs/commands.md"),
+    tests=("tests/docs/test_readme.py", "tests/trainer/test_option_tables.py"),
+    probe="""
+from pathlib import Path
+from click.testing import CliRunner
+from engine.errors import InputError
+from engine.tools.actions import run_config
+from engine.tools.commands.train import command
+from tests.support import tiny
+trainer = tiny.made()
+history = trainer.fit((tiny.X, tiny.LABELS), batch_size=tiny.BATCH, most_steps=2, progress=False)
+assert (trainer.steps, history.stop_reason) == (2, "all steps are made")
+try:
+    trainer.fit((tiny.X, tiny.LABELS), most_steps=0)
+except InputError as error:
+    assert "most_steps=0: expected 1 or more" in str(error)
+config = run_config.config_of({"fit": {"most_steps": 3}}, "run.toml")
+assert config.fit.most_steps == 3 and "most_steps = 3" in run_config.to_toml(config)
+told = CliRunner().invoke(command, ["--help"]).output
+assert "--most-steps" in told and "Stop after these." in told
+assert "| `most_steps` |" in Path("docs/commands.md").read_text("utf-8")
+""",
+)
+
+CORE = Addition(
+    row="add a target",
+    files={
+        "tools/trimmed/targets.py": [
+            Edit(
+                '    "aarch64": (',
+                '    "cortex-a78": (f"aarch64-{_LINUX}", "cortex-a78", "", "neon"),\n',
+            )
+        ]
+    },
+    tests=("tests/kernels/test_link.py", "-k", "cortex-a78"),
+    probe="""
+from click.testing import CliRunner
+from engine.kernels.binaries.load import object_code
+from engine.plan.plan import KernelSpec
+from engine.tools.commands.targets import command
+from engine.tools.dev.emulators import emulator
+from engine.tools.trimmed.targets import resolve
+told = CliRunner().invoke(command).output
+assert "cortex-a78         aarch64-" in told, told
+code = object_code(KernelSpec("gemm", ("f32", 0, 0)), resolve("cortex-a78").target)
+assert code[:4] == b"\\x7fELF"
+assert emulator("cortex-a78").command[0] == "qemu-aarch64-static"
+""",
+)
+ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, CORE)
+
+
+class Tree:
+    """A copy of the tree."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in TREE:
+            if (ROOT / name).is_dir():
+                ignored = shutil.ignore_patterns(*LEFT_OUT)
+                shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
+            else:
+                shutil.copy(ROOT / name, folder / name)
+
+    def write(self, path: str, content: str | Sequence[Edit]) -> None:
+        """Write a new file, or edit one that is there."""
+        file = self.folder / path
+        if isinstance(content, str):
+            assert not file.exists()
+            file.write_text(content, "utf-8")
+            return
+        text = file.read_text("utf-8")
+        for edit in content:
+            assert text.count(edit.before) == 1, edit.before
+            text = text.replace(edit.before, edit.text + edit.before)
+        file.write_text(text, "utf-8")
+
+    def run(self, *words: str) -> None:
+        """Run Python with some words in the folder of the copy."""
+        environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=self.folder, env=environment, capture_output=True,
+            text=True,
+        )  # fmt: skip
+        assert not done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
+
+    def changed(self) -> set[str]:
+        """Return the files that are new here, or have another content than in the tree."""
+        return {
+            name
+            for path in self.folder.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts and not path.is_symlink()
+            for name in [path.relative_to(self.folder).as_posix()]
+            if not (ROOT / name).is_file() or path.read_bytes() != (ROOT / name).read_bytes()
+        }
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=lambda a: a.row.split()[-1])
+def test_an_addition_takes_these_files_and_works(addition: Addition, tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for path, content in addition.files.items():
+        tree.write(path, content)
+    for command in addition.commands:
+        tree.run(*command.split()[1:])
+    assert tree.changed() == {*addition.files, *addition.made}
+    tree.run("-c", f"import engine; assert engine.__file__.startswith({str(tmp_path)!r})")
+    tree.run("-c", addition.probe)
+    tree.run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *addition.tests)
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=lambda a: a.row.split()[-1])
+def test_contributing_names_the_files_and_the_commands(addition: Addition) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| [{addition.row}]("))
+    named = re.findall(r"`((?:engine|graphs|kernels|tools)/[\w/<>.]*)`", row)
+    rules = [
+        re.escape(name).replace("<family>", r"\w+").replace("<name>", r"\w+") for name in named
+    ]
+    for path in addition.files:
+        acts = addition is OPTION and path == "engine/trainer/loop.py"  # "the code that acts on it"
+        assert acts or any(re.fullmatch(rule, path) for rule in rules), path
+    assert len(rules) == len(addition.files) - (addition is OPTION)
+    for command in addition.commands:
+        assert f"`{command.split(' --ops')[0]}" in text
