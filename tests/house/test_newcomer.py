@@ -253,7 +253,16 @@ CASES = [Case(Signum(momentum=0.8), signum, 1)]
         "tests/ops/test_optimizer_rules.py", "tests/kernels/test_op_tables.py",
         "tests/docs/test_readme.py", "-k", "Signum or op_tables or readme",
     ),
-    probe=TRAIN.format(op="Relu", optimizer="Signum"),
+    probe=TRAIN.format(op="Relu", optimizer="Signum")
+    + """
+from engine import artifacts, onnxblock
+from engine.tools.dev import optimizer_plans
+from engine.trainer import names
+assert artifacts.OptimType.Signum.value == len(artifacts.OptimType)
+assert names.optimizers()["signum"] is artifacts.Signum
+assert onnxblock.optim.Signum.__doc__
+assert "signum" in optimizer_plans.ROWS
+""",
 )  # fmt: skip
 
 FUSION = Addition(
