@@ -5,7 +5,7 @@ another, each at a multiple of 64 bytes, and zeros fill the gaps.  Those of floa
 those of float64, so that the optimizer can take those of each type as one flat tensor.  The
 gradients have the same layout.  Frozen parameters lie behind the trainable ones.  Apart from that
 all are in the order of their names: files differ in the order that they have, and the plans for one
-state must fit the state that it is saved and loaded as.  runtime/states.py says what lies where in
+state must fit the state that it is saved and loaded as.  plan/states.py says what lies where in
 region state.
 """
 
@@ -283,7 +283,7 @@ class _Room:
 
     param: region param; None for a nominal checkpoint.
     moments: what the optimizer keeps, each `momentum<k>` of all parameters behind the one before,
-        as `lay_out` of runtime/states.py places the states of an optimizer; None if the checkpoint
+        as `lay_out` of plan/states.py places the states of an optimizer; None if the checkpoint
         has other ones, or none.
     """
 

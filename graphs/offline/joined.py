@@ -56,7 +56,7 @@ _UNUSED = ("parameters", "begins", "dims", "state_begins")  # attributes of node
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Joined graph, whose inputs and output for the update are the ports of runtime/plan.py.
+    """Joined graph, whose inputs and output for the update are the ports of plan/plan.py.
 
     states: the place of each input that is a state of the optimizer.
     """
