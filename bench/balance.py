@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells, Option
-from engine.profiling.profile import StepTime
+from engine.profiling.times import StepTime
 from engine.runtime import timing
 from engine.tools.benchmark.workloads import WORKLOADS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from engine.profiling.profile import BY, PHASES, Profile, StepTime, Total
+from engine.profiling.profile import Profile
+from engine.profiling.times import BY, PHASES, StepTime, Total
 
 __all__ = ["BY", "PHASES", "Profile", "StepTime", "Total"]

@@ -13,12 +13,12 @@ from engine.base import arguments
 from engine.system import files
 
 if TYPE_CHECKING:
-    from engine.profiling.profile import Profile
+    from engine.profiling.times import Times
 
 _PROCESS = 1
 
 
-def events(profile: Profile) -> dict[str, Any]:
+def events(profile: Times) -> dict[str, Any]:
     """The trace of the fastest run."""
     named = [_name("process_name", 0, profile.title)]
     named += [_name("thread_name", t, f"thread {t}") for t in range(profile.threads)]
@@ -50,7 +50,7 @@ def _name(kind: str, thread: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": thread, "args": {"name": name}}
 
 
-def write(profile: Profile, path: str | os.PathLike[str]) -> None:
+def write(profile: Times, path: str | os.PathLike[str]) -> None:
     """Write the trace as a file.
 
     Raises:

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.plan.plan import Kernel
-from engine.profiling.profile import PHASES, Profile, StepTime
+from engine.profiling.profile import Profile
+from engine.profiling.times import PHASES, StepTime
 from engine.runtime.program import Program, Resolver
 from engine.runtime.roofline import Roofline, measure
 from engine.runtime.timing import Stopwatch

@@ -15,7 +15,7 @@ from engine.drawing.page import text
 from engine.system import files
 
 if TYPE_CHECKING:
-    from engine.profiling.profile import Profile, StepTime, Total
+    from engine.profiling.times import StepTime, Times, Total
 
 _COLOURS = {"forward": "c0", "backward": "c1", "optimizer": "c2"}  # of page.css, by phase
 _BARS, _BAR = 12, 22  # bars of a picture, and how high one is with its gap
@@ -25,7 +25,7 @@ _LINES = 60  # of a table; the JSON file has the rest
 _BOXES = 4000  # steps of a timeline; shorter ones than a pixel are left out anyway
 
 
-def write(profile: Profile, path: str | os.PathLike[str]) -> None:
+def write(profile: Times, path: str | os.PathLike[str]) -> None:
     """Write the page as a file.
 
     Raises:
@@ -34,7 +34,7 @@ def write(profile: Profile, path: str | os.PathLike[str]) -> None:
     files.write(arguments.path("page", path), [render(profile).encode()])
 
 
-def render(profile: Profile) -> str:
+def render(profile: Times) -> str:
     """The page."""
     rows = (
         ("summary", "Summary", _summary(profile)),
@@ -51,7 +51,7 @@ def _legend() -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _summary(profile: Profile) -> str:
+def _summary(profile: Times) -> str:
     total, top = profile.total, profile.roofline
     runs = profile.runs
     lost = total.wait / total.seconds if total.seconds else 0.0
@@ -94,7 +94,7 @@ def _cells(total: Total) -> list[str]:
     ]  # fmt: skip
 
 
-def _table(profile: Profile, by: str) -> str:
+def _table(profile: Times, by: str) -> str:
     found = profile.by(by)
     more = f"<small>{len(found) - _LINES} more</small>" if len(found) > _LINES else ""
     table = page.table(_HEAD, map(_cells, found[:_LINES]))
@@ -132,7 +132,7 @@ def _bars(label: str, totals: Sequence[Total]) -> str:
     return f'<div class="scroll"><svg class="arena" {box}>{"".join(parts)}</svg></div>{note}'
 
 
-def _roofline(profile: Profile) -> str:
+def _roofline(profile: Times) -> str:
     """Operations a second over operations a byte, a point a kernel, below the machine's limits."""
     totals = [t for t in profile.by_kernel if t.flops and t.nbytes and t.seconds]
     if not totals:
@@ -169,7 +169,7 @@ def _roofline(profile: Profile) -> str:
     )
 
 
-def _timeline(profile: Profile) -> str:
+def _timeline(profile: Times) -> str:
     """The fastest run: a row a thread, a box a step; what is empty is waiting."""
     long = max((end for s in profile.steps for _, end in s.spans), default=0.0) or 1.0
     width, row = 2 * WIDTH, 34

@@ -11,7 +11,7 @@ import pytest
 
 from bench.balance import balance, intervals
 from engine.api import CheckpointState, Module, Optimizer
-from engine.profiling.profile import StepTime
+from engine.profiling.times import StepTime
 from engine.tools.benchmark import mobilenets, post_norm, pre_norm, recurrent, resnets
 from engine.tools.benchmark import sound as sounds
 from engine.tools.benchmark.workload import Workload
