@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from itertools import repeat
 
 from engine.base import limits
+from engine.graphs.planner.barriers import barriers
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace
-from engine.graphs.planner.place import barriers, pack, place
+from engine.graphs.planner.place import place
 from engine.kernels.ops.registry import templates
-from engine.plan.plan import Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
+from engine.plan.plan import ALIGN, Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
 from engine.plan.verify import verify
 
 
@@ -33,7 +34,7 @@ def assemble(
     sizes = dict(region_bytes)
     for region in ("io", "const"):
         mine = {n: nbytes[n] for n, v in draft.values.items() if v.region == region and n in lives}
-        packed, sizes[region] = pack(mine)
+        packed, sizes[region] = _pack(mine)
         offsets |= packed
     for n, v in draft.values.items():
         if v.place is not None:
@@ -129,3 +130,16 @@ def _check_sizes(draft: Draft, sizes: Mapping[str, int], name: str) -> None:
 def _kernel(spec: KernelSpec) -> Kernel:
     """A kernel of a plan: its spec, and the arguments that its template takes."""
     return Kernel(spec, templates()[spec.template].takes(*spec.params))
+
+
+def _pack(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
+    """Place values one after another; return their offsets and the size of all.
+
+    sizes: the bytes of each value.
+    """
+    offsets, top = {}, 0
+    for name, nbytes in sizes.items():
+        offsets[name] = top
+        top += align(nbytes)
+    assert top % ALIGN == 0
+    return offsets, top

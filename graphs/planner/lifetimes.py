@@ -119,7 +119,7 @@ def _in_turn(group: Sequence[Call], n: int, written: int, read: int) -> bool:
     return is_alone and tiles == {cut.args[written]} and cut.args[written][0] > 0
 
 
-def liveness_bound(blocks: list[Block]) -> int:
+def liveness_bound(blocks: Sequence[Block]) -> int:
     """The most bytes that live at one call: no placement needs less."""
     births = [(b.first, b.nbytes) for b in blocks]
     deaths = [(b.last + 1, -b.nbytes) for b in blocks]
