@@ -27,8 +27,8 @@ from unittest.mock import patch
 import numpy as np
 
 from bench.rows import Bench, Cells, Option
-from engine import artifacts
 from engine.api import CheckpointState
+from engine.artifacts import generate
 from engine.checkpoint import storage
 from engine.errors import BudgetError
 from engine.graphs.io import onnx_io
@@ -105,7 +105,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (training, "fuse_patterns", "offline: fuse patterns"),
     (training, "differentiate", "offline: differentiate"),
     (training, "prune", "offline: prune"),
-    (artifacts, "_optimizer_graph", "offline: optimizer"),
+    (generate, "_optimizer_graph", "offline: optimizer"),
     (joined, "join", "join optimizer"),
     (pipeline, "sized", "sizes"),
     (pipeline, "bind", "sizes"),

@@ -60,17 +60,21 @@ def random_blocks(seed: int, count: int, calls: int, life: int) -> list[Block]:
     ]
 
 
-@given(blocks, st.sampled_from([2, placing.SHARE]), st.sampled_from([0, placing.PAIRS]))
+@given(blocks, st.sampled_from([2, placing.SHARE]), st.sampled_from([0, placing.MANY]))
 @settings(max_examples=200, deadline=None)
 def test_placement_is_disjoint_and_bounded(
-    given_blocks: list[Block], share: int, pairs: int
+    given_blocks: list[Block], share: int, many: int
 ) -> None:
-    """Whichever blocks are large, and where too many live together for orders."""
-    with mock.patch.object(placing, "SHARE", share), mock.patch.object(placing, "PAIRS", pairs):
+    """Whichever blocks are large, and where they are too many for orders."""
+    with mock.patch.object(placing, "SHARE", share), mock.patch.object(placing, "MANY", many):
         top = place(given_blocks)
     bound = liveness_bound(given_blocks)
     assert bound <= top == max(b.offset + b.nbytes for b in given_blocks)
     check_placed(given_blocks, top)
+
+
+def test_nothing_to_place_takes_no_bytes() -> None:
+    assert place([]) == 0
 
 
 def test_blocks_that_reach_too_high_are_placed_again() -> None:
@@ -219,4 +223,4 @@ def test_blocks_are_placed_again_as_far_as_work_allows(
     monkeypatch.setattr(placing, "SHARE", 1 << 40)
     place(random_blocks(0, count, count, life))
     assert sum(compared) <= 2 * max(placing.WORK, most)
-    assert (not compared) == (count * life > placing.PAIRS)
+    assert (not compared) == (count > placing.MANY)
