@@ -7,7 +7,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from hypothesis import settings
 from engine.kernels.binaries import load, workers
 from engine.system import cache
 from engine.training import plan_cache
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.support.places import PLANS
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +146,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with a file of tests/golden, or write the file under --update-golden."""
 
     def check(name: str, text: str) -> None:
-        path = GOLDEN / name
+        path = PLANS / name
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)

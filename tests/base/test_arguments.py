@@ -29,6 +29,7 @@ from engine.data import Arrays
 from engine.errors import DTypeError, EngineError, InputError
 from engine.graphs.io import onnx_io
 from tests.support.harness import untyped
+from tests.support.places import GOLDENS
 
 MODULES = (
     "engine.api", "engine.artifacts", "engine.backend", "engine.data", "engine.lora",
@@ -86,7 +87,7 @@ WRONG: dict[str, tuple[Any, str]] = {  # values, and what an annotation has that
 @functools.cache
 def given() -> dict[str, Any]:
     """What parameters are, where nothing else is asked for, by their annotation."""
-    mlp = Path(__file__).parents[1] / "data" / "goldens" / "mlp"
+    mlp = GOLDENS / "mlp"
     state = CheckpointState.load_checkpoint(mlp / "checkpoint")
     module = Module(mlp / "training_model.onnx", state, mlp / "eval_model.onnx", threads=1)
     return {

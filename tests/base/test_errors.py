@@ -48,8 +48,8 @@ from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, Team
 from engine.system import config
 from tests.support.harness import run, untyped
+from tests.support.places import GOLDENS, ROOT
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 MLP = GOLDENS / "mlp"
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
@@ -888,7 +888,7 @@ print("done")
 
 def test_children_and_the_end_of_a_process_that_trains() -> None:
     """Forked while threads train, then ended while they do: nothing hangs."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(ROOT)
     done = subprocess.run(
         [sys.executable, "-c", IN_CHILD, root], capture_output=True, text=True, timeout=120
     )

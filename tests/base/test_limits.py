@@ -21,8 +21,7 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
 from engine.plan.plan import Plan
 from engine.tools.trimmed.targets import resolve
-
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.support.places import DOCS
 
 
 def test_the_page_of_limits_is_their_table() -> None:

@@ -16,16 +16,8 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import PARTS, RUNTIME
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import (
-    GOLDENS,
-    STRICT,
-    WARNINGS,
-    compile_c,
-    needs_cc,
-    run,
-    source,
-    write_source,
-)
+from tests.support.builds import STRICT, WARNINGS, compile_c, needs_cc, run, source, write_source
+from tests.support.places import GOLDENS
 
 # Words of the runtime, of its functions' parameters, of systems' headers, and plain ones.
 NAMES = (

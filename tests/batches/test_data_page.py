@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import engine.data
+from tests.support.places import DOCS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/data.md"
+PAGE = DOCS / "data.md"
 
 
 def test_the_page_names_everything_that_the_room_offers() -> None:

@@ -11,15 +11,16 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import LossType, OptimType, generate_artifacts
 from engine.graphs.io import onnx_io
 from tests.support.harness import gradient
+from tests.support.places import DATA
 
-DATA = Path(__file__).parents[1] / "data" / "taggers"
+TAGGERS = DATA / "taggers"
 # Model -> weights that go by their names in PyTorch; `lstm_folded` holds others, made of those.
 SHARED = {"lstm_lengths": 11, "gru_stacked": 10, "rnn_relu": 6, "lstm_folded": 2}
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_steps_of_a_tagger(name: str, tmp_path: Path) -> None:
-    model, trace = DATA / f"{name}.onnx", np.load(DATA / f"{name}.npz")
+    model, trace = TAGGERS / f"{name}.onnx", np.load(TAGGERS / f"{name}.npz")
     weights = onnx_io.load(model).initializers
     generate_artifacts(
         str(model),

@@ -17,6 +17,7 @@ import bench.__main__ as command
 from bench import measuring, processes, rows, tables
 from bench.rows import Bench, Cells, Option
 from engine.errors import EngineError, InputError
+from tests.support.places import ROOT
 
 BENCHES = rows.benches()
 # Of these the smallest form takes a fraction of a second, once other tests have made its kernels.
@@ -193,9 +194,6 @@ def test_a_worker_that_ends_is_told(tmp_path: Path) -> None:
 
 def test_cells_that_are_unknown_are_empty() -> None:
     assert [tables.text(v, ".1f") for v in (None, float("nan"), 2.0, "a")] == ["", "", "2.0", "a"]
-
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_rows_run_under_pytest_benchmark() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from bench import examples
 from engine.tools.actions import run_config, templates
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 APPLICATIONS = ["anomaly-detector", "image-classifier", "keyword-spotter", "next-word"]
 FEDERATED = "federated"  # has no program that trains: Flower runs it

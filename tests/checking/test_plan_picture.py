@@ -20,8 +20,9 @@ from engine.tools import cli
 from engine.tools.benchmark.images import cnn
 from engine.tools.dev.browser import Page, browser
 from tests.support.needs import needs_browser
+from tests.support.places import GOLDENS
 
-MLP = Path(__file__).resolve().parents[1] / "data/goldens/mlp"
+MLP = GOLDENS / "mlp"
 TITLES = "[...document.querySelectorAll('main > section > h2')].map(e => e.textContent)"
 
 

@@ -22,9 +22,8 @@ from engine.runtime.timing import Stopwatch
 from engine.tools import cli
 from engine.tools.dev.browser import browser
 from tests.support.needs import needs_browser
+from tests.support.places import GOLDENS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-GOLDENS = ROOT / "tests/data/goldens"
 ROOFLINE = Roofline(2, 200e9, ((1 << 14, 400e9), (1 << 20, 200e9), (1 << 26, 50e9)))
 
 

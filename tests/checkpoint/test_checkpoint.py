@@ -28,9 +28,8 @@ from engine.checkpoint import encoding, storage
 from engine.checkpoint.flatbuffer import Writer, reference
 from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup, decode, encode
 from engine.errors import CheckpointError, DTypeError, FileError, InputError
+from tests.support.places import CHECKPOINTS, ROOT
 
-DATA = Path(__file__).parents[1] / "data" / "checkpoints"
-ROOT = Path(__file__).parents[2]
 ARTIFACTS = ["l1", "mlp", "lstm", "dtypes", "nominal", "empty"]
 RUNTIME = ["dtypes_runtime", "empty_runtime", "properties", "adamw_runtime", "sgd_runtime"]
 DTYPES = [np.dtype(t) for t in ("?", *"bBhHiIqQfd")]
@@ -87,22 +86,22 @@ def sample(value: float = 1.0, size: int = 40) -> Checkpoint:
 
 @pytest.mark.parametrize("name", ARTIFACTS)
 def test_artifact_files_of_the_reference_come_out_byte_for_byte(name: str) -> None:
-    data = (DATA / name).read_bytes()
+    data = (CHECKPOINTS / name).read_bytes()
     assert encode(decode(data), artifact=True) == (data, None)
 
 
 @pytest.mark.parametrize("name", RUNTIME)
 def test_runtime_files_of_the_reference_come_out_byte_for_byte(name: str) -> None:
-    data = (DATA / name).read_bytes()
+    data = (CHECKPOINTS / name).read_bytes()
     assert encode(decode(data)) == (data, None)
 
 
 def test_external_file_of_the_reference_comes_out_byte_for_byte() -> None:
-    data = (DATA / "external_runtime").read_bytes()
-    external = (DATA / "external_runtime.data").read_bytes()
+    data = (CHECKPOINTS / "external_runtime").read_bytes()
+    external = (CHECKPOINTS / "external_runtime.data").read_bytes()
     cp = decode(data, external)
     assert encode(cp, external_threshold=0) == (data, external)
-    assert plain(storage.read(DATA / "external_runtime")) == plain(cp)
+    assert plain(storage.read(CHECKPOINTS / "external_runtime")) == plain(cp)
     np.testing.assert_array_equal(cp.frozen["u64"], np.arange(9, dtype=np.uint64))
     assert array(cp.frozen["s"]).shape == ()
     assert cp.frozen["s"] == 2
@@ -111,7 +110,7 @@ def test_external_file_of_the_reference_comes_out_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("name", ["dtypes", "dtypes_runtime"])
 def test_values_of_every_dtype(name: str) -> None:
-    cp = storage.read(DATA / name)
+    cp = storage.read(CHECKPOINTS / name)
     assert {a.dtype for a in cp.trainable.values()} == set(DTYPES)
     for key, value in cp.trainable.items():
         found = array(value)
@@ -129,7 +128,7 @@ def test_values_of_every_dtype(name: str) -> None:
 
 
 def test_names_keep_their_order() -> None:
-    assert list(storage.read(DATA / "mlp").trainable) == [
+    assert list(storage.read(CHECKPOINTS / "mlp").trainable) == [
         "0.weight",
         "0.bias",
         "2.weight",
@@ -139,7 +138,7 @@ def test_names_keep_their_order() -> None:
 
 @pytest.mark.parametrize("name", ["nominal", "nominal_runtime"])
 def test_nominal_files_hold_types_only(name: str) -> None:
-    cp = storage.read(DATA / name)
+    cp = storage.read(CHECKPOINTS / name)
     assert cp.nominal
     assert cp.trainable["z.float64"] == NominalTensor(np.dtype(np.float64))
     assert {t.dtype for t in cp.trainable.values()} == set(DTYPES)
@@ -148,7 +147,7 @@ def test_nominal_files_hold_types_only(name: str) -> None:
 
 
 def test_properties_of_the_reference() -> None:
-    properties = storage.read(DATA / "properties").properties
+    properties = storage.read(CHECKPOINTS / "properties").properties
     assert properties == {
         "a_last": "x" * 10,
         "f.1": float(np.float32(0.1)),
@@ -171,7 +170,7 @@ def test_properties_of_the_reference() -> None:
     [("adamw_runtime", ["momentum0", "momentum1"]), ("sgd_runtime", ["momentum0"])],
 )
 def test_optimizer_state_of_the_reference(name: str, moments: list[str]) -> None:
-    cp = storage.read(DATA / name)
+    cp = storage.read(CHECKPOINTS / name)
     (group,) = cp.optimizer_groups
     assert (group.name, group.step) == ("group0", 3)
     assert group.initial_learning_rate == np.float32(0.001)
@@ -506,7 +505,7 @@ def tolerates(data: bytes, external: bytes | None = None) -> bool:
 
 @pytest.mark.parametrize("name", ["adamw_runtime", "dtypes", "nominal", "properties", "empty"])
 def test_every_truncation(name: str) -> None:
-    data = (DATA / name).read_bytes()
+    data = (CHECKPOINTS / name).read_bytes()
     accepted = [n for n in range(len(data)) if tolerates(data[:n])]
     # What may be cut unnoticed is the padding that ends the file.
     assert all(not any(data[n:]) and len(data) - n < 8 for n in accepted)
@@ -516,7 +515,7 @@ def test_every_truncation(name: str) -> None:
 def test_random_damage(name: str) -> None:
     """4 x 1500 damaged files: no error but CheckpointError, and no memory beyond the file's own."""
     rng = random.Random(name)
-    original = (DATA / name).read_bytes()
+    original = (CHECKPOINTS / name).read_bytes()
     words = (0, 1, 4, 8, len(original), 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 4, 2**32 - 1)
     tracemalloc.start()
     for _ in range(1500):
@@ -545,8 +544,8 @@ def test_random_damage(name: str) -> None:
 
 def test_random_damage_of_files_with_external_data() -> None:
     rng = random.Random(5)
-    original = (DATA / "external_runtime").read_bytes()
-    external = (DATA / "external_runtime.data").read_bytes()
+    original = (CHECKPOINTS / "external_runtime").read_bytes()
+    external = (CHECKPOINTS / "external_runtime.data").read_bytes()
     for _ in range(1500):
         data = bytearray(original)
         for _ in range(rng.choice((1, 2, 5))):
@@ -690,7 +689,7 @@ def test_importing_needs_numpy_and_the_standard_library_only() -> None:
         "engine.checkpoint.flatbuffer",
         "engine.runtime",  # files.py, which needs numpy alone
     )
-    run_python(code, DATA / "adamw_runtime", *ours).check_returncode()
+    run_python(code, CHECKPOINTS / "adamw_runtime", *ours).check_returncode()
 
 
 # --- files
@@ -749,8 +748,8 @@ def test_a_private_checkpoint_stays_private(tmp_path: Path, kind: str) -> None:
 
 
 def test_artifact_layout_of_a_file(tmp_path: Path) -> None:
-    storage.write(storage.read(DATA / "mlp"), tmp_path / "ck", artifact=True)
-    assert (tmp_path / "ck").read_bytes() == (DATA / "mlp").read_bytes()
+    storage.write(storage.read(CHECKPOINTS / "mlp"), tmp_path / "ck", artifact=True)
+    assert (tmp_path / "ck").read_bytes() == (CHECKPOINTS / "mlp").read_bytes()
 
 
 def test_reading_what_is_not_there(tmp_path: Path) -> None:

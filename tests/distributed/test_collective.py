@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.ranks import Ranks
 from tests.support.harness import gradient
+from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup, run
 from tests.support.tiny import LABELS, NORMED, PLAIN, X, made, values
 
@@ -385,8 +385,6 @@ def _alone(trainer: Trainer, group: ThreadGroup) -> float:
 
 
 # --- traces of onnxruntime-training
-
-GOLDENS = Path(__file__).parents[1] / "data/goldens"
 
 
 @pytest.mark.parametrize(

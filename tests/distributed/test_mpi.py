@@ -12,8 +12,9 @@ from engine.distributed import launchers, world
 from engine.distributed.launchers import Launched, launched
 from engine.errors import MissingPackageError
 from tests.support import ranks
+from tests.support.places import SUPPORT
 
-PROGRAM = Path(__file__).parents[1] / "mpi_ranks.py"
+PROGRAM = SUPPORT / "mpi_ranks.py"
 
 
 def test_ranks_exchange_arrays_and_values(tmp_path: Path) -> None:

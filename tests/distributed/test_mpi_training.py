@@ -17,10 +17,11 @@ from engine.api import CheckpointState
 from engine.trainer.runs import RunFolder
 from tests.support import ranks
 from tests.support.mpi_training import OPTIONS
+from tests.support.places import SUPPORT
 from tests.support.run_models import write_regressor, write_table
 from tests.support.tiny import LABELS, PLAIN, X, made
 
-PROGRAM = Path(__file__).parents[1] / "mpi_training.py"
+PROGRAM = SUPPORT / "mpi_training.py"
 
 
 def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
+
 TOUR, PAGE = ROOT / "docs/architecture.md", ROOT / "docs/internals.md"
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import pages
-from tests.support.pages import ROOT, Block
+from tests.support.pages import Block
+from tests.support.places import DOCS, ROOT
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 # How many blocks of a page are not run, or only with a package that is not installed for all tests,
 # each for the reason that stands before it.
 NOT_RUN = {

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from engine.system.config import PREFIX, SWITCHES
 from engine.tools.commands import page
 from engine.tools.dev import operators
-
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
 
 
 def test_the_operator_table_is_that_of_the_declarations() -> None:

@@ -16,9 +16,8 @@ import pytest
 from engine import errors
 from engine.tools.dev.browser import browser
 from tests.support.needs import needs_browser
+from tests.support.places import DOCS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 CLASSES = [
     kind
     for kind in vars(errors).values()

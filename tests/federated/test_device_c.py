@@ -15,7 +15,8 @@ import pytest
 from engine import Trainer
 from engine.federated.message import Message, fingerprint
 from tests.federated.test_message import ARRAYS, DAMAGED, request
-from tests.support.builds import DRIVERS, GOLDENS, STRICT, compile_c, made, needs_cc, run
+from tests.support.builds import STRICT, compile_c, made, needs_cc, run
+from tests.support.places import DRIVERS, GOLDENS
 from tests.trimmed.test_build_c import SANITIZE
 
 pytestmark = needs_cc

@@ -30,7 +30,8 @@ from engine.tools.trimmed.targets import resolve
 from tests.federated.test_device_c import samples
 from tests.lora.test_lora import _FORMS as FORMS
 from tests.lora.test_lora import write
-from tests.support.builds import GOLDENS, compile_c, load, made, needs_cc
+from tests.support.builds import compile_c, load, made, needs_cc
+from tests.support.places import GOLDENS
 
 pytestmark = needs_cc
 SIZES = (4, 3)

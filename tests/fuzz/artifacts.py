@@ -22,8 +22,8 @@ from tests.fuzz import octets
 from tests.fuzz.kind import Kind
 from tests.fuzz.protobuf import Changes
 from tests.support import tiny
+from tests.support.places import DATA
 
-DATA = Path(__file__).parent.parent / "data"
 STEP_SHARE = 1 / 25  # of the sets that can be opened and planned are trained for a step
 BATCH = 2
 OPTIMIZERS = {

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.builds import DRIVERS, GOLDENS, WARNINGS, library, load, made, plan_file
+from tests.support.builds import WARNINGS, library, load, made, plan_file
+from tests.support.places import DRIVERS, GOLDENS
 
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 GUIDED = "-fsanitize-coverage=trace-pc"

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from engine import Trainer, artifacts, backend
 from engine.errors import EngineError, FileError, ModelError
 from engine.system import files
+from tests.support.places import GOLDENS
 
 LARGE = 1 << 15  # elements; such a constant is mapped, not read
 links = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
@@ -153,7 +154,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str, count: in
 
 @pytest.mark.parametrize("prefix", ["../x_", "/tmp/x_", "sub/x_", r"..\x_", "C:x_"])
 def test_a_prefix_stays_in_its_folder(tmp_path: Path, prefix: str) -> None:
-    proto = onnx.load(Path(__file__).parents[1] / "data" / "goldens" / "mlp" / "forward.onnx")
+    proto = onnx.load(GOLDENS / "mlp/forward.onnx")
     with pytest.raises(EngineError, match=r"prefix=.*without a folder"):
         artifacts.generate_artifacts(
             proto, ["0.weight"], loss=artifacts.LossType.CrossEntropyLoss,

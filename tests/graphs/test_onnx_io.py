@@ -31,9 +31,8 @@ from engine.graphs.ir.graph import Subgraph
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.schemas import forms, lines
 from tests.support.harness import untyped
+from tests.support.places import GOLDENS, ROOT
 
-ROOT = Path(__file__).parents[2]
-GOLDENS = ROOT / "tests" / "data" / "goldens"
 MODELS = sorted(GOLDENS.glob("*/*.onnx"))
 
 Feeds = dict[str, np.ndarray[Any, Any]]

@@ -29,8 +29,8 @@ from engine.lora import Adapter
 from engine.system.paths import METADATA, Paths
 from engine.tools import cli
 from engine.trainer.trainer import Trainer
+from tests.support.places import EXPORTS
 
-DATA = Path(__file__).parents[1] / "data/exports"
 FORMS = ("new", "new_folded", "old", "old_folded")
 LAYERS = ["layers.0.mlp.0", "layers.0.mlp.2", "layers.0.q"]
 X = np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
@@ -38,7 +38,7 @@ LABELS = np.arange(5) % 3
 
 
 def model(form: str) -> Path:
-    return DATA / f"layers-{form}.onnx"
+    return EXPORTS / f"layers-{form}.onnx"
 
 
 def paths_of(form: str) -> Paths:

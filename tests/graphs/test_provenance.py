@@ -24,8 +24,8 @@ from engine.errors import ModelWarning, NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.tools import cli
 from tests.support.harness import gradient
+from tests.support.places import EXPORTS
 
-DATA = Path(__file__).parents[1] / "data" / "exports"
 FOLDED = {
     "convolution-new_folded": r"Conv '.*' took over batch normalisation; .*optimize=False",
     "convolution-old_folded": r"the weights of Conv '/conv/Conv' were computed.*TRAINING",
@@ -36,7 +36,7 @@ FOLDED = {
     "scaled-new_folded": r"parameters were folded into other weights: scale;",
     "norms-new_folded": r"equal are stored as one: second\.weight, second\.bias;",
 }
-PATHS = sorted(DATA.glob("*.onnx"))
+PATHS = sorted(EXPORTS.glob("*.onnx"))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -64,7 +64,7 @@ def floats(path: Path) -> list[str]:
 
 
 def test_artifacts_of_a_folded_model_warn(tmp_path: Path) -> None:
-    path = DATA / "convolution-new_folded.onnx"
+    path = EXPORTS / "convolution-new_folded.onnx"
     with pytest.warns(ModelWarning, match="took over batch normalisation") as caught:
         generate_artifacts(
             path, ["conv.weight"], loss=LossType.MSELoss, artifact_directory=tmp_path
@@ -83,13 +83,13 @@ class Squares(onnxblock.TrainingBlock):
 
 
 def test_blocks_warn_as_artifacts_do() -> None:
-    folded = onnx.load(DATA / "adapted-new_folded.onnx")
+    folded = onnx.load(EXPORTS / "adapted-new_folded.onnx")
     block = Squares()
     block.requires_grad("base.bias")
     with onnxblock.base(folded), pytest.warns(ModelWarning, match="were folded") as caught:
         block(folded.graph.output[0].name)
     assert [w.filename for w in caught] == [__file__]
-    norms = onnx.load(DATA / "plain-new.onnx")
+    norms = onnx.load(EXPORTS / "plain-new.onnx")
     block = Squares()
     block.requires_grad("first.weight")
     with onnxblock.base(norms), pytest.warns(ModelWarning, match="uses and keeps") as caught:
@@ -100,7 +100,7 @@ def test_blocks_warn_as_artifacts_do() -> None:
 @pytest.mark.parametrize("form", ["new", "old", "old_folded"])
 @pytest.mark.parametrize("model", ["plain", "norms", "tied"])
 def test_artifacts_of_other_models_do_not(model: str, form: str, tmp_path: Path) -> None:
-    path = DATA / f"{model}-{form}.onnx"
+    path = EXPORTS / f"{model}-{form}.onnx"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         generate_artifacts(path, floats(path), loss=LossType.MSELoss, artifact_directory=tmp_path)
@@ -109,9 +109,9 @@ def test_artifacts_of_other_models_do_not(model: str, form: str, tmp_path: Path)
 
 
 def test_the_table_of_ops_tells_too(capsys: pytest.CaptureFixture[str]) -> None:
-    path = DATA / "adapted-new_folded.onnx"
+    path = EXPORTS / "adapted-new_folded.onnx"
     assert str(engine.supported(path)).splitlines()[-1].startswith("warning: the exporter has")
-    assert "warning" not in str(engine.supported(DATA / "adapted-new.onnx"))
+    assert "warning" not in str(engine.supported(EXPORTS / "adapted-new.onnx"))
     assert cli.main(["ops", str(path), "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out).keys() == {str(path)}
@@ -120,10 +120,10 @@ def test_the_table_of_ops_tells_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_equal_parameters_that_were_stored_once_train_apart(tmp_path: Path) -> None:
     """The older exporter stores them once in evaluation mode; Identity nodes keep their names."""
-    path = DATA / "norms-old_folded.onnx"
+    path = EXPORTS / "norms-old_folded.onnx"
     assert "second.weight" not in {i.name for i in onnx.load(path).graph.initializer}
     generate_artifacts(path, floats(path), loss=LossType.MSELoss, artifact_directory=tmp_path)
-    other = DATA / "norms-old.onnx"
+    other = EXPORTS / "norms-old.onnx"
     generate_artifacts(
         other, floats(other), loss=LossType.MSELoss, artifact_directory=tmp_path, prefix="apart_"
     )
@@ -175,14 +175,15 @@ def test_a_copy_that_the_module_makes_is_no_parameter(name: str, copy: str, tmp_
 
 
 WEIGHTS = {
-    i.name: numpy_helper.to_array(i) for i in onnx.load(DATA / "norms-new.onnx").graph.initializer
+    i.name: numpy_helper.to_array(i)
+    for i in onnx.load(EXPORTS / "norms-new.onnx").graph.initializer
 }
 
 
 @pytest.mark.parametrize("form", ["new", "old", "old_folded"])
 def test_a_norm_without_scale_and_bias_has_nothing_to_freeze(form: str, tmp_path: Path) -> None:
     """It trains; the one that has them and was never trained is frozen, with a warning."""
-    path = DATA / f"plain-{form}.onnx"
+    path = EXPORTS / f"plain-{form}.onnx"
     with pytest.warns(ModelWarning, match=r"batch normalisation '[^']*' uses and keeps") as caught:
         generate_artifacts(
             path, ["first.weight", "last.weight"], loss=LossType.MSELoss,

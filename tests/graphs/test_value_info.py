@@ -23,9 +23,9 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev.export_artifacts import batch_of
 from tests.support.export_checks import export_faults, type_faults
+from tests.support.places import GOLDENS
 
 ALIKE = {"resnet50", "resnet18_head", "mobilenet_v3_head", "vit_head"}  # other workloads have all
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 Inputs = dict[str, np.ndarray]
 
 

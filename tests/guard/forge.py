@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from engine.tools.dev import optimizer_plans
 from engine.tools.trimmed.plans import artifacts, make_plans
 from tests.guard.rows import KINDS, cases, planned
 from tests.guard.walk import SIDES, Walk
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).resolve().parents[1] / "data" / "goldens"
 ELEMENTS = 1 << 16  # of the parameters of plans of optimizers
 WORDS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 255, 4096, 1 << 20, 1 << 31, 1 << 40)
 

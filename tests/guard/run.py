@@ -15,10 +15,10 @@ from typing import Any
 from tests.guard.rows import KINDS, cases, planned, target_of
 from tests.guard.walk import WORDS
 from tests.guard.worker import NOTE
+from tests.support.places import ROOT
 
 # How a kernel ends a process that strays, divides by 0, or does not come to an end.
 ENDS = signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGVTALRM
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+from tests.support.places import DOCS, ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # Folders and files whose docstrings, comments and messages keep to the same rules.
 CLEAN = (
     "engine/data",

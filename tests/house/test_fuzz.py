@@ -23,8 +23,7 @@ from engine.kernels.vocabulary.op import MS
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32
 from tests.fuzz.artifacts import sets
-
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
 
 
 def test_mutations_of_all_kinds_are_used_or_refused(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from engine.tools.dev.emulators import emulator
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import resolve
 from tests.fuzz import native
-from tests.support.builds import DRIVERS, WARNINGS, made, needs_cc
+from tests.support.builds import WARNINGS, made, needs_cc
 from tests.support.needs import needs_emulator
+from tests.support.places import DRIVERS
 from tests.trimmed import test_qemu
 
 pytestmark = needs_cc

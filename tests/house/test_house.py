@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
+
 PRODUCT = [p for f in ("engine", "graphs", "kernels", "tools") for p in (ROOT / f).rglob("*.py")]
 ALL = sorted(PRODUCT + [p for f in ("bench", "tests") for p in (ROOT / f).rglob("*.py")])
 

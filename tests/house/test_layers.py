@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
+
 HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
     *("base", "system", "distributed", "plan", "runtime", "checkpoint"),
@@ -248,3 +249,9 @@ def test_importing_the_whole_runtime_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_one_file_knows_where_the_files_of_tests_are() -> None:
+    climb = re.compile(r"\bPath\(__file__\)[\w.()]*\.parent")
+    climbers = [name_of(p) for p in files("tests") if climb.search(p.read_text("utf-8"))]
+    assert climbers == ["tests/support/places.py"]

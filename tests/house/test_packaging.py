@@ -17,8 +17,8 @@ import pytest
 
 import engine
 from engine.tools.actions.templates import contents, templates
+from tests.support.places import GOLDENS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RELEASE = f"edgegrad-{engine.__version__}"
 TOP = {"engine": "engine", **{name: f"engine/{name}" for name in ("kernels", "graphs", "tools")}}
 
@@ -151,7 +151,7 @@ def test_an_installed_wheel_measures_without_the_checkout(site: Path, tmp_path: 
     words = ["mlp", "--threads", "1", "--batch", "2", "--time", "0.01", "--json"]
     found = json.loads(python(tmp_path, "-c", command, "bench", *words))
     assert [row["failed"] for row in found["rows"]] == [""]
-    golden = ROOT / "tests/data/goldens/mlp"
+    golden = GOLDENS / "mlp"
     words = [str(golden), "--threads", "1", "--repeats", "1", "--json"]
     assert json.loads(python(tmp_path, "-c", command, "profile", *words))["steps"]
 

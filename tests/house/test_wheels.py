@@ -27,8 +27,8 @@ from engine.runtime.program import LAUNCH, Program
 from engine.tools.dev import ship, wheels
 from engine.tools.dev.emulators import emulator
 from engine.tools.trimmed import binary
-from tests.support.builds import DRIVERS
 from tests.support.needs import needs_emulator
+from tests.support.places import DRIVERS
 
 FORMS = {"linux": "elf", "darwin": "macho", "win32": "pe"}
 EPOCH = "1700000000"

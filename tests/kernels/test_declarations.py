@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,10 @@ from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case, Tensor, f32
 from engine.tools.trimmed.plans import artifacts, make_plans
 from tests.distributed import test_collective
+from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup
 from tests.support.tiny import LABELS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 Key = tuple[str, str]
 
 

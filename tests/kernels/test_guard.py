@@ -37,8 +37,8 @@ from engine.training import plan_cache
 from tests.guard.rows import KINDS, cases
 from tests.guard.run import run, run_forged
 from tests.support import tiny
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = 40  # rows
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness calls mprotect")
 

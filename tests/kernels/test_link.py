@@ -20,7 +20,7 @@ from engine.tools.trimmed.build import Options, build_library
 from engine.tools.trimmed.build import build as build_model
 from engine.tools.trimmed.link import Compiler, find_compiler, link
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
-from tests.support.builds import GOLDENS
+from tests.support.places import GOLDENS
 
 SOURCE = """
 #include <stdint.h>

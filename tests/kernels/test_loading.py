@@ -17,7 +17,8 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.checkpoint import flatbuffer, storage
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.errors import CheckpointError
-from tests.training.test_plan_cache import GOLDENS, ROOT, TRACE
+from tests.support.places import CHECKPOINTS, GOLDENS, ROOT
+from tests.training.test_plan_cache import TRACE
 
 MIB = 1 << 20
 
@@ -154,7 +155,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(
 @pytest.mark.parametrize("name", ["adamw_runtime", "dtypes", "nominal", "properties", "empty"])
 def test_files_are_read_as_bytes_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of the blocks, and with few of them kept."""
-    path = ROOT / "tests" / "data" / "checkpoints" / name
+    path = CHECKPOINTS / name
     whole = storage.encode(storage.decode(path.read_bytes()))
     for block, count in ((1, 1), (7, 2), (64, 3), (4096, 64)):
         monkeypatch.setattr(flatbuffer._InFile, "_BLOCK", block)

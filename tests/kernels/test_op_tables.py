@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import op_keys
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FEW = 3  # op names from which on a collection is a table
 NAMES = frozenset(op.name for op in ops().values())
 FAMILIES = ("kernels/ops/", "tools/dev/cases/", "tools/benchmark/")  # declare ops, or make models

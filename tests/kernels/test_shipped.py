@@ -31,8 +31,8 @@ from engine.tools.dev.case_graphs import all_cases
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.kernel_set import kernel_set
 from engine.tools.trimmed.opset import OpSet
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 MODELS = ("mlp", "cnn")
 HERE = levels.levels()
 

@@ -32,8 +32,9 @@ from engine.errors import (
 from engine.graphs.io.note import METADATA
 from engine.lora import Adapter, Adapters, Lora
 from engine.trainer.trainer import Trainer
+from tests.support.places import DATA
 
-DATA = Path(__file__).parents[1] / "data/lora"
+LORA = DATA / "lora"
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYERS = {"gpt2": ["c_attn", "c_fc"], "qwen2": ["self_attn.*(q|v)_proj"]}
 
@@ -90,14 +91,14 @@ def with_values(path: Path, out: Path, scale: float = 1.0) -> dict[str, Array]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_language_model_learns_as_in_torch(name: str, tmp_path: Path) -> None:
     """Ten steps; then the adapter is merged, left open for onnxruntime's adapters, and saved."""
-    with np.load(DATA / f"{name}.npz") as data:
+    with np.load(LORA / f"{name}.npz") as data:
         words, labels, losses = (data[key] for key in ("words", "labels", "losses"))
     trainer = Trainer.from_onnx(
-        DATA / f"{name}.onnx", CrossEntropyLoss(),
+        LORA / f"{name}.onnx", CrossEntropyLoss(),
         AdamW(1e-2, eps=1e-8, weight_decay=0.01, adam_mode=0),
         lora=Lora(LAYERS[name], rank=4, alpha=8), threads=1,
     )  # fmt: skip
-    first, last = (Adapter.load(DATA / f"{name}-{when}") for when in ("first", "last"))
+    first, last = (Adapter.load(LORA / f"{name}-{when}") for when in ("first", "last"))
     first.put(trainer)
     found = [trainer.step(words, labels) for _ in range(10)]
     assert found == pytest.approx(losses.tolist(), abs=1e-4)
@@ -132,7 +133,7 @@ def test_a_language_model_learns_as_in_torch(name: str, tmp_path: Path) -> None:
     adapter.Load(str(file))
     options.add_active_adapter(adapter)
     np.testing.assert_allclose(session.run(None, {"words": words}, options)[0], expected, atol=1e-5)
-    base = run(DATA / f"{name}.onnx", {"words": words})
+    base = run(LORA / f"{name}.onnx", {"words": words})
     np.testing.assert_allclose(session.run(None, {"words": words})[0], base, atol=1e-5)
 
 

@@ -15,7 +15,7 @@ from engine.artifacts import LossType, OptimType, generate_artifacts
 from engine.errors import ModelError
 from engine.training import artifact_set
 from engine.training.artifact_set import SetId
-from tests.support.builds import GOLDENS
+from tests.support.places import GOLDENS
 
 F32 = np.float32
 WIDTH = 300  # of the output; its constant is large enough to go to external data

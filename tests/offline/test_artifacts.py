@@ -43,8 +43,8 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.normalize import inference_mode, name_nodes
 from engine.training import artifact_set
 from tests.support.harness import gradient
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 CASES = ("mlp", "regression_sgd", "bce", "l1", "cnn", "mobilenet")
 F32 = np.float32
 

@@ -24,8 +24,8 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline import export
 from engine.kernels.vocabulary.op import TensorType
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 CASES = ("mlp", "regression_sgd", "bce", "l1", "cnn")
 F32 = np.float32
 

@@ -19,6 +19,7 @@ from engine.errors import InputError, LabelError, ModelError, ShapeError
 from engine.loss_types import LOSSES
 from engine.trainer.names import chosen, losses
 from tests.support.harness import gradient, identity, untyped
+from tests.support.places import DOCS
 
 Array = np.ndarray[Any, Any]
 BOX = [0.2, 0.2, 0.6, 0.9]
@@ -379,7 +380,7 @@ def test_embeddings_have_two_axes(tmp_path: Path) -> None:
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every snippet of docs/losses.md, and its detector's loss on a model with two outputs."""
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs/losses.md").read_text("utf-8")
+    page = (DOCS / "losses.md").read_text("utf-8")
     room: dict[str, Any] = {"__name__": "page"}
     snippets = [part.split("```")[0] for part in page.split("```python\n")[1:]]
     assert len(snippets) == 4
@@ -400,7 +401,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_has_every_loss() -> None:
     for name in ("cross_entropy", "focal", "ciou", "info_nce"):
         assert chosen(losses(), name, "loss") in LOSSES.values()
-    page = (Path(__file__).parents[2] / "docs/losses.md").read_text("utf-8")
+    page = (DOCS / "losses.md").read_text("utf-8")
     table = [line for line in page.splitlines() if line.startswith("| `")]
     told = {name for line in table for name in line.split("|")[1].replace("`", " ").split()}
     assert told == set(artifacts.LossType.__members__)

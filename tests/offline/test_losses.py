@@ -17,8 +17,8 @@ from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import InputError, ShapeError
 from tests.support.harness import gradient, identity
+from tests.support.places import DATA
 
-DATA = Path(__file__).parents[1] / "data"
 CASES = json.loads((DATA / "losses.json").read_text())["cases"]
 ROWS = json.loads((DATA / "torch_losses.json").read_text())["cases"]
 

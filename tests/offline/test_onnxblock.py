@@ -28,6 +28,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.offline.optim_types import OPTIMIZERS
 from engine.onnxblock import _graph_utils, model_accessor
 from tests.support.harness import run, untyped
+from tests.support.places import DOCS
 
 F32 = np.float32
 NAMES = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
@@ -352,7 +353,7 @@ def test_two_outputs_of_different_ranks_have_a_loss_each(tmp_path: Path) -> None
 
 
 def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs/onnxblock.md").read_text()
+    text = (DOCS / "onnxblock.md").read_text()
     monkeypatch.chdir(tmp_path)
     onnx.save(simple_net(), "forward.onnx")
     exec(text.split("```python\n")[1].split("```")[0], {"__name__": "example"})

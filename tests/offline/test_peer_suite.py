@@ -12,9 +12,7 @@ import pytest
 from engine import onnxblock
 from tests.support import peer_suite
 from tests.support.peer_suite import DIFFERS, Session, rewritten
-
-ROOT = Path(__file__).parents[2]
-GOLDENS = ROOT / "tests" / "data" / "goldens"
+from tests.support.places import GOLDENS, ROOT
 
 
 def test_the_documentation_lists_every_test_that_differs() -> None:

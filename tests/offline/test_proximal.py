@@ -16,7 +16,8 @@ from engine.proximal import ANCHOR, MU, set_anchors
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.offline.test_sparse import batch, forward
-from tests.support.builds import GOLDENS, needs_cc
+from tests.support.builds import needs_cc
+from tests.support.places import GOLDENS
 from tests.trimmed.test_build import Both
 
 TRAINED = ["w1", "b1", "w2", "s2", "w3", "w4", "w5"]

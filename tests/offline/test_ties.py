@@ -16,6 +16,7 @@ from engine.artifacts import SGD, AdamW, CrossEntropyLoss
 from engine.errors import InputError, ModelWarning, NameNotFoundError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline import ties
+from tests.support.places import EXPORTS
 
 WORDS, WIDTH = 19, 8
 # As GPT-2: a table that is read forward, and transposed as the last layer; and once more as it is.
@@ -30,7 +31,6 @@ g (int64[N,5] ids) => (KIND[N,19,5] scores) {
     flat = MatMul(s, head)
     scores = Transpose<perm = [0, 2, 1]>(flat)
 }"""
-EXPORTS = Path(__file__).parents[1] / "data" / "exports"
 COPIES, SHARED = ("wte", "other", "head"), "head = Transpose<perm = [1, 0]>(wte)"
 IDS = np.random.default_rng(0).integers(0, WORDS, (4, 5))
 NEXT = np.roll(IDS, -1, 1)

@@ -13,7 +13,6 @@ import pkgutil
 import re
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -27,8 +26,8 @@ from engine.base.element_types import ELEMENT_TYPES
 from engine.errors import EngineError
 from engine.graphs.io import reference
 from engine.tools.dev import cases as case_files
+from tests.support.places import DATA
 
-DATA = Path(__file__).parents[1] / "data"
 PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
 REPORT = DATA.parent.parent / "docs" / "conformance.md"
 LISTED = PASSED.read_text().split()

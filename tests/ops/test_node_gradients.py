@@ -8,7 +8,6 @@ from what the engine does.  A sample of the tests that pass is run; with --whole
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,9 @@ from engine.graphs.passes.infer import infer
 from engine.tools.dev.case_graphs import with_loss
 from tests.ops.test_conformance import LISTED, RANDOM, brief, cases, graph_of
 from tests.support.harness import run
+from tests.support.places import DATA
 
-LIST = Path(__file__).parents[1] / "data" / "node_gradients.txt"
+LIST = DATA / "node_gradients.txt"
 KNOWN = dict(line.split(": ", 1) for line in LIST.read_text().splitlines())
 PASSED = [name for name, why in KNOWN.items() if why == "passes"]
 REST = [name for name, why in KNOWN.items() if why != "passes"]

@@ -10,8 +10,7 @@ from engine.errors import FileError, ModelError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.tools import cli
 from engine.tools.trimmed.opset import OpSet, check, of_graphs, parse
-
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+from tests.support.places import GOLDENS
 
 SAMPLE = """\
 # as onnxruntime's script writes it

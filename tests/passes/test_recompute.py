@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,9 @@ from engine.graphs.passes.recompute import LARGE
 from engine.kernels.vocabulary.expression import parse
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.terms import Formulas
+from tests.support.places import GOLDENS
 
-GOLDEN = Path(__file__).parents[1] / "data" / "goldens" / "mobilenet"
+GOLDEN = GOLDENS / "mobilenet"
 MS = "com.microsoft"
 
 

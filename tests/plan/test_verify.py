@@ -33,7 +33,7 @@ from engine.plan.verify import verify
 from engine.tools.dev.case_graphs import OneNode, all_cases
 from engine.training.model_file import BUFFER, UPDATED
 from engine.training.state import CheckpointState
-from tests.planner.test_golden_plans import GOLDENS
+from tests.support.places import GOLDENS
 
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 OPS = ("Softmax", "BatchNormalization", "Gather", "LSTM", "Transpose", "Dropout", "TopK", "Conv")

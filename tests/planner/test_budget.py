@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,8 +30,8 @@ from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 from engine.tools.dev.case_graphs import with_loss
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 BUDGETS = 20
 PLENTY = 1 << 50  # bytes
 SIDE = 64

@@ -26,8 +26,9 @@ from engine.tools.trimmed import build as build_tool
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.targets import TARGETS, resolve
-from tests.support.builds import GOLDENS, needs_cc, run
 from tests.support.builds import made as built
+from tests.support.builds import needs_cc, run
+from tests.support.places import GOLDENS
 
 pytestmark = needs_cc
 

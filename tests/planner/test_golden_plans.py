@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ from engine.plan.plan import Plan
 from engine.tools import cli
 from engine.tools.actions.plan_text import picture, words
 from engine.training.model_file import BUFFER, UPDATED
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 
 

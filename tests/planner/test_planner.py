@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +23,8 @@ from engine.tools.dev.cases.case import Case
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.model_file import BUFFER, UPDATED
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 
 Shapes = Mapping[str, tuple[int, ...]]

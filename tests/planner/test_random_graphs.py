@@ -13,8 +13,7 @@ from onnx import parser
 from engine.graphs.io import onnx_io
 from tests.random_graphs.compare import compare
 from tests.random_graphs.sketch import Model
-
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
 
 
 def test_random_graphs_agree_in_all_ways(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from bench.arenas import KINDS, Row, row_of
 from engine.graphs.planner import split
 from engine.tools.benchmark.workloads import WORKLOADS
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 CASES = sorted(path.parent.name for path in GOLDENS.glob("*/training_model.onnx"))
 
 

@@ -23,9 +23,8 @@ from engine.tools.trimmed.generate import Source
 from engine.tools.trimmed.opset import of_graphs
 from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
-DRIVERS = Path(__file__).parents[1] / "c"
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 STRICT = (*WARNINGS, "-pedantic", "-Wshadow", "-Wconversion")
 

@@ -1,6 +1,6 @@
 """Small models as PyTorch's exporters write them, which tests/graphs/test_provenance.py reads.
 
-    python tests/support/make_exports.py
+    python -m tests.support.make_exports
 
 Needs torch and onnxscript.  Writes tests/data/exports/<model>-<form>.onnx, where the form is
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -23,7 +22,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-DATA = Path(__file__).parents[1] / "data" / "exports"
+from tests.support.places import EXPORTS
+
 OLD = {"dynamo": False, "opset_version": 17}
 FORMS: dict[str, dict[str, Any]] = {
     "new": {"dynamo": True, "optimize": False},
@@ -154,7 +154,7 @@ def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 
 def main() -> None:
     """Write all models in all forms."""
-    DATA.mkdir(exist_ok=True)
+    EXPORTS.mkdir(exist_ok=True)
     warnings.simplefilter("ignore")
     for name, (module, x) in models().items():
         for form, options in FORMS.items():
@@ -166,7 +166,7 @@ def main() -> None:
                 kept = [e for e in node.metadata_props if not e.key.endswith("stack_trace")]
                 del node.metadata_props[:]
                 node.metadata_props.extend(kept)
-            onnx.save(proto, DATA / f"{name}-{form}.onnx")
+            onnx.save(proto, EXPORTS / f"{name}-{form}.onnx")
 
 
 if __name__ == "__main__":

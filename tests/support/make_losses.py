@@ -1,6 +1,6 @@
 """Makes tests/data/torch_losses.json: values and gradients of losses by PyTorch's autograd.
 
-    python tests/support/make_losses.py
+    python -m tests.support.make_losses
 
 Needs torch and torchvision.  The losses that these have are theirs; the others are written out in
 torch, by the formula of the paper that the class of the loss names.  All is in float64.
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 from torch.nn import functional
 
-DATA = Path(__file__).parents[1] / "data/torch_losses.json"
+from tests.support.places import DATA
+
+VALUES = DATA / "torch_losses.json"
 Loss = Callable[..., torch.Tensor]
 
 
@@ -238,7 +239,7 @@ def main() -> None:
         )
     source = f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}, float64"
     lines = ",\n".join(json.dumps(case) for case in cases)
-    DATA.write_text(f'{{"source": "{source}", "cases": [\n{lines}\n]}}\n')
+    VALUES.write_text(f'{{"source": "{source}", "cases": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

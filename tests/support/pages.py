@@ -35,7 +35,8 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
+
 RUN = ("python", "pycon", "sh", "console", "hidden")
 SHOWN = ("text", "toml", "csv", "json", "c", "markdown", "bibtex")
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

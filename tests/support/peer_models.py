@@ -26,9 +26,9 @@ from engine.proximal import ANCHOR, set_anchors
 from engine.tools.dev.case_graphs import OneNode, with_loss
 from engine.tools.dev.cases.case import Case
 from tests.support.harness import gradient, identity
+from tests.support.places import DATA, GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
-LOSS_ROWS = Path(__file__).parents[1] / "data" / "torch_losses.json"
+LOSS_ROWS = DATA / "torch_losses.json"
 GOLDEN = ("mlp", "regression_sgd", "bce", "l1", "cnn", "mobilenet", "transformer", "lstm")
 
 Array = np.ndarray[Any, Any]

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
+
 LIMIT = 120.0  # seconds
 # On one machine nothing leaves it.  The settings are for MPICH and for Open MPI, which ignore each
 # other's: where the launcher listens, that ranks may be more than cores, that root may start them.

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
+
 C_SUFFIXES = {".c", ".cpp", ".h"}
 FOLDERS = ("engine", "graphs", "kernels", "tools", "bench", "tests")
 SHOWN = 10

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.runtime.arena import HUGE_BYTES, allocate
-from tests.support.builds import GOLDENS, load, made, needs_cc
+from tests.support.builds import load, made, needs_cc
+from tests.support.places import GOLDENS
 
 SMAPS = Path("/proc/self/smaps")
 pytestmark = pytest.mark.skipif(

@@ -17,10 +17,9 @@ import pytest
 from engine.api import CheckpointState, Module
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint
-from tests.support.builds import GOLDENS
+from tests.support.places import GOLDENS, ROOT
 from tests.system.test_reentrancy import interrupted
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
 
 BEGIN = """

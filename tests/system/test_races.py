@@ -16,7 +16,8 @@ from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import Source
 from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import DRIVERS, GOLDENS, WARNINGS, compile_c, needs_cc
+from tests.support.builds import WARNINGS, compile_c, needs_cc
+from tests.support.places import DRIVERS, GOLDENS
 from tests.support.races import instrumented
 
 # Kernels that access memory by plain loads and stores alone.

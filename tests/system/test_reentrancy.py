@@ -19,7 +19,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import StateError
 from engine.runtime.program import team
 from engine.system.lock import RunLock
-from tests.support.builds import GOLDENS
+from tests.support.places import GOLDENS
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals")
 FILES = {"lock.py", "program.py", "module.py", "optimizer.py", "session.py", "backend.py"}

@@ -12,8 +12,9 @@ import pytest
 from engine import artifacts
 from engine.api import CheckpointState
 from engine.tools import cli
+from tests.support.places import GOLDENS
 
-FORWARD = Path(__file__).parents[1] / "data/goldens/mlp/forward.onnx"
+FORWARD = GOLDENS / "mlp/forward.onnx"
 NAMES = [i.name for i in onnx.load(FORWARD).graph.initializer]
 
 

@@ -17,8 +17,7 @@ from engine.tools import cli
 from engine.tools.benchmark import machine, measure, result
 from engine.tools.benchmark.result import Peer, Result, Row, compare, read
 from engine.tools.benchmark.workloads import WORKLOADS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
 
 ROW = Row("mlp", 64, 2, 2e-3, 100, 0.05, 1e-3, 400_000_000, 400e9, 100_000_000, 0.5)
 HERE = Result({"machine": "Raspberry Pi 5", "governor": "ondemand", "load": "0.1"}, (ROW,))

@@ -22,9 +22,9 @@ from engine.tools import cli
 from engine.tools.commands import version
 from engine.tools.commands.root import root
 from engine.tools.commands.table import COMMANDS, STATUSES
+from tests.support.places import GOLDENS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-MLP = ROOT / "tests/data/goldens/mlp"
+MLP = GOLDENS / "mlp"
 HEAVY = {"numpy", "numba", "llvmlite", "onnx", "tqdm", "PIL"}
 
 

@@ -12,8 +12,8 @@ import pytest
 from engine.tools import cli
 from engine.tools.trimmed.plans import bind_shapes
 from engine.training import plan_cache
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data/goldens"
 MLP = GOLDENS / "mlp"
 FORWARD = str(MLP / "forward.onnx")
 

@@ -22,10 +22,10 @@ from engine import Trainer, artifacts
 from engine.errors import ModelWarning
 from engine.tools import cli
 from engine.tools.actions import run_config, runs
+from tests.support.places import ROOT
 from tests.support.run_models import COLORS, write_classifier, write_pictures
 
 pytest.importorskip("PIL", reason="needs Pillow")
-ROOT = Path(__file__).resolve().parents[2]
 FAST = ("--batch", "8", "--lr", "0.05", "--threads", "1")
 
 

@@ -7,7 +7,6 @@ Needs torch.  tests/trainer/test_torch_export.py trains the model without torch.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.trainer.pytorch.export import export
-
-DATA = Path(__file__).parents[1] / "data/from_torch"
+from tests.support.places import FROM_TORCH
 
 
 class Net(nn.Module):
@@ -51,13 +49,13 @@ def main() -> None:
     """Write the model, a batch, the losses of three steps and the parameters after them."""
     torch.manual_seed(0)
     net = Net().train()
-    DATA.mkdir(exist_ok=True)
-    exported = export(net, torch.randn(2, 3, 8, 8), DATA / "net.onnx")
+    FROM_TORCH.mkdir(exist_ok=True)
+    exported = export(net, torch.randn(2, 3, 8, 8), FROM_TORCH / "net.onnx")
     x, labels = torch.randn(5, 3, 8, 8), torch.randint(0, 4, (5,))
     losses = torch_steps(net, x, labels)
     after = {f"after.{n}": p.detach().numpy() for n, p in net.named_parameters()}
     np.savez(
-        DATA / "net.npz", x=x.numpy(), labels=labels.numpy(), losses=losses,
+        FROM_TORCH / "net.npz", x=x.numpy(), labels=labels.numpy(), losses=losses,
         train=exported.train, **after,
     )  # fmt: skip
 

@@ -13,8 +13,9 @@ import pytest
 from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.lora import Adapter, Lora
 from engine.trainer.trainer import Trainer
+from tests.support.places import ROOT
 
-TWIN = Path(__file__).parent / "lora_twin.py"
+TWIN = ROOT / "tests/torch/lora_twin.py"
 LAYERS = {"gpt2": ["c_attn", "c_fc"], "qwen2": ["self_attn.*(q|v)_proj"]}
 PEERS = ("transformers", "safetensors")
 

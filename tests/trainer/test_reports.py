@@ -29,8 +29,8 @@ from engine.trainer.callbacks import HOOKS, Callback
 from engine.trainer.fit import EvaluationBatch, Fit
 from engine.trainer.history import History
 from engine.trainer.reports import progress as progress_module
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = 32  # of a batch
 VALUES = {"loss": 0.4213, "val_loss": 0.4, "val_accuracy": 0.881}
 ROW = {**VALUES, "lr": 1e-3, "seconds": 4.2, "samples_per_second": 1240.4, "memory": 118.2e6}

@@ -32,10 +32,10 @@ from engine.trainer.fit import Fit
 from engine.trainer.history import History
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Linear
+from tests.support.places import ROOT
 from tests.support.resumable import Count, train
 from tests.support.tiny import BATCH, LABELS, NORMED, PLAIN, X, made, values
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA = (X, LABELS)
 QUIET: dict[str, Any] = {"batch_size": BATCH, "progress": False}
 

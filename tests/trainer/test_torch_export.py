@@ -23,22 +23,21 @@ from engine.trainer.pytorch import export as torch_export
 from engine.trainer.pytorch import program as torch_program
 from engine.trainer.pytorch.export import to_torch
 from engine.trainer.trainer import Trainer
-
-DATA = Path(__file__).parents[1] / "data/from_torch"
+from tests.support.places import FROM_TORCH
 
 
 @pytest.fixture(scope="module")
 def trainer() -> Trainer:
-    with np.load(DATA / "net.npz") as data:
+    with np.load(FROM_TORCH / "net.npz") as data:
         return Trainer.from_onnx(
-            DATA / "net.onnx", CrossEntropyLoss(), SGD(lr=0.1), train=data["train"].tolist(),
+            FROM_TORCH / "net.onnx", CrossEntropyLoss(), SGD(lr=0.1), train=data["train"].tolist(),
             threads=1,
         )  # fmt: skip
 
 
 def test_a_recorded_export_trains_as_the_module_did(trainer: Trainer) -> None:
     """Three steps, of a batch of another size than the example's, then all parameters."""
-    with np.load(DATA / "net.npz") as data:
+    with np.load(FROM_TORCH / "net.npz") as data:
         x, labels = data["x"], data["labels"]
         assert trainer.inputs == ["image", "labels"]
         found = [trainer.step(x, labels) for _ in range(3)]
@@ -49,7 +48,7 @@ def test_a_recorded_export_trains_as_the_module_did(trainer: Trainer) -> None:
 
 
 def test_an_export_names_no_files_of_the_machine_that_made_it() -> None:
-    content = (DATA / "net.onnx").read_bytes()
+    content = (FROM_TORCH / "net.onnx").read_bytes()
     assert b"record.py" not in content
     assert b"site-packages" not in content
 

@@ -17,8 +17,8 @@ from engine.tools.dev import keywords
 from engine.training import settings
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
 from tests.support import tiny
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TAKEN: list[tuple[Any, type]] = [
     (Trainer.__init__, StepOptions),
     (Trainer.from_onnx, TrainerOptions),

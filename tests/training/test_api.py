@@ -29,9 +29,10 @@ from engine.errors import (
 from engine.system import config
 from engine.training import memory
 from tests.support.harness import gradient, untyped
+from tests.support.places import GOLDENS
 
-MLP = Path(__file__).parents[1] / "data" / "goldens" / "mlp"
-SGD = Path(__file__).parents[1] / "data" / "goldens" / "regression_sgd"
+MLP = GOLDENS / "mlp"
+SGD = GOLDENS / "regression_sgd"
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 

@@ -30,8 +30,9 @@ from engine.tools.trimmed import opset
 from engine.tools.trimmed.kernel_set import kernel_set
 from tests.support import builds
 from tests.support.harness import run
+from tests.support.places import DOCS
 
-DOC = Path(__file__).parents[2] / "docs/custom-ops.md"
+DOC = DOCS / "custom-ops.md"
 RNG = np.random.default_rng(0)
 
 

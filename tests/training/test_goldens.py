@@ -12,8 +12,8 @@ import pytest
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from tests.support.harness import gradient
+from tests.support.places import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 CASES = (
     "mlp", "mlp_accumulate", "regression_sgd", "bce", "l1", "cnn", "mobilenet", "transformer",
     "lstm",

@@ -33,9 +33,8 @@ from engine.training import model_file, plan_cache
 from engine.training.interface import Interface, Large, pieces
 from engine.training.model import Model
 from tests.support.harness import untyped
+from tests.support.places import GOLDENS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 MLP = GOLDENS / "mlp"
 TRACE = np.load(MLP / "trace.npz")
 

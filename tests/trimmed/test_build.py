@@ -34,9 +34,10 @@ from engine.tools.trimmed.generate import quote
 from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, random_words
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import GOLDENS, load, needs_cc, run
+from tests.support.builds import load, needs_cc, run
 from tests.support.builds import made as built
 from tests.support.harness import evaluate
+from tests.support.places import GOLDENS
 
 pytestmark = needs_cc
 

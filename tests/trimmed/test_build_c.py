@@ -11,18 +11,8 @@ import pytest
 
 from engine.api import CheckpointState
 from engine.tools.trimmed import binary
-from tests.support.builds import (
-    DRIVERS,
-    GOLDENS,
-    WARNINGS,
-    compile_c,
-    library,
-    load,
-    made,
-    needs_cc,
-    plan_file,
-    run,
-)
+from tests.support.builds import WARNINGS, compile_c, library, load, made, needs_cc, plan_file, run
+from tests.support.places import DRIVERS, GOLDENS
 
 pytestmark = needs_cc
 

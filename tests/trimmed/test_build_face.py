@@ -21,7 +21,8 @@ from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.errors import StateError
 from engine.tools.trimmed.generate import RUNTIME
-from tests.support.builds import GOLDENS, load, made, needs_cc
+from tests.support.builds import load, made, needs_cc
+from tests.support.places import GOLDENS
 
 pytestmark = needs_cc
 X, LABELS = np.zeros((4, 64), np.float32), np.arange(4)

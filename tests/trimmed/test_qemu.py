@@ -29,8 +29,9 @@ from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import DRIVERS, GOLDENS, root
+from tests.support.builds import root
 from tests.support.needs import needs_emulator
+from tests.support.places import DRIVERS, GOLDENS
 from tests.trimmed.test_build_c import LIBC
 
 KIB = 1024
