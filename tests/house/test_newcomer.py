@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
+
 TREE = ("docs", "engine", "graphs", "kernels", "tests", "tools", "pyproject.toml")
 LEFT_OUT = ("__pycache__", "*.so", "shipped", "goldens")
 
