@@ -486,7 +486,7 @@ def _can_be_walked(value: Any) -> bool:
 def _sequence(item: _Kind | None) -> _Kind:
     if item is not None and item.words == "text":
         return _Kind(_names, "a list of names")
-    words = "a list" if item is None else f"a list, each {item.words}"
+    words = "a list" if item is None else f"a list (each {item.words})"
 
     def check(what: str, value: Any) -> Any:
         if not _can_be_walked(value):

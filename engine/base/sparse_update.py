@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.base import arguments
 from engine.base.errors import InputError
-from engine.base.signatures import checked
+from engine.base.signatures import AT_LEAST_0, Range, checked
 
 __all__ = ["SparseUpdate"]
 
 
-@checked
+@checked(last=AT_LEAST_0, channels=Range(0, 1, above=True))
 @dataclass(frozen=True, kw_only=True)
 class SparseUpdate:
     """What is trained of a model: the union of all that the fields name.
@@ -52,17 +51,5 @@ class SparseUpdate:
     channels: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        arguments.names("layers", self.layers)
-        arguments.flag("biases", self.biases)
-        arguments.flag("norms", self.norms)
-        if arguments.count("last", self.last) < 0:
-            raise InputError(f"last={self.last}: expected 0 or more layers")
-        arguments.expect("channels", self.channels, Mapping)
-        for pattern, share in self.channels.items():
-            arguments.text("channels", pattern)
-            if not 0 < arguments.real(f"channels[{pattern!r}]", share) <= 1:
-                raise InputError(
-                    f"channels[{pattern!r}]={share}: expected a share above 0 and at most 1"
-                )
         if not (self.layers or self.biases or self.norms or self.last or self.channels):
             raise InputError("SparseUpdate(): nothing is trained; name layers, biases, norms, ...")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from engine.base import arguments
 from engine.base.errors import InputError, NameNotFoundError, ShapeError, nearest
 from engine.base.signatures import checked
 from engine.data import randomness
@@ -46,10 +45,8 @@ class Buckets:
 
     def __post_init__(self) -> None:
         lengths = [self.count] if self.lengths is None else list(self.lengths)
-        found = [arguments.count("a length of bucket_by", length) for length in lengths]
-        if not found or min(found) < 1:
+        if not lengths or min(lengths) < 1:
             raise InputError(f"bucket_by: lengths {lengths}; expected positive whole numbers")
-        arguments.expect("bucket_by: pad", self.pad, Mapping)
         if not self.pad:
             raise InputError("bucket_by: pad={}; expected a value for each sequence, as {0: 0}")
 

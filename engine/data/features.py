@@ -30,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from engine.base import arguments
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import Range, checked
 
@@ -122,7 +121,7 @@ class LogMel:
 
     def __post_init__(self) -> None:
         for name in ("rate", "window", "hop", "n_mels"):
-            if arguments.count(f"LogMel: {name}", getattr(self, name)) < 1:
+            if getattr(self, name) < 1:
                 raise InputError(
                     f"LogMel: {name}={getattr(self, name)}; expected a positive number"
                 )

@@ -12,7 +12,7 @@ from engine.base import arguments
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.data import pictures
-from engine.data.files import CACHE, DecodedFiles, one_of
+from engine.data.files import CACHE, DecodedFiles
 from engine.data.pictures import ColorMode, Pixels
 from engine.data.samples import Array
 
@@ -78,15 +78,14 @@ class Images(DecodedFiles):
     ) -> None:
         pictures.pillow()
         self.size = _size(size)
-        self.layout = one_of("layout", layout, ("NCHW", "NHWC"))
+        self.layout = layout
         self.color_mode: ColorMode = "rgb" if color_mode == "rgb" else "grayscale"
-        one_of("color_mode", color_mode, tuple(pictures.MODES))
         grey = self.color_mode == "grayscale"
         self.mean = _channels("mean", mean, 0.5 if grey else IMAGENET_MEAN, 1 if grey else 3)
         self.std = _channels("std", std, 0.5 if grey else IMAGENET_STD, 1 if grey else 3)
         if not np.all(self.std > 0):
             raise InputError(f"std={self.std.tolist()}; expected positive numbers")
-        shorter = min(self.size) if resize is None else arguments.count("resize", resize)
+        shorter = min(self.size) if resize is None else resize
         if shorter < min(self.size):
             raise InputError(f"resize={shorter} is less than size={list(self.size)}")
         scale = shorter / min(self.size)

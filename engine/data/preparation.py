@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.base import arguments
 from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
 from engine.base.signatures import checked
 from engine.system import files
@@ -160,7 +159,7 @@ class Preparation:
             "classes": self.classes,
         }
         text = json.dumps(content, ensure_ascii=False, indent=1)
-        files.write(arguments.path("path", path), [text.encode()])
+        files.write(os.fspath(path), [text.encode()])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Preparation:
@@ -170,7 +169,7 @@ class Preparation:
             FileError: the file is missing or cannot be read.
             InputError: it is not such a file.
         """
-        place = arguments.path("path", path)
+        place = os.fspath(path)
         try:
             with open(place, encoding="utf-8") as file:
                 content = json.load(file)

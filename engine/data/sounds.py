@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.base import arguments
 from engine.base.errors import FileError, InputError
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.data.features import LOUDEST, Floats, LogMel, resample
@@ -67,8 +66,8 @@ class Sounds(DecodedFiles):
         cache: int = CACHE,
     ) -> None:
         self._package = require("soundfile", "sound", "reading sounds")
-        self.rate = arguments.count("rate", rate)
-        length = arguments.real("seconds", seconds) * self.rate
+        self.rate = rate
+        length = seconds * rate
         if self.rate < 1 or not 0.5 < length < LONGEST:
             raise InputError(
                 f"rate={rate}, seconds={seconds}; expected positive numbers, fewer than {LONGEST} "
@@ -77,7 +76,6 @@ class Sounds(DecodedFiles):
         self.length = round(length)
         self.features = LogMel(rate=self.rate) if features == "log_mel" else features
         if self.features is not None:
-            arguments.expect("features", self.features, LogMel)
             if self.features.rate != self.rate:
                 raise InputError(f"rate={self.rate}, but the features are for {self.features.rate}")
             if not self.features.frames(self.length):

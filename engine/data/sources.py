@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.base import arguments
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, checked
 from engine.data import foreign
 from engine.data.arrays import Arrays
 from engine.data.buckets import MASK, Buckets
@@ -25,7 +24,7 @@ KINDS = (
 )
 
 
-@checked
+@checked(batch_size=AT_LEAST_1, prefetch=AT_LEAST_0)
 def batches(
     source: Any,
     *,
@@ -81,14 +80,7 @@ def batches(
         ShapeError: arrays have different lengths.
         NameNotFoundError: there is no column for one of `names`.
     """
-    wanted = None if names is None else arguments.names("names", names)
-    size = arguments.count("batch_size", batch_size)
-    if size < 1:
-        raise InputError(f"batch_size={size}; expected a whole number from 1 on")
-    depth = arguments.count("prefetch", prefetch)
-    if depth < 0:
-        raise InputError(f"prefetch={depth}; expected a whole number from 0 on")
-    drop = arguments.flag("drop_last", drop_last)
+    wanted = None if names is None else list(names)
     dataset = dataset_of(source, allow_nan=allow_nan)
     if dataset is not None:
         buckets = bucket_by
@@ -99,13 +91,13 @@ def batches(
             dataset = dataset.select_columns([name for name in wanted if name not in made])
         return DatasetBatches(
             dataset,
-            batch_size=size,
-            shuffle=arguments.flag("shuffle", shuffle),
+            batch_size=batch_size,
+            shuffle=shuffle,
             seed=check_seed(seed),
-            drop_last=drop,
+            drop_last=drop_last,
             augment=_chain(augment),
             buckets=buckets,
-            prefetch=depth,
+            prefetch=prefetch,
             names=wanted,
         )
     for name, value in (("augment", augment), ("bucket_by", bucket_by)):
@@ -113,10 +105,10 @@ def batches(
             raise InputError(f"{name}= needs samples; {type(source).__name__} yields whole batches")
     if isinstance(source, Batches):
         return source
-    options: dict[str, Any] = {"names": wanted, "prefetch": depth, "allow_nan": allow_nan}
+    options: dict[str, Any] = {"names": wanted, "prefetch": prefetch, "allow_nan": allow_nan}
     if foreign.yields_samples(source):
-        return foreign.Samples(source, size, drop, **options)
-    if drop:
+        return foreign.Samples(source, batch_size, drop_last, **options)
+    if drop_last:
         raise InputError(f"drop_last= needs samples; {type(source).__name__} yields whole batches")
     if foreign.is_loader(source):
         return foreign.Loader(source, **options)

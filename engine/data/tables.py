@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from engine.base import arguments
 from engine.base.errors import InputError
 from engine.base.signatures import checked
 from engine.data.columns import Raw, Table
@@ -81,18 +80,14 @@ class Csv(Dataset):
         encoding: str = "utf-8",
         header: bool = True,
     ) -> None:
-        if missing not in ("error", "drop", "mean", "keep"):
-            raise InputError(f"missing={missing!r}; expected 'error', 'drop', 'mean' or 'keep'")
-        if task not in (None, "classification", "regression"):
-            raise InputError(f"task={task!r}; expected 'classification' or 'regression'")
         self._missing: Missing = missing
-        self._normalize = arguments.flag("normalize", normalize)
+        self._normalize = normalize
         sheet = read(path, delimiter, encoding, header)
-        targets = [target] if isinstance(target, str) else arguments.names("target", target or ())
+        targets = [target] if isinstance(target, str) else list(target or ())
         if preparation is not None:
             chosen = [column.name for column in preparation.columns]
         elif features is not None:
-            chosen = arguments.names("features", features)
+            chosen = list(features)
         else:
             chosen = [name for name in sheet.names if name not in targets]
         table = Table(sheet, [*chosen, *targets], missing_values)
@@ -102,7 +97,7 @@ class Csv(Dataset):
         else:
             strict = chosen if missing == "error" else []
         table.absent(drop=missing == "drop", refuse=[*strict, *targets])
-        names = arguments.names("categorical", categorical)
+        names = list(categorical)
         for name in names:
             table.index(name)
         self._columns: list[Raw] = []

@@ -53,12 +53,12 @@ class Texts(Dataset):
         stride: int | None = None,
         encoding: str = "utf-8",
     ) -> None:
-        self.length = arguments.count("length", length)
-        self.stride = self.length if stride is None else arguments.count("stride", stride)
+        self.length = length
+        self.stride = length if stride is None else stride
         if min(self.length, self.stride) < 1:
             raise InputError(f"length={length}, stride={stride}; expected positive numbers")
         encode = Tokens(tokenizer, special=False)
-        place = arguments.path("source", source)
+        place = os.fspath(source)
         paths = all_of(place, SUFFIXES, "texts") if os.path.isdir(place) else [place]
         self.tokens = np.concatenate([encode(read(path, encoding)) for path in paths])
         if len(self.tokens) <= self.length:
@@ -137,15 +137,15 @@ class LabelledTexts(Dataset):
         encoding: str = "utf-8",
         delimiter: str = ",",
     ) -> None:
-        self.length = None if length is None else arguments.count("length", length)
+        self.length = length
         if self.length is not None and self.length < 1:
             raise InputError(f"length={length}; expected a positive number")
-        self.mask = arguments.flag("mask", mask)
+        self.mask = mask
         if self.mask and self.length is None:
             raise InputError("mask=True needs a length; Buckets(mask=True) needs none")
         encode = Tokens(tokenizer, special=True)
-        self.pad = encode.pad if pad is None else arguments.count("pad", pad)
-        place = arguments.path("source", source)
+        self.pad = encode.pad if pad is None else pad
+        place = os.fspath(source)
         if os.path.isdir(place):
             listing = classes_of(place, SUFFIXES, "texts", classes)
             texts = [read(path, encoding) for path in listing.paths]
@@ -157,7 +157,7 @@ class LabelledTexts(Dataset):
             table.absent(drop=False, refuse=[label])
             texts = table.cells(text)
             places = [table.place(i, text) for i in range(len(texts))]
-            known = None if classes is None else arguments.names("classes", classes)
+            known = None if classes is None else list(classes)
             targets, names = classes_of_column(table, label, None, known)
         self.classes = list(names)
         self._targets = targets

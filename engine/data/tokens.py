@@ -132,7 +132,7 @@ def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
         InputError: the size is too small for the 256 bytes and a token to pad with.
     """
     package = require("tokenizers", "text", "training a tokenizer")
-    if arguments.count("size", size) < 257:
+    if size < 257:
         raise InputError(f"size={size}; expected 257 at least: the bytes and a token to pad with")
     found = package.Tokenizer(package.models.BPE())
     found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -143,5 +143,5 @@ def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
         initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    found.train_from_iterator(arguments.names("texts", texts), trainer)
+    found.train_from_iterator(texts, trainer)
     return found

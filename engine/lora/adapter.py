@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.base import arguments
 from engine.base.errors import (
     CheckpointError,
     InputError,
@@ -143,7 +142,7 @@ class Adapter:
             CheckpointError: it is damaged, or of a kind of adapter that is not supported.
             DTypeError: a tensor has an element type that is not supported.
         """
-        place = arguments.path("adapter", path)
+        place = os.fspath(path)
         if place.endswith(ONNX):
             tensors = onnx_adapter.read(place)
             return cls(tensors, _rank(tensors, place))
@@ -164,7 +163,7 @@ class Adapter:
         Raises:
             FileError: a file cannot be written.
         """
-        place = arguments.path("adapter", path)
+        place = os.fspath(path)
         if place.endswith(ONNX):
             onnx_adapter.write(place, dict(sorted(self.tensors.items())))
             return

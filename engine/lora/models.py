@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy.typing as npt
 
-from engine.base import arguments
 from engine.base.errors import InputError
 from engine.base.signatures import checked
 from engine.lora.options import Lora
@@ -132,7 +131,7 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
 
     graph = _load(model)
     _noted(graph)
-    kept = merge_graph(graph, arguments.flag("dequantise", dequantise))
+    kept = merge_graph(graph, dequantise)
     onnx_io.save(graph, path)
     return kept
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.base import arguments
 from engine.base.errors import InputError
-from engine.base.signatures import checked
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
 
 
-@checked
+@checked(rank=AT_LEAST_1, alpha=ABOVE_0, dropout=BELOW_1, seed=AT_LEAST_0)
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Low-rank adapters: y = W x + scale B (A x), of which A and B are trained and W is not.
@@ -39,18 +37,8 @@ class Lora:
     def __post_init__(self) -> None:
         if not self.patterns:
             raise InputError("lora: match is empty; expected regular expressions")
-        if arguments.count("rank", self.rank) < 1:
-            raise InputError(f"rank={self.rank}: expected 1 or more")
-        if self.alpha is not None and arguments.number("alpha", self.alpha) <= 0:
-            raise InputError(f"alpha={self.alpha}: expected more than 0")
-        if not 0 <= arguments.number("dropout", self.dropout) < 1:
-            raise InputError(f"dropout={self.dropout}: expected 0 or more, and less than 1")
-        arguments.flag("rank_stabilised", self.rank_stabilised)
-        if arguments.count("seed", self.seed) < 0:
-            raise InputError(f"seed={self.seed}: expected 0 or more")
 
     @property
     def patterns(self) -> list[str]:
         """The regular expressions."""
-        given = [self.match] if isinstance(self.match, str | os.PathLike) else self.match
-        return arguments.names("match", given)
+        return [self.match] if isinstance(self.match, str) else list(self.match)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.base import arguments
 from engine.base.errors import InputError
 from engine.base.signatures import AT_LEAST_1, checked
 from engine.onnxblock._graph_utils import generate_graph_name
@@ -322,7 +321,7 @@ class Linear(Block):
     ) -> None:
         super().__init__()
         self._shapes: dict[str, tuple[int, ...]] = {"linear.weight": (in_features, out_features)}
-        if arguments.flag("bias", bias):
+        if bias:
             self._shapes["linear.bias"] = (out_features,)
         self._factors: dict[str, Any] = {"alpha": float(alpha), "beta": float(beta)}
 

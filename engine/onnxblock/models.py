@@ -68,7 +68,7 @@ class TrainingBlock(Block):
         """
         if self._requires_grad is None:
             self._requires_grad = {}
-        self._requires_grad[argument_name] = arguments.flag("value", value)
+        self._requires_grad[argument_name] = value
 
     def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
         """The trainable and the frozen parameters, as lists of constants.

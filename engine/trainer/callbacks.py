@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine.base import arguments
-from engine.base.errors import InputError, NameNotFoundError, nearest
-from engine.base.signatures import checked
+from engine.base.errors import NameNotFoundError, nearest
+from engine.base.signatures import AT_LEAST_0, checked
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
 from engine.trainer.history import Mode, direction, is_better
@@ -88,7 +87,7 @@ class Callback:
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
-@checked
+@checked(patience=AT_LEAST_0, min_delta=AT_LEAST_0)
 class EarlyStopping(Callback):
     """Stops the run when a column of the history has not become better for some epochs.
 
@@ -115,13 +114,9 @@ class EarlyStopping(Callback):
         mode: Mode | None = None,
         restore_best: bool = False,
     ) -> None:
-        self.monitor = arguments.text("monitor", monitor)
-        self.patience = arguments.count("patience", patience)
-        self.min_delta = arguments.real("min_delta", min_delta)
-        if self.patience < 0 or self.min_delta < 0:
-            raise InputError(f"patience={patience}, min_delta={min_delta}: expected 0 or more")
+        self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
         self.mode = direction(self.monitor, mode)
-        self.restore_best = arguments.flag("restore_best", restore_best)
+        self.restore_best = restore_best
         self.best: float | None = None
         self.best_epoch: int | None = None
         self.waited = 0  # epochs in a row that were not better

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.base import arguments
 from engine.base.errors import CheckpointError, FileError, StateError
 from engine.base.signatures import checked
 from engine.system import files
@@ -40,7 +39,7 @@ class RunFolder:
     """The folder of a run; `locked` makes it, with all that leads to it, if it is missing."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(arguments.path("folder", path))
+        self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
 
     @contextlib.contextmanager

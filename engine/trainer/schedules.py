@@ -20,7 +20,7 @@ from typing import Any
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import ANY, checked
+from engine.base.signatures import ABOVE_0, ANY, AT_LEAST_0, AT_LEAST_1, BELOW_1, SHARE, checked
 from engine.trainer.history import Mode, is_better
 
 
@@ -109,7 +109,7 @@ class Constant(Schedule):
         return 1.0
 
 
-@checked
+@checked(steps=AT_LEAST_1)
 class _Spanning(Schedule):
     """Base of schedules that need to know how many steps there are.
 
@@ -119,9 +119,7 @@ class _Spanning(Schedule):
 
     def __init__(self, warmup: float = 0, steps: int | None = None) -> None:
         super().__init__(warmup)
-        self.steps = None if steps is None else arguments.count("steps", steps)
-        if self.steps is not None and self.steps < 1:
-            raise InputError(f"steps={steps}: expected 1 or more")
+        self.steps = steps
 
     def total(self, total: int | None) -> int | None:
         known = total if self.steps is None else self.steps
@@ -141,19 +139,19 @@ class _Spanning(Schedule):
         """As `factor`, of a known total."""
 
 
-@checked
+@checked(end=AT_LEAST_0, steps=AT_LEAST_1)
 class Linear(_Spanning):
     """base (1 + (end - 1) s / T): falls in a line to `end` times `base`."""
 
     def __init__(self, end: float = 0.0, warmup: float = 0, steps: int | None = None) -> None:
         super().__init__(warmup, steps)
-        self.end = _factor("end", end)
+        self.end = end
 
     def curve(self, step: int, total: int) -> float:
         return 1 + (self.end - 1) * min(step, total) / total
 
 
-@checked
+@checked(end=AT_LEAST_0, steps=AT_LEAST_1)
 class Cosine(_Spanning):
     """base (end + (1 - end) (1 + cos(π s / T)) / 2): falls as half a cosine to `end` times `base`.
 
@@ -162,14 +160,14 @@ class Cosine(_Spanning):
 
     def __init__(self, end: float = 0.0, warmup: float = 0, steps: int | None = None) -> None:
         super().__init__(warmup, steps)
-        self.end = _factor("end", end)
+        self.end = end
 
     def curve(self, step: int, total: int) -> float:
         share = min(step, total) / total
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * share)) / 2
 
 
-@checked
+@checked(every=ABOVE_0, factor=AT_LEAST_0)
 class Step(Schedule):
     """base factor^k, where k counts the drops so far.
 
@@ -188,10 +186,8 @@ class Step(Schedule):
         if (every is None) == (not at):
             raise InputError(f"Step: every={every}, at={list(at)}: give one of the two")
         self.every = None if every is None else _steps("every", every)
-        if self.every is not None and self.every <= 0:
-            raise InputError(f"every={every}: expected more than 0")
         self.at = [_steps("at", a) for a in at]
-        self.drop = _factor("factor", factor)
+        self.drop = factor
 
     def factor(self, step: int, total: int | None) -> float:
         if self.every is None:
@@ -201,7 +197,7 @@ class Step(Schedule):
         return float(self.drop**count)
 
 
-@checked
+@checked(start=AT_LEAST_0, end=AT_LEAST_0, up=SHARE, steps=AT_LEAST_1)
 class OneCycle(_Spanning):
     """Rises from `start` to 1 times `base` over a share `up` of the steps, then falls to `end`.
 
@@ -222,10 +218,7 @@ class OneCycle(_Spanning):
         steps: int | None = None,
     ) -> None:
         super().__init__(warmup, steps)
-        self.start, self.end = _factor("start", start), _factor("end", end)
-        self.up = arguments.real("up", up)
-        if not 0 <= self.up <= 1:
-            raise InputError(f"up={up}: expected a share from 0 to 1")
+        self.start, self.end, self.up = start, end, up
 
     def curve(self, step: int, total: int) -> float:
         step, peak = min(step, total - 1), max(self.up * total - 1, 0.0)
@@ -236,7 +229,10 @@ class OneCycle(_Spanning):
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * share)) / 2
 
 
-@checked(value=ANY)
+@checked(
+    value=ANY, factor=BELOW_1, patience=AT_LEAST_1, min_delta=AT_LEAST_0, cooldown=AT_LEAST_0,
+    end=AT_LEAST_0,
+)  # fmt: skip
 class Plateau(Schedule):
     """The rate is multiplied by `factor` when the monitored value has not become better.
 
@@ -256,16 +252,8 @@ class Plateau(Schedule):
         warmup: float = 0,
     ) -> None:
         super().__init__(warmup)
-        self.drop, self.end = _factor("factor", factor), _factor("end", end)
-        self.patience = arguments.count("patience", patience)
-        self.cooldown = arguments.count("cooldown", cooldown)
-        self.min_delta = arguments.real("min_delta", min_delta)
-        if self.patience < 1 or self.cooldown < 0 or self.min_delta < 0 or self.drop >= 1:
-            raise InputError(
-                f"Plateau: factor={factor}, patience={patience}, cooldown={cooldown}, "
-                f"min_delta={min_delta}: expected a factor below 1, a patience of 1 or more and "
-                "no negative number"
-            )
+        self.drop, self.end = factor, end
+        self.patience, self.cooldown, self.min_delta = patience, cooldown, min_delta
         self.best: float | None = None
         self.waited = self.resting = 0
         self.current = 1.0  # what `base` is multiplied by now
@@ -315,10 +303,3 @@ def _resolved(what: str, steps: float, total: int | None) -> int:
             "a whole number of steps"
         )
     return round(steps * total)
-
-
-def _factor(what: str, value: float) -> float:
-    found = arguments.real(what, value)
-    if found < 0:
-        raise InputError(f"{what}={value}: expected 0 or more")
-    return found

@@ -117,7 +117,7 @@ class Trainer:
         self.options = StepOptions(**options)
         self._steps = Steps(self, self.options)
         self._ranks: Ranks | None = None
-        self.folder = arguments.path("artifacts", artifacts)
+        self.folder = os.fspath(artifacts)
         self.forward: onnx.ModelProto | Path | bytes | None = None
         self.recipe: Recipe | None = None
         if not os.path.isdir(self.folder):
@@ -130,7 +130,7 @@ class Trainer:
         self.digests = [self.module._train.digest, getattr(self.optimizer, "digest", "")]
         self.inputs = list(self.module._train.inputs)
         if outputs is not None:
-            self.outputs = arguments.names("outputs", outputs)
+            self.outputs = list(outputs)
             self.features  # noqa: B018  # any name that the model lacks is refused now
         if learning_rate is not None:
             self.learning_rate = learning_rate
@@ -718,7 +718,7 @@ class Trainer:
             FileError: the file cannot be written.
             NameNotFoundError: the model has no value of such a name.
         """
-        names = self.outputs if outputs is None else arguments.names("outputs", outputs)
+        names = self.outputs if outputs is None else list(outputs)
         if self._ranks is None:
             self.module.export_model_for_inferencing(path, names)
         else:

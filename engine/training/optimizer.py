@@ -10,7 +10,7 @@ import numpy as np
 from engine.base import arguments
 from engine.base.element_types import NUMPY
 from engine.base.errors import CheckpointError, InputError, NonFiniteError, ShapeError, StateError
-from engine.base.signatures import checked
+from engine.base.signatures import AT_LEAST_0, checked
 from engine.checkpoint.storage import OptimizerGroup
 from engine.plan.plan import Plan
 from engine.plan.states import Layout
@@ -30,7 +30,7 @@ ADVICE = (
 )
 
 
-@checked
+@checked(skip_limit=AT_LEAST_0)
 class Optimizer:
     """Updates the trainable parameters of a module from their gradients.
 
@@ -61,9 +61,7 @@ class Optimizer:
         skip_limit: int = SKIP_LIMIT,
     ) -> None:
         self._module, self._state = module, module._state
-        self._skip_limit = arguments.count("skip_limit", skip_limit)
-        if self._skip_limit < 0:
-            raise InputError(f"skip_limit={skip_limit}: expected 0 or more")
+        self._skip_limit = skip_limit
         self._skipped_in_a_row = 0
         self._model = self._open(optimizer_uri)
         self._digest = self._model.digest
@@ -72,7 +70,7 @@ class Optimizer:
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
         self._model.states()  # refuses a model that does not fit
         self._skips = self._model.skips_updates()
-        if arguments.flag("skip_nonfinite", skip_nonfinite) and not self._skips:
+        if skip_nonfinite and not self._skips:
             self._model, self._skips = self._open(self._model.guarded()), True
         self._latest = self._restore()
         rate = self._state.learning_rate

@@ -20,8 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.base import arguments
-from engine.base.errors import InputError, StateError
+from engine.base.errors import StateError
 from engine.base.proximal import ANCHOR, MU
+from engine.base.signatures import AT_LEAST_0, checked
 
 if TYPE_CHECKING:
     from engine.training.state import CheckpointState
@@ -42,6 +43,7 @@ def _has_term(state: CheckpointState) -> bool:
     return MU in known and all(n + ANCHOR in known for n, p in known if p.requires_grad)
 
 
+@checked(mu=AT_LEAST_0)
 def set_anchors(state: CheckpointState, mu: float) -> None:
     """Begin a round: every anchor becomes its parameter as it is now, and mu a new number.
 
@@ -52,8 +54,6 @@ def set_anchors(state: CheckpointState, mu: float) -> None:
         StateError: the artifacts were made without a proximal term.
         InputError, DTypeError: mu is no such number.
     """
-    if arguments.real("mu", mu) < 0:
-        raise InputError(f"mu={mu}; expected a number from 0 on")
     if not _has_term(state):
         raise StateError(
             f"the artifacts have no parameter {MU!r}: make them by "

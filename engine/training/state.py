@@ -421,14 +421,12 @@ class CheckpointState:
             FileError: the file cannot be written; the old one is as it was.
             StateError: a nominal state without values would replace a checkpoint that has some.
         """
-        arguments.expect("state", state, CheckpointState)
-        with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
         if not state.loaded and storage.holds_values(checkpoint_uri):
             raise StateError(
                 f"{os.fspath(checkpoint_uri)!r} is a checkpoint with values, and this state has "
                 "none: load the model parameters first, or save it to another path"
             )
-        storage.write(state._content(with_moments), checkpoint_uri)
+        storage.write(state._content(include_optimizer_state), checkpoint_uri)
 
     @classmethod
     @checked
@@ -448,8 +446,7 @@ class CheckpointState:
         Raises:
             CheckpointError: its tensors are too large for one buffer (1800 MiB): save it to a path.
         """
-        with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
-        data, external = storage.encode(self._content(with_moments))
+        data, external = storage.encode(self._content(include_optimizer_state))
         if external is not None:
             raise CheckpointError(
                 "the checkpoint needs a second file for its tensors: use save_checkpoint(path)"

@@ -127,7 +127,7 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda t: Module(MLP / "training_model.onnx", t.state, device=untyped(np.ones(2))),
      RuntimeError, "c"),
     (lambda t: t.module.train("no"), TypeError, "mode: expected True or False, got 'no'"),
-    (lambda t: t.module.plan(4, 4), TypeError, "shapes: expected a list, each .*, got 4"),
+    (lambda t: t.module.plan(4, 4), TypeError, r"shapes: expected a list \(each .*\), got 4"),
     (lambda t: t.module.plan((0, 64), (0,)), ValueError, r"positive numbers, got \[0, 64\]"),
     (lambda t: t.module.plan((2**45, 64), (2**45,)), MemoryError, "training_m.*_MAX_PLAN_B"),
     (lambda t: t.module.copy_buffer_to_parameters(None), ValueError, "3610 elements, the buffer 1"),
@@ -280,7 +280,7 @@ def test_artifact_options(
         (
             lambda: AdamW(groups=untyped(None)),
             DTypeError,
-            "groups: expected a list, each a Group, got None",
+            r"groups: expected a list \(each a Group\), got None",
         ),
         (lambda: SGD(clip_grad=untyped("1")), DTypeError, "clip_grad: expected a number"),
         (lambda: SGD(clip_grad=0), InputError, "clip_grad=0: expected above 0"),

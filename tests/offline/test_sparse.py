@@ -170,7 +170,7 @@ def test_a_sparse_training_learns_and_exports_whole_weights(tmp_path: Path) -> N
     ("options", "error", "words"),
     [
         ({}, InputError, "nothing is trained"),
-        ({"channels": {"w2": 0}}, InputError, "share above 0"),
+        ({"channels": {"w2": 0}}, InputError, "expected above 0 to 1"),
         ({"channels": {"b1": 0.5}}, InputError, "'b1' is input 2 of Conv 'conv1'"),
         ({"channels": {"nope": 0.5}}, NameNotFoundError, "'nope' matches none of 10"),
         ({"layers": ["w9"]}, NameNotFoundError, "'w9' matches none of 10"),

@@ -141,7 +141,7 @@ def test_what_only_looks_alike_is_no_copy() -> None:
         (
             3,
             InputError,
-            "tie=3; expected a list, each a list of names, text, True or False or None",
+            r"tie=3; expected a list \(each a list of names\), text, True or False or None",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_what_must_be_given() -> None:
 def test_types_in_words() -> None:
     assert describe(float | None) == "a number"
     assert describe(tuple[float, float]) == "2 values (a number, a number)"
-    assert describe(bool | Sequence[Point] | None) == "true or false or a list, each a Point"
+    assert describe(bool | Sequence[Point] | None) == "true or false or a list (each a Point)"
     assert describe(Point | None) == "a table"
     assert describe(Any) == "anything"
     assert shaped([1, "a"], Any, "here") == [1, "a"]

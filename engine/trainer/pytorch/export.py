@@ -133,14 +133,14 @@ def export(
     torch = _torch()
     _check_module(torch, module)
     call = Call.read(torch, module, example, axes)
-    given = arguments.path("path", path)
+    given = os.fspath(path)
     # A tensor that has several names is an initializer under one of them.
     trained = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
     if not trained:
         raise InputError("no parameter of the module requires a gradient")
     frozen = _frozen_norms(torch, module)
     with in_mode(module, trains=True), silently(torch):
-        program, outputs, moved = program_of(torch, module, call, arguments.count("opset", opset))
+        program, outputs, moved = program_of(torch, module, call, opset)
     for name in moved:
         warnings.warn(
             f"the module changes its buffer {name!r} while it runs forward, and the exported model "
@@ -151,9 +151,7 @@ def export(
     held = set(program.model.graph.initializers)
     _write(program, module, given)
     _check_support(given, call.sizes())
-    difference = _compare(
-        torch, module, call, given, outputs, arguments.real("tolerance", tolerance)
-    )
+    difference = _compare(torch, module, call, given, outputs, tolerance)
     known = _with_gradients(given, trained, outputs, call.sizes())
     names = tuple(name for name in trained if name in known)
     norms = tuple(name for name in frozen if name in held)

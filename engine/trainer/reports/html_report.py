@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.base import arguments
-from engine.base.errors import InputError
-from engine.base.signatures import checked
+from engine.base.signatures import AT_LEAST_0, checked
 from engine.drawing.page import page, text
 from engine.system import files
 from engine.system.progress import logger
@@ -35,7 +33,7 @@ SAMPLES = 12  # of each kind that are shown
 SHARE = 0.01  # of the time of a training that writing reports may take
 
 
-@checked
+@checked(samples=AT_LEAST_0)
 class HtmlReport(Callback):
     """A page with curves, predictions, memory, plans and the environment of the training.
 
@@ -63,12 +61,10 @@ class HtmlReport(Callback):
         sections: Sequence[Section] = SECTIONS,
         samples: int = SAMPLES,
     ) -> None:
-        self._path = Path(arguments.path("report", path))
+        self._path = Path(path)
         self._title = self._path.absolute().parent.name if title is None else title
         self._sections = tuple(sections)
-        self._samples = arguments.count("samples", samples)
-        if self._samples < 0:
-            raise InputError(f"samples={samples}: expected 0 or more")
+        self._samples = samples
         self._tolerance = Tolerance(self._path)
         self._trace = Trace()
         self._window = Window(self._trace.seconds)

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.base import arguments
 from engine.base.errors import MissingPackageError
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.trainer.callbacks import Callback
@@ -47,7 +46,7 @@ class TensorBoard(Callback):
                 "event files for TensorBoard need the package tensorboardX: "
                 "pip install 'edgegrad[tensorboard]'"
             ) from error
-        self._folder = Path(arguments.path("folder", folder))
+        self._folder = Path(folder)
         self._event: Any = event_pb2.Event
         self._start: int = event_pb2.SessionLog.START
         self._checksum: Any = record_writer.masked_crc32c
