@@ -81,7 +81,7 @@ class Rank:
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         ranks: Any = Ranks(link, statistics=statistics)  # type: ignore[arg-type]  # sums alone
         module = Module(folder / "training_model.onnx", state, threads=THREADS, ranks=ranks)
-        module._train.records = None  # which do not know of other sizes of buckets
+        module.session.training.records = None  # which do not know of other sizes of buckets
         self._step = JoinedStep(module, Optimizer(folder / "optimizer_model.onnx", module))
         batch = np.load(folder / "batch.npz")
         self._arrays, self.link = (batch["x"], batch["y"]), link

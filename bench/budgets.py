@@ -56,7 +56,7 @@ class Trained:
         MODELS[name].write(folder)
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         self.module = Module(folder / "training_model.onnx", self.state, threads=THREADS)
-        self.model = self.module._train
+        self.model = self.module.session.training
         optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
         self.update = Update(optimizer._model, optimizer.layout())
         batch = np.load(folder / "batch.npz")

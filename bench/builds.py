@@ -87,13 +87,13 @@ def engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    for model in (module._train, optimizer._model):
+    for model in (module.session.training, optimizer._model):
         model.closed = closed
     optimizer.set_learning_rate(RATE)
-    graph, seed, losses = module._train.graph, 1, []
+    graph, seed, losses = module.session.training.graph, 1, []
     for _ in range(STEPS):
         inputs = []
-        for name in module._train.inputs:
+        for name in module.session.training.inputs:
             kind = graph.inputs[name]
             shape = tuple(batch if isinstance(d, str) else d for d in kind.shape)
             made, seed = make_input(kind.dtype, shape, seed)

@@ -151,7 +151,7 @@ def made_up(trainer: Trainer) -> dict[str, Array]:
     """A batch of values that the training model takes, by the names of its inputs."""
     found, seed = {}, 1
     for name in trainer.inputs:
-        declared = trainer.module._train.interface.inputs[name]
+        declared = trainer.session.training.interface.inputs[name]
         shape = (BATCH, *(d for d in declared.shape[1:] if isinstance(d, int)))
         found[name], seed = make_input(declared.dtype, shape, seed)
     return found

@@ -104,7 +104,7 @@ def trained(folder: Path, steps: int, budget: str | None) -> Row:
     with np.load(folder / "batch.npz") as file:
         batch = file["x"], file["y"]
     times = rounds(lambda: trainer.step(*batch), steps, warm_up=0)
-    held, state = trainer.module._memory, trainer.state
+    held, state = trainer.session.memory, trainer.state
     plans = [program.plan for program in held.programs.values()]
     names = ("param", "grad", "state")
     found = {name: state.regions[name].nbytes for name in names if name in state.regions}

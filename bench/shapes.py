@@ -55,7 +55,7 @@ def trained(name: str) -> Cells:
         state = CheckpointState.load_checkpoint(Path(folder) / "checkpoint")
         module = Module(Path(folder) / "training_model.onnx", state, threads=1)
         module(*batches[0])
-        known = {k for p in module._memory.programs.values() for k in p.plan.kernels}
+        known = {k for p in module.session.memory.programs.values() for k in p.plan.kernels}
         held = [memory("VmRSS") / MIB]
         extra = []
         for batch in batches[1:]:
@@ -65,7 +65,7 @@ def trained(name: str) -> Cells:
         for batch in batches:
             module(*batch)
         held.append(memory("VmRSS") / MIB)
-    plans = list(module._memory.programs.values())
+    plans = list(module.session.memory.programs.values())
     new = {k for p in plans for k in p.plan.kernels} - known
     size = sum(p.nbytes for p in plans) / len(plans) / 1024
     return 1e3 * statistics.median(extra), len(new), *held, len(plans), size

@@ -88,7 +88,7 @@ class Learner:
             raise StateError("begin() gives a learner the parameters of the round first")
         need_samples(data, "train on")
         trainer, count = self.trainer, _Count()
-        trainer.module._seed = options.seed  # of dropout: each client and round has its own
+        trainer.session.seed = options.seed  # of dropout: each client and round has its own
         history = trainer.fit(
             data,
             epochs=options.epochs,

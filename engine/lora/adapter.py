@@ -80,7 +80,7 @@ class Adapter:
             InputError: its model has no adapters.
         """
         module = module_of(trained)
-        note, state = note_of(module), module._state
+        note, state = note_of(module), module.session.state
         names = sorted(state.trainable_names())
         tensors = {name: state.parameters[name].data.copy() for name in names}
         return cls(tensors, note.rank, note.alpha, note.dropout, note.rank_stabilised)
@@ -112,7 +112,7 @@ class Adapter:
             Nothing has changed then.
         """
         module = module_of(trained)
-        note, state = note_of(module), module._state
+        note, state = note_of(module), module.session.state
         if not state.loaded:
             raise StateError("the state was made from a nominal checkpoint: load values first")
         scale, own = note.scale, state.trainable_names()
@@ -205,10 +205,12 @@ def note_of(module: Module) -> Note:
     Raises:
         InputError: it has none.
     """
-    text = module._train.interface.notes.get(KEY)
+    text = module.session.training.interface.notes.get(KEY)
     if text is None:
         raise InputError("the training model has no adapters; lora.adapt gives a model some")
-    return Note.parse(text, module._train.what, [n for n, _ in module._state.parameters])
+    return Note.parse(
+        text, module.session.training.what, [n for n, _ in module.session.state.parameters]
+    )
 
 
 def _paired(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:

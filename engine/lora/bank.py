@@ -43,7 +43,7 @@ class Adapters:
         self._trained, self._module = trained, module_of(trained)
         note_of(self._module)
         self._optimizer: Optimizer | None = getattr(trained, "optimizer", optimizer)
-        self._state = self._module._state
+        self._state = self._module.session.state
         self._first = self._snapshot(with_moments=False)
         self._kept: dict[str, CheckpointState] = {}
         self.active = name

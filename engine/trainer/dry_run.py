@@ -38,9 +38,9 @@ def advised(trainer: Trainer, shapes: Sequence[tuple[int, ...]], error: BudgetEr
 
 
 def _subject(trainer: Trainer) -> Subject:
-    model, optimizer = trainer.module._train, trainer.optimizer
+    model, optimizer = trainer.session.training, trainer.optimizer
     update = None if optimizer is None else optimizer._model.source
-    evaluation = trainer.module._eval
+    evaluation = trainer.session.evaluation
     return Subject.of(
         model.source,
         update,

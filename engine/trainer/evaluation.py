@@ -41,7 +41,7 @@ def evaluate(
     found = metrics_of(metrics, trainer.ignore_index)
     for metric in found:
         metric.reset()
-    names, model, state = trainer.inputs, trainer.module._train, trainer.state
+    names, model, state = trainer.inputs, trainer.session.training, trainer.state
     source = batches_for(trainer._evaluation, data, batch_size, "evaluation", names=names)
     total = _length(source)
     losses, samples, draws = 0.0, 0, state.draws

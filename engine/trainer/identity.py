@@ -34,7 +34,7 @@ def identity(trainer: Trainer, **options: object) -> dict[str, Any]:
 
     options: those of `fit` that decide what happens in a step.
     """
-    seed = trainer.module._seed
+    seed = trainer.session.seed
     model, optimizer = trainer.digests
     return {
         "edgegrad": VERSION,

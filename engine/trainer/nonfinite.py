@@ -61,12 +61,12 @@ def _last_update(trainer: Trainer) -> str:
 
 def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
     """What the message says of the origin of the values that spoil a batch."""
-    module, model = trainer.module, trainer.module._train
+    session, model = trainer.session, trainer.session.training
     arrays = trainer._arrays(model, batch)
-    with module._memory.lock.take():
+    with session.memory.lock.take():
         bound = trainer._steps.program([a.shape for a in arrays])
         draws = trainer.state.draws - bound.draws  # the batch has counted itself
-        found = search(module, model, bound, arrays, draws, _scalars(trainer))
+        found = search(session, model, bound, arrays, draws, _scalars(trainer))
     if found is None:
         return "computed once more, it was finite"
     if found.kind == "parameter":
@@ -76,15 +76,15 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
 
 def find(trainer: Trainer, batch: Sequence[Any]) -> NonFinite | None:
     """See `Trainer.find_nonfinite`."""
-    module, model = trainer.module, trainer.module._train
+    session, model = trainer.session, trainer.session.training
     arrays = trainer._checked(batch)
-    with module._memory.lock.take():
+    with session.memory.lock.take():
         shapes = [a.shape for a in arrays]
         if trainer.optimizer is None:
             bound = model.program(shapes)
         else:
             bound = trainer._steps._program(shapes)
-        return search(module, model, bound, arrays, trainer.state.draws, _scalars(trainer))
+        return search(session, model, bound, arrays, trainer.state.draws, _scalars(trainer))
 
 
 def _scalars(trainer: Trainer) -> dict[str, float]:

@@ -72,7 +72,7 @@ class Splitter:
 
     def _first(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """The first dimension of the inputs where the model leaves that open."""
-        model = self._trainer.module._train
+        model = self._trainer.session.training
         return {
             name: shape[0]
             for name, shape in zip(model.inputs, shapes, strict=True)
@@ -92,7 +92,7 @@ class Splitter:
         if key not in self._losses:
             from engine.graphs.offline.samples import MixedError, loss_of
 
-            model, slots = self._trainer.module._train, self._trainer.state.slots
+            model, slots = self._trainer.session.training, self._trainer.state.slots
             _, rows = self.rows(shapes)
             known = dict(zip(model.inputs, shapes, strict=True))
             known |= {name: slots[name].shape for name in model.parameters}
@@ -125,7 +125,7 @@ class Splitter:
             EngineError: as `Model.program`.
         """
         is_told = self.loss(shapes).is_told
-        return self._trainer.module._train.program(self.shapes(shapes, count), is_part=is_told)
+        return self._trainer.session.training.program(self.shapes(shapes, count), is_part=is_told)
 
     def gradients(self, arrays: Sequence[Array], count: int) -> float:
         """Put the gradients of a batch into region grad, in `count` parts; returns its loss.
@@ -151,13 +151,13 @@ class Splitter:
                     share = weight / total
                 elif before and weight != before:  # what is added next has another weight
                     _scale(state, before / weight)
-                outputs = module._run(module._train, list(named.values()), share)
+                outputs = module.session.run(module.session.training, list(named.values()), share)
                 loss += weight / total * float(outputs[0].item())
                 before = weight
         except BaseException:
             state.draws = draws
             if before:  # else no part is done, and one that fails moves none
-                module.put_back_statistics(whole=True)
+                module.session.put_back_statistics(whole=True)
             module.lazy_reset_grad()
             raise
         if before != total and not reduced.is_told:

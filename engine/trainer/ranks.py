@@ -68,11 +68,11 @@ class Ranks(Agreement):
         self._factor = 0.0  # of what region grad holds; 0: it holds nothing yet
         self._is_added = False  # whether region grad holds sums over the ranks
         self._loss = 0.0  # of this rank's share of the last batch
-        own = trainer.module._seed
+        own = trainer.session.seed
         self.seed = noise.seed() if own is None else own
         if group.rank:  # what dropout draws for one share should be no copy of that for another
             moved = (self.seed + group.rank * _APART) % 2**64
-            trainer.module._seed = moved - 2**64 if moved >= 2**63 else moved
+            trainer.session.seed = moved - 2**64 if moved >= 2**63 else moved
 
     # --- the state
 
@@ -229,7 +229,7 @@ class Ranks(Agreement):
             return self._beside(part, trainer._add)
 
         def run(arrays: Sequence[Array]) -> float:
-            return float(trainer.module._run(trainer.module._train, arrays)[0].item())
+            return float(trainer.session.run(trainer.session.training, arrays)[0].item())
 
         return self._behind(part, run, is_step=False)
 
@@ -274,7 +274,7 @@ class Ranks(Agreement):
                     splitter.loss(whole)
                 except InputError:
                     combines = True
-        self._trainer.module._train.ranks = self._ranks
+        self._trainer.session.training.ranks = self._ranks
         part.is_parted = self._steps.count(shapes) > 1 if is_step else not combines
         if part.is_parted and part.is_mean and is_told:
             raise InputError(
@@ -339,7 +339,7 @@ class Ranks(Agreement):
         statistics are on all ranks what they were before.
         """
         trainer, error = self._trainer, None
-        model, state = trainer.module._train, trainer.state
+        model, state = trainer.session.training, trainer.state
         draws, self._loss, self._is_added = state.draws, 0.0, False
         sums = np.zeros(3)
         factor, kept = self._factor, None
@@ -366,7 +366,7 @@ class Ranks(Agreement):
         if sums[1]:
             if part.factor:
                 if error is None:  # the batch is refused, since another rank's share is
-                    trainer.module.put_back_statistics(whole=is_step)
+                    trainer.session.put_back_statistics(whole=is_step)
                 if kept is None:
                     trainer.module.lazy_reset_grad()
                 else:

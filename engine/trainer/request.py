@@ -102,7 +102,7 @@ def request(
     measured = metrics_of(metrics, trainer.ignore_index)
     if isinstance(validation, float):
         train, validation = _split(train, validation, options.seed)
-    model, names = trainer.module._train, trainer.inputs
+    model, names = trainer.session.training, trainer.inputs
     data = batches_for(
         model, train, batch_size, "training data", shuffle=shuffle, seed=options.seed, names=names
     )

@@ -93,7 +93,7 @@ class Steps:
             return self.splitter.gradients(arrays, count)
         module = self._trainer.module
         module.lazy_reset_grad()
-        return float(module._run(module._train, arrays)[0].item())
+        return float(module.session.run(module.session.training, arrays)[0].item())
 
     def last(self) -> StepPlan:
         """The plan of the last step.
@@ -116,21 +116,21 @@ class Steps:
         trainer, obstacle = self._trainer, ""
         optimizer, module = trainer._need_optimizer(), trainer.module
         count = self.count(shapes)
-        with module._memory.lock.take():
+        with module.session.memory.lock.take():
             if count > 1:
                 obstacle = f"a batch is trained on in {count} parts"
                 program = self.splitter.program(shapes, count)
             else:
                 program, obstacle = self._program(shapes), self.obstacle
             update = optimizer.plan() if obstacle else None
-            paths, budget = module._train.paths, trainer.memory_budget
+            paths, budget = module.session.training.paths, trainer.memory_budget
             return StepPlan(program.plan, update, obstacle, budget, count, paths)
 
     def program(self, shapes: Shapes) -> Program:
         """The program that has seen a batch of these shapes last; the caller must hold the lock."""
         if self._trainer.state.gradients_gone:
             return self._joined.program(shapes)
-        return self._trainer.module._train.program(shapes)
+        return self._trainer.session.training.program(shapes)
 
     @cached_property
     def _joined(self) -> JoinedStep:
@@ -159,7 +159,7 @@ class Steps:
     def _least_count(self, shapes: Shapes) -> int:
         """As `_count`, where the budget alone decides: a batch is halved until its parts fit."""
         module = self._trainer.module
-        with module._memory.lock.take():
+        with module.session.memory.lock.take():
             try:
                 self._program(shapes)
                 return 1
@@ -188,4 +188,4 @@ class Steps:
                 return self._joined.program(shapes)
             except NotJoinableError as error:
                 self.obstacle = str(error)
-        return self._trainer.module._train.program(shapes)
+        return self._trainer.session.training.program(shapes)

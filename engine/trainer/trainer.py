@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from engine.training.keywords import FitKeywords, StepKeywords, TrainerKeywords
     from engine.training.model import Model
     from engine.training.nonfinite import NonFinite
+    from engine.training.session import Session
 
 Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
@@ -127,20 +128,28 @@ class Trainer:
             )
         base = os.path.join(self.folder, arguments.beginning("prefix", prefix))
         self._open(base, self.options.threads, self.options.seed)
-        self.digests = [self.module._train.digest, getattr(self.optimizer, "digest", "")]
-        self.inputs = list(self.module._train.inputs)
+        self.digests = [
+            self.session.training.digest,
+            getattr(self.optimizer, "digest", ""),
+        ]
+        self.inputs = list(self.session.training.inputs)
         if outputs is not None:
             self.outputs = list(outputs)
             self.features  # noqa: B018  # any name that the model lacks is refused now
         if learning_rate is not None:
             self.learning_rate = learning_rate
-        declared = [self.module._train.interface.inputs[name].shape for name in self.inputs]
+        declared = [self.session.training.interface.inputs[name].shape for name in self.inputs]
         if all(isinstance(d, int) for shape in declared for d in shape):
             self._steps.shapes = [tuple(map(int, shape)) for shape in declared]
             if self.memory_budget is not None and self.optimizer is not None and self.state.loaded:
                 self._steps.last()
         if group is not None:
             self._ranks = _joined_ranks(self, group, self._steps)
+
+    @property
+    def session(self) -> Session:
+        """The models that steps run, and the memory that they share."""
+        return self.module.session
 
     @property
     def memory_budget(self) -> int | None:
@@ -157,7 +166,7 @@ class Trainer:
             threads=threads,
             seed=seed,
         )
-        self.module._memory.budget = self.memory_budget
+        self.session.memory.budget = self.memory_budget
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(
@@ -306,7 +315,7 @@ class Trainer:
         """
         before, outputs = dict(vars(self)), self.outputs
         try:
-            self._open(os.path.join(folder, ""), self.module.threads, self.module._seed)
+            self._open(os.path.join(folder, ""), self.module.threads, self.session.seed)
         except BaseException:
             vars(self).update(before)
             raise
@@ -328,11 +337,11 @@ class Trainer:
         """
         if self._ranks is not None:
             return self._ranks.accumulate(self._ranks.share(self._checked(batch)))
-        return self._add(self._arrays(self.module._train, batch))
+        return self._add(self._arrays(self.session.training, batch))
 
     def _add(self, arrays: Sequence[Array]) -> float:
         """As `accumulate`, with the inputs of the training model."""
-        loss = self.module._run(self.module._train, arrays)[0]
+        loss = self.session.run(self.session.training, arrays)[0]
         self._pending += 1
         return float(loss.item())
 
@@ -370,7 +379,7 @@ class Trainer:
 
     def refuse_gradients(self) -> None:
         """As `drop_gradients`, and put running statistics back to before these batches."""
-        self.module.put_back_statistics(whole=True)
+        self.session.put_back_statistics(whole=True)
         self.drop_gradients()
 
     def step(self, *batch: Any) -> float:
@@ -389,8 +398,8 @@ class Trainer:
         loss = self._learn(batch, check_finite=self.module.check_finite)
         if self.module.check_finite and not math.isfinite(loss):
             raise NonFiniteError(
-                f"training step: output {self.module._train.outputs[0]!r} is {loss}; no parameter "
-                "has changed"
+                f"training step: output {self.session.training.outputs[0]!r} is {loss}; no "
+                "parameter has changed"
             )
         self._need_optimizer().check_skipped()
         return loss
@@ -446,7 +455,7 @@ class Trainer:
 
     def _checked(self, batch: Sequence[Any]) -> list[Array]:
         """The inputs of the training model from a batch, checked."""
-        model = self.module._train
+        model = self.session.training
         return model.arrays(self._arrays(model, batch))
 
     @property
@@ -587,18 +596,18 @@ class Trainer:
     @cached_property
     def outputs(self) -> list[str]:
         """Names of the model's outputs."""
-        return self.module._for_export().model_outputs()
+        return self.session.need_eval().model_outputs()
 
     @cached_property
     def _evaluation(self) -> Model:
         """The eval model with the loss and the model's outputs."""
-        model = self.module._for_export()
+        model = self.session.need_eval()
         return model.select([model.outputs[0], *self.outputs], "evaluation")
 
     @cached_property
     def _prediction(self) -> Model:
         """The eval model with the model's outputs alone."""
-        return self.module._for_export().select(self.outputs, "prediction")
+        return self.session.need_eval().select(self.outputs, "prediction")
 
     @property
     def features(self) -> list[str]:
@@ -612,7 +621,7 @@ class Trainer:
             InputError, DTypeError, ShapeError, LabelError: as `accumulate`.
         """
         model = self._evaluation
-        loss, *outputs = self.module._run(model, self._arrays(model, batch))
+        loss, *outputs = self.session.run(model, self._arrays(model, batch))
         return float(loss.item()), dict(zip(self.outputs, outputs, strict=True))
 
     def predict_batch(self, *features: Any) -> dict[str, Array]:
@@ -622,7 +631,7 @@ class Trainer:
             InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
         """
         model = self._prediction
-        found = self.module._run(model, self._arrays(model, features))
+        found = self.session.run(model, self._arrays(model, features))
         return dict(zip(self.outputs, found, strict=True))
 
     def evaluate(
@@ -746,7 +755,7 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
             "the training model": model,
             "the optimizer model": optimizer,
             "the inputs": trainer.inputs,
-            "the kernels": trainer.module._memory.kernels.name,
+            "the kernels": trainer.session.memory.kernels.name,
             "the number of threads": trainer.module.threads,
             "skip_nonfinite": trainer.skips_nonfinite,
         }

@@ -24,8 +24,8 @@ class JoinedStep:
     """The training model of a module and its optimizer as one plan for each shape of a batch."""
 
     def __init__(self, module: Module, optimizer: Optimizer) -> None:
-        self._module, self._optimizer = module, optimizer
-        self._model, self._state, self._memory = module._train, module._state, module._memory
+        self._session, self._optimizer = module.session, optimizer
+        self._model = module.session.training
 
     def program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
         """Return the program for these shapes of the inputs of the training model.
@@ -51,8 +51,8 @@ class JoinedStep:
             LabelError: a class label, an index or a length is out of range.  Nothing has changed.
             StateError: another Optimizer was made for the state, or as `program`.
         """
-        state = self._state
-        with self._memory.lock.take():
+        state = self._session.state
+        with self._session.memory.lock.take():
             state.settle()
             program, after = self.program([a.shape for a in arrays]), self._optimizer.after_step()
             for name, array in zip(self._model.inputs, arrays, strict=True):
@@ -70,14 +70,14 @@ class JoinedStep:
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
             state.pending = Pending(flag, after, draws)
-            before = program.run(state.draws, self._module._seed)
+            before = program.run(state.draws, self._session.seed)
             state.gradients_gone = True
             was_done = bool(flag.all())
             if not was_done:
                 before.put_back()
             state.settle()
             state.draws = draws
-            self._module.settle_statistics(was_done=True)  # those of earlier steps, if any
+            self._session.settle_statistics(was_done=True)  # those of earlier steps, if any
             self._optimizer.count(was_done)
-            self._module.lazy_reset_grad()
+            self._session.overwrite = True
             return tuple(program.outputs[name].copy() for name in self._model.outputs)

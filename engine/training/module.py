@@ -9,27 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.base import arguments
-from engine.base.errors import (
-    DTypeError,
-    EngineError,
-    InputError,
-    NonFiniteError,
-    ShapeError,
-    StateError,
-)
+from engine.base.errors import DTypeError, EngineError, InputError, ShapeError, StateError
 from engine.base.signatures import AT_LEAST_1, Range, checked
 from engine.plan import noise
-from engine.plan.collective import SHARE
 from engine.plan.plan import Plan
 from engine.profiling import Profile
 from engine.profiling.measure import Part, measure_profile
-from engine.runtime.program import Before
 from engine.system.config import MAX_THREADS, switch
 from engine.system.config import threads as default_threads
-from engine.training.memory import Memory
-from engine.training.model import Array, Model, open_models
+from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
 from engine.training.ranks import Ranks
+from engine.training.session import Session
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -62,6 +53,7 @@ class Module:
     """
 
     training: bool
+    session: Session  # what the package itself works on
 
     def __init__(
         self,
@@ -82,33 +74,28 @@ class Module:
         self.threads = default_threads(threads if threads is not None else wanted)
         if check_finite is None:
             check_finite = switch("CHECK_FINITE") == "1"
-        self.check_finite = check_finite
-        self._seed = None if seed is None else noise.checked(seed)
         self.training = True
-        self._state = state
-        self._memory = Memory()
-        self._memory.head_start()
-        self._train, self._eval = open_models(
-            train_model_uri, eval_model_uri, state, self._memory, self.threads
+        self.session = Session(
+            train_model_uri,
+            eval_model_uri,
+            state,
+            threads=self.threads,
+            check_finite=check_finite,
+            seed=None if seed is None else noise.checked(seed),
+            ranks=ranks,
         )
-        self._train.ranks = ranks
-        state.has_module = True
-        if state.trained_by.models != self._train.artifacts.models:
-            state.trained_by = self._train.artifacts
-        self._overwrite = False
-        # Running statistics before the last training step, and before the first one whose gradients
-        # no update has taken.
-        self._before: Before | None = None
-        self._before_all: Before | None = None
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether a loss that is NaN or infinite raises NonFiniteError."""
+        return self.session.check_finite
+
+    @check_finite.setter
+    def check_finite(self, value: bool) -> None:
+        self.session.check_finite = value
 
     def _model(self) -> Model:
-        if self.training:
-            return self._train
-        if self._eval is None:
-            raise StateError(
-                "this Module has no eval model: pass eval_model_uri to the constructor"
-            )
-        return self._eval
+        return self.session.training if self.training else self.session.need_eval()
 
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
         """Run one step on inputs in the order of `input_names()`; None entries are skipped.
@@ -137,77 +124,8 @@ class Module:
                 f"the {model.what} takes its inputs by position, in the order {model.inputs}; "
                 f"got the keywords {list(named_inputs)}"
             )
-        results = tuple(_like(user_inputs, array) for array in self._run(model, user_inputs))
+        results = tuple(_like(user_inputs, array) for array in self.session.run(model, user_inputs))
         return results[0] if len(results) == 1 else results
-
-    def _run(
-        self, model: Model, user_inputs: Sequence[Any], share: float | None = None
-    ) -> tuple[Array, ...]:
-        """Run a model on inputs and return its outputs; see `__call__`.
-
-        share: of a part of a batch, what its loss counts in that of the batch, where the backward
-            pass begins with that.
-        """
-        arrays = model.arrays(user_inputs)
-        with self._memory.lock.take():
-            self._state.settle()  # of an interrupted step, whose flag this run may overwrite
-            overwrite = self._overwrite
-            program = model.program([a.shape for a in arrays], is_part=share is not None)
-            for name, array in zip(model.inputs, arrays, strict=True):
-                np.copyto(program.inputs[name], array)
-            if share is not None:
-                program.inputs[SHARE][...] = share
-            if model.resets:
-                program.inputs[RESET][...] = overwrite
-            if model.ranks is not None:
-                model.ranks.fill(program)
-            before = program.run(self._state.draws, self._seed)
-            self._state.draws += program.draws
-            if model is self._train:
-                self._overwrite = self._state.gradients_gone = False
-                self._before = before
-                if overwrite or self._before_all is None:
-                    self._before_all = before
-            outputs = tuple(program.outputs[name].copy() for name in model.outputs)
-            if self.check_finite and model.selected is None:
-                self._check_finite(model, outputs[0], overwrite)
-        return outputs
-
-    def put_back_statistics(self, *, whole: bool) -> None:
-        """Make running statistics what they were before training steps that are refused.
-
-        whole: before all whose gradients no update has taken; otherwise before the last one.
-        """
-        before = self._before_all if whole else self._before
-        if before is not None:
-            before.put_back()
-        self._before = None
-        if whole:
-            self._before_all = None
-
-    def settle_statistics(self, *, was_done: bool) -> None:
-        """Keep the running statistics of the steps whose gradients an update has taken.
-
-        was_done: the update was not skipped; otherwise they are put back.
-        """
-        if not was_done:
-            self.put_back_statistics(whole=True)
-        self._before = self._before_all = None
-
-    def _check_finite(self, model: Model, loss: Array, overwrite: bool) -> None:
-        if np.all(np.isfinite(loss)):
-            return
-        advice = ""
-        if model is self._train:
-            self.put_back_statistics(whole=False)
-            self._overwrite = overwrite  # as before the step, whose own gradients are then dropped
-            advice = (
-                "" if overwrite else "; the gradients may be, too: lazy_reset_grad() drops them"
-            )
-        mode = "training" if model is self._train else "eval"
-        raise NonFiniteError(
-            f"{mode} step: output {model.outputs[0]!r} is {loss.ravel()[:4]}{advice}"
-        )
 
     def find_nonfinite(self, *user_inputs: Any) -> NonFinite | None:
         """The first tensor of a step on such inputs that is NaN or infinite, and its node.
@@ -226,9 +144,9 @@ class Module:
 
         model = self._model()
         arrays = model.arrays(user_inputs)
-        with self._memory.lock.take():
+        with self.session.memory.lock.take():
             bound = model.program([a.shape for a in arrays])
-            return search(self, model, bound, arrays, self._state.draws, {})
+            return search(self.session, model, bound, arrays, self.session.state.draws, {})
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or to eval mode when `mode` is False."""
@@ -241,7 +159,7 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step overwrite the gradients instead of adding to them."""
-        self._overwrite = True
+        self.session.overwrite = True
 
     def input_names(self) -> list[str]:
         """Names of the inputs a call takes in the current mode."""
@@ -253,11 +171,13 @@ class Module:
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """The number of elements of all parameters, or of those that are trained."""
-        return sum(self._state.slots[n].size for n in self._order(trainable_only))
+        return sum(self.session.state.slots[n].size for n in self._order(trainable_only))
 
     def _order(self, trainable_only: bool) -> list[str]:
-        slots = self._state.slots
-        return [n for n in self._train.parameters if slots[n].trainable or not trainable_only]
+        slots = self.session.state.slots
+        return [
+            n for n in self.session.training.parameters if slots[n].trainable or not trainable_only
+        ]
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> ParameterBuffer:
         """A copy of the parameters as one 1-D float32 array, in the order of the model's inputs.
@@ -283,7 +203,7 @@ class Module:
             StateError: a nominal state needs all parameters, so `trainable_only=False`.
         """
         values = arguments.array("buffer", buffer)
-        state = self._state
+        state = self.session.state
         if not state.loaded and trainable_only:
             raise StateError(
                 "a nominal state has no values to keep: pass trainable_only=False. "
@@ -299,7 +219,7 @@ class Module:
             self._need_float(name)
         if not state.loaded:
             state.allocate()
-        self._before = self._before_all = None
+        self.session.forget_statistics()
         at, flat = 0, values.reshape(-1)
         for name in names:
             target = self._flat(name)
@@ -308,15 +228,15 @@ class Module:
 
     def _flat(self, name: str) -> Array:
         self._need_float(name)
-        return self._state._view("param", name)
+        return self.session.state._view("param", name)
 
     def _need_float(self, name: str) -> None:
-        dtype = self._state.slots[name].dtype
+        dtype = self.session.state.slots[name].dtype
         if dtype != "f32":
             raise DTypeError(f"parameter {name!r} is {dtype}: Only float is supported (float32)")
 
     def _need_values(self) -> None:
-        if not self._state.loaded:
+        if not self.session.state.loaded:
             raise StateError(
                 "the state was made from a nominal checkpoint. "
                 "Please load the model parameters first."
@@ -335,22 +255,15 @@ class Module:
             NameNotFoundError: the eval model has no tensor of such a name.
             FileError: the file cannot be written.
         """
-        self._for_export().export(self._values(), graph_output_names, inference_model_uri)
+        self.session.need_eval().export(self._values(), graph_output_names, inference_model_uri)
 
     def inference_model_to_bytes(self, graph_output_names: list[str]) -> bytes:
         """The inference model as bytes, see `export_model_for_inferencing`."""
-        return self._for_export().export(self._values(), graph_output_names, None)
-
-    def _for_export(self) -> Model:
-        if self._eval is None:
-            raise StateError(
-                "this Module has no eval model: pass eval_model_uri to the constructor"
-            )
-        return self._eval
+        return self.session.need_eval().export(self._values(), graph_output_names, None)
 
     def _values(self) -> dict[str, Array]:
         self._need_values()
-        return {n: self._state._view("param", n) for n in self._state._names()}
+        return {n: self.session.state._view("param", n) for n in self.session.state._names()}
 
     def profile(
         self, *user_inputs: Any, optimizer: Optimizer | None = None, repeats: int = 20
@@ -369,14 +282,16 @@ class Module:
             EngineError: kernels that measure are neither shipped nor can be compiled.
         """
         model = self._model()
-        if optimizer is not None and (optimizer._module is not self or model is not self._train):
+        if optimizer is not None and (
+            optimizer._module is not self or model is not self.session.training
+        ):
             raise StateError(
                 "the optimizer is that of another module"
                 if optimizer._module is not self
                 else "an eval step has no update: profile it without an optimizer"
             )
         arrays = model.arrays(user_inputs)
-        with self._memory.lock.take():
+        with self.session.memory.lock.take():
             update = None if optimizer is None else optimizer._ready()
             program = model.program([a.shape for a in arrays])
 
@@ -387,14 +302,14 @@ class Module:
                     program.inputs[RESET][...] = True
                 if model.ranks is not None:
                     model.ranks.fill(program)
-                return self._state.draws + number, self._seed
+                return self.session.state.draws + number, self.session.seed
 
             parts = [Part(model.what, program, prepare, model.paths)]
             if update is not None:
                 parts.append(Part("optimizer model", update, lambda _: (0, None)))
-            with self._state.unchanged():
+            with self.session.state.unchanged():
                 title = f"{model.what}{' and optimizer' if update is not None else ''}"
-                return measure_profile(title, parts, repeats, self._memory.kernels.resolve)
+                return measure_profile(title, parts, repeats, self.session.memory.kernels.resolve)
 
     def plan(self, *shapes: tuple[int, ...]) -> Plan:
         """The plan of the current mode for these input shapes.
@@ -410,12 +325,12 @@ class Module:
         found = [
             arguments.shape(f"input {n!r}", s) for n, s in zip(model.inputs, shapes, strict=True)
         ]
-        with self._memory.lock.take():
+        with self.session.memory.lock.take():
             return model.program(found).plan
 
     def plans(self) -> list[Plan]:
         """The plans that are in memory, of all modes and shapes; the one used last is the first."""
-        return [program.plan for program in reversed(list(self._memory.programs.values()))]
+        return [program.plan for program in reversed(list(self.session.memory.programs.values()))]
 
 
 def _like(inputs: Sequence[Any], array: Array) -> Any:

@@ -26,7 +26,7 @@ from engine.training.model_file import RESET
 
 if TYPE_CHECKING:
     from engine.training.model import Model
-    from engine.training.module import Module
+    from engine.training.session import Session
 
 Array = npt.NDArray[Any]
 Ranges = tuple[tuple[str, float, float], ...]
@@ -93,7 +93,7 @@ def _number(value: float) -> str:
 
 
 def search(
-    module: Module,
+    session: Session,
     model: Model,
     bound: Program,
     arrays: Sequence[Array],
@@ -113,7 +113,7 @@ def search(
         OutOfMemoryError: there is no room for the copies.
     """
     plan = bound.plan
-    program = _copy(module, model, plan)
+    program = _copy(session, model, plan)
     for name, array in zip(model.inputs, arrays, strict=True):
         np.copyto(program.inputs[name], array)
     for flag in (*([RESET] if model.resets else ()), CHECK):
@@ -124,8 +124,8 @@ def search(
             program.inputs[name][...] = value
     if model.ranks is not None:
         model.ranks.fill(program)
-    origin = _Search(program, plan, model.outputs[0]).run(draws, module._seed)
-    return None if origin is None else _told(module, model, plan, origin, arrays)
+    origin = _Search(program, plan, model.outputs[0]).run(draws, session.seed)
+    return None if origin is None else _told(session, model, plan, origin, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class _Search:
 
 
 def _told(
-    module: Module, model: Model, plan: Plan, origin: _Origin, arrays: Sequence[Array]
+    session: Session, model: Model, plan: Plan, origin: _Origin, arrays: Sequence[Array]
 ) -> NonFinite:
     """What is said of an origin."""
     step, name = origin.step, origin.buffer.name
@@ -240,8 +240,8 @@ def _told(
             forward = tuple(dict.fromkeys(node.partition("_Grad/")[0] for node in nodes))
     elif name in model.inputs:
         kind, values = "input", arrays[model.inputs.index(name)]
-    elif name in {n for n, _ in module._state.parameters}:
-        kind, values = "parameter", module._state.parameters[name].data
+    elif name in {n for n, _ in session.state.parameters}:
+        kind, values = "parameter", session.state.parameters[name].data
     elif origin.buffer.region == "state":
         kind = "state"
     bad = ~np.isfinite(values)
@@ -282,9 +282,9 @@ def _computing(model: Model, plan: Plan, name: str) -> list[str]:
     return [node.name for node in graph.nodes if node.inputs and not made.isdisjoint(node.outputs)]
 
 
-def _copy(module: Module, model: Model, plan: Plan) -> Program:
+def _copy(session: Session, model: Model, plan: Plan) -> Program:
     """The program of a plan on memory of its own, with gradients of zeros."""
-    memory, state = module._memory, module._state
+    memory, state = session.memory, session.state
     regions: dict[str, Bytes] = {"frozen": memory.frozen}
     for name, content in state.regions.items():
         regions[name] = allocate(content.nbytes)

@@ -60,12 +60,12 @@ class Optimizer:
         skip_nonfinite: bool = False,
         skip_limit: int = SKIP_LIMIT,
     ) -> None:
-        self._module, self._state = module, module._state
+        self._module, self._state = module, module.session.state
         self._skip_limit = skip_limit
         self._skipped_in_a_row = 0
         self._model = self._open(optimizer_uri)
         self._digest = self._model.digest
-        mine, state, train = self._model, self._state, module._train
+        mine, state, train = self._model, self._state, module.session.training
         artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
         self._model.states()  # refuses a model that does not fit
@@ -84,7 +84,7 @@ class Optimizer:
 
     def _open(self, source: ModelSource) -> Model:
         """An optimizer model over the state of the module."""
-        memory, threads = self._module._memory, self._module.threads
+        memory, threads = self._module.session.memory, self._module.threads
         what = "optimizer model"
         return Model(source, self._state, memory, threads, what, records=Records)
 
@@ -212,7 +212,7 @@ class Optimizer:
         """As `step`, however many steps were skipped."""
         if self._state.gradients_gone:
             raise StateError("the last step kept no gradients: there is nothing to update from")
-        with self._module._memory.lock.take():
+        with self._module.session.memory.lock.take():
             program, state = self._ready(), self._state
             (flag,) = program.outputs.values()
             flag[...] = False
@@ -221,7 +221,7 @@ class Optimizer:
             program.run()
             state.settle()
             was_done = bool(flag.all())
-            self._module.settle_statistics(was_done=was_done)
+            self._module.session.settle_statistics(was_done=was_done)
             self.count(was_done)
 
     def count(self, was_done: bool) -> None:
@@ -292,7 +292,7 @@ class Optimizer:
             CheckpointError, ShapeError: it is the state of another optimizer.  Nothing has changed.
             StateError: a nominal state has no values yet.
         """
-        with self._module._memory.lock.take():
+        with self._module.session.memory.lock.take():
             layout = self.layout()
             groups = saved.groups or [OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})]
             self._check(groups[0].states, layout)

@@ -903,7 +903,7 @@ def test_nothing_is_kept_but_what_is_used() -> None:
         t.optimizer.step()
         arrays.append((t.module(t.x, t.y), t.state.parameters["0.weight"].data,
                        t.state.parameters["0.weight"].grad))  # fmt: skip
-        gone += [weakref.ref(o) for o in (t.module, t.state, t.optimizer, t.module._memory)]
+        gone += [weakref.ref(o) for o in (t.module, t.state, t.optimizer, t.module.session.memory)]
         del t
     gc.collect()
     assert not [r for r in gone if r() is not None]

@@ -171,7 +171,7 @@ def test_a_profile_leaves_the_training_as_it_was() -> None:
     same, other, _ = opened("cnn")
     module.profile(*inputs, optimizer=optimizer, repeats=2)
     assert optimizer.steps == other.steps == 1
-    state, expected = module._state, same._state
+    state, expected = module.session.state, same.session.state
     assert state.draws == expected.draws
     assert {n: m.tobytes() for n, m in state.regions.items()} == {
         n: m.tobytes() for n, m in expected.regions.items()
@@ -196,7 +196,7 @@ def test_an_eval_step_has_a_profile() -> None:
 def test_what_cannot_be_profiled_is_refused_and_changes_nothing() -> None:
     module, optimizer, (x, y) = opened()
     _, other, _ = opened()
-    before = {n: m.tobytes() for n, m in module._state.regions.items()}
+    before = {n: m.tobytes() for n, m in module.session.state.regions.items()}
     with pytest.raises(StateError, match="the optimizer is that of another module"):
         module.profile(x, y, optimizer=other)
     with pytest.raises(InputError, match="repeats=0: expected 1 or more"):
@@ -207,7 +207,7 @@ def test_what_cannot_be_profiled_is_refused_and_changes_nothing() -> None:
         module.profile(x[0], y)
     with pytest.raises(LabelError, match="label 99"):
         module.profile(x, np.full_like(y, 99), optimizer=optimizer)
-    assert {n: m.tobytes() for n, m in module._state.regions.items()} == before
+    assert {n: m.tobytes() for n, m in module.session.state.regions.items()} == before
 
 
 @pytest.mark.parametrize("threads", [1, 4])

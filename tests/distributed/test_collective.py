@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[str, Any]] = {"dense": (NORMED, X), "cnn": (normed(CNN),
 
 def step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
     """A step on samples cut[0] to cut[1] of a batch; without any it is one that does not count."""
-    ranks, (begin, end) = trainer.module._train.ranks, cut
+    ranks, (begin, end) = trainer.session.training.ranks, cut
     assert ranks is not None
     ranks.share = ranks.samples = (end - begin) / len(x)
     chosen = slice(begin, end) if end > begin else slice(0, 1)
@@ -88,7 +88,7 @@ def step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
 def joined(text: str, group: ThreadGroup, statistics: bool = True, **options: Any) -> Trainer:
     """A trainer of one rank."""
     trainer = made(text, **options)
-    trainer.module._train.ranks = Ranks(group, statistics=statistics)
+    trainer.session.training.ranks = Ranks(group, statistics=statistics)
     return trainer
 
 
@@ -157,7 +157,7 @@ def test_gradients_of_two_calls_are_those_of_the_joined_batch() -> None:
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
         mine = joined(NORMED, group)
-        ranks = mine.module._train.ranks
+        ranks = mine.module.session.training.ranks
         assert ranks is not None
         ranks.share = ranks.samples = (cut[1] - cut[0]) / 20
         loss = mine.module(X[slice(*cut)], LABELS[slice(*cut)])
@@ -355,7 +355,7 @@ def test_plans_that_break_the_rules_of_sums_are_refused() -> None:
 def test_kernels_of_wheels_are_enough() -> None:
     """A closed plan of a rank uses kernels that a library of all ops has."""
     trainer = made(NORMED, proximal=True)
-    model = trainer.module._train
+    model = trainer.session.training
     closed = Model(
         model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].target("linux"), True
     )
@@ -380,7 +380,7 @@ def test_a_module_takes_its_ranks() -> None:
 
 
 def _alone(trainer: Trainer, group: ThreadGroup) -> float:
-    module = Module(trainer.module._train.source, trainer.state, threads=1, ranks=Ranks(group))
+    module = Module(trainer.session.training.source, trainer.state, threads=1, ranks=Ranks(group))
     return float(module(X, LABELS))
 
 

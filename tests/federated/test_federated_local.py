@@ -31,7 +31,7 @@ def test_a_client_goes_on_where_it_was(keep: bool) -> None:
     options = replace(OPTIONS, keep_optimizer=keep)
     learner, alone = Learner(tiny.made(tiny.DROPPING)), tiny.made(tiny.DROPPING)
     start, kept = sent(learner), Kept()
-    alone.module._seed = options.seed
+    alone.module.session.seed = options.seed
     for _ in range(2):
         learner.begin(start, options, kept)
         learned = learner.train(DATA, options)
@@ -40,7 +40,7 @@ def test_a_client_goes_on_where_it_was(keep: bool) -> None:
         learner.train(OTHER, options)
         if not keep:
             alone = tiny.made(tiny.DROPPING)
-            alone.module._seed = options.seed
+            alone.module.session.seed = options.seed
         parameters.apply(alone, start)
         history = alone.fit(DATA, batch_size=8, seed=3, progress=False)
         assert learned.examples == len(tiny.X)

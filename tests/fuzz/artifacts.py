@@ -80,7 +80,9 @@ def use(given: Set, rng: random.Random) -> str:
         optimizer.step()
         module.lazy_reset_grad()
     else:
-        module._train.plan(dict(zip(module._train.inputs, (a.shape for a in train), strict=True)))
+        module.session.training.plan(
+            dict(zip(module.session.training.inputs, (a.shape for a in train), strict=True))
+        )
         optimizer.plan()
     module.eval()
     batch = _batch(module, rng)
@@ -88,7 +90,7 @@ def use(given: Set, rng: random.Random) -> str:
         module(*batch)
         CheckpointState.from_bytes(state.to_bytes(include_optimizer_state=True))
         return "ran"
-    model = module._eval
+    model = module.session.evaluation
     assert model is not None
     model.plan(dict(zip(model.inputs, (a.shape for a in batch), strict=True)))
     return "planned"

@@ -57,14 +57,14 @@ def test_frozen_weights_stay_in_their_file(tmp_path: Path) -> None:
             path, ["w"], loss=LossType.MSELoss, artifact_directory=folder, external_data=external
         )  # fmt: skip
         trained = module(folder)
-        found[external] = trained(x, target), gradient(trained._state, "w").copy()
+        found[external] = trained(x, target), gradient(trained.session.state, "w").copy()
         frozen = 4 * (96 * 64 + 64 * 128)
-        assert trained._memory.mapped == (frozen if external is None else 0)
+        assert trained.session.memory.mapped == (frozen if external is None else 0)
         assert len(list(folder.glob("constants.*.data"))) == (external is None)
-        held = process.regions(trained.plans(), trained._memory.mapped)
+        held = process.regions(trained.plans(), trained.session.memory.mapped)
         assert held.get("frozen", 0) == (0 if external is None else frozen)  # what a check counts
         assert trained.eval()(x, target) == found[external][0]
-        assert len(trained._memory.frozen) < 2 * frozen + mapping.PAGE
+        assert len(trained.session.memory.frozen) < 2 * frozen + mapping.PAGE
     np.testing.assert_array_equal(found[None][0], found[False][0])
     np.testing.assert_array_equal(found[None][1], found[False][1])
     (shared,) = (tmp_path / "None").glob("constants.*.data")
@@ -79,12 +79,12 @@ def test_what_is_mapped_counts_in_no_budget(tmp_path: Path) -> None:
     usual = module(tmp_path)
     loss = usual(x, target)
     (plan,) = usual.plans()
-    mapped = usual._memory.mapped
+    mapped = usual.session.memory.mapped
     tight = module(tmp_path)
-    tight._memory.budget = plan.nbytes - mapped
+    tight.session.memory.budget = plan.nbytes - mapped
     assert tight(x, target) == loss
     tiny = module(tmp_path)
-    tiny._memory.budget = 1000
+    tiny.session.memory.budget = 1000
     with pytest.raises(BudgetError, match=f"{mapped} bytes of constants that stay") as caught:
         tiny(x, target)
     assert 1000 < caught.value.least <= plan.nbytes - mapped

@@ -271,7 +271,7 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     assert len(load._coming) == 2, "processes start before the model is planned"
     monkeypatch.setattr(source.KernelSet, "resolve", resolve)
-    module._train.program([(4, 784), (4,)])
+    module.session.training.program([(4, 784), (4,)])
     assert asked[0][:2] == [LAUNCH.symbol, WORKER.symbol]
     assert len(asked[0]) > 10
 

@@ -136,8 +136,8 @@ def test_shipped_kernels_compute_what_compiled_ones_do(
     for mode in ("shipped", "auto"):
         monkeypatch.setenv("EDGEGRAD_KERNELS", mode)
         found[mode], module = trained(name)
-        assert module._memory.kernels.name.startswith(f"{mode} {HERE[0].name} ")
-        assert module._memory.kernels.name in str(module.plan(*_shapes(name)))
+        assert module.session.memory.kernels.name.startswith(f"{mode} {HERE[0].name} ")
+        assert module.session.memory.kernels.name in str(module.plan(*_shapes(name)))
     compiled = source.KernelSet("compiled for the level", HERE[0].target())
     monkeypatch.setattr(source, "current", lambda *_: compiled)
     assert found["shipped"] == found["auto"] == trained(name)[0]
@@ -161,11 +161,11 @@ def _shapes(name: str) -> list[tuple[int, ...]]:
 def test_a_module_keeps_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
     _, module = trained("mlp")
-    kernels = module._memory.kernels
+    kernels = module.session.memory.kernels
     monkeypatch.setenv("EDGEGRAD_KERNELS", "native")
     x = _shapes("mlp")[0]
     assert kernels.name in str(module.plan((3, *x[1:]), (3,)))
-    assert trained("mlp")[1]._memory.kernels.name.startswith("native ")
+    assert trained("mlp")[1].session.memory.kernels.name.startswith("native ")
 
 
 @pytest.mark.usefixtures("here")

@@ -73,6 +73,6 @@ def test_a_plan_has_little_for_itself(tmp_path: Path) -> None:
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     for shape in shapes:
         module(np.zeros(shape, np.float32), np.zeros(shape[0], np.int64))
-    programs = list(module._memory.programs.values())
+    programs = list(module.session.memory.programs.values())
     assert len(programs) == len(shapes)
     assert max(p.nbytes for p in programs) < 300 * len(programs[0].plan.steps)

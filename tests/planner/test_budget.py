@@ -58,7 +58,7 @@ class Trained:
     def __init__(self, name: str) -> None:
         self.state = CheckpointState.load_checkpoint(GOLDENS / name / "checkpoint")
         module = Module(GOLDENS / name / "training_model.onnx", self.state, threads=2)
-        self.model = module._train
+        self.model = module.session.training
         trace = np.load(GOLDENS / name / "trace.npz")
         values = (trace["x"][0], trace["y"][0])
         self.batch = dict(zip(self.model.inputs, values, strict=True))

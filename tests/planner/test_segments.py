@@ -94,7 +94,7 @@ def trained(
         module.lazy_reset_grad()
         loss = np.float32(module(x, target))
         found.append(np.append(state.regions["grad"].view(np.float32), loss))
-    (program,) = module._memory.programs.values()
+    (program,) = module.session.memory.programs.values()
     return program.plan, found
 
 
@@ -133,7 +133,7 @@ class Joined:
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         module = Module(folder / "training_model.onnx", self.state, threads=2)
         optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-        self.model = module._train
+        self.model = module.session.training
         self.update = Update(optimizer._model, optimizer.layout())
         rng = np.random.default_rng(batch)
         shapes = (batch, 3, 40, 40), (batch, 2, 10, 10)

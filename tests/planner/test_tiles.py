@@ -224,7 +224,7 @@ def test_a_group_is_one_step_of_a_stepwise_run(
     made = module(artifacts, 2, monkeypatch, grouped=True)
     _, gradients = step(made, BATCH)
     trained = made[1]
-    (program,) = trained._memory.programs.values()
+    (program,) = trained.session.memory.programs.values()
     units = list(program.run_stepwise())
     members = {n + k for n, g in groups(program.plan) for k in range(1, len(g))}
     assert units == [n for n in range(len(program.plan.steps) + 1) if n not in members]

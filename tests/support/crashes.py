@@ -118,7 +118,7 @@ def trains_as(folder: Path) -> str:
     module = Module(train, state, evaluation, threads=1)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     found = {float(state.parameters["w"].data[0, 0])}
-    for model in (module._train, module._eval):
+    for model in (module.session.training, module.session.evaluation):
         assert model is not None
         values = model.graph.initializers
         found |= {float(v) for name in ("scale", "shift") for v in np.unique(values[name])}

@@ -188,7 +188,7 @@ def draws(group: Group) -> None:
     trainer.step(X, LABELS)
     trainer.step(X[:1], LABELS[:1])
     assert trainer.state.draws == 2
-    seeds = group.gather(trainer.module._seed)
+    seeds = group.gather(trainer.session.seed)
     assert seeds is None or len(set(seeds)) == group.size
     ranks_of(trainer).check_same()
 

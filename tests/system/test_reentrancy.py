@@ -121,7 +121,9 @@ def test_saving_inside_a_step_is_allowed() -> None:
 def test_a_run_of_the_backend_inside_another_is_refused() -> None:
     training = Training()
     model = training.module.eval().inference_model_to_bytes(
-        [training.module._eval.graph.nodes[0].outputs[0]] if training.module._eval else []
+        [training.module.session.evaluation.graph.nodes[0].outputs[0]]
+        if training.module.session.evaluation
+        else []
     )
     rep = backend.prepare(model, threads=1)
     expected = rep.run([training.x])

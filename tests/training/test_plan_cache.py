@@ -410,7 +410,7 @@ def test_large_constants_are_not_kept_twice(work: Work, tmp_path: Path) -> None:
         module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
         assert module(x, y) == 0
         assert module.eval()(x, y) == 0
-        assert module._memory.frozen.nbytes == 2 * 4 * n
+        assert module.session.memory.frozen.nbytes == 2 * 4 * n
         return module.inference_model_to_bytes(["y"])
 
     exported = run()
@@ -558,7 +558,7 @@ def test_closed_plans_are_kept_as_others_are(work: Work) -> None:
     def run() -> str:
         state = CheckpointState.load_checkpoint(MLP / "checkpoint")
         module = Module(MLP / "training_model.onnx", state, threads=1)
-        module._train.closed = True
+        module.session.training.closed = True
         module(TRACE["x"][0], TRACE["y"][0])
         return str(module.plan(TRACE["x"][0].shape, TRACE["y"][0].shape))
 

@@ -71,9 +71,13 @@ class Engine:
         self.module = Module(
             folder / "training_model.onnx", self.state, folder / "eval_model.onnx", threads=threads
         )
-        assert self.module._eval is not None
+        assert self.module.session.evaluation is not None
         self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
-        for model in (self.module._train, self.module._eval, self.optimizer._model):
+        for model in (
+            self.module.session.training,
+            self.module.session.evaluation,
+            self.optimizer._model,
+        ):
             model.closed = True
 
     def step(self, x: np.ndarray, y: np.ndarray) -> Any:

@@ -58,12 +58,12 @@ def made_up(module: Module, batch: int | None, shapes: Shapes) -> list[npt.NDArr
     Raises:
         InputError: the shape of an input is not known, or no numbers that are tried are in range.
     """
-    model = module._train
+    model = module.session.training
     bound = batch_shapes(model, batch or _samples(model, shapes), shapes, several=False)
     rng = np.random.default_rng(0)
     inputs = {name: _array(model, name, shape, rng, 1) for name, shape in bound.items()}
     numbers = [name for name in inputs if inputs[name].dtype.kind in "iu" and "mask" not in name]
-    with module._state.unchanged():
+    with module.session.state.unchanged():
         _try(module, inputs)
         for name in numbers:
             for below in BELOW:
@@ -102,10 +102,10 @@ def _try(module: Module, inputs: Mapping[str, npt.NDArray[np.generic]]) -> None:
     Raises:
         LabelError: a number is out of range.
     """
-    draws, check = module._state.draws, module.check_finite
+    draws, check = module.session.state.draws, module.check_finite
     module.check_finite = False
     try:
         module.lazy_reset_grad()
         module(*(inputs[name] for name in module.input_names()))
     finally:
-        module._state.draws, module.check_finite = draws, check
+        module.session.state.draws, module.check_finite = draws, check

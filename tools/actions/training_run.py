@@ -190,7 +190,7 @@ def _train(
     # Unfreezing makes artifacts anew, in the way these were made.
     trainer.forward, trainer.recipe = prepared.forward, _recipe(config)
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
-    model, size = trainer.module._train, config.data.batch_size
+    model, size = trainer.session.training, config.data.batch_size
     batched = partial(batches_for, model, batch_size=size)
     shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
     monitor = _monitor(config, validation is not None)

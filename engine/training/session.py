@@ -1,0 +1,141 @@
+"""Session: the models of a module over one state, and the steps that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.base.errors import NonFiniteError, StateError
+from engine.plan.collective import SHARE
+from engine.runtime.program import Before
+from engine.training.memory import Memory
+from engine.training.model import Array, Model, open_models
+from engine.training.model_file import RESET, ModelSource
+from engine.training.ranks import Ranks
+from engine.training.state import CheckpointState
+
+
+class Session:
+    """The training model and the eval model of a module, and what their steps leave behind.
+
+    state, memory: shared by both models.
+    training, evaluation: the models; the latter is None if there is none.
+    seed: of the random numbers that steps draw; None: that of the process.
+    check_finite: whether a loss that is not finite is an error.
+    overwrite: whether the next training step overwrites the gradients instead of adding to them.
+
+    Raises:
+        ModelError, FileError: as `Module`.
+    """
+
+    def __init__(
+        self,
+        train: ModelSource,
+        evaluation: ModelSource | None,
+        state: CheckpointState,
+        *,
+        threads: int,
+        check_finite: bool,
+        seed: int | None,
+        ranks: Ranks | None,
+    ) -> None:
+        self.state, self.seed, self.check_finite = state, seed, check_finite
+        self.memory = Memory()
+        self.memory.head_start()
+        self.training, self.evaluation = open_models(train, evaluation, state, self.memory, threads)
+        self.training.ranks = ranks
+        state.has_module = True
+        if state.trained_by.models != self.training.artifacts.models:
+            state.trained_by = self.training.artifacts
+        self.overwrite = False
+        # Running statistics before the last training step, and before the first one whose gradients
+        # no update has taken.
+        self._before: Before | None = None
+        self._before_all: Before | None = None
+
+    def run(
+        self, model: Model, user_inputs: Sequence[Any], share: float | None = None
+    ) -> tuple[Array, ...]:
+        """Run a model on inputs and return its outputs; see `Module.__call__`.
+
+        share: of a part of a batch, what its loss counts in that of the batch, where the backward
+            pass begins with that.
+        """
+        arrays = model.arrays(user_inputs)
+        with self.memory.lock.take():
+            self.state.settle()  # of an interrupted step, whose flag this run may overwrite
+            overwrite = self.overwrite
+            program = model.program([a.shape for a in arrays], is_part=share is not None)
+            for name, array in zip(model.inputs, arrays, strict=True):
+                np.copyto(program.inputs[name], array)
+            if share is not None:
+                program.inputs[SHARE][...] = share
+            if model.resets:
+                program.inputs[RESET][...] = overwrite
+            if model.ranks is not None:
+                model.ranks.fill(program)
+            before = program.run(self.state.draws, self.seed)
+            self.state.draws += program.draws
+            if model is self.training:
+                self.overwrite = self.state.gradients_gone = False
+                self._before = before
+                if overwrite or self._before_all is None:
+                    self._before_all = before
+            outputs = tuple(program.outputs[name].copy() for name in model.outputs)
+            if self.check_finite and model.selected is None:
+                self._check_finite(model, outputs[0], overwrite)
+        return outputs
+
+    def put_back_statistics(self, *, whole: bool) -> None:
+        """Make running statistics what they were before training steps that are refused.
+
+        whole: before all whose gradients no update has taken; otherwise before the last one.
+        """
+        before = self._before_all if whole else self._before
+        if before is not None:
+            before.put_back()
+        self._before = None
+        if whole:
+            self._before_all = None
+
+    def settle_statistics(self, *, was_done: bool) -> None:
+        """Keep the running statistics of the steps whose gradients an update has taken.
+
+        was_done: the update was not skipped; otherwise they are put back.
+        """
+        if not was_done:
+            self.put_back_statistics(whole=True)
+        self.forget_statistics()
+
+    def forget_statistics(self) -> None:
+        """Keep the running statistics as they are, whatever becomes of the gradients."""
+        self._before = self._before_all = None
+
+    def _check_finite(self, model: Model, loss: Array, overwrite: bool) -> None:
+        if np.all(np.isfinite(loss)):
+            return
+        advice = ""
+        if model is self.training:
+            self.put_back_statistics(whole=False)
+            self.overwrite = overwrite  # as before the step, whose own gradients are then dropped
+            advice = (
+                "" if overwrite else "; the gradients may be, too: lazy_reset_grad() drops them"
+            )
+        mode = "training" if model is self.training else "eval"
+        raise NonFiniteError(
+            f"{mode} step: output {model.outputs[0]!r} is {loss.ravel()[:4]}{advice}"
+        )
+
+    def need_eval(self) -> Model:
+        """Return the eval model.
+
+        Raises:
+            StateError: there is none.
+        """
+        if self.evaluation is None:
+            raise StateError(
+                "this Module has no eval model: pass eval_model_uri to the constructor"
+            )
+        return self.evaluation
