@@ -58,7 +58,7 @@ class Trained:
         self.module = Module(folder / "training_model.onnx", self.state, threads=THREADS)
         self.model = self.module.session.training
         optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
-        self.update = Update(optimizer._model, optimizer.layout())
+        self.update = Update(optimizer.model, optimizer.layout())
         batch = np.load(folder / "batch.npz")
         self.batch = dict(zip(self.model.inputs, (batch["x"], batch["y"]), strict=True))
         self.free = self.plan(PLENTY)

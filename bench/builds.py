@@ -87,7 +87,7 @@ def engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    for model in (module.session.training, optimizer._model):
+    for model in (module.session.training, optimizer.model):
         model.closed = closed
     optimizer.set_learning_rate(RATE)
     graph, seed, losses = module.session.training.graph, 1, []

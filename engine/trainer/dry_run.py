@@ -39,7 +39,7 @@ def advised(trainer: Trainer, shapes: Sequence[tuple[int, ...]], error: BudgetEr
 
 def _subject(trainer: Trainer) -> Subject:
     model, optimizer = trainer.session.training, trainer.optimizer
-    update = None if optimizer is None else optimizer._model.source
+    update = None if optimizer is None else optimizer.model.source
     evaluation = trainer.session.evaluation
     return Subject.of(
         model.source,

@@ -366,7 +366,7 @@ class Trainer:
         if self._pending > 1:
             for gradients in self.state.gradients():
                 gradients /= self._pending
-        self.optimizer._step()
+        self.optimizer.advance()
         self.drop_gradients()
 
     def drop_gradients(self) -> None:

@@ -76,7 +76,7 @@ class Unfreezing:
             )
         self.trainer = trainer
         self.constants: dict[str, Array] = {}  # values of what artifacts hold as constants for now
-        made = trainer.state._content(include_optimizer_state=False)
+        made = trainer.state.content(include_optimizer_state=False)
         self._made_trained, self._made_frozen = list(made.trainable), list(made.frozen)
         self._made_by = str(trainer.state.trained_by)
         self.plan = {str(pattern): arguments.count(pattern, e) for pattern, e in given.items()}
@@ -119,7 +119,7 @@ class Unfreezing:
         Raises:
             FileError: it cannot be written; the old one is as it was.
         """
-        now = self.trainer.state._content(include_optimizer_state=True)
+        now = self.trainer.state.content(include_optimizer_state=True)
         known = {**self.constants, **now.trainable, **now.frozen}
         content = replace(
             now,
@@ -163,7 +163,7 @@ class Unfreezing:
             replace(recipe, optimizer=optimizer).make(forward, wanted, frozen, folder)
         path = os.path.join(folder, "checkpoint")
         made = storage.read(path)
-        now = trainer.state._content(include_optimizer_state=True)
+        now = trainer.state.content(include_optimizer_state=True)
         groups = [
             replace(g, states={n: s for n, s in g.states.items() if n in made.trainable})
             for g in now.optimizer_groups

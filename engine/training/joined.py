@@ -37,7 +37,7 @@ class JoinedStep:
             NotJoinableError: the optimizer model cannot be joined.
             ShapeError, UnsupportedOpError: as `Module.__call__`.
         """
-        update = Update(self._optimizer._model, self._optimizer.layout())
+        update = Update(self._optimizer.model, self._optimizer.layout())
         return self._model.program(shapes, update=update)
 
     def run(self, arrays: Sequence[Array], *, check_finite: bool) -> tuple[Array, ...]:

@@ -82,7 +82,7 @@ class Model(ModelFile):
         self._planners = Planners(self)
         if self.records is not None:
             memory.prepared |= self.records.kernel_sets(self.digest, threads)
-        names = set(state.parameters._state._names())
+        names = set(state.names)
         self.parameters = [n for n in self.interface.inputs if n in names]
         # By the names of what is trained, as inputs and outputs of users may end alike.
         owners = {n.removesuffix(BUFFER) for n in self.interface.inputs if n.endswith(BUFFER)}

@@ -228,7 +228,7 @@ class Module:
 
     def _flat(self, name: str) -> Array:
         self._need_float(name)
-        return self.session.state._view("param", name)
+        return self.session.state.view("param", name)
 
     def _need_float(self, name: str) -> None:
         dtype = self.session.state.slots[name].dtype
@@ -263,7 +263,7 @@ class Module:
 
     def _values(self) -> dict[str, Array]:
         self._need_values()
-        return {n: self.session.state._view("param", n) for n in self.session.state._names()}
+        return {n: self.session.state.view("param", n) for n in self.session.state.names}
 
     def profile(
         self, *user_inputs: Any, optimizer: Optimizer | None = None, repeats: int = 20
@@ -283,16 +283,16 @@ class Module:
         """
         model = self._model()
         if optimizer is not None and (
-            optimizer._module is not self or model is not self.session.training
+            optimizer.module is not self or model is not self.session.training
         ):
             raise StateError(
                 "the optimizer is that of another module"
-                if optimizer._module is not self
+                if optimizer.module is not self
                 else "an eval step has no update: profile it without an optimizer"
             )
         arrays = model.arrays(user_inputs)
         with self.session.memory.lock.take():
-            update = None if optimizer is None else optimizer._ready()
+            update = None if optimizer is None else optimizer.ready()
             program = model.program([a.shape for a in arrays])
 
             def prepare(number: int) -> tuple[int, int | None]:

@@ -45,6 +45,10 @@ class Optimizer:
             statistics and the count of steps then stay as they are, and `skipped` counts the step.
         skip_limit: how many steps in a row may be skipped.
 
+    Attributes:
+        module: the module whose parameters are updated.
+        model: the optimizer model.
+
     Raises:
         ModelError: the model is no optimizer model of a known kind, or of another set of artifacts
             than a file beside it.
@@ -60,18 +64,18 @@ class Optimizer:
         skip_nonfinite: bool = False,
         skip_limit: int = SKIP_LIMIT,
     ) -> None:
-        self._module, self._state = module, module.session.state
+        self.module, self._state = module, module.session.state
         self._skip_limit = skip_limit
         self._skipped_in_a_row = 0
-        self._model = self._open(optimizer_uri)
-        self._digest = self._model.digest
-        mine, state, train = self._model, self._state, module.session.training
+        self.model = self._open(optimizer_uri)
+        self._digest = self.model.digest
+        mine, state, train = self.model, self._state, module.session.training
         artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
-        self._model.states()  # refuses a model that does not fit
-        self._skips = self._model.skips_updates()
+        self.model.states()  # refuses a model that does not fit
+        self._skips = self.model.skips_updates()
         if skip_nonfinite and not self._skips:
-            self._model, self._skips = self._open(self._model.guarded()), True
+            self.model, self._skips = self._open(self.model.guarded()), True
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
@@ -84,7 +88,7 @@ class Optimizer:
 
     def _open(self, source: ModelSource) -> Model:
         """An optimizer model over the state of the module."""
-        memory, threads = self._module.session.memory, self._module.threads
+        memory, threads = self.module.session.memory, self.module.threads
         what = "optimizer model"
         return Model(source, self._state, memory, threads, what, records=Records)
 
@@ -124,7 +128,7 @@ class Optimizer:
 
         Where the checkpoint was read such that its states lie as in the region, they become it.
         """
-        state, layout = self._state, self._model.states()
+        state, layout = self._state, self.model.states()
         saved = self._latest.states
         self._check(saved, layout)
         memory, state.moments = state.moments, None
@@ -190,7 +194,7 @@ class Optimizer:
         if "state" not in self._state.regions:
             self._allocate()
         if self._layout is None:
-            self._layout = self._model.states()
+            self._layout = self.model.states()
         return self._layout
 
     def step(self) -> None:
@@ -205,15 +209,15 @@ class Optimizer:
                 another step.
             NonFiniteError: more steps in a row were skipped than `skip_limit`.
         """
-        self._step()
+        self.advance()
         self.check_skipped()
 
-    def _step(self) -> None:
-        """As `step`, however many steps were skipped."""
+    def advance(self) -> None:
+        """Do what `step` does, however many steps were skipped."""
         if self._state.gradients_gone:
             raise StateError("the last step kept no gradients: there is nothing to update from")
-        with self._module.session.memory.lock.take():
-            program, state = self._ready(), self._state
+        with self.module.session.memory.lock.take():
+            program, state = self.ready(), self._state
             (flag,) = program.outputs.values()
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
@@ -221,7 +225,7 @@ class Optimizer:
             program.run()
             state.settle()
             was_done = bool(flag.all())
-            self._module.session.settle_statistics(was_done=was_done)
+            self.module.session.settle_statistics(was_done=was_done)
             self.count(was_done)
 
     def count(self, was_done: bool) -> None:
@@ -249,7 +253,7 @@ class Optimizer:
                 f"{ADVICE}"
             )
 
-    def _ready(self) -> Program:
+    def ready(self) -> Program:
         """Return the program of the update with its inputs set for the next step.
 
         The caller must hold the lock.
@@ -259,7 +263,7 @@ class Optimizer:
         """
         if self._program is None:
             layout = self.layout()
-            self._program = self._model.load(self._model.planned_update(layout))
+            self._program = self.model.load(self.model.planned_update(layout))
         group = self.after_step()
         self._program.inputs["step"][0] = group.step
         self._program.inputs["learning_rate"][0] = self._rate
@@ -267,7 +271,7 @@ class Optimizer:
 
     def plan(self) -> Plan:
         """The plan of the update, as a plan of its own."""
-        return self._model.planned_update(self.layout())
+        return self.model.planned_update(self.layout())
 
     def after_step(self) -> OptimizerGroup:
         """The optimizer group as it will be after the next step.
@@ -292,7 +296,7 @@ class Optimizer:
             CheckpointError, ShapeError: it is the state of another optimizer.  Nothing has changed.
             StateError: a nominal state has no values yet.
         """
-        with self._module.session.memory.lock.take():
+        with self.module.session.memory.lock.take():
             layout = self.layout()
             groups = saved.groups or [OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})]
             self._check(groups[0].states, layout)
@@ -373,7 +377,7 @@ class LinearLRScheduler:
 
     def step(self) -> None:
         """Set the learning rate for the optimizer's next step."""
-        s = self._optimizer._group.step
+        s = self._optimizer.steps
         if s < self._warmup:
             factor = s / max(1, self._warmup)
         else:

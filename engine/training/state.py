@@ -115,7 +115,7 @@ class Parameter:
                 f"parameter {self._name!r} of a nominal checkpoint has no value. "
                 "Please load the parameter states first"
             )
-        return self._state._view("param", self._name)
+        return self._state.view("param", self._name)
 
     @data.setter
     def data(self, value: npt.ArrayLike) -> None:
@@ -150,7 +150,7 @@ class Parameter:
                 "gradients until Trainer.update"
             )
         state.allocate_gradients()
-        return state._view("grad", self._name)
+        return state.view("grad", self._name)
 
     def __repr__(self) -> str:
         return f"Parameter(name={self._name!r}, requires_grad={self.requires_grad})"
@@ -183,13 +183,13 @@ class Parameters:
         Parameter(name, self._state).data = value
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._state._names()
+        return isinstance(name, str) and name in self._state.names
 
     def __iter__(self) -> Iterator[tuple[str, Parameter]]:
-        return ((name, Parameter(name, self._state)) for name in sorted(self._state._names()))
+        return ((name, Parameter(name, self._state)) for name in sorted(self._state.names))
 
     def __len__(self) -> int:
-        return len(self._state._names())
+        return len(self._state.names)
 
     def __repr__(self) -> str:
         return f"Parameters({[p for _, p in self]})"
@@ -384,7 +384,7 @@ class CheckpointState:
                 return
             self.allocate()
             for name, array in arrays.items():
-                self._view("param", name)[...] = array
+                self.view("param", name)[...] = array
 
     # --- files
 
@@ -426,7 +426,7 @@ class CheckpointState:
                 f"{os.fspath(checkpoint_uri)!r} is a checkpoint with values, and this state has "
                 "none: load the model parameters first, or save it to another path"
             )
-        storage.write(state._content(include_optimizer_state), checkpoint_uri)
+        storage.write(state.content(include_optimizer_state), checkpoint_uri)
 
     @classmethod
     @checked
@@ -446,18 +446,21 @@ class CheckpointState:
         Raises:
             CheckpointError: its tensors are too large for one buffer (1800 MiB): save it to a path.
         """
-        data, external = storage.encode(self._content(include_optimizer_state))
+        data, external = storage.encode(self.content(include_optimizer_state))
         if external is not None:
             raise CheckpointError(
                 "the checkpoint needs a second file for its tensors: use save_checkpoint(path)"
             )
         return data
 
-    def _content(self, include_optimizer_state: bool) -> Checkpoint:
+    @checked
+    def content(self, include_optimizer_state: bool) -> Checkpoint:
+        """Return everything that a checkpoint holds; its arrays are those of the state."""
+
         def collect(names: Sequence[str]) -> dict[str, Array | NominalTensor]:
             if not self.loaded:
                 return {n: NominalTensor(np.dtype(NUMPY[self._dtypes[n]])) for n in names}
-            return {n: self._view("param", n) for n in names}
+            return {n: self.view("param", n) for n in names}
 
         self.settle()
         properties = dict(self._properties)
@@ -499,7 +502,9 @@ class CheckpointState:
         """User data by name."""
         return self._properties
 
-    def _names(self) -> Mapping[str, str]:
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The element types of all parameters, by their names."""
         return self._dtypes
 
     def _is_trainable(self, name: str) -> bool:
@@ -509,7 +514,9 @@ class CheckpointState:
         if name not in self.parameters:
             raise NameNotFoundError(f"no parameter {name!r}{nearest(name, self._dtypes)}")
 
-    def _view(self, region: str, name: str) -> Array:
+    @checked
+    def view(self, region: str, name: str) -> Array:
+        """Return the array of a parameter in region param, or of its gradient in region grad."""
         slot = self.slots[name]
         return view(self.regions[region], slot.offset, slot.dtype, slot.shape)
 

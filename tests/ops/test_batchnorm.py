@@ -151,7 +151,7 @@ def test_frozen_layers_use_and_keep_their_statistics(
         e[i] = 1e-4
         slope = (loss(VALUES["w"] + e) - loss(VALUES["w"] - e)) / 2e-4
         assert 2 * slope == pytest.approx(float(gradient(state, "w")[i, 0, 0]), rel=1e-3)
-    for name in set(state.parameters._state._names()) & {"mean", "var"}:
+    for name in set(state.names) & {"mean", "var"}:
         np.testing.assert_array_equal(data(state, name), VALUES[name])
 
 

@@ -134,7 +134,7 @@ class Joined:
         module = Module(folder / "training_model.onnx", self.state, threads=2)
         optimizer = Optimizer(folder / "optimizer_model.onnx", module)
         self.model = module.session.training
-        self.update = Update(optimizer._model, optimizer.layout())
+        self.update = Update(optimizer.model, optimizer.layout())
         rng = np.random.default_rng(batch)
         shapes = (batch, 3, 40, 40), (batch, 2, 10, 10)
         values = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)

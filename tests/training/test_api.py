@@ -204,7 +204,7 @@ def test_a_plan_larger_than_the_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(memory, "plan_bytes", lambda: 1)
     for n in (1, 2, 2):
         module(*batch(n))
-    assert [shapes[0][0] for _, *shapes in module.session.memory.programs] == [2]
+    assert [shapes[0][0] for _, _, *shapes in module.session.memory.programs] == [2]
 
 
 def test_the_limit_of_plans_is_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def assert_trains_like_the_engine(trainer: Any, folder: Path, closed: bool) -> N
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    for part in (module.session.training, optimizer._model):
+    for part in (module.session.training, optimizer.model):
         part.closed = closed
     for _ in range(3):
         x, target = (RNG.standard_normal((4, n)).astype(np.float32) for n in (4, 3))

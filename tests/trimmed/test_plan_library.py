@@ -76,7 +76,7 @@ class Engine:
         for model in (
             self.module.session.training,
             self.module.session.evaluation,
-            self.optimizer._model,
+            self.optimizer.model,
         ):
             model.closed = True
 
