@@ -425,8 +425,8 @@ def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
             )
             for count in (1, 2, samples)
         )  # fmt: skip
-        training = bind(one.module._train.graph, {n: fed[n].shape for n in one.inputs})
-        values = {n: one.state.parameters[n].data for n in one.module._train.parameters}
+        training = bind(one.module.session.training.graph, {n: fed[n].shape for n in one.inputs})
+        values = {n: one.state.parameters[n].data for n in one.module.session.training.parameters}
         training.outputs = training.outputs[:1]
         known = Check(training, with_buffers(training, {**fed, **values}, 0), report)
         batch = [fed[name] for name in one.inputs]
