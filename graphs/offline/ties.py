@@ -45,7 +45,12 @@ def find(graph: Graph, trained: Sequence[str], frozen: Sequence[str]) -> list[li
     alike: dict[tuple[object, ...], list[list[str]]] = defaultdict(list)
     chosen, still = set(trained), set(frozen)
     for name, array in graph.initializers.items():
-        if name in still or array.ndim < 2 or OF_NUMPY.get(array.dtype) not in FLOATS:
+        if (
+            name in still
+            or array.ndim < 2
+            or not array.size
+            or OF_NUMPY.get(array.dtype) not in FLOATS
+        ):
             continue
         diagonal = array.reshape(array.shape[0], -1).diagonal()  # the transpose, too
         key = (array.dtype.str, tuple(sorted(array.shape)), diagonal.tobytes())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from engine import Trainer
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss
@@ -55,6 +55,18 @@ def model(kind: type[np.floating[Any]] = np.float32, *, shared: bool = False) ->
 def trainer(proto: onnx.ModelProto, **more: Any) -> Trainer:
     options = {"optimizer": AdamW(0.05, weight_decay=0.1), "threads": 1, "seed": 3, **more}
     return Trainer.from_onnx(proto, CrossEntropyLoss(), **options)
+
+
+def test_parameters_without_elements_are_no_copies() -> None:
+    proto = model(shared=True)
+    empty = np.zeros((0, WORDS), np.float32)
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(empty, name) for name in ("none", "neither")
+    )
+    joined = helper.make_node("Concat", ["flat", "none", "neither"], ["all"], axis=1)
+    proto.graph.node[-1].input[0] = "all"
+    proto.graph.node.insert(len(proto.graph.node) - 1, joined)
+    assert ties.find(onnx_io.load(proto), ["wte", "none", "neither"], []) == []
 
 
 @pytest.mark.parametrize("threads", [1, 2])

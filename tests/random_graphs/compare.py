@@ -616,14 +616,17 @@ def stock(model: Model, check: Check) -> None:
 def has_edges(model: Model) -> bool:
     """Whether a model has what onnxruntime ends at, or takes otherwise.
 
-    MaxPool of no images ends its process; a sequence of no steps ends with zeros, not with the
-    state that it began with; a mean of no labels is NaN, not 0; indices of MaxUnpool count in the
-    shape that is given, not in the one that ONNX infers.
+    MaxPool of no images ends its process, and so does a Split with an output that is left out; a
+    sequence of no steps ends with zeros, not with the state that it began with; a mean of no labels
+    is NaN, not 0; indices of MaxUnpool count in the shape that is given, not in the one that ONNX
+    infers.
     """
     values = {**model.fed, **model.graph.initializers, **model.alone}
     for node in model.graph.nodes:
         known = [values[name] for name in node.inputs if name in values]
         if node.op == "MaxPool" and any(not a.size for a in known):
+            return True
+        if node.op == "Split" and "" in node.outputs:
             return True
         lengths = values.get(node.inputs[4]) if len(node.inputs) > 4 else None
         if node.op in ("RNN", "GRU", "LSTM") and lengths is not None and not np.all(lengths):

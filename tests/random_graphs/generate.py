@@ -70,7 +70,7 @@ def ends(sketch: Sketch) -> list[str]:
     chance = rng.choice((0.0, 0.0, 0.1, 0.3))
     found = [n for n in sketch.made if n not in read or rng.random() < chance]
     if not found:  # nothing could be added
-        found = [sketch.add("Identity", next(iter(sketch.fed)))]
+        found = [sketch.add("Identity", sketch.feed(sketch.random((2,))))]
     return found
 
 

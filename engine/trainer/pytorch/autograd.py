@@ -272,7 +272,7 @@ def _join(torch: Any, tensors: Sequence[Any]) -> Any:
 
     first = tensors[0]
     if all(y.ndim and statically_known_true(y.shape[0] == first.shape[0]) for y in tensors):
-        return torch.cat([y.reshape(y.shape[0], -1) for y in tensors], 1)
+        return torch.cat([y.reshape(y.shape[0], math.prod(y.shape[1:])) for y in tensors], 1)
     return torch.cat([y.reshape(-1) for y in tensors])
 
 
