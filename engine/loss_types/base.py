@@ -1,4 +1,4 @@
-"""What a loss is: a class of options that appends nodes to a graph."""
+"""Losses: classes of options that append nodes to a graph."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class NamedLoss(Loss):
 
     @abstractmethod
     def _append(self, nodes: Nodes, *values: Any) -> str:
-        """Append the loss of these values, those of targets last; return the name of the result."""
+        """Append the loss of these values, targets last; return the name of the result."""
 
     def _named(self, inputs: Sequence[str]) -> tuple[str, ...]:
         """Return the values that the loss is taken of, and the names of its targets.

@@ -1,7 +1,7 @@
 """Losses over classes.
 
 cross entropy   SoftmaxCrossEntropyLoss: classes on axis 1, as ONNX has it.  Smoothed by e:
-                (1 - e) of it + e / C sum_c -w_c log p_c, the mean's divisor that of the first part
+                (1 - e) of it + e / C sum_c -w_c log p_c, the mean has the divisor of the first part
 likelihood      NegativeLogLikelihoodLoss of log-probabilities
 focal           a (1 - p)^gamma (-log p), p the probability of what is true and a the factor of its
                 class; by Sigmoid, where every class is a question of its own, a = alpha t +
@@ -80,8 +80,8 @@ class FocalLoss(NamedLoss):
     activation: "sigmoid", where `target` is in [0, 1] and shaped like the output, every class a
         question of its own; or "softmax", where it is int64 classes [batch, ...] of scores [batch,
         classes, ...].
-    gamma: how much less what is right already counts; 0 is plain cross entropy.
-    alpha: by sigmoid the factor of positives, that of negatives being 1 - alpha (RetinaNet: 0.25);
+    gamma: how much less an element counts that is right already; 0 is plain cross entropy.
+    alpha: by sigmoid the factor of positives; negatives have 1 - alpha (RetinaNet: 0.25);
         by softmax one factor a class.  None: 1 for all.
     ignore_index: the target whose positions do not count, in a mean neither.
     """

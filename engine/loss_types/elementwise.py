@@ -4,7 +4,7 @@ x is the output of the model, t the target, and d = x - t.
 
 MSE             mean(d^2)
 L1              mean(|d|)
-Huber           mean(d^2 / 2 where |d| < delta, else delta (|d| - delta / 2)); smooth L1: its
+Huber           mean(d^2 / 2 where |d| < delta, delta (|d| - delta / 2) elsewhere); smooth L1: its
                 quotient by delta
 BCE             mean(w ((1 - t) x + (1 + (p - 1) t) Softplus(-x))), x logits, p the weight of
                 positives: finite for every finite x, and so is its gradient, which has Sigmoid(-x)

@@ -8,8 +8,8 @@ batch hard      max(0, margin + the largest d to a row of the same label - the s
                 another), d^2 = a a + b b - 2 a b, the mean over rows that have both.  Hermans et
                 al. 2017, arXiv 1703.07737.  In float32 d is uncertain by 5e-4 |a| near 0
 InfoNCE         cross entropy of the scores s = a b / temperature of all pairs, where the label of
-                row i is i: the other rows are its negatives.  Symmetric: the mean with that of the
-                columns, as CLIP has it.  van den Oord et al. 2018, arXiv 1807.03748
+                row i is i: the other rows are its negatives.  Symmetric: the mean with the same of
+                the columns, as CLIP has it.  van den Oord et al. 2018, arXiv 1807.03748
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class BatchHardTripletLoss(NamedLoss):
 @checked(temperature=ABOVE_0)
 @dataclass(frozen=True)
 class InfoNCELoss(NamedLoss):
-    """Cross entropy of which rows of two outputs [batch, features] belong together: row i of one
-    with row i of the other, all other rows being its negatives.  There is no target.
+    """Cross entropy of the pairs of rows of two outputs [batch, features]: row i of one belongs to
+    row i of the other, and all other rows are its negatives.  There is no target.
 
     temperature: what the products of rows are divided by.  A temperature that is learned belongs
         into the model: it scales one output there, and `temperature` is 1.

@@ -1,7 +1,8 @@
 """Losses of regions: of boxes [..., 4], and of the parts of an image that belong to classes.
 
-p is what the model says and t what is true.  I and U are the areas of the intersection and of the
-union of two boxes, C that of the least box around both; a box that is inside out has the area 0.
+p are the boxes of the model and t the true ones.  I and U are the areas of the intersection and of
+the union of two boxes, C the area of the least box around both; a box that is inside out has the
+area 0.
 Every quotient has 1e-7 in its divisor, as in torchvision, so that boxes of no area have finite
 values and gradients.
 
@@ -63,7 +64,7 @@ class GIoULoss(NamedLoss):
 @dataclass(frozen=True)
 class CIoULoss(NamedLoss):
     """1 - complete intersection over union of boxes [..., 4] and the input `target`: also the
-    distance of centres and the difference of shapes count.  Options are those of `GIoULoss`."""
+    distance of centres and the difference of shapes count.  Options as `GIoULoss`."""
 
     targets: ClassVar[tuple[str, ...]] = ("target", "weight")
 
@@ -277,7 +278,7 @@ def _one_hot(
 ) -> tuple[str, str | None]:
     """Append 1 for the class of each label, zeros where it is ignored, and 1 where it counts.
 
-    A label is looked up in the identity matrix, so that one that is no class is an error.
+    A label is looked up in the identity matrix, so that any other number is an error.
     """
     classes = t.shape[1]
     if not isinstance(classes, int):
@@ -291,7 +292,7 @@ def _one_hot(
         zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
         counts = nodes.add("Where", skipped, zero, one)
         kept = nodes.add("Unsqueeze", counts, nodes.constant("axes", [1], "i64"))
-    # Gather counts negative indices from the end; a negative label is no class.
+    # Gather counts negative indices from the end; a negative label is not a class.
     index = nodes.add("Where", nodes.add("Less", index, first), outside, index)
     hot = nodes.add("Gather", nodes.constant("classes", np.eye(classes), t.dtype), index, axis=0)
     hot = nodes.add("Transpose", hot, perm=[0, t.rank - 1, *range(1, t.rank - 1)])

@@ -25,7 +25,7 @@ class CTCLoss(NamedLoss):
 
     The inputs are int64: `targets` [batch, length], padded at the end by anything;
     `input_lengths` and `target_lengths` [batch], how much of a sequence and of its targets counts.
-    The mean is that of each loss over the number of its targets, as in torch.
+    The mean divides each loss by the number of its targets, as in torch.
 
     blank: the class that stands for no label.
     zero_infinity: whether targets that are too long for their sequence cost nothing, and not

@@ -27,19 +27,19 @@ def generate_graph_name(token: str) -> str:
 
 
 def names(model: ModelProto) -> list[str]:
-    """The names of all values and nodes."""
+    """Return the names of all values and nodes."""
     graph = model.graph
     found = [v.name for v in (*graph.input, *graph.initializer, *graph.node)]
     return found + [o for n in graph.node for o in n.output]
 
 
 def node_arg_exists(model: ModelProto, node_arg_name: str) -> bool:
-    """Whether a node of the model reads or makes a value of that name."""
+    """Return whether a node of the model reads or makes a value of that name."""
     return any(node_arg_name in (*n.input, *n.output) for n in model.graph.node)
 
 
 def get_output_from_output_name(onnx_model: ModelProto, output_name: str) -> ValueInfoProto:
-    """The output of that name.
+    """Return the output of that name.
 
     Raises:
         NameNotFoundError: there is none.
@@ -48,7 +48,7 @@ def get_output_from_output_name(onnx_model: ModelProto, output_name: str) -> Val
 
 
 def get_input_from_input_name(onnx_model: ModelProto, input_name: str) -> ValueInfoProto:
-    """The input of that name.
+    """Return the input of that name.
 
     Raises:
         NameNotFoundError: there is none.
@@ -61,11 +61,11 @@ def _find(values: Sequence[ValueInfoProto], name: str, what: str) -> ValueInfoPr
         if value.name == name:
             return value
     known = [v.name for v in values]
-    raise NameNotFoundError(f"{name!r} is no graph {what}{nearest(name, known)}")
+    raise NameNotFoundError(f"{name!r} is not a graph {what}{nearest(name, known)}")
 
 
 def register_graph_outputs(model: ModelProto, output_names: list[str] | str) -> None:
-    """Make values the outputs of the model, in place of those it has.
+    """Make values the outputs of the model; they replace its own.
 
     Raises:
         NameNotFoundError: there is no such value, or its type is not known.

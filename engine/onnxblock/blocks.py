@@ -217,7 +217,7 @@ class ReduceAllL2(Block):
 
 @checked
 class Clip(Block):
-    """x limited to the range between two bounds, either of which may be None."""
+    """x limited to the range between two bounds; either may be None."""
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class InputLike(Block):
 
 @checked
 class LabelEncoder(Block):
-    """ai.onnx.ml's LabelEncoder: a key becomes the value at its position, all else the default."""
+    """ai.onnx.ml's LabelEncoder: a key becomes the value at its position, or else the default."""
 
     def __init__(
         self,

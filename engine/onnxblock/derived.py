@@ -20,7 +20,7 @@ Method = Callable[..., Any]
 def parameters_of(
     settings: type, without: Collection[str] = (), **annotations: str
 ) -> list[inspect.Parameter]:
-    """The parameters of a class of settings.
+    """Return the parameters of a class of settings.
 
     without: names to leave out.  annotations: other annotations, by name.
     """
@@ -32,7 +32,7 @@ def parameters_of(
 
 
 def taking(parameters: Sequence[inspect.Parameter], body: Callable[..., Any]) -> Method:
-    """A method with these parameters that calls `body(self, **arguments)`, all of them by name."""
+    """Return a method with these parameters that calls `body(self, **arguments)` by name."""
     me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = inspect.Signature([me, *parameters])
 
@@ -47,7 +47,7 @@ def taking(parameters: Sequence[inspect.Parameter], body: Callable[..., Any]) ->
 
 
 def block_of(settings: type, base: type[B], **methods: Method) -> type[B]:
-    """A subclass of `base` with these methods, and the name and docstring of the settings."""
+    """Return a subclass of `base` with these methods, named and described as the settings."""
     body: dict[str, Any] = {"__doc__": settings.__doc__, "__module__": base.__module__}
     for name, method in methods.items():
         method.__name__, method.__qualname__ = name, f"{settings.__name__}.{name}"

@@ -1,7 +1,7 @@
 """Losses as blocks: one for every class of `engine.loss_types`, with its name and options.
 
-The first inputs are values of the model; the last are the names of targets, as of labels.  What
-is no value of the model becomes an input of it.  Where a target has no name given, and the model
+The first inputs are values of the model; the last are the names of targets, such as labels.  A name
+that the model does not have becomes an input.  Where no name is given for a target, and the model
 that was opened has a value of the usual name, the input gets another one, the same for all losses.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
     def __getattr__(name: str) -> Any:
-        """The block of a loss; all are made at the end of this file."""
+        """Return the block of a loss; all are made at the end of this file."""
 
 
 __all__ = [kind.name for kind in LOSSES]
@@ -35,7 +35,7 @@ class _LossBlock(Block):
         self._loss = loss
 
     def build(self, *names: str) -> Any:
-        """Append the loss of the values of these names; the last are those of targets."""
+        """Append the loss of the values of these names; targets come last."""
         from engine.graphs.offline import compose
 
         reads, accessor = names[: self._loss.takes], current()
@@ -50,7 +50,7 @@ class _LossBlock(Block):
 
 
 def _block(settings: type[NamedLoss]) -> type[_LossBlock]:
-    """The block of a loss."""
+    """Return the block of a loss."""
 
     def init(self: _LossBlock, **options: Any) -> None:
         _LossBlock.__init__(self, settings(**options))

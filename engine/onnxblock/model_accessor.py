@@ -47,7 +47,7 @@ class ModelAccessor:
 
     @property
     def has_path(self) -> bool:
-        """Whether the base model came with a path."""
+        """The base model came with a path."""
         return self._path is not None
 
 
@@ -88,7 +88,7 @@ def base(
 
     Raises:
         StateError: a base is open already.
-        InputError: `model` is no model.
+        InputError: `model` is not a model.
     """
     from engine.graphs.offline import compose
 

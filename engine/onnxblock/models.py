@@ -40,7 +40,7 @@ class ForwardBlock(Block):
         Raises:
             StateError: no model is open.
             ModelError: the model is malformed now.
-            NameNotFoundError: an output is no value of the model, or its type is not known.
+            NameNotFoundError: an output is not a value of the model, or its type is not known.
         """
         from engine.graphs.offline import compose
 
@@ -97,7 +97,7 @@ class TrainingBlock(Block):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Append to the open model, set its outputs, and append the gradients of the first output.
 
-        Warnings and errors are those of `engine.artifacts.generate_artifacts`.
+        It warns and fails as `engine.artifacts.generate_artifacts` does.
 
         Raises:
             ModelError and others: see there.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
     def __getattr__(name: str) -> Any:
-        """The block of an optimizer; all are made at the end of this file."""
+        """Return the block of an optimizer; all are made at the end of this file."""
 
 
 __all__ = ["AdamWOptimizer", "ClipGradNorm", "Group", "SGDOptimizer"]
@@ -145,7 +145,7 @@ class _Optimizer(ForwardBlock):
         return compose.extend(self.base, append)
 
     def _clipped(self, read: Sequence[str]) -> tuple[dict[str, str], str]:
-        """What is read in the place of inputs of gradients, and the factor; see `append`."""
+        """Return the value to read for each input of gradients, and the factor; see `append`."""
         clip, gradients = self._clip_grad, list(dict.fromkeys(read))
         if clip is None:
             return dict(zip(gradients, gradients, strict=True)), ""
@@ -154,8 +154,8 @@ class _Optimizer(ForwardBlock):
             return {gradients[0]: clip(gradients[0])}, ""
         if not isinstance(clip, ClipGradNorm):
             raise DTypeError(
-                f"clip_grad: {type(clip).__name__} is a block over one sequence of gradients, and "
-                f"those of parameters of several element types are {len(gradients)}: "
+                f"clip_grad: {type(clip).__name__} is a block over one sequence of gradients, but "
+                f"parameters of several element types have {len(gradients)}: "
                 "give ClipGradNorm or the norm"
             )
         _, factor = clipped(self.base, clip._max_norm, gradients)
@@ -163,7 +163,7 @@ class _Optimizer(ForwardBlock):
 
 
 def _kinds(trainable: list[TensorProto]) -> dict[str, str]:
-    """The element types of trainable parameters, by name."""
+    """Return the element types of trainable parameters, by name."""
     if not trainable:
         raise InputError("an optimizer needs something to train: give TrainingBlock.requires_grad")
     names = {ONNX_CODE[T]: T for T in FLOATS}
@@ -176,7 +176,7 @@ def _kinds(trainable: list[TensorProto]) -> dict[str, str]:
 
 
 def _block(settings: type[Method]) -> type[_Optimizer]:
-    """The block of an optimizer, which may be given a block in the place of `clip_grad`."""
+    """Return the block of an optimizer; its `clip_grad` may be a block."""
 
     def init(self: _Optimizer, clip_grad: Block | float | None, **options: Any) -> None:
         _Optimizer.__init__(self, settings(**options), clip_grad)

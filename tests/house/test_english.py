@@ -23,6 +23,8 @@ CLEAN = (
     "engine/data",
     "engine/base/errors.py",
     "engine/drawing",
+    "engine/loss_types",
+    "engine/onnxblock",
     "engine/plan",
     "engine/runtime",
     "engine/system",
@@ -31,6 +33,7 @@ CLEAN = (
     "graphs/ir",
     "graphs/offline",
     "graphs/passes",
+    "kernels/ops/optimizer",
     "tools/commands",
     "tools/actions/run_config.py",
 )

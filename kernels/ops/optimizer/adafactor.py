@@ -1,22 +1,22 @@
 """Adafactor: gradients over the root of a second moment that is kept by rows and columns.
 
 A parameter of two dimensions or more is a batch of matrices [r, c], its last two dimensions.  With
-R [r] and C [c], one number a row and one a column, in the place of r c second moments:
+R [r] and C [c], one number a row and one a column instead of r c second moments:
 
 Moments   f = t^beta2_decay;  R = R + f (mean of g^2 over the row - R), C alike over the column
           V = R C / max(mean of R, eps1);  a vector keeps C alone, V = C = C + f (g^2 - C)
 Update    u = g / sqrt(max(V, eps1^2)),  divided by max(1, RMS(u) / d), the root mean square of one
           parameter tensor
-Step      s = min(r, 1 / sqrt(t)) where `relative_step`, else r;  a = s max(eps2, RMS(p)) where
-          `scale_parameter`, else s;  p = p (1 - r wd) - a u
+Step      s = min(r, 1 / sqrt(t)) with `relative_step`, r without;  a = s max(eps2, RMS(p)) with
+          `scale_parameter`, s without;  p = p (1 - r wd) - a u
           with beta1  m = beta1 m + (1 - beta1) a u,  p = p (1 - r wd) - m
 Error     a step: about 10 roundings of float; sums over rows and parameters as in clipping.py, in
           one order, whatever the number of threads
 Source    Shazeer, Stern, arXiv 1804.04235, Algorithms 4 and 5; torch.optim.Adafactor, whose steps
           are these with both options and without beta1; the first moment as in Hugging Face's
 
-The letters are those of step.py.  A parameter is cut into units of whole rows: some matrices where
-they are small, a block of rows where one is large.  How it is cut depends on its shape alone, so
+The letters are explained in step.py.  A parameter is cut into units of whole rows: some matrices
+where they are small, a block of rows where one is large.  The cuts depend on its shape alone, so
 the sums are the same for every number of threads.
 """
 
@@ -129,29 +129,29 @@ PART = Words(
     columns="elements of a row; the last row of a vector may have less",
     is_factored="1 where rows have a second moment, 0 for vectors",
     row_begin="first element of its second moments of rows",
-    column_begin="first element of those of columns",
+    column_begin="first element of its second moments of columns",
     kept="second moments of columns",
     group="matrices of a unit",
     blocks="units of a matrix, where it has several",
     tall="rows of a unit",
     units="units",
     first_unit="units of the parameters before",
-    partial="first element of its sums of columns, of which each block has one",
+    partial="first element of its sums of columns, one for each block",
 )
 TABLE = Words("adafactor", parts=Field("the parameters", count=OPEN, of=PART))
 
 _TABLE = f"signal: b1[1] if signalled   table: i64[count, {PART.size}]"
 _COUNTS = "count, signalled: i64"
 # Threads share the units of a parameter in blocks of `block`.  The others describe the only
-# parameter, if that is a matrix; else they are 0.
+# parameter, if that is a matrix; otherwise they are 0.
 _UNITS = "units, tall, width: i64   block: i64 where block >= 1   clips: i64"
 
 
 def _in_units(*pointers: str) -> Tile:
-    """How a kernel is cut whose numbers are count, signalled, UNITS, and others.
+    """Return how a kernel is cut whose numbers are count, signalled, UNITS, and others.
 
-    pointers: what of each belongs to a unit: its elements, a number for each of its rows, one for
-        each of its columns, two sums, or "" for nothing.
+    pointers: the part of each that belongs to a unit: its elements, a number for each of its rows,
+        one for each of its columns, two sums, or "" for nothing.
     """
 
     def tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
@@ -171,7 +171,7 @@ def _in_units(*pointers: str) -> Tile:
 
 @inline
 def bounds(part, u):
-    """Of unit u: its matrices [b, b_end), and rows [i, i_end) of each."""
+    """Return the matrices [b, b_end) of unit u, and the rows [i, i_end) of each."""
     matrix = udiv(u, part.blocks)
     b, i = matrix * part.group, (u - matrix * part.blocks) * part.tall
     return b, imin(b + part.group, part.batch), i, imin(i + part.tall, part.rows)
@@ -179,7 +179,7 @@ def bounds(part, u):
 
 @inline
 def row_scale(rows, part, b, eps):
-    """What second moments of rows of matrix b are multiplied by: 1 / max(their mean, eps)."""
+    """Return the factor of the second moments of rows of matrix b: 1 / max(their mean, eps)."""
     total = 0.0
     for i in range(part.rows):
         total += rows[part.row_begin + b * part.rows + i]
@@ -370,7 +370,7 @@ def adafactor_norms(target: Target, T: str) -> Body:
 def adafactor_apply(
     target: Target, T: str, is_moving: int, is_relative: int, is_scaled: int
 ) -> Body:
-    """The step of the family's formulas in place of p, and of m where it is moving, else m is p.
+    """Update p by the family's formulas, and m if `is_moving`; without it, m is p.
 
     rows, columns: where `PART` says; sums: [units, 2].
     """
@@ -447,7 +447,7 @@ def adafactor_apply(
 
 
 def _cut(part: Part, first_unit: int, partial: int) -> Packed:
-    """How a parameter is cut; a vector is matrices of one row, the last perhaps a shorter one."""
+    """Return how a parameter is cut; a vector is matrices of one row, the last perhaps shorter."""
     row_begin, column_begin = part.states[:2]
     is_factored = len(part.shape) > 1
     if is_factored:

@@ -5,7 +5,7 @@ Adagrad   v = v + d^2, v the initial value before the first step;
 Error     a step: 4 roundings of float
 Source    torch.optim
 
-The letters are those of step.py.
+The letters are explained in step.py.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _values(call, rate):
     states=("v",), numbers={"eps": "epsilon", "decay": "weight_decay", "lr_decay": "lr_decay"}
 )
 def adagrad(target: Target, T: str) -> Formula:
-    """One step of Adagrad in place of p, v from g; nothing where the signal is false.
+    """Update p and v by one step of Adagrad; do nothing where the signal is false.
 
     v: the initial value before the first step.
     """

@@ -10,7 +10,7 @@ Lazy      AdamW of the rows of a parameter whose gradients are not all 0; the ot
 Error     a step: 4 roundings of float; powers of a and b in double
 Source    torch.optim; Loshchilov, Hutter, arXiv 1711.05101; onnxruntime's adamwoptimizer.cc
 
-The letters are those of step.py.
+The letters are explained in step.py.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from engine.plan.states import State
 DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam; the first two are adam_mode
 LAZY = 4  # added to a form: rows without a gradient are passed over
 
-# The defaults of AdamW are those of three.  The class below has onnxruntime-training's onnxblock's,
-# which its artifacts are made with: Hugging Face's form, eps 1e-6, no weight decay.  The op has
-# those of onnxruntime's schema, which are torch's: mode 0, eps 1e-8, weight decay 1e-2; they apply
-# only to nodes of other origin that leave attributes out, as our nodes name them all.
+# AdamW has two sets of defaults.  The class below has the defaults of onnxruntime-training's
+# onnxblock, which makes its artifacts: Hugging Face's form, eps 1e-6, no weight decay.  The op has
+# the defaults of onnxruntime's schema, and of torch: mode 0, eps 1e-8, weight decay 1e-2.  They
+# apply only to nodes of other origin that leave attributes out: our nodes name them all.
 SCHEMA = {
     "alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "weight_decay": 1e-2, "correct_bias": 1,
     "adam_mode": DECOUPLED,
@@ -62,7 +62,7 @@ SCHEMA = {
 
 
 class _Moments(Method):
-    """Keeps a mean of gradients and one of their squares."""
+    """An optimizer that keeps a mean of gradients and a mean of their squares."""
 
     @staticmethod
     def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
@@ -144,7 +144,7 @@ class Adam(_Moments):
     mode=(DECOUPLED, HUGGING_FACE, COUPLED, LAZY + DECOUPLED, LAZY + HUGGING_FACE),
 )
 def adam(target: Target, T: str, mode: int) -> Formula:
-    """One step of Adam in place of p, m, v from g; nothing where the signal is false.
+    """Update p, m and v by one step of Adam; do nothing where the signal is false.
 
     A mode with LAZY passes over the rows of the ranges that have no gradient.
     """

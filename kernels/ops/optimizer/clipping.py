@@ -7,7 +7,7 @@ Error     squares are added in the working type in runs of 4096 elements of one 
           double and in the order of the tensors, whatever the number of threads
 Source    torch.nn.utils.clip_grad_norm_; onnxruntime's clip_grad_norm.cc
 
-A flat tensor of gradients holds those of all parameters of an element type; the planner says in
+A flat tensor holds the gradients of all parameters of an element type; the planner says in
 attributes where they begin.  Its zero padding counts for nothing.  Without attributes an input is
 one tensor.
 """
@@ -65,9 +65,9 @@ square_root = loop("f64", "x -> sqrt(x)")  # of one double: square_root(x, 1)
 
 
 def in_runs(steps: Sequence[int], numbers: Numbers, at: int) -> Blocks | None:
-    """How a kernel is cut that adds over the runs of one range, the first of which begins at 0.
+    """Return how a kernel is cut that adds over the runs of one range, which begins at 0.
 
-    numbers: the count of ranges, that of runs, and others.
+    numbers: the counts of ranges and of runs, and others.
     steps: from run to run of each pointer.
     at: the position of the number that says how many runs threads share at a time.
     """
@@ -175,7 +175,7 @@ def norm(target: Target, T: str) -> Body:
 def _add_squares(
     lowering: Lowering, x: Operand, sums: Operand, ranges: Sequence[tuple[int, int]], at: int
 ) -> int:
-    """Call square_sums for ranges of x, whose first run is run `at`; return the run behind them."""
+    """Call square_sums for ranges of x, whose first run is run `at`; return the run after them."""
     runs = sum(runs_of(size) for _, size in ranges)
     lowering.call(
         square_sums(x.type.dtype), x=x, sums=sums, ranges=lowering.const(packed(ranges)),

@@ -4,7 +4,7 @@ Lion      p = p (1 - r wd) - r sign(b1 m + (1 - b1) g);  m = b2 m + (1 - b2) g
 Error     a step: 3 roundings of float
 Source    Chen et al., arXiv 2302.06675, Algorithm 2
 
-The letters are those of step.py.
+The letters are explained in step.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _values(call, rate):
 
 @update_kernel(states=("m",), numbers={"a": "alpha", "b": "beta", "decay": "weight_decay"})
 def lion(target: Target, T: str) -> Formula:
-    """One step of Lion in place of p, m from g; nothing where the signal is false."""
+    """Update p and m by one step of Lion; do nothing where the signal is false."""
     text = """rate keep a1 b1 ->
     p = p * keep - rate * sign(a * m + a1 * g); m = b * m + b1 * g"""
     return Formula(text, _values)

@@ -1,4 +1,4 @@
-"""What every optimizer declares: its options, the attributes of its op, and its table of states.
+"""Declarations of optimizers: options, the attributes of their ops, and tables of states.
 
 A family of this room holds one optimizer: a frozen dataclass that derives from `Method`, whose
 fields are the options that users give (names, order and defaults stand there and nowhere else), its
@@ -23,12 +23,12 @@ FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-tra
 @checked(lr_scale=AT_LEAST_0)
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are updated in another way than the rest.
+    """Parameters that are updated differently from the rest.
 
     match: names of parameters, or patterns of them as `*.bias`; the first group that matches a
         parameter has it.
     lr_scale: factor of the learning rate.
-    weight_decay: in place of the optimizer's own; None keeps that.
+    weight_decay: replaces the optimizer's own; None keeps it.
     """
 
     match: Sequence[str]
@@ -41,7 +41,7 @@ class Rule:
     """The op that an optimizer model is made of, with the attributes of its nodes.
 
     states: the states the op reads.
-    unread: states that the model declares behind them for the format alone.
+    unread: states that the model declares after them for the format alone.
     """
 
     op: str
@@ -67,7 +67,7 @@ class Method:
     groups: Sequence[Group]
 
     def attributes(self) -> dict[str, Any]:
-        """The attributes of the op's nodes.
+        """Return the attributes of the op's nodes.
 
         Raises:
             InputError, DTypeError: naming an option that has no meaning.
@@ -76,11 +76,11 @@ class Method:
 
     @staticmethod
     def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
-        """The table of states of a node with these attributes."""
+        """Return the table of states of a node with these attributes."""
         raise NotImplementedError
 
     def rule(self, *, is_divided: bool = False) -> Rule:
-        """The op of a model with these options; is_divided: each node updates some parameters."""
+        """Return the op of a model; is_divided: each node updates some of the parameters."""
         attrs = self.attributes()
         return Rule(self.op, attrs, self.states(attrs))
 
@@ -89,7 +89,7 @@ class Method:
 
 
 def betas(given: tuple[float, float]) -> dict[str, float]:
-    """The attributes alpha and beta, two numbers from 0 to below 1."""
+    """Return the attributes alpha and beta, two numbers from 0 to below 1."""
     try:
         alpha, beta = (arguments.real("betas", b) for b in given)
     except (TypeError, ValueError):
@@ -100,14 +100,14 @@ def betas(given: tuple[float, float]) -> dict[str, float]:
 
 
 def at_least_0(what: str, value: float) -> float:
-    """A number that is not negative."""
+    """Return a number, which must not be negative."""
     if not arguments.real(what, value) >= 0:
         raise InputError(f"{what}={value!r}; expected at least 0")
     return float(value)
 
 
 def below_1(what: str, value: float) -> float:
-    """A number from 0 to below 1."""
+    """Return a number, which must be from 0 to below 1."""
     if not 0 <= arguments.real(what, value) < 1:
         raise InputError(f"{what}={value!r}; expected a number from 0 to below 1")
     return float(value)

@@ -32,7 +32,7 @@ def ends_of(c: KernelCall) -> tuple[int, int]:
     """Return the end of the ranges of a call, and how many runs they have."""
     ranges = c.records("ranges", RANGE, c.count)
     if c.owned and any(record["begin"] for record in ranges):
-        c.refuse("a range that does not begin where its tensor does, of which threads have a tile")
+        c.refuse("a range that starts after its tensor, which threads hold in tiles")
     ends = [record["begin"] + record["size"] for record in ranges]
     return max(ends, default=0), sum(-(-record["size"] // RUN) for record in ranges)
 
@@ -47,7 +47,7 @@ def ranges_reach(c: KernelCall) -> Reach:
 
 @inline
 def part(ranges, r, at, first, last):
-    """Begin and size of what [first, last) has of range r, which starts at `at` of all elements."""
+    """Return start and size of the part of range r in [first, last); it starts at element `at`."""
     found = off(ranges.ranges, r)
     low, high = imax(first, at), imin(last, at + found.size)
     return found.begin + low - at, high - low
@@ -55,18 +55,18 @@ def part(ranges, r, at, first, last):
 
 @inline
 def within(ranges, r, at, first, last):
-    """Of the runs [first, last): those of range r, whose own start at run `at` of all."""
+    """Return the runs of range r in [first, last), and how many it has; they start at run `at`."""
     runs = udiv(off(ranges.ranges, r).size + RUN - 1, RUN)
     return imax(first - at, 0), imin(last - at, runs), runs
 
 
 def runs_of(n: int) -> int:
-    """The number of runs of n elements."""
+    """Return the number of runs of n elements."""
     return -(-n // RUN)
 
 
 def packed(ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> np.ndarray[Any, Any]:
-    """Begins and sizes as kernels read them, i64; rows: elements of a row of each, see `RANGE`."""
+    """Return starts and sizes as kernels read them, i64; rows: elements of a row, see `RANGE`."""
     found = zip(ranges, rows or [0] * len(ranges), strict=True)
     words = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n, row=row) for (b, n), row in found])
     return np.array(words.values, np.int64)

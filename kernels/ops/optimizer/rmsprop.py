@@ -6,7 +6,7 @@ RMSprop   v = a v + (1 - a) d^2,  s = sqrt(v), or centered u = u + (1 - a) (d - 
 Error     a step: 4 roundings of float.  v - u^2 is taken as 0 where rounding makes it negative
 Source    torch.optim
 
-The letters are those of step.py.
+The letters are explained in step.py.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _values(call, rate):
     numbers={"a": "alpha", "eps": "epsilon", "decay": "weight_decay", "mu": "momentum"},
 )
 def rmsprop(target: Target, T: str, centered: int, momentum: int) -> Formula:
-    """One step of RMSprop in place of p and the states; nothing where the signal is false."""
+    """Update p and the states by one step of RMSprop; do nothing where the signal is false."""
     spread = "v"
     if centered:
         spread = "max(v - u * u, 0.0)"

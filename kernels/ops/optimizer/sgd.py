@@ -5,7 +5,7 @@ SGD       p = p - r d;  with momentum m = mu m + (1 - damp) d, the first time m 
 Error     a step: 3 roundings of float
 Source    torch.optim
 
-The letters are those of step.py.
+The letters are explained in step.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SGD(Method):
 
 @update_kernel(numbers={"decay": "weight_decay"}, has_step=False, unit=BLOCK)
 def sgd(target: Target, T: str) -> Formula:
-    """p = p - lr (g + decay p), in place; nothing where the signal is false.
+    """p = p - lr (g + decay p); do nothing where the signal is false.
 
     Rows of the ranges without a gradient are passed over, which decay 0 and a factor that is a
     number make exact.
@@ -94,7 +94,7 @@ def _values(call, rate):
     states=("m",), numbers={"mu": "momentum", "damp": "dampening", "decay": "weight_decay"}
 )
 def momentum(target: Target, T: str, nesterov: int) -> Formula:
-    """SGD with the momentum m, in place of p and m; nothing where the signal is false."""
+    """Update p and m by one step of SGD with momentum; do nothing where the signal is false."""
     return Formula(
         f"""rate fresh -> d = g + decay * p; m = mu * m + fresh * d;
         p = p - rate * {"(d + mu * m)" if nesterov else "m"}""",

@@ -8,7 +8,7 @@ Source          the update signal of onnxruntime's optimizers; GradScaler of tor
 All updates of a plan read the last signal, so that it comes before the first of them.  A run that
 met bad data ends at the barrier before it, and no parameter and no state has changed.
 
-UpdateSignal is that of a step that trains and updates in one plan.  GradientSignal is in optimizer
+UpdateSignal belongs to a step that trains and updates in one plan.  GradientSignal is in optimizer
 models that skip updates whose gradients are not finite, over the sequence of all gradients; in
 plans it reads flat tensors, or the norm that clipping has taken of the same gradients.
 """
@@ -119,7 +119,7 @@ def _gradient_infer(site: Site) -> tuple[TensorType, ...]:
     if site.has(0) and site.type(0) != FLAG:
         site.wrong(f"input 0 is {site.type(0)}; expected {FLAG}, or nothing")
     if len(site.ins) < 2:
-        site.fail("no gradients", "one input or more behind the signal before")
+        site.fail("no gradients", "at least one input after the signal before")
     check_floats(site, 1)
     return (FLAG,)
 

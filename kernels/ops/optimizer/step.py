@@ -45,8 +45,8 @@ DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops 
 class Part(NamedTuple):
     """One parameter of a node, in elements of the flat tensors.
 
-    begin: its own, and that of its gradient.
-    states: the begin of its tensor in each state.
+    begin: where it and its gradient start.
+    states: where its tensor starts in each state.
     """
 
     begin: int
@@ -83,7 +83,7 @@ class Step:
 
     @property
     def parts(self) -> list[Part]:
-        """The parameters of the node; without attributes, all of one vector."""
+        """The parameters of the node; without attributes, one vector."""
         attrs, count = self.lowering.site.attrs, len(self.states)
         begins, states, dims = (iter(attrs.get(n, ())) for n in ("begins", "state_begins", "dims"))
         found = []
@@ -93,11 +93,11 @@ class Step:
         return found or [Part(0, self.p.type.dims, (0,) * count)]
 
     def real(self, name: str, default: float = 0.0) -> float:
-        """A hyperparameter."""
+        """Return a hyperparameter."""
         return float(self.lowering.site.attrs.get(name, default))
 
     def merged(self) -> list[tuple[int, int]]:
-        """Begin and size of the parameters with their padding, those one after another as one."""
+        """Return start and size of the parameters with their padding; neighbours are joined."""
         line = ALIGN // ITEMSIZE[self.T]
         out: list[tuple[int, int]] = []
         for part in self.parts:
@@ -109,7 +109,7 @@ class Step:
         return out
 
     def table(self, ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operand:
-        """Begins and sizes, as kernels read them; rows: elements of a row of each, see `RANGE`."""
+        """Return starts and sizes, as kernels read them; rows: elements of a row, see `RANGE`."""
         return self.lowering.const(packed(ranges, rows))
 
     def update(
@@ -123,10 +123,10 @@ class Step:
         """Call an update kernel with the states and the numbers of the node.
 
         The states are shaped and typed as the parameters, so that one table of ranges is for all.
-        params: the flags of the kernel; those of the node if none are given.
+        params: the flags of the kernel; by default, the node's attributes of these names.
         skipped: elements that are passed over where all their gradients are 0; 0: none are.
         by_rows: rows of parameters of two dimensions and more are, whatever their size.
-        integers: those of the kernel.
+        integers: the integers of the kernel.
         """
         lowering = self.lowering
         if by_rows:
@@ -152,16 +152,16 @@ class Step:
 
     @property
     def flags(self) -> tuple[int, int]:
-        """Whether gradients are multiplied by `clip`, and whether there is a signal."""
+        """The flags `clips` and `signalled` of kernels: there is a factor, there is a signal."""
         return int(self.clip is not None), int(self.signal is not None)
 
     @property
     def scale(self) -> float:
-        """What the learning rate is multiplied by."""
+        """The factor of the learning rate."""
         return self.real("lr_scale", 1.0)
 
     def finish(self) -> None:
-        """Output 0, "an update took place": the signal, or true."""
+        """Write output 0, "an update took place": the signal, or true."""
         lowering, signal = self.lowering, self.signal
         if lowering.wants(0):
             flag = lowering.y(0)
@@ -173,8 +173,8 @@ class Step:
 
 # --- declaration
 
-# Which parameters a node updates, as files have it; the planner adds where in the flat tensors they
-# begin, in elements, their shapes, each behind its rank, and where each begins in every state.
+# The parameters that a node updates, as files have it.  The planner adds, in elements, where they
+# start in the flat tensors and in every state, and their shapes, each after its rank.
 LISTS: dict[str, Kind] = {
     "parameters": "strings",
     "begins": "ints",
@@ -185,9 +185,9 @@ GROUP = {"lr_scale": 1.0, "parameters": (), "begins": (), "dims": (), "state_beg
 
 
 def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[TensorType, ...]]:
-    """Shape rule: the flag, then parameters and states as they are after the step.
+    """Return the shape rule: the flag, then parameters and states as they are after the step.
 
-    Inputs before the signal must be there; behind it comes the factor of gradients, f64[1].
+    Inputs before the signal must be there; after it comes the factor of gradients, f64[1].
     Gradients have the type of the parameters, a state its own, the learning rate is f32[1].
     """
     at = 1 + update.has_step
@@ -225,7 +225,7 @@ def optimizer(
     outputs: int = 4,
     **more: Any,
 ) -> Op:
-    """Return the op of the domain `engine` of an optimizer; its defaults are those of the options.
+    """Return the op of an optimizer, of the domain `engine`; it has the defaults of the options.
 
     kernels: the kernels that it calls.
     lower: how it is lowered; by default it calls its only kernel, an update kernel.

@@ -9,8 +9,8 @@ An elementwise optimizer is one formula.  `update_kernel` makes a kernel of it:
 
 The text has the statements of a row program (`vocabulary/expression.py`).  It reads an element of
 the parameter p, of its gradient g, which is clipped already, and of the states; the numbers of the
-call; and `rate`, the learning rate times `lr_scale`.  It assigns p and the states.  What depends on
-the step alone is computed in double, once a call, by `Formula.values`.
+call; and `rate`, the learning rate times `lr_scale`.  It assigns p and the states.  Once a call
+and in double, `Formula.values` computes the values that depend on the step alone.
 
 The loop is the same for all: it skips the update where the signal is false, shares the elements of
 all ranges among threads, multiplies gradients by the factor of clipping, and passes over rows.
@@ -128,7 +128,7 @@ def stretch(T: str, *, keeps_nan: bool = False) -> Inline:
 class Formula:
     """The step of an optimizer.
 
-    text: the statements of one element, after `names ->` for those of `values`; "rate ->" is left
+    text: the statements of one element, after `names ->`, the names of `values`; "rate ->" is left
         out.
     values: an inline function values(call, rate) that returns the values of these names, a tuple.
     row_of: `stretch(T)`, if rows without a gradient stay as they are.
@@ -160,8 +160,8 @@ class Formula:
 class UpdateKernel:
     """The kernel of a formula, and where the lowering of a node finds its arguments.
 
-    states: its states, in the order of those of the optimizer; "u if centered" is there where the
-        compile-time parameter `centered` is not 0.
+    states: its states, in the optimizer's order; "u if centered" is there if the compile-time
+        parameter `centered` is not 0.
     numbers: the attributes of the node that its numbers are, by number.
     """
 
@@ -192,7 +192,7 @@ def update_kernel(
 ) -> Callable[[Callable[..., Formula]], UpdateKernel]:
     """Declare the update kernel of a formula, a function of the target and of parameters.
 
-    states, numbers: those of `UpdateKernel`.  Numbers are f64.
+    states, numbers: as `UpdateKernel` has them.  Numbers are f64.
     integers: numbers of the call that its lowering gives, i64.
     has_step: whether the kernel reads the count of steps.
     unit: the elements that it looks at together, at least.
