@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from engine.kernels.ops.registry import ops
+from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.op import Array
 from engine.system.paths import Paths
 
@@ -27,17 +28,10 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 _NONE = "_empty_nn_module_stack_from_metadata_hook"  # the exporter's name for no submodule
 _MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|.*ReadVariableOp|.*__\d+$|const_fold")
 _CALLED = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
-# The roles of inputs, in PyTorch's terms.
-_LINEAR = {1: "weight", 2: "bias"}
-_RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
-_ROLES: dict[str, Mapping[int, str]] = {
-    "MatMul": {0: "weight", 1: "weight"}, "MatMulNBits": {1: "weight"},
-    "MatMulInteger": {1: "weight"}, "ConvInteger": {1: "weight"}, "PRelu": {1: "weight"},
-    "Gather": {0: "weight"},
-    **dict.fromkeys(("Gemm", "Conv", "ConvTranspose", "FusedConv", "FusedGemm"), _LINEAR),
-    **dict.fromkeys(("LayerNormalization", "GroupNormalization", "InstanceNormalization"), _LINEAR),
-    "BatchNormalization": {**_LINEAR, 3: "running_mean", 4: "running_var"},
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
+# The names that PyTorch has for inputs of a role.
+_NAMES = {
+    Role.WEIGHT: "weight", Role.RECURRENT_WEIGHT: "weight_hh", Role.SCALE: "weight",
+    Role.BIAS: "bias", Role.SHIFT: "bias", Role.MEAN: "running_mean", Role.VARIANCE: "running_var",
 }  # fmt: skip
 _OF_KERAS = {
     "weight": "kernel", "weight_ih": "kernel", "weight_hh": "recurrent_kernel",
@@ -157,8 +151,7 @@ def _path(
     if reader is None:
         return ""
     taken = [path for argument, path in gone.items() if argument in called[id(reader.node)]]
-    roles = _ROLES.get(reader.node.op_type, {})
-    role = "bias" if reader.node.name.endswith("/BiasAdd") else roles.get(reader.place, "")
+    role = "bias" if reader.node.name.endswith("/BiasAdd") else _role(reader)
     if taken:
         fits = [path for path in taken if role and path.rpartition(".")[2].startswith(role)]
         return (fits or taken)[0]
@@ -168,6 +161,17 @@ def _path(
         is_keras = not reader.node.name.startswith("/")
         return f"{reader.scope}.{_OF_KERAS.get(role, role) if is_keras else role}"
     return f"{reader.scope}.{name.rpartition('::')[2].rpartition('/')[2]}"
+
+
+def _role(reader: _Reader) -> str:
+    """Return PyTorch's name for what a node reads; "" if its op does not say what it is."""
+    node = reader.node
+    op = ops().get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    role = op.roles.get(reader.place) if op is not None else None
+    if op is None or role is None:
+        return ""
+    is_recurrent = Role.RECURRENT_WEIGHT in op.roles.values()
+    return "weight_ih" if is_recurrent and role is Role.WEIGHT else _NAMES[role]
 
 
 def scope_of(node: Any, is_keras: bool) -> str:

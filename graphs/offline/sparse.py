@@ -44,21 +44,12 @@ from engine.graphs.offline.parameters import parameters
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.ops.registry import ops
+from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.op import MS, op_keys
 from engine.system.paths import Paths
 
 TRAINED, FROZEN = ".trained", ".frozen"  # ends of the names of the parts of a weight
 
-_NORMS = op_keys(
-    "BatchNormalization LayerNormalization GroupNormalization InstanceNormalization "
-    f"RMSNormalization SimplifiedLayerNormalization {MS}::SimplifiedLayerNormalization"
-)
-_SKIP_NORMS = op_keys(
-    f"{MS}::SkipLayerNormalization {MS}::SkipSimplifiedLayerNormalization"
-)  # with inputs x, skip, scale, shift and a bias
-_BIASED = op_keys(f"Conv ConvTranspose Gemm {MS}::FusedConv {MS}::FusedGemm")
-_RECURRENT = op_keys("LSTM GRU RNN")
-_BIASED_GELUS = op_keys(f"{MS}::BiasGelu {MS}::FastGelu")
 _ELEMENTWISE = op_keys("Add Sub Mul Div Where Concat Sum Pow")
 
 
@@ -267,25 +258,19 @@ def _adds(use: _Use, thin: bool) -> bool:
     """Return whether a node adds its input to something; thin: it has at most one axis longer than
     1.
     """
-    key = (use.node.domain, use.node.op)
-    if key in _NORMS or key in _BIASED:
-        return use.at == 2
-    if key in _SKIP_NORMS:
-        return use.at in ((3, 4) if key[1] == "SkipLayerNormalization" else (3,))
-    if key in _RECURRENT:
-        return use.at == 3
-    if key in _BIASED_GELUS:
-        return use.at == 1
-    return thin and key == ("", "Add")
+    is_added = _role(use) in (Role.BIAS, Role.SHIFT)
+    return is_added or (thin and (use.node.domain, use.node.op) == ("", "Add"))
+
+
+def _role(use: _Use) -> Role | None:
+    """Return what a node takes its input for, as its op declares it."""
+    op = ops().get((use.node.domain, use.node.op))
+    return op.roles.get(use.at) if op is not None else None
 
 
 def _is_of_norm(use: _Use) -> bool:
     """Return whether a node takes its input as the scale or shift of a normalisation."""
-    key = (use.node.domain, use.node.op)
-    shifted = key[1] == "SkipLayerNormalization"
-    return (key in _NORMS and use.at in (1, 2)) or (
-        key in _SKIP_NORMS and use.at in ((2, 3) if shifted else (2,))
-    )
+    return _role(use) in (Role.SCALE, Role.SHIFT)
 
 
 def _matched(

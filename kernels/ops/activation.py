@@ -17,7 +17,7 @@ from typing import Any
 from engine.base.element_types import FLOATS
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr, substitute
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import Role, Samples
 from engine.kernels.vocabulary.formula import (
     attributed,
     elementwise,
@@ -156,6 +156,7 @@ def _biased_gelu(name: str, least: int, text: str, plain: str, biased: str) -> O
 
     return Op(
         name=name,
+        roles={1: Role.BIAS},
         domain=MS,
         inputs=(least, 2),
         outputs=1,
@@ -281,6 +282,7 @@ OPS = (
         "Where(Greater(x, 0), 0, Mul(dy, x))",
         inputs="x slope",
         infer=_one_way,
+        roles={1: Role.WEIGHT},
     ),
     elementwise(
         "ThresholdedRelu", "where(x > alpha, x, 0)", attrs={"alpha": 1.0}, rule=_thresholded

@@ -18,7 +18,7 @@ from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
 from engine.kernels.ops.epilogue import IN_GEMM, activate, parameters, plain_attributes
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import PRODUCT, Role, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     Dim,
@@ -361,6 +361,7 @@ _FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB
 OPS = (
     Op(
         name="Gemm",
+        roles=PRODUCT,
         by_reference=True,
         attrs=_GEMM,
         infer=_gemm_infer,
@@ -372,6 +373,7 @@ OPS = (
     ),
     Op(
         name="FusedGemm",
+        roles=PRODUCT,
         domain=MS,
         inputs=(2, 3),
         outputs=1,
@@ -385,6 +387,7 @@ OPS = (
     ),
     Op(
         name="MatMul",
+        roles={0: Role.WEIGHT, 1: Role.WEIGHT},
         by_reference=True,
         infer=_matmul_infer,
         lower=_matmul_lower,

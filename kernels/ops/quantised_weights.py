@@ -21,7 +21,7 @@ from engine.kernels.loops.quantised import (
     quantised_rows,
 )
 from engine.kernels.ops.index.gather import wide_index
-from engine.kernels.vocabulary.facts import ChannelsLast
+from engine.kernels.vocabulary.facts import ChannelsLast, Role
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -406,6 +406,7 @@ OPS = (
     ),
     Op(
         name="MatMulNBits",
+        roles={1: Role.WEIGHT},
         domain=MS,
         inputs=(3, 6),
         outputs=1,

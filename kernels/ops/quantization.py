@@ -25,6 +25,7 @@ from engine.base.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
+from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.formula import elementwise, infer
 from engine.kernels.vocabulary.op import (
     MS,
@@ -356,6 +357,7 @@ OPS = (
     ),
     Op(
         name="MatMulInteger",
+        roles={1: Role.WEIGHT},
         no_gradient=_NONE,
         expand=lambda n: (_matmul(n, 0, 2, 1, 3),),
         infer=lambda site: (_as_reals(site, "MatMul", 0, 1).but(dtype="i32"),),
@@ -363,6 +365,7 @@ OPS = (
     ),
     Op(
         name="ConvInteger",
+        roles={1: Role.WEIGHT},
         no_gradient=_NONE,
         expand=lambda n: (_conv(n, 0, 2, 1, 3),),
         attrs=_CONV,

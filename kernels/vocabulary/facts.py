@@ -23,6 +23,22 @@ class ChannelsLast:
     outputs: tuple[int, ...]
 
 
+class Role(Enum):
+    """What an input is that is usually a parameter of the model."""
+
+    WEIGHT = "factors of a product, or rows that are picked"
+    RECURRENT_WEIGHT = "factors of what the step before has made"
+    BIAS = "added to a result"
+    SCALE = "factors of normalised values"
+    SHIFT = "added to normalised values"
+    MEAN = "a running mean"
+    VARIANCE = "a running variance"
+
+
+PRODUCT = {1: Role.WEIGHT, 2: Role.BIAS}
+NORM = {1: Role.SCALE, 2: Role.SHIFT}
+
+
 class Movement(Enum):
     """Which elements of its inputs the outputs of an op have."""
 

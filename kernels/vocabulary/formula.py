@@ -20,6 +20,7 @@ from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.op import MS, Array, Grad, Kind, Op, Site, TensorType, broadcast
 from engine.kernels.vocabulary.terms import Formulas
 
@@ -144,6 +145,7 @@ def elementwise(
     rule: Callable[..., tuple[str | None, ...]] | None = None,
     no_gradient: Sequence[int] = (),
     gradient_of: str = "",
+    roles: Mapping[int, Role] | None = None,
 ) -> Op:
     """Declare an elementwise op: its formula, and one gradient text an input (or a rule).
 
@@ -159,6 +161,7 @@ def elementwise(
         outputs=1,
         attrs=attrs or {},
         needs=needs or {},
+        roles=roles or {},
         infer=infer,
         grad=grad,
         fold=fold,

@@ -19,7 +19,7 @@ from engine.base.element_types import FLOATS
 from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Samples
+from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Role, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.terms import Formulas
 from engine.plan.states import State
@@ -376,6 +376,7 @@ class Op:
         holds them as ELEMENTWISE.
     is_random: it draws random numbers.
     is_cheap: computing it takes little more than reading its inputs and writing its outputs.
+    roles: the inputs that are usually parameters of a model, and what they are.
     type_only: inputs whose type alone is read, never their bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
     is_identity: in the forward pass output 0 is input 0, and nothing else happens.  Files hold the
@@ -415,6 +416,7 @@ class Op:
     samples: Samples = Samples.MIXED
     is_random: bool = False
     is_cheap: bool = False
+    roles: Mapping[int, Role] = field(default_factory=dict)
     type_only: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
     is_identity: bool = False

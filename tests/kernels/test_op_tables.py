@@ -18,7 +18,6 @@ FAMILIES = ("kernels/ops/", "tools/dev/cases/", "tools/benchmark/")  # declare o
 PATTERNS = {
     "engine/onnxblock/optim.py: __all__": "names of blocks, some of which ops have as well",
     "engine/trainer/pytorch/draws.py: RANDOM": "the nodes whose draws are known",
-    "graphs/io/module_paths.py: _ROLES": "PyTorch's words for inputs",
     "graphs/io/provenance.py: _traced": "how an exporter writes a batch norm that it has folded",
     "graphs/io/reference.py: NEVER_FOLDED": "limits of the reference, of undeclared ops as well",
     "graphs/ir/symbols.py: _COMPARES": "nodes at which the size that decides is looked for",
@@ -29,10 +28,7 @@ PATTERNS = {
     "graphs/offline/precision.py: FLOAT_PRODUCTS": "the products that quantisers replace",
     "graphs/offline/proximal.py: hold": "the nodes that are made",
     "graphs/offline/samples.py: _Following": "the sums whose terms may be losses",
-    "graphs/offline/sparse.py: _BIASED": "which input a bias is",
     "graphs/offline/sparse.py: _ELEMENTWISE": "the pattern of a bias that a node of its own adds",
-    "graphs/offline/sparse.py: _NORMS": "which inputs a scale and a shift are",
-    "graphs/offline/sparse.py: _RECURRENT": "which input a bias is",
     "graphs/passes/batchnorm.py: MAKES": "what a pass makes",
     "graphs/passes/control.py: FORMS": "forms of control flow and of sequences",
     "graphs/passes/movement.py: _VIEWS": "what a pass joins",
@@ -94,3 +90,9 @@ def test_no_table_of_ops_is_new() -> None:
 def test_tables_of_ops_are_found_in_any_form(source: str) -> None:
     assert list(tables(source)) == ["SLOW"]
     assert not list(tables(source.replace("Gemm", "Apple")))
+
+
+def test_roles_are_of_inputs_that_an_op_has() -> None:
+    for op in ops().values():
+        if op.inputs is not None:
+            assert all(place < op.inputs[1] for place in op.roles), op.title

@@ -21,7 +21,7 @@ from engine.kernels.ops.conv.convolution import (
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
 from engine.kernels.ops.epilogue import IN_CONV, activate, parameters, plain_attributes
-from engine.kernels.vocabulary.facts import ChannelsLast, Samples
+from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
 from engine.kernels.vocabulary.op import MS, Grad, Lowering, Nodes, Op, Site, TensorType
 
 
@@ -122,6 +122,7 @@ ATTRS = {"group": 1, "auto_pad": "NOTSET"}
 OPS = (
     Op(
         name="Conv",
+        roles=PRODUCT,
         attrs=ATTRS,
         infer=_infer,
         lower=_lower,
@@ -132,6 +133,7 @@ OPS = (
     ),
     Op(
         name="FusedConv",
+        roles=PRODUCT,
         domain=MS,
         inputs=(2, 4),
         outputs=1,

@@ -20,7 +20,7 @@ from engine.kernels.ops.conv.convolution import (
     convolve_back,
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_bias, lower_weights
-from engine.kernels.vocabulary.facts import ChannelsLast, Samples
+from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Kind, Lowering, Op, Site, TensorType
 
 
@@ -100,6 +100,7 @@ TAKES: dict[str, Kind] = {**WINDOW, "output_padding": "ints", "output_shape": "i
 OPS = (
     Op(
         name="ConvTranspose",
+        roles=PRODUCT,
         attrs=ATTRS,
         infer=_infer,
         lower=_lower,

@@ -25,7 +25,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.vocabulary.call import KernelCall, outer_walks
-from engine.kernels.vocabulary.facts import Movement, Samples
+from engine.kernels.vocabulary.facts import Movement, Role, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
@@ -440,6 +440,7 @@ AXIS_0 = {"axis": 0}
 OPS = (
     Op(
         name="Gather",
+        roles={0: Role.WEIGHT},
         infer=_gather_infer,
         lower=_gather_lower,
         calls=(gather, *MAP_KERNELS),

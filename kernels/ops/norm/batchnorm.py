@@ -23,7 +23,7 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.norm.channels import GRADIENT_SUMS
 from engine.kernels.ops.shape import reduce_sum
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import NORM, Role, Samples
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -319,6 +319,7 @@ _NORMAL = f"Add Cast Mul Reciprocal Reshape Sqrt Sub {OURS}::ChannelMoments"
 OPS = (
     Op(
         name="BatchNormalization",
+        roles={**NORM, 3: Role.MEAN, 4: Role.VARIANCE},
         since=7,
         attrs=ATTRS,
         infer=_infer,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from engine.kernels.ops.norm.batchnorm import across
 from engine.kernels.ops.shape import with_axes
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import NORM, Samples
 from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType, normal_axis
 
 
@@ -161,6 +161,7 @@ _STANDARD = f"Add Mul Reshape Shape {OURS}::Standardize"
 OPS = (
     Op(
         name="InstanceNormalization",
+        roles=NORM,
         attrs={"epsilon": 1e-5},
         infer=_images("", lambda s: False),
         expand=_instance,
@@ -169,6 +170,7 @@ OPS = (
     ),
     Op(
         name="GroupNormalization",
+        roles=NORM,
         since=18,
         attrs={"epsilon": 1e-5},
         expand=_group,

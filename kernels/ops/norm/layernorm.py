@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from engine.kernels.loops.fold import RUN
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.norm.channels import channel_sums_join
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import NORM, Role, Samples
 from engine.kernels.vocabulary.kernel import Body, Native, imin, kernel, off, share
 from engine.kernels.vocabulary.op import (
     MS,
@@ -338,6 +338,7 @@ UNREAD: dict[str, Kind] = {"epsilon": "float", "stash_type": "int"}
 OPS = (
     Op(
         name="LayerNormalization",
+        roles=NORM,
         attrs=LAYER,
         infer=_infer,
         lower=_lower,
@@ -350,6 +351,7 @@ OPS = (
     ),
     Op(
         name="SimplifiedLayerNormalization",
+        roles={1: Role.SCALE},
         inputs=(2, 2),
         outputs=2,
         attrs=LAYER,
@@ -364,6 +366,7 @@ OPS = (
     ),
     Op(
         name="RMSNormalization",
+        roles={1: Role.SCALE},
         since=23,
         attrs=LAYER,
         infer=_infer,

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.base import limits
 from engine.kernels.ops.norm.layernorm import UNREAD, infer_grad, kept_type
+from engine.kernels.vocabulary.facts import Role
 from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 
 
@@ -120,6 +121,7 @@ OPS = (
     ),
     Op(
         name="SkipLayerNormalization",
+        roles={2: Role.SCALE, 3: Role.SHIFT, 4: Role.BIAS},
         domain=MS,
         inputs=(3, 5),
         outputs=4,
@@ -130,6 +132,7 @@ OPS = (
     ),
     Op(
         name="SkipSimplifiedLayerNormalization",
+        roles={2: Role.SCALE, 3: Role.BIAS},
         domain=MS,
         inputs=(3, 4),
         outputs=4,

@@ -36,7 +36,7 @@ from engine.kernels.ops.recurrent.sequence import (
     Walk,
     shape_of,
 )
-from engine.kernels.vocabulary.facts import Samples
+from engine.kernels.vocabulary.facts import Role, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
@@ -393,6 +393,9 @@ def _never(site: Site) -> tuple[Array, ...]:
     return ()
 
 
+_ROLES = {1: Role.WEIGHT, 2: Role.RECURRENT_WEIGHT, 3: Role.BIAS}
+
+
 def _forms(
     kind: str,
     attrs: dict[str, Any],
@@ -413,6 +416,7 @@ def _forms(
     return (
         Op(
             name=kind,
+            roles=_ROLES,
             since=7,
             attrs=attrs,
             takes=_TAKES,
@@ -462,6 +466,7 @@ def _forms(
 OPS = (
     Op(
         name="RNN",
+        roles=_ROLES,
         since=7,
         attrs=_ATTRS,
         takes=_TAKES,
