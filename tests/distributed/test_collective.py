@@ -17,6 +17,7 @@ from engine.errors import (
     BudgetError,
     EngineError,
     GroupError,
+    InputError,
     LabelError,
     NonFiniteError,
     PlanError,
@@ -166,6 +167,35 @@ def test_gradients_of_two_calls_are_those_of_the_joined_batch() -> None:
     for loss, found in ranks_of((0, 5, 20), work):
         assert loss == pytest.approx(one.module(X, LABELS), rel=1e-5)
         np.testing.assert_allclose(found, grad, rtol=1e-4, atol=1e-6)
+
+
+CLIPPED = PLAIN.replace('["": 17]', '["": 17, "engine": 1]').replace(
+    "r = Tanh(b)",
+    """t = Tanh(b)
+    k = engine.StopGradient(t)
+    d = engine.Cotangent(k)
+    l = Constant<value = float {-0.001}>()
+    u = Constant<value = float {0.001}>()
+    e = Clip(d, l, u)
+    r = engine.Redirect(k, d, t, e)""",
+)
+
+
+def test_told_gradients_are_given_those_of_the_joined_batch() -> None:
+    """Each rank clips what it would in one process; what is weighed behind is refused."""
+    one = made(CLIPPED, optimizer=SGD(0.05))
+    loss = one.step(X, LABELS)
+
+    def work(group: ThreadGroup) -> Any:
+        mine = made(CLIPPED, optimizer=SGD(0.05), group=group)
+        assert mine.step(X, LABELS) == pytest.approx(loss, rel=1e-5)
+        with pytest.raises(InputError, match="the share of a rank cannot be trained on in parts"):
+            made(CLIPPED, optimizer=SGD(0.05), group=group, micro_batches=3).step(X, LABELS)
+        return mine.state.regions["param"].view(np.float32).copy()
+
+    for found in _results(run(2, work)):
+        whole = one.state.regions["param"].view(np.float32)
+        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-7)
 
 
 def test_statistics_may_stay_local() -> None:

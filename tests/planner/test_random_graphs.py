@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from onnx import parser
 
 from engine.graphs.io import onnx_io
-from tests.random_graphs.compare import compare
+from tests.random_graphs.compare import Check, DifferentError, Report, compare
 from tests.random_graphs.sketch import Model
 from tests.support.places import ROOT
 
@@ -75,6 +76,24 @@ def test_a_linear_layer_of_two_values_side_by_side() -> None:
         y = Tanh(p)
     }"""
     assert compare(model(text)).done["training, all passes"] == 1
+
+
+def test_a_small_wrong_value_beside_a_large_one_is_seen() -> None:
+    """Each value has a bound of its own: what rounding does to it, not to others."""
+    text = """g (double[4,5] x, double[5,3] w) => (double[4,3] y, double[4,5] z)
+    <double s = {0.000001}, double l = {1000.0}> {
+        p = MatMul(x, w)
+        t = Tanh(p)
+        y = Mul(t, s)
+        z = Mul(x, l)
+    }"""
+    made = model(text)
+    check = Check(made.graph, made.fed, Report())
+    check.agrees("the same", check.wanted)
+    for factor, is_wrong in ((1 + 1e-15, False), (1 + 1e-11, True)):
+        found = {**check.wanted, "y": check.wanted["y"] * factor}
+        with pytest.raises(DifferentError) if is_wrong else nullcontext():
+            check.agrees("another", found)
 
 
 @pytest.mark.parametrize(("op", "rows", "kept"), [("GRU", 15, (2,)), ("LSTM", 20, (3, 4))])
