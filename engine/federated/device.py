@@ -1,4 +1,4 @@
-"""A device without Flower: it answers messages, whatever brings them.
+"""Device without Flower: it answers messages, however they arrive.
 
 device = Device(learner_of(mnist.Trainer()), (images, labels))    # or a Trainer of the engine
 answer = device.answer(Message.from_bytes(received))
@@ -17,12 +17,12 @@ from engine.federated.options import SEND, local_options, one_of
 
 
 class Device:
-    """What a device remembers between messages.
+    """State of a device between messages.
 
     Args:
         learner: trains and evaluates; see `engine.federated.learners`.
-        train, validation: its data, as the learner takes them; None: it has none.
-        number: which client it is; the order of its samples depends on it.
+        train, validation: its data, as the learner takes them, or None.
+        number: the number of the client, on which the order of its samples depends.
     """
 
     def __init__(
@@ -32,12 +32,13 @@ class Device:
         self._kept = Kept()
 
     def answer(self, request: Message) -> Message:
-        """Do what a message asks for.
+        """Do the task of a message.
 
-        What cannot be done, as with data that do not fit, is an answer "failed", which says why.
+        If the task fails, for example because data do not fit, the answer is "failed" with a
+        reason.
 
         Raises:
-            InputError: the message is no request.
+            InputError: the message is not a request.
         """
         if request.kind not in REQUESTS:
             raise InputError(f"a message {request.kind!r}; expected {' or '.join(REQUESTS)}")
@@ -62,8 +63,8 @@ class Device:
             raise InputError(f"this device has no data to {request.kind} on")
         self.learner.begin(request.arrays, options, self._kept)
         if not is_training:
-            samples, found = self.learner.evaluate(data, options)
-            numbers = {f"eval_{name}": value for name, value in found.items()}
+            samples, metrics = self.learner.evaluate(data, options)
+            numbers = {f"eval_{name}": value for name, value in metrics.items()}
             return request.evaluated({"num-examples": samples, **numbers})
         learned = self.learner.train(data, options)
         arrays = learned.arrays

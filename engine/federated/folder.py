@@ -1,8 +1,8 @@
-"""Messages that travel as files in a folder: what asks puts them there, what answers looks.
+"""Exchange of messages as files in a shared folder: one side writes requests, the other answers.
 
 folder = Folder("devices/3")
-folder.ask(request); ...; answer = folder.answer_to(request)       # what asks
-serve(folder, device, seconds=3600)                                # what answers
+folder.ask(request); ...; answer = folder.answer_to(request)       # asking side
+serve(folder, device, seconds=3600)                                # answering side
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ _log = logging.getLogger(__name__)
 
 
 class Folder:
-    """Messages as files in a folder, which a network drive, rsync or a USB stick may carry.
+    """Folder of messages as files, which a network drive, rsync or a USB stick may carry.
 
     A request is `<round>-<kind>.safetensors`, its answer `<round>-<kind>.answer.safetensors`.  Both
-    appear whole, under their names, and stay until the asking side takes them away.
+    appear complete, under their final names, and stay until the asking side removes them.
     """
 
     def __init__(self, place: str | Path) -> None:
         self.place = Path(place)
 
     def ask(self, request: Message) -> None:
-        """Put a request there; an older answer of the same name goes.
+        """Write a request; remove an older answer of the same name.
 
         Raises:
             FileError: it cannot be written.
         """
         files.make_folder(os.fspath(self.place))
         files.remove(os.fspath(self._path(request, ANSWER)))
-        files.sync_folder(os.fspath(self.place))  # or it could come back after a power cut
+        files.sync_folder(os.fspath(self.place))  # otherwise it could reappear after a power cut
         request.write(self._path(request))
 
     def requests(self) -> list[Path]:
-        """The files of requests without an answer, in the order of their names."""
-        found = self.place.glob(f"*{SUFFIX}")
+        """Return the files of requests without an answer, in the order of their names."""
+        files = self.place.glob(f"*{SUFFIX}")
         return sorted(
             path
-            for path in found
+            for path in files
             if not path.name.endswith(ANSWER)
             and not path.with_name(path.name[: -len(SUFFIX)] + ANSWER).exists()
         )
 
     def put(self, answer: Message, request: Message) -> None:
-        """Put the answer to a request there.
+        """Write the answer to a request.
 
         Raises:
             FileError: it cannot be written.
@@ -61,27 +61,27 @@ class Folder:
         answer.write(self._path(request, ANSWER))
 
     def answer_to(self, request: Message) -> Message | None:
-        """The answer to a request; None if there is none yet.
+        """Return the answer to a request; None if there is none yet.
 
         Raises:
-            MessageError: it is damaged, too large to be one, or no answer to this request.
+            MessageError: the file is damaged, too large, or not an answer to this request.
             FileError: it cannot be read.
         """
         path = self._path(request, ANSWER)
         if not path.exists():
             return None
         size, most = os.stat(path).st_size, MAX_HEADER + 8 + request.nbytes
-        if size > most:  # before it is read
+        if size > most:  # before reading it
             raise MessageError(f"{os.fspath(path)!r}: {size} bytes; an answer has at most {most}")
-        found = Message.read(path)
-        found.check_answer(request)
-        return found
+        answer = Message.read(path)
+        answer.check_answer(request)
+        return answer
 
     def clear(self, request: Message) -> None:
-        """Take a request and its answer away.
+        """Remove a request and its answer.
 
         Raises:
-            FileError: it is not possible.
+            FileError: a file cannot be removed.
         """
         files.remove(os.fspath(self._path(request)))
         files.remove(os.fspath(self._path(request, ANSWER)))
@@ -91,9 +91,9 @@ class Folder:
 
 
 def serve(folder: Folder, device: Device, seconds: float, pause: float = 0.05) -> int:
-    """Answer the requests in a folder for some time; returns how many there were.
+    """Answer the requests in a folder for some time; return how many there were.
 
-    A file that is no request is left where it is, and logged once.
+    A file that is not a request is left in place, and logged once.
     pause: seconds between looks.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What does the part of devices in rounds: one interface, with a trainer or with a trimmed build.
+"""Interface for a device's part of a round, with a trainer or with a trimmed build.
 
 This file needs numpy alone: a device with a trimmed build needs nothing that plans or compiles.
 """
@@ -16,10 +16,10 @@ from engine.federated.parameters import Arrays
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a device gives back.
+    """Results of a training on a device.
 
-    arrays: the values of the parameters that it was sent, by name.
-    examples: how many samples it has trained on; the weight of its arrays in an average.
+    arrays: the new values of the received parameters, by name.
+    examples: the number of samples of the training; the weight of the arrays in an average.
     loss: the mean loss over its last epoch.
     """
 
@@ -30,16 +30,16 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a device keeps from round to round: arrays, and whole numbers, by name."""
+    """State that a device keeps from round to round: arrays, and integers, by name."""
 
     arrays: Arrays = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
 
 
 class LocalLearner(Protocol):
-    """What `engine.federated.local.Learner` and `engine.federated.trimmed.TrimmedLearner` are.
+    """Protocol of `engine.federated.local.Learner` and `engine.federated.trimmed.TrimmedLearner`.
 
-    It can be many clients in turn: `begin` forgets the one before.
+    It can serve many clients in turn: `begin` forgets the one before.
     """
 
     @property
@@ -49,23 +49,23 @@ class LocalLearner(Protocol):
     def begin(
         self, arrays: Mapping[str, Any], options: LocalOptions, kept: Kept | None = None
     ) -> None:
-        """Become a client as it is at the beginning of a round.
+        """Start the part of a client in a round.
 
-        arrays: what the server has sent.  kept: what the client has kept; None: nothing yet.
+        arrays: the arrays from the server.  kept: the state that the client has kept, or None.
         """
 
     def train(self, data: Any, options: LocalOptions) -> Learned:
         """Train on the data of the client."""
 
     def evaluate(self, data: Any, options: LocalOptions) -> tuple[int, dict[str, float]]:
-        """The number of samples of some data, and their loss and metrics by name."""
+        """Return the number of samples of some data, and their loss and metrics by name."""
 
     def kept(self, options: LocalOptions) -> Kept:
-        """What the client keeps for its next round."""
+        """Return the state that the client keeps for its next round."""
 
 
 def need_samples(data: Any, purpose: str) -> None:
-    """Refuse data of which it can be told that there are none.
+    """Refuse data that are known to be empty.
 
     Raises:
         InputError: there are no data, or an array has no sample.

@@ -1,4 +1,4 @@
-"""Which learner goes with a trainer.  What it needs is imported when it is known."""
+"""Choice of the learner for a trainer; only this learner is imported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from engine.federated.learner import LocalLearner
 
 
 def learner_of(trainer: Any) -> LocalLearner:
-    """The learner with a trainer: a `Trainer` of the engine, or that of a trimmed build."""
-    if hasattr(trainer, "batches"):  # a build has plans for these numbers of samples alone
+    """Return the learner for a trainer: a `Trainer` of the engine, or the one of a trimmed
+    build.
+    """
+    if hasattr(trainer, "batches"):  # a build has plans for these numbers of samples only
         from engine.federated.trimmed import TrimmedLearner
 
         return TrimmedLearner(trainer)

@@ -1,14 +1,14 @@
-"""The part of a round that a device does: training on its own data, and evaluating on them.
+"""Device's part of a round: training and evaluation on its own data.
 
     learner = Learner(trainer)
-    learner.begin(arrays, options, kept)        # the parameters of the round, and what it has kept
+    learner.begin(arrays, options, kept)        # parameters of the round, kept state
     learned = learner.train((images, labels), options)
     send(learned.arrays, learned.examples); kept = learner.kept(options)
 
-What a server sends is given back under the same names.  All else that training changes stays on the
-device: parameters that match `LocalOptions.local`, running statistics that the server does not
-send, and, where `keep_optimizer` says so, what the optimizer keeps.  `Kept` is that, for its caller
-to store.  A learner can be many clients in turn: `begin` forgets the one before.
+Arrays from the server are returned under the same names.  Everything else that training changes
+stays on the device: parameters that match `LocalOptions.local`, running statistics that the server
+does not send, and, with `keep_optimizer`, the optimizer's state.  The caller stores this as `Kept`.
+A learner can serve many clients in turn: `begin` forgets the one before.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from engine.trainer.fit import EvaluationBatch, Fit
     from engine.trainer.trainer import Trainer
 
-_MOMENT, _VALUE = "optimizer/", "parameter/"  # what the names of kept arrays begin with
+_MOMENT, _VALUE = "optimizer/", "parameter/"  # prefixes of the names of kept arrays
 _STEP, _DRAWS = "step", "draws"
 
 
 class Learner:
-    """A trainer that does the part of devices in rounds.
+    """Trainer that does a device's part of rounds.
 
     Args:
-        trainer: of artifacts with an optimizer.  The values that it has now are those with which
-            each client begins what no server sends.
+        trainer: a trainer of artifacts with an optimizer.  Its present values are every client's
+            initial values of arrays that no server sends.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -53,14 +53,14 @@ class Learner:
     def begin(
         self, arrays: Mapping[str, Any], options: LocalOptions, kept: Kept | None = None
     ) -> None:
-        """Become a client as it is at the beginning of a round.
+        """Start the part of a client in a round.
 
-        arrays: what the server has sent.  kept: what the client has kept; None: nothing yet.
+        arrays: the arrays from the server.  kept: the state that the client has kept, or None.
 
         Raises:
-            EngineError: as `parameters.check`, where a trained parameter that is not `local` is
-                missing; or what was kept is that of another model.
-            StateError: there is to be a proximal term, and the artifacts have none.
+            EngineError: see `parameters.check`; a trained parameter that is not `local` is missing;
+                or the kept state belongs to another model.
+            StateError: a proximal term is requested, but the artifacts have none.
         """
         trainer, kept = self.trainer, kept or Kept()
         needed = [n for n in parameters.trainable(trainer) if not matches(n, options.local)]
@@ -76,19 +76,19 @@ class Learner:
             set_anchors(trainer.state, options.proximal_mu)
 
     def train(self, data: Any, options: LocalOptions) -> Learned:
-        """Train on the data of the client; what `engine.data.batches` takes.
+        """Train on the data of the client, as `engine.data.batches` takes them.
 
         Raises:
             StateError: the round has not begun.
             InputError: there is no sample.
             NonFiniteError: the loss became NaN or infinite.
-            EngineError: as `Trainer.fit`.
+            EngineError: see `Trainer.fit`.
         """
         if not self._names:
             raise StateError("begin() gives a learner the parameters of the round first")
         need_samples(data, "train on")
         trainer, count = self.trainer, _Count()
-        trainer.session.seed = options.seed  # of dropout: each client and round has its own
+        trainer.session.seed = options.seed  # of dropout: different for each client and round
         history = trainer.fit(
             data,
             epochs=options.epochs,
@@ -100,12 +100,12 @@ class Learner:
         return Learned(parameters.get(trainer, self._names), count.samples, history["loss"][-1])
 
     def evaluate(self, data: Any, options: LocalOptions) -> tuple[int, dict[str, float]]:
-        """The number of samples of some data, and their loss and metrics by name.
+        """Return the number of samples of some data, and their loss and metrics by name.
 
         Raises:
             InputError: there is no sample.
             NonFiniteError: the loss or a metric is NaN or infinite.
-            EngineError: as `Trainer.evaluate`.
+            EngineError: see `Trainer.evaluate`.
         """
         need_samples(data, "evaluate on")
         samples = 0
@@ -114,16 +114,16 @@ class Learner:
             nonlocal samples
             samples += samples_of(batch.inputs)
 
-        found = self.trainer.evaluate(
+        metrics = self.trainer.evaluate(
             data, batch_size=options.batch_size, metrics=options.metrics, each=count
         )
-        for name, value in found.items():
+        for name, value in metrics.items():
             if not np.isfinite(value):
                 raise NonFiniteError(f"the {name} on {samples} samples is {value}")
-        return samples, found
+        return samples, metrics
 
     def kept(self, options: LocalOptions) -> Kept:
-        """What the client keeps for its next round."""
+        """Return the state that the client keeps for its next round."""
         trainer, sent = self.trainer, set(self._names)
         arrays = {}
         for name, parameter in trainer.state.parameters:
@@ -142,7 +142,7 @@ class Learner:
 
 
 class _Count(Callback):
-    """Counts the samples of an epoch."""
+    """Counter of the samples of an epoch."""
 
     samples = 0
 
@@ -151,10 +151,10 @@ class _Count(Callback):
 
 
 def _restore(trainer: Trainer, kept: Kept) -> None:
-    """Give the optimizer the moments that were kept; without any it begins anew.
+    """Restore the optimizer's kept moments; without any it starts afresh.
 
     Raises:
-        CheckpointError, ShapeError: they are those of another optimizer.
+        CheckpointError, ShapeError: they belong to another optimizer.
     """
     states: dict[str, dict[str, Any]] = {}
     for name, array in kept.arrays.items():

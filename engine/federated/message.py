@@ -3,9 +3,9 @@
     uint64   bytes of the header, little-endian
     header   JSON: {"__metadata__": {...}, "fc.weight": {"dtype": "F32", "shape": [3, 20],
              "data_offsets": [0, 240]}, ...}; spaces may follow
-    data     the parameters one behind another, little-endian, offsets counted from here
+    data     the parameters one after another, little-endian, offsets counted from here
 
-`__metadata__` holds texts alone:
+`__metadata__` holds only texts:
 
     edgegrad.message   "1", the version of this format
     kind               "train" or "evaluate", what a device is asked for; "trained", "evaluated" or
@@ -16,11 +16,11 @@
     metric.NAME        a result: a JSON number; answers but "failed" have metric.num-examples
     reason             of "failed": why
 
-"train", "evaluate" and "trained" hold the parameters, "evaluated" and "failed" no tensor.  How a
-message travels is not said here: as a file, in a request of HTTP, by MQTT.
+"train", "evaluate" and "trained" hold the parameters, "evaluated" and "failed" no tensor.  Messages
+may travel in any way: as files, in HTTP requests, by MQTT.
 
-A reader believes no number before it has checked it against the bytes there are.  This file needs
-numpy and Python 3.9, since trimmed builds have a copy of it.
+A reader checks every number against the bytes that are present.  This file needs numpy and Python
+3.9, since trimmed builds have a copy of it.
 
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     Option = int | float | bool | str
 
 VERSION = "1"
-MAX_HEADER = 1 << 22  # bytes; parameters have names of some ten bytes
-REQUESTS = {"train": "trained", "evaluate": "evaluated"}  # and the kind of their answers
+MAX_HEADER = 1 << 22  # bytes; names of parameters have some ten bytes
+REQUESTS = {"train": "trained", "evaluate": "evaluated"}  # and the kinds of their answers
 KINDS = (*REQUESTS, *REQUESTS.values(), "failed")
 _WITH_ARRAYS = ("train", "evaluate", "trained")
 _FORMAT, _CONFIG, _METRIC = "edgegrad.message", "config.", "metric."
@@ -60,16 +60,16 @@ _ROUND = re.compile(r"0|[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message, checked when it is made.
+    """Message, checked when it is made.
 
     Attributes:
         kind: One of `KINDS`.
         model: The fingerprint of the parameters.
-        round: Of the federation, from 0 on.
+        round: The round of the federation, from 0 on.
         arrays: Parameters by name.
         config: Options of the local work: numbers, booleans and texts.
         metrics: Results: numbers.
-        reason: Of a "failed": why.
+        reason: The reason for "failed".
 
     Raises:
         MessageError: A field has a value that it cannot have.
@@ -108,24 +108,24 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Number of bytes of its arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
     # --- bytes and files
 
     def to_bytes(self) -> bytes:
-        """The message as bytes.
+        """Return the message as bytes.
 
         Raises:
-            DTypeError: a tensor has an element type that the format has not.
+            DTypeError: a tensor has an element type that the format does not have.
         """
         return b"".join(self._pieces())
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a file under a temporary name and rename it: nobody sees a part of it.
+        """Write a file under a temporary name and rename it, so that nobody sees a part of it.
 
         Raises:
-            DTypeError: as `to_bytes`.
+            DTypeError: see `to_bytes`.
             FileError: the file cannot be written.
         """
         files.write(os.fspath(path), self._pieces())
@@ -147,7 +147,7 @@ class Message:
     def from_bytes(cls, content: bytes | bytearray | memoryview, where: str = "message") -> Message:
         """Read a message; its arrays own their values.
 
-        where: what errors call it.
+        where: its name in errors.
 
         Raises:
             MessageError: it is damaged, truncated, of another version, or a field has a value that
@@ -158,11 +158,11 @@ class Message:
         except (CheckpointError, DTypeError) as error:
             raise MessageError(str(error)) from None
         if texts.get(_FORMAT) != VERSION:
-            found = texts.get(_FORMAT)
+            version = texts.get(_FORMAT)
             raise MessageError(
-                f"{where}: no message of a federation: {_FORMAT!r} is missing in its metadata"
-                if found is None
-                else f"{where}: version {found!r:.50} of the format; supported: {VERSION!r}"
+                f"{where}: not a message of a federation: {_FORMAT!r} is missing in its metadata"
+                if version is None
+                else f"{where}: version {version!r:.50} of the format; supported: {VERSION!r}"
             )
         for name in ("kind", "model", "round"):
             if name not in texts:
@@ -192,7 +192,7 @@ class Message:
 
         Raises:
             FileError: it is missing or cannot be read.
-            MessageError: as `from_bytes`.
+            MessageError: see `from_bytes`.
         """
         place = os.fspath(path)
         return cls.from_bytes(files.read(place, "message"), place)
@@ -200,28 +200,28 @@ class Message:
     # --- answers
 
     def trained(self, arrays: Mapping[str, Array], metrics: Mapping[str, Number]) -> Message:
-        """The answer to a "train"; metrics have "num-examples"."""
+        """Return the answer to a "train"; metrics have "num-examples"."""
         return Message("trained", self.model, self.round, arrays, metrics=metrics)
 
     def evaluated(self, metrics: Mapping[str, Number]) -> Message:
-        """The answer to an "evaluate"; metrics have "num-examples"."""
+        """Return the answer to an "evaluate"; metrics have "num-examples"."""
         return Message("evaluated", self.model, self.round, metrics=metrics)
 
     def failed(self, reason: object) -> Message:
-        """The answer of a device that could not do what it was asked for."""
+        """Return the answer of a device that could not do its task."""
         return Message("failed", self.model, self.round, reason=str(reason) or "no reason given")
 
     def check_answer(self, request: Message) -> None:
-        """Check that this answers a request: of its round, kind, model, parameters and numbers.
+        """Check that this answers a request: its round, kind, model, parameters and numbers.
 
-        Values are those that `engine.federated.schema` declares; the request's option max-examples
-        says how many samples there can be.
+        Values must fit `engine.federated.schema`; the request's option max-examples limits the
+        number of samples.
 
         Raises:
-            MessageError: it does not.  A "failed" is an answer.
+            MessageError: it does not.  "failed" counts as an answer.
         """
         if self.kind not in (REQUESTS.get(request.kind), "failed"):
-            raise MessageError(f"a {self.kind!r} is no answer to a {request.kind!r}")
+            raise MessageError(f"a {self.kind!r} is not an answer to a {request.kind!r}")
         if self.round != request.round:
             raise MessageError(f"an answer of round {self.round}; this is round {request.round}")
         if self.model != request.model:
@@ -241,23 +241,23 @@ class Message:
 
 
 def fingerprint(arrays: Mapping[str, Array]) -> str:
-    """What tells models apart: a number of the names, element types and shapes of parameters.
+    """Return a hash of the names, element types and shapes of parameters, to tell models apart.
 
     It is FNV-1a of 64 bits over, for each parameter in the order of its name's UTF-8, the name, a
     zero byte, the element type as safetensors calls it, a comma before each dimension, and a
-    newline: "fc.bias\\0F32,3\\n".  Values, and parameters that do not travel, have no part in it.
-    It finds mistakes; it is no protection.
+    newline: "fc.bias\\0F32,3\\n".  Values, and parameters that do not travel, are not included.  It
+        detects mistakes, but does not protect against attacks.
 
     Raises:
-        DTypeError: a parameter has an element type that the format has not.
+        DTypeError: a parameter has an element type that the format does not have.
         InputError: a name has a null character or a newline.
 
     Source: http://www.isthe.com/chongo/tech/comp/fnv/.
     """
-    found = 0xCBF29CE484222325
+    digest = 0xCBF29CE484222325
     for byte in b"".join(_lines(arrays)):
-        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return f"{found:016x}"
+        digest = (digest ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{digest:016x}"
 
 
 def _lines(arrays: Mapping[str, Array]) -> Iterable[bytes]:

@@ -4,21 +4,21 @@
     whole, clipped = on_grid(update, C, steps)  # integers whose L2 norm is at most `steps`
     noisy = (whole + gaussian(whole.size, bits)) * (C / steps)
 
-Gaussian noise of floating-point numbers leaks: which numbers a sum can be depends on what the noise
-was added to, and rounding makes clipped updates lie further apart than the norm says.  Here nothing
-that is promised depends on a rounding.  An update becomes integers first, rounded towards zero, so
-that no element grows; their norm is compared in integers.  Noise is drawn on integers, with the
-standard deviation 2**bits, and added to them; that sum is what is released, and all that follows,
-floating-point or not, is computed from it alone.
+Gaussian noise in floating point leaks: the possible values of a sum depend on the number that the
+noise was added to, and rounding moves clipped updates further apart than the norm allows.  Here no
+guarantee depends on rounding.  An update becomes integers first, rounded towards zero, so that no
+element grows; their norm is compared in integers.  Noise is drawn on integers, with the standard
+deviation 2**bits, and added to them; this sum is released, and everything that follows, in floating
+point or not, is computed from it alone.
 
 `gaussian` draws integers x with a probability proportional to exp(-x**2 / 2**(2 bits + 1)), by
 rejection from a discrete Laplace distribution.  Every decision compares uniform bits with an
-integer: no exponential function is computed and no probability is rounded.  Bits are those of
-`os.urandom`, a generator for cryptography which no seed repeats, and which Python's and NumPy's
-generators share nothing with.
+integer: no exponential function is computed and no probability is rounded.  Bits come from
+    `os.urandom`, a cryptographic generator without a seed, which is independent of Python's and
+    NumPy's generators.
 
 The resolution: elements are multiples of sigma / 2**bits, where bits is 24 unless the noise is
-smaller than 1/64 of the norm.  What rounding loses of an element is less than 6e-8 of its noise.
+smaller than 1/64 of the norm.  The rounding error of an element is less than 6e-8 of its noise.
 
 Sources: Canonne, Kamath and Steinke, The Discrete Gaussian for Differential Privacy, NeurIPS 2020,
 algorithms 1 to 3; Mironov, On Significance of the Least Significant Bits for Differential Privacy,
@@ -43,28 +43,28 @@ Words = npt.NDArray[np.uint64]
 MOST_BITS = 24  # of sigma: squares of ten times as much, times two, fit 63 bits
 _NORM_BITS = 30  # of the clipping norm: its square, the largest sum of squares, fits 63 bits
 LEAST = 2.0 ** (1 - _NORM_BITS)  # of a noise multiplier: sigma is at least one step
-_BLOCK = 1 << 15  # proposals at a time: what is drawn for them stays in the cache
+_BLOCK = 1 << 15  # proposals at a time, so that their random words stay in the cache
 _TURNS = 128  # of a geometric distribution; more have the probability exp(-129)
 _WORD = 64
 
 
 def grid_of(multiplier: float) -> tuple[int, int]:
-    """Return how many steps of the grid the clipping norm has, and bits of the noise.
+    """Return the number of grid steps in the clipping norm, and the bits of the noise.
 
-    multiplier: z > 0, the standard deviation of the noise by the norm; what the two come to,
-        2**bits / steps, is at least z.
+    multiplier: z > 0, the standard deviation of the noise by the norm; the ratio 2**bits / steps is
+        at least z.
     """
     bits = min(MOST_BITS, _NORM_BITS + math.floor(math.log2(multiplier)))
     return max(1, math.floor(2**bits / multiplier)), bits
 
 
 def on_grid(values: npt.NDArray[Any], norm: float, steps: int) -> tuple[Integers, bool]:
-    """Return values as integers, clipped to an L2 norm of `steps`, and if there was a need to clip.
+    """Return values as integers, clipped to an L2 norm of `steps`, and whether clipping was needed.
 
     values: [n].  norm: the L2 norm that is `steps`, at most 2**30, on the grid.
 
     Raises:
-        NonFiniteError: as `length_of`.
+        NonFiniteError: see `length_of`.
     """
     wide, length = values.astype(np.float64), length_of(values)
     whole = np.trunc(wide * (steps / max(norm, length))).astype(np.int64)
@@ -92,12 +92,12 @@ def noisy(values: npt.NDArray[Any], norm: float, multiplier: float) -> npt.NDArr
     values: [n].
 
     Raises:
-        NonFiniteError: as `on_grid`.
+        NonFiniteError: see `on_grid`.
     """
     steps, bits = grid_of(multiplier)
     whole, _ = on_grid(values, norm, steps)
-    found: npt.NDArray[np.float64] = np.multiply(whole + gaussian(whole.size, bits), norm / steps)
-    return found
+    result: npt.NDArray[np.float64] = np.multiply(whole + gaussian(whole.size, bits), norm / steps)
+    return result
 
 
 def gaussian(count: int, bits: int) -> Integers:
@@ -105,11 +105,11 @@ def gaussian(count: int, bits: int) -> Integers:
 
     bits: 0 to 24.
     """
-    found, missing = list[Integers](), count
+    blocks, missing = list[Integers](), count
     while missing > 0:
-        found.append(_accepted(min(_BLOCK, 64 + 9 * missing // 4), bits)[:missing])
-        missing -= found[-1].size
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        blocks.append(_accepted(min(_BLOCK, 64 + 9 * missing // 4), bits)[:missing])
+        missing -= blocks[-1].size
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
 
 
 def _accepted(count: int, bits: int) -> Integers:
@@ -121,7 +121,7 @@ def _accepted(count: int, bits: int) -> Integers:
     low = low[_happens(low, bits)]
     size = low + (_geometric(low.size) << np.uint64(bits))
     negative = _uniform(size.size, 1) == 1
-    kept = ~(negative & (size == 0))  # or zero would come twice as often
+    kept = ~(negative & (size == 0))  # otherwise zero would be twice as frequent
     magnitude, negative = size[kept].astype(np.int64), negative[kept]
     square = ((magnitude - (1 << bits)) ** 2).astype(np.uint64)
     scale = 2 * bits + 1
@@ -134,14 +134,14 @@ def _accepted(count: int, bits: int) -> Integers:
 
 
 def _geometric(count: int) -> Words:
-    """Draw how often in a row an event of probability exp(-1) happens."""
-    found, live = np.zeros(count, np.uint64), np.arange(count)
+    """Draw how many times in a row an event of probability exp(-1) happens."""
+    counts, live = np.zeros(count, np.uint64), np.arange(count)
     for _ in range(_TURNS):
         live = live[_happens(np.full(live.size, 2, np.uint64), 1)]
         if not live.size:
             break
-        found[live] += np.uint64(1)
-    return found
+        counts[live] += np.uint64(1)
+    return counts
 
 
 def _happens(numerators: Words, bits: int) -> npt.NDArray[np.bool_]:
@@ -150,25 +150,25 @@ def _happens(numerators: Words, bits: int) -> npt.NDArray[np.bool_]:
     The first k at which an event of the probability numerator / (k 2**bits) fails is odd with this
     probability.
     """
-    found, live, k = np.ones(numerators.size, np.bool_), np.arange(numerators.size), 1
+    events, live, k = np.ones(numerators.size, np.bool_), np.arange(numerators.size), 1
     while live.size:
         hit = _uniform(live.size, bits) < numerators[live]
         live, failed = live[hit], live[~hit]
-        found[failed] = k % 2 == 1
+        events[failed] = k % 2 == 1
         k += 1
-        hit = _below(live.size, k) == 0  # for the next turn, whose event is both
-        found[live[~hit]] = k % 2 == 1
+        hit = _below(live.size, k) == 0  # for the next round, whose event is both
+        events[live[~hit]] = k % 2 == 1
         live = live[hit]
-    return found
+    return events
 
 
 def _uniform(count: int, bits: int) -> Words:
-    """Draw uniform integers of so many bits, 0 to 63."""
+    """Draw uniform integers of `bits` bits, 0 to 63."""
     return (_words(count) >> np.uint64(_WORD - 1 - bits)) >> np.uint64(1)
 
 
 def _below(count: int, limit: int) -> Words:
-    """Draw uniform integers below a limit: words behind its last multiple are drawn again."""
+    """Draw uniform integers below a limit; words beyond its last multiple are drawn again."""
     last = np.uint64((1 << _WORD) - 1 - (1 << _WORD) % limit)
     words = _words(count)
     while (beyond := words > last).any():

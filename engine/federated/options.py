@@ -1,4 +1,4 @@
-"""Options of the part of a round that a device does, from the configuration of a federation.
+"""Options of a device's part of a round, from the configuration of a federation.
 
     local-epochs, batch-size, learning-rate
                         of the training on a device; 0: what the trainer has
@@ -31,18 +31,18 @@ _LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """How a device trains in one round.
+    """Options of a device's training in one round.
 
-    epochs: how often it sees its samples.
-    batch_size: of data that are no batches yet; None: 32, or what the model fixes.
-    learning_rate: None: that of the trainer.
-    keep_optimizer: whether moments, the count of steps and of random draws go on from round to
-        round; else each round begins them anew.
+    epochs: the number of passes over its samples.
+    batch_size: the batch size for data without batches; None: 32, or the size that the model fixes.
+    learning_rate: the learning rate, or None for the trainer's.
+    keep_optimizer: whether moments, the count of steps and of random draws continue from round to
+        round; otherwise each round starts them afresh.
     local: patterns of the names of parameters that never leave the device.
     proximal_mu: the weight of the proximal term of FedProx, see `engine.proximal`; 0: none.
-    metrics: what `evaluate` measures beside the loss, see `engine.trainer.metrics`.
-    seed: of the order of the samples and of what is random in the model; `seed_of` makes one for
-        each client and round.
+    metrics: the metrics of `evaluate` in addition to the loss, see `engine.trainer.metrics`.
+    seed: the seed of the order of the samples and of random nodes in the model; `seed_of` makes one
+        for each client and round.
 
     Raises:
         InputError, DTypeError: a value is not allowed.
@@ -67,9 +67,9 @@ class LocalOptions:
 
 
 def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:
-    """How a device trains.
+    """Return the options of a device's training.
 
-    seeds: what the seed of the training depends on beside `seed`: the round and the client.
+    seeds: further numbers for the seed of the training: the round and the client.
 
     Raises:
         InputError, DTypeError: a value is not allowed.
@@ -88,47 +88,48 @@ def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns, as "classifier.*"."""
+    """Return whether a name matches one of some patterns such as "classifier.*"."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def seed_of(*numbers: int) -> int:
-    """A seed that depends on all of these numbers, as a seed, a round, and a client.
+    """Return a seed that depends on all of these numbers, such as a seed, a round, and a client.
 
-    They are hashed by `numpy.random.SeedSequence`, so that neighbours have nothing in common.
+    They are hashed by `numpy.random.SeedSequence`, so that neighbouring numbers give unrelated
+    seeds.
     """
     return int(np.random.SeedSequence([n % 2**64 for n in numbers]).generate_state(1)[0])
 
 
 def whole(config: Mapping[str, Any], key: str, default: int) -> int:
-    """A whole number of a configuration, at least 0."""
-    found = arguments.count(key, config.get(key, default))
-    if not 0 <= found < _LIMIT:
-        raise InputError(f"{key}={found}: expected a number from 0 on")
-    return found
+    """Return an integer of a configuration, at least 0."""
+    value = arguments.count(key, config.get(key, default))
+    if not 0 <= value < _LIMIT:
+        raise InputError(f"{key}={value}: expected a number from 0 on")
+    return value
 
 
 def number(config: Mapping[str, Any], key: str, default: float) -> float:
-    """A number of a configuration, at least 0."""
-    found = arguments.real(key, config.get(key, default))
-    if found < 0:
-        raise InputError(f"{key}={found}: expected a number from 0 on")
-    return found
+    """Return a number of a configuration, at least 0."""
+    value = arguments.real(key, config.get(key, default))
+    if value < 0:
+        raise InputError(f"{key}={value}: expected a number from 0 on")
+    return value
 
 
 def text(config: Mapping[str, Any], key: str, default: str) -> str:
-    """A text of a configuration."""
+    """Return a text of a configuration."""
     return arguments.text(key, config.get(key, default))
 
 
 def words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Words of a configuration, which has no lists: they stand in a text, with spaces between."""
+    """Return words of a configuration, which has no lists: a text with spaces between them."""
     return tuple(text(config, key, "").split())
 
 
 def one_of(config: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
-    """One of some words; the first one is the default."""
-    found = text(config, key, known[0])
-    if found not in known:
-        raise InputError(f"{key}={found!r}: expected one of {', '.join(map(repr, known))}")
-    return found
+    """Return one of some words; the first one is the default."""
+    word = text(config, key, known[0])
+    if word not in known:
+        raise InputError(f"{key}={word!r}: expected one of {', '.join(map(repr, known))}")
+    return word

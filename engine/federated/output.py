@@ -1,4 +1,4 @@
-"""What a server keeps of a federation: a folder a run, a checkpoint a round.
+"""Files of a server: a folder for each run, with a checkpoint for each round.
 
     <output>/<run>/checkpoints/<round>/   checkpoint: of the model, as `Trainer.save` writes it;
                                           strategy.safetensors: what the strategy remembers;
@@ -6,8 +6,8 @@
     <output>/<run>/history.csv            a row a round
     <output>/<run>/checkpoint, inference.onnx    at the end
 
-A checkpoint appears in one step when all of it is on the disk, as those of `Trainer.fit`: a server
-that is killed at any moment goes on from the last round that was aggregated.
+A checkpoint appears in one step when all of it is on the disk, as for `Trainer.fit`: a server that
+is killed at any moment can continue from the last aggregated round.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _RESUME = re.compile(r"(?:(?P<run>\d+)/)?(?:last|round-(?P<round>\d+))")
 
 
 class Output:
-    """The folder of one run of a federation.
+    """Folder of one run of a federation.
 
     Args:
-        folder: of all runs.
-        resume: "": a new run; "last" or "round-7": the last run goes on from there; "2/last" or
-            "2/round-7": run 2 does.
+        folder: the folder of all runs.
+        resume: "": start a new run; "last" or "round-7": continue the last run from there; "2/last"
+            or "2/round-7": continue run 2.
 
     Attributes:
         run: its `RunFolder`.
-        begin: the checkpoint from which it goes on; None: it is a new one.
+        begin: the checkpoint from which it continues; None for a new run.
 
     Raises:
-        InputError: `resume` is none of these.
+        InputError: `resume` has another form.
         StateError: there is no such run or checkpoint.
         FileError: the folder cannot be made.
     """
@@ -83,10 +83,10 @@ class Output:
         return self.run.path
 
     def _round(self, number: int) -> Path | None:
-        """The newest checkpoint of a round: a run that was resumed may have done it again."""
+        """Return the newest checkpoint of a round: a resumed run may have repeated the round."""
         begin = f"{number:08d}"
-        found = [p for p in self.run.checkpoints.glob(f"{begin}*") if (p / CHECKPOINT).is_file()]
-        return max(found, key=lambda path: (len(path.name), path.name), default=None)
+        folders = [p for p in self.run.checkpoints.glob(f"{begin}*") if (p / CHECKPOINT).is_file()]
+        return max(folders, key=lambda path: (len(path.name), path.name), default=None)
 
     def _known(self) -> list[str]:
         numbers = {int(p.name.partition("-")[0]) for p in self.run.checkpoints.glob("[0-9]*")}
@@ -102,11 +102,11 @@ class Output:
     ) -> None:
         """Add the checkpoint of a round.
 
-        memory: what the strategy remembers.  position: what else a resumed run must know.
-        keep: how many checkpoints stay; None: all.
+        memory: the state of the strategy.  position: further facts for a resumed run. keep: how
+            many checkpoints to keep; None: all.
 
         Raises:
-            FileError: it cannot be written; those before are as they were.
+            FileError: it cannot be written; earlier checkpoints are not changed.
         """
 
         def write(folder: Path) -> None:
@@ -118,7 +118,8 @@ class Output:
         self.run.save(number, {"round": number, **position}, write, is_best=False, keep=keep)
 
     def load(self) -> tuple[dict[str, Any], tuple[Arrays, dict[str, Any]]]:
-        """The position of the checkpoint from which the run goes on, and the strategy's memory.
+        """Return the position of the checkpoint from which the run continues, and the strategy's
+        state.
 
         Raises:
             FileError, CheckpointError: a file is missing or damaged.
@@ -144,10 +145,10 @@ class Output:
         files.write(os.fspath(self.path / HISTORY), [text.encode()])
 
     def history(self, before: int) -> list[dict[str, Any]]:
-        """The rows of the rounds up to a number, as texts; none if there is no table yet.
+        """Return the rows of the rounds up to a number, as texts; none if there is no table yet.
 
         Raises:
-            FileError: the table cannot be read, or is none of rounds.
+            FileError: the table cannot be read, or is not a table of rounds.
         """
         path = self.path / HISTORY
         if not path.exists():
@@ -157,11 +158,11 @@ class Output:
             rows = foreign_text.read_table(text)
             return [dict[str, Any](row) for row in rows if int(row["round"]) <= before]
         except (csv.Error, KeyError, ValueError) as error:
-            raise FileError(f"{os.fspath(path)!r} is no history of rounds: {error}") from error
+            raise FileError(f"{os.fspath(path)!r} is not a history of rounds: {error}") from error
 
 
 def _new(place: Path, number: int) -> Path:
-    """A new folder of this number, or of the next one that is free."""
+    """Make a folder with this number, or the next free one; return it."""
     while True:
         made = place / str(number)
         try:

@@ -6,8 +6,8 @@
     parameters.apply(trainer, parameters.add(sent, learned))
 
 Names are in the order of the inputs of the training model, as `get_contiguous_parameters` of
-onnxruntime has them, so that `flatten` of what is trained makes the same buffer.  Everything here
-takes a `Trainer`, a `Module`, or either of a trimmed build.  Arrays that are given back are copies.
+onnxruntime has them, so that `flatten` of the trained ones makes the same buffer.  Everything here
+takes a `Trainer`, a `Module`, or either of a trimmed build.  Returned arrays are copies.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from engine.base.errors import (
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
-# Ops that move running statistics in a training step, and which of their inputs these are.
+# Ops that move running statistics in a training step, and the indices of these inputs.
 _NORMS, _MEAN, _VARIANCE = ("BatchNormInternal", "BatchNormalization"), 3, 4
 VARIANCES = (_VARIANCE,)
 
 
 class Parameter(Protocol):
-    """A parameter of a checkpoint state."""
+    """Parameter of a checkpoint state."""
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained."""
+        """True if it is trained."""
 
     @property
     def data(self) -> Array:
@@ -50,7 +50,7 @@ class Parameter(Protocol):
 
 
 def trainable(source: Any) -> list[str]:
-    """The names of the parameters that are trained, in the order of the training model.
+    """Return the names of the trained parameters, in the order of the training model.
 
     source: a `Trainer` or a `Module`.
     """
@@ -61,12 +61,12 @@ def trainable(source: Any) -> list[str]:
 
 
 def statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> list[str]:
-    """The names of the running means and variances that a training step moves.
+    """Return the names of the running means and variances that a training step moves.
 
-    places: which inputs of a normalisation; `VARIANCES` are the variances alone.
+    places: the indices of inputs of a normalisation; `VARIANCES` has only the variances.
 
     They are parameters that are not trained by a gradient.  A model without batch normalisation, or
-    with one that is frozen, has none.
+    with a frozen one, has none.
 
     Raises:
         MissingPackageError: the model has to be read for it, and the package onnx is missing.
@@ -79,21 +79,21 @@ def statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> lis
             "names from a trainer of the artifacts that it was built from"
         )
     known = _parameters(source)
-    found = {
+    names = {
         node.inputs[k]
         for node in model.graph.nodes
         if node.op in _NORMS and node.attrs.get("training_mode")
         for k in places
         if node.inputs[k] in known
     }
-    return [name for name in known if name in found]
+    return [name for name in known if name in names]
 
 
 def get(source: Any, names: Iterable[str]) -> Arrays:
-    """Copies of parameters by name, in this order.
+    """Return copies of parameters by name, in this order.
 
     Raises:
-        NameNotFoundError: there is no parameter of such a name.
+        NameNotFoundError: there is no parameter with one of the names.
         StateError: the checkpoint is nominal, so that there are no values.
     """
     known = _parameters(source)
@@ -101,14 +101,14 @@ def get(source: Any, names: Iterable[str]) -> Arrays:
 
 
 def check(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = None) -> Arrays:
-    """Arrays that can be the values of parameters, as arrays; nothing is written.
+    """Return arrays that can be the values of parameters, without writing them.
 
-    arrays: by the names of parameters.  names: those that must be there; by default the trained
-    ones.
+    arrays: the arrays by the names of parameters.  names: the required ones; by default the trained
+        ones.
 
     Raises:
         InputError: one is missing.
-        NameNotFoundError: there is no parameter of such a name.
+        NameNotFoundError: there is no parameter with one of the names.
         ShapeError, DTypeError: one has another shape or element type than the parameter.
         NonFiniteError: one holds NaN or an infinity.
     """
@@ -119,15 +119,15 @@ def check(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
         raise InputError(
             f"the arrays lack the parameter {missing[0]!r}"
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; they are "
-            f"{_listed(arrays)}: those of another architecture"
+            f"{_listed(arrays)}, from another architecture"
         )
-    found = {}
+    values = {}
     for name, value in arrays.items():
         data, new = _find(known, name).data, arguments.array(f"parameter {name!r}", value)
         if new.shape != data.shape:
             raise ShapeError(
-                f"parameter {name!r}: shape {list(data.shape)}, got {list(new.shape)}: that of "
-                "another architecture"
+                f"parameter {name!r}: shape {list(data.shape)}, got {list(new.shape)}: another "
+                "architecture"
             )
         if new.dtype != data.dtype:
             raise DTypeError(f"parameter {name!r}: {data.dtype}, got {new.dtype}")
@@ -137,15 +137,15 @@ def check(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
                 f"parameter {name!r}: element {[int(i) for i in at]} is {new[at]}; no parameter "
                 "has changed"
             )
-        found[name] = new
-    return found
+        values[name] = new
+    return values
 
 
 def apply(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
-    """Set parameters from arrays by name; either all of them, or with an error none.
+    """Set parameters from arrays by name; on an error none changes.
 
     Raises:
-        EngineError: as `check`.
+        EngineError: see `check`.
     """
     known = _parameters(source)
     for name, value in check(source, arrays, names).items():
@@ -153,7 +153,7 @@ def apply(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
 
 
 def difference(new: Mapping[str, Array], base: Mapping[str, Array]) -> Arrays:
-    """What has been learned: `new` less `base`, by the names of `new`.
+    """Return the change from `base` to `new`, by the names of `new`.
 
     Raises:
         InputError: `base` lacks one of them.
@@ -163,7 +163,7 @@ def difference(new: Mapping[str, Array], base: Mapping[str, Array]) -> Arrays:
 
 
 def add(base: Mapping[str, Array], learned: Mapping[str, Array]) -> Arrays:
-    """`base` and what has been learned, by the names of `learned`; of the element types of `base`.
+    """Return `base` plus a change, by the names of `learned`, in the element types of `base`.
 
     Raises:
         InputError: `base` lacks one of them.
@@ -176,9 +176,9 @@ def add(base: Mapping[str, Array], learned: Mapping[str, Array]) -> Arrays:
 
 
 def flatten(arrays: Mapping[str, Array]) -> npt.NDArray[np.float32]:
-    """All arrays as one of a dimension, one behind another in their order.
+    """Return all arrays as one of one dimension, concatenated in their order.
 
-    Of `get(trainer, trainable(trainer))` it is what `get_contiguous_parameters(True)` gives.
+    For `get(trainer, trainable(trainer))` this equals `get_contiguous_parameters(True)`.
 
     Raises:
         DTypeError: an array is not float32.
@@ -191,7 +191,7 @@ def flatten(arrays: Mapping[str, Array]) -> npt.NDArray[np.float32]:
 
 
 def unflatten(buffer: npt.ArrayLike, like: Mapping[str, Array]) -> Arrays:
-    """The arrays of a buffer of `flatten`, with the names and shapes of others.
+    """Return the arrays of a buffer of `flatten`, with the names and shapes of others.
 
     Raises:
         ShapeError: the buffer has another number of elements.
@@ -203,20 +203,20 @@ def unflatten(buffer: npt.ArrayLike, like: Mapping[str, Array]) -> Arrays:
     size = sum(array.size for array in like.values())
     if values.size != size:
         raise ShapeError(f"the parameters have {size} elements, the buffer {values.size}")
-    found, at = {}, 0
+    arrays, at = {}, 0
     for name, array in like.items():
-        found[name] = values[at : at + array.size].reshape(array.shape)
+        arrays[name] = values[at : at + array.size].reshape(array.shape)
         at += array.size
-    return found
+    return arrays
 
 
 def _module(source: Any) -> Any:
-    """The `Module` of a `Trainer`, or the module itself."""
+    """Return the `Module` of a `Trainer`, or the module itself."""
     return getattr(source, "module", source)
 
 
 def _parameters(source: Any) -> dict[str, Parameter]:
-    """All parameters by name, in the order of their names."""
+    """Return all parameters by name, in the order of their names."""
     state = getattr(source, "state", None) or getattr(source, "_state", None)
     if state is None or not hasattr(state, "parameters"):
         raise DTypeError(f"expected a Trainer or a Module, got {type(source).__name__}")
@@ -233,7 +233,7 @@ def _find(known: Mapping[str, Parameter], name: str) -> Parameter:
 
 
 def _same(base: Mapping[str, Array], name: str, value: Array) -> Array:
-    """The array of a name in `base`, which has to have the shape of another."""
+    """Return the array of a name in `base`, which must have the same shape."""
     if name not in base:
         raise InputError(f"parameter {name!r} is not in the base{nearest(name, base)}")
     if base[name].shape != value.shape:
@@ -245,7 +245,7 @@ def _same(base: Mapping[str, Array], name: str, value: Array) -> Array:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names for a message: the first ones of many."""
-    found = list(names)
-    text = ", ".join(map(repr, found[:4]))
-    return f"{text} and {len(found) - 4} more" if len(found) > 4 else text or "none"
+    """Return the first names for a message, and the number of the others."""
+    every = list(names)
+    text = ", ".join(map(repr, every[:4]))
+    return f"{text} and {len(every) - 4} more" if len(every) > 4 else text or "none"

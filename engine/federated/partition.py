@@ -1,4 +1,4 @@
-"""Partitions: which samples of a data set each client of a simulated federation holds.
+"""Partitions of a data set's samples among the clients of a simulated federation.
 
     parts = dirichlet(labels, clients=20, alpha=0.3)
     mine = images[parts[7]], labels[parts[7]]
@@ -7,8 +7,8 @@ Every function returns a list with one array of indices (int64, ascending) for e
 sample is in exactly one of them.  The result is a function of the arguments alone: equal labels,
 numbers and seeds give equal parts, in every process and on every machine with that NumPy.
 
-A client without samples is a matter of `minimum`.  By default each client holds at least one sample
-and what cannot be so is refused; with `minimum=0` clients may stay empty.
+By default each client holds at least one sample, and too few samples are refused; with `minimum=0`
+clients may stay empty.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from engine.data.randomness import PARTITION, check_seed, generator
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-ALPHAS = (1e-9, 1e9)  # beyond them a client has one class, or all of them, to the last digit
+ALPHAS = (1e-9, 1e9)  # beyond these a client has exactly one class, or all of them
 
 
 def iid(samples: int, clients: int, seed: int = 0, *, minimum: int = 1) -> list[Indices]:
-    """Samples in random order, dealt out to the clients; sizes differ by one at most.
+    """Return samples in random order, dealt out to the clients; sizes differ by one at most.
 
     Args:
         samples: how many there are.
@@ -56,15 +56,15 @@ def dirichlet(
     equal_sizes: bool = True,
     minimum: int = 1,
 ) -> list[Indices]:
-    """Skewed labels: each client has its own mixture of the classes, drawn from a Dirichlet.
+    """Return parts with skewed labels: each client's mixture of classes is drawn from a Dirichlet.
 
     With equal sizes, client after client draws the shares of the classes q ~ Dir(alpha p), where p
     are their shares in all data, then its samples by q without replacement (Hsu, Qi and Brown,
     "Measuring the effects of non-identical data distribution for federated visual classification",
     2019).  Classes that are used up leave q; if nothing of q is left, the client takes what is left
     of all classes.  The last clients therefore have mixtures nearer to the rest than to their q.
-    The concentration is that of all classes together: alpha = 1 with ten equal classes is
-    Dir(0.1, ..., 0.1), which others call alpha = 0.1.
+    The concentration is the sum over all classes: alpha = 1 with ten equal classes is Dir(0.1, ...,
+    0.1), which others call alpha = 0.1.
 
     With `equal_sizes=False`, class after class is cut into shares q ~ Dir(alpha, ..., alpha) for
     the clients (Yurochkin et al., "Bayesian nonparametric federated learning of neural networks",
@@ -76,7 +76,7 @@ def dirichlet(
         clients: how many share the samples.
         alpha: the concentration, from 1e-9 to 1e9: near 0 a client has one class, far above 1 all
             clients are alike.
-        seed: of the shares, and of which samples of a class a client gets.
+        seed: the seed of the shares, and of the choice of a client's samples from a class.
         equal_sizes: whether sizes differ by one at most.
         minimum: samples that each client holds at least.
 
@@ -84,13 +84,13 @@ def dirichlet(
         InputError, DTypeError: a number is out of range, or the samples are too few for `minimum`.
         ShapeError: labels have more or fewer axes than one.
     """
-    classes, found = _groups("labels", labels)
-    _check(len(found), clients, minimum)
+    classes, classes_of = _groups("labels", labels)
+    _check(len(classes_of), clients, minimum)
     concentration = arguments.real("alpha", alpha)
     if not ALPHAS[0] <= concentration <= ALPHAS[1]:
         raise InputError(f"alpha={concentration}; expected a number from 1e-9 to 1e9")
     draw = generator(check_seed(seed), PARTITION)
-    pools = [draw.permutation(np.flatnonzero(found == k)) for k in range(classes)]
+    pools = [draw.permutation(np.flatnonzero(classes_of == k)) for k in range(classes)]
     if arguments.flag("equal_sizes", equal_sizes):
         return _ascending(_by_client(pools, clients, concentration, draw))
     return _ascending(_filled(_by_class(pools, clients, concentration, draw), minimum))
@@ -99,7 +99,7 @@ def dirichlet(
 def by_user(
     users: npt.ArrayLike, clients: int | None = None, seed: int = 0, *, minimum: int = 1
 ) -> list[Indices]:
-    """Whole users: all samples of a user, speaker, writer or device are with one client.
+    """Return parts of whole users: one client has all samples of a user, speaker, writer or device.
 
     Without `clients` there is a client for each user, in the order of their names.  Fewer clients
     share the users: in random order, each user goes to the client that holds the fewest samples.
@@ -115,15 +115,15 @@ def by_user(
             client could hold `minimum` samples.
         ShapeError: users have more or fewer axes than one.
     """
-    count, found = _groups("users", users)
+    count, owners = _groups("users", users)
     draw = generator(check_seed(seed), PARTITION)
     order = np.arange(count) if clients is None else draw.permutation(count)
     clients = count if clients is None else clients
     if count:
-        _check(len(found), clients, minimum)
+        _check(len(owners), clients, minimum)
     held: list[list[Indices]] = [[] for _ in range(clients)]
     sizes = np.zeros(clients, np.int64)
-    samples = [np.flatnonzero(found == user) for user in range(count)]
+    samples = [np.flatnonzero(owners == user) for user in range(count)]
     for user in order:
         least = int(sizes.argmin())
         held[least].append(samples[user])
@@ -153,18 +153,18 @@ def _check(samples: int, clients: int, minimum: int) -> None:
 
 
 def _groups(what: str, values: npt.ArrayLike) -> tuple[int, npt.NDArray[np.intp]]:
-    """How many different values there are, and of each element which of them it is."""
+    """Return the number of distinct values, and the index of each element's value."""
     array = arguments.array(what, values)
     if array.ndim != 1:
         raise ShapeError(f"{what}: expected one axis, found shape {list(array.shape)}")
-    names, found = np.unique(array, return_inverse=True)
-    return len(names), found.reshape(-1)
+    names, indices = np.unique(array, return_inverse=True)
+    return len(names), indices.reshape(-1)
 
 
 def _by_client(
     pools: list[npt.NDArray[np.intp]], clients: int, alpha: float, draw: np.random.Generator
 ) -> list[npt.NDArray[np.intp]]:
-    """Parts of equal sizes; pools: the samples of each class in random order."""
+    """Return parts of equal sizes; pools: the samples of each class in random order."""
     left = np.array([len(pool) for pool in pools])
     total, prior = left.sum(), left / max(1, left.sum())
     parts = []
@@ -186,7 +186,7 @@ def _by_client(
 def _by_class(
     pools: list[npt.NDArray[np.intp]], clients: int, alpha: float, draw: np.random.Generator
 ) -> list[npt.NDArray[np.intp]]:
-    """Parts of drawn sizes; pools: the samples of each class in random order."""
+    """Return parts of drawn sizes; pools: the samples of each class in random order."""
     parts: list[list[npt.NDArray[np.intp]]] = [[] for _ in range(clients)]
     for pool in pools:
         ends = np.rint(draw.dirichlet(np.full(clients, alpha)).cumsum() * len(pool)).astype(int)
@@ -196,7 +196,7 @@ def _by_class(
 
 
 def _filled(parts: list[npt.NDArray[np.intp]], minimum: int) -> list[npt.NDArray[np.intp]]:
-    """Parts of which none holds fewer samples than `minimum`: the largest ones give."""
+    """Return parts of at least `minimum` samples, by moving samples from the largest ones."""
     sizes = np.array([len(part) for part in parts])
     while sizes.min() < minimum:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

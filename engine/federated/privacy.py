@@ -1,6 +1,6 @@
-"""How updates are clipped and made noisy, which of this goes together, and what it promises.
+"""Privacy of updates: clipping, noise, valid combinations, and the resulting guarantees.
 
-    kind              who clips   who adds noise   whom the promise is against
+    kind              clips       adds noise       protects against
     none              nobody      nobody           nobody
     local             client      client           all who see a message, the server too
     client-fixed      client      server           all who see the model of a round
@@ -8,19 +8,19 @@
     client-adaptive, server-adaptive               as the fixed ones; the norm follows a quantile
 
 An update is the difference to the parameters of the round.  Clipping scales one whose L2 norm is
-above C to the norm C.  Noise is that of `engine.federated.noise`, on integers, so that norms and
-noise are what is said here, to the last bit.
+above C to the norm C.  Noise comes from `engine.federated.noise`, on integers, so norms and noise
+are exact to the last bit.
 
 Local noise has the standard deviation z C for each element of the message, where z is the least
 with which one message has epsilon and delta for any other data of its client: two clipped updates
 lie up to 2 C apart.
 
 Central noise has z C on the sum of the clipped updates, whose weights are all 1.  The sum is then
-divided by N, how many clients a round asks (`clients`), however many have replied: a mean over
-those that are there would change by up to 2 C / (n + 1) where one more comes, and not by C / n.
-With N fixed, adding or removing one client moves the sum by up to C; replacing its data, by 2 C.
-An adaptive kind also releases how many of the updates were not clipped, with noise of N / 20; the
-noise of the sum is larger by so much that both together are as private as z says (Andrew et al.,
+divided by N, the number of clients that a round asks (`clients`), however many have replied: a mean
+over the replies would change by up to 2 C / (n + 1) for one more reply, not by C / n.  With N
+fixed, adding or removing one client moves the sum by up to C; replacing its data, by 2 C.  An
+adaptive kind also releases how many of the updates were not clipped, with noise of N / 20; the
+noise of the sum is enlarged such that both together are as private as z requires (Andrew et al.,
 theorem 1).
 
 Where a sum moves by up to S and the noise is sigma, a release is rho-zCDP with rho = S**2 / (2
@@ -29,9 +29,10 @@ add up; and rho-zCDP is (epsilon, delta)-differential privacy where, for any alp
 
     delta >= exp((alpha - 1) (alpha rho - epsilon)) (1 - 1 / alpha)**alpha / (alpha - 1)
 
-`epsilon_of` takes the best alpha.  That is at most a tenth above what is exact for continuous
-noise.  No amplification by sampling is counted: a server chooses clients by a seed that is no
-secret, and Flower takes a fixed number of those that are connected, not each with a probability.
+`epsilon_of` takes the best alpha.  This is at most a tenth above the exact value for continuous
+noise.  Amplification by sampling is not counted: a server chooses clients by a seed that is not
+secret, and Flower takes a fixed number of the connected clients, instead of each with a
+probability.
 
 Sources: Canonne, Kamath and Steinke, The Discrete Gaussian for Differential Privacy, NeurIPS 2020,
 theorem 14 and corollary 13; Bun and Steinke, Concentrated Differential Privacy, TCC 2016; McMahan
@@ -54,21 +55,21 @@ from engine.federated.updates import Encoding
 KINDS = (
     "none", "local", "client-fixed", "server-fixed", "client-adaptive", "server-adaptive",
 )  # fmt: skip
-_MOST = 500.0  # epsilon; nobody is promised anything long before, and exp must not overflow
+_MOST = 500.0  # epsilon; far beyond any useful guarantee, and exp must not overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """What is done to updates, and by whom.
+    """Clipping and noise of updates.
 
     kind: see above.
-    clipping_norm: C, the L2 norm that an update has at most; of an adaptive kind, at first.
-    epsilon, delta: of one message, where `kind` is "local".
-    noise_multiplier: z, of a central kind; 0 clips alone, which promises nothing.
-    quantile: which part of the updates an adaptive kind leaves as they are.
-    clients: N, how many clients a round asks, by which a central kind divides the sum.
-    secure_range: of secure aggregation: the largest magnitude of an element of an update; 0: there
-        is none.
+    clipping_norm: C, the maximum L2 norm of an update; the initial one for an adaptive kind.
+    epsilon, delta: the guarantee for one message, if `kind` is "local".
+    noise_multiplier: z, for a central kind; 0 only clips, which guarantees nothing.
+    quantile: the share of updates that an adaptive kind does not clip.
+    clients: N, the number of clients that a round asks, by which a central kind divides the sum.
+    secure_range: the largest magnitude of an element of an update for secure aggregation; 0: no
+        secure aggregation.
 
     Raises:
         InputError: a value is not allowed, or z is too large for the noise of an adaptive count.
@@ -116,12 +117,12 @@ class Privacy:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the clipping norm follows a quantile of the updates."""
+        """True if the clipping norm follows a quantile of the updates."""
         return self.kind.endswith("-adaptive")
 
     @property
     def central(self) -> bool:
-        """Whether the server adds the noise."""
+        """True if the server adds the noise."""
         return self.kind not in ("none", "local")
 
     @property
@@ -144,15 +145,17 @@ class Privacy:
         return self.clipping_norm * self.multiplier
 
     def spent(self, rounds: int, *, replacing: bool | None = None) -> float:
-        """Epsilon, for `delta`, of all that a client sends, or that the server shows, in rounds.
+        """Return epsilon, for `delta`, of everything that a client sends, or the server shows, in
+        rounds.
 
         replacing: True: against other data of one client; False: against one client more or less;
             None: the first for local noise, whose clients are known, and the second for central.
 
-        Infinite where nothing is promised, or more than 500.
+        The result is infinite if nothing is guaranteed, or it exceeds 500.
 
         Raises:
-            InputError: one client more or less, of local noise: who sends messages is no secret.
+            InputError: `replacing` is False for local noise, because the senders of messages are
+                not secret.
         """
         if self.kind == "local" and replacing is False:
             raise InputError("local noise hides what data a client has, not that it takes part")
@@ -163,7 +166,9 @@ class Privacy:
         return epsilon_of(rounds * apart**2 / (2 * z**2), self.delta)
 
     def promise(self, rounds: int) -> str:
-        """One line for a log: what is done, and what it promises after so many rounds."""
+        """Return one line for a log: clipping and noise, and the guarantee after `rounds`
+        rounds.
+        """
         if self.kind == "local":
             done = (
                 f"each client clips its update to the norm {self.clipping_norm:g} and adds noise "
@@ -172,8 +177,8 @@ class Privacy:
         else:
             done = (
                 f"updates are clipped by the {self.kind.split('-')[0]} to the norm "
-                f"{self.clipping_norm:g}{' at first' * self.adaptive}, and their sum, of which the "
-                f"model gets 1/{self.clients}, has noise of {self.multiplier:.4g} times the norm"
+                f"{self.clipping_norm:g}{' at first' * self.adaptive}, and their sum, divided by "
+                f"{self.clients} for the model, has noise of {self.multiplier:.4g} times the norm"
             )
         told = [
             f"epsilon {spent:.3g} for {what}"
@@ -185,7 +190,7 @@ class Privacy:
         return f"privacy: {done}; {rounds} rounds together have {have}"
 
     def check(self, encoding: Encoding) -> None:
-        """Refuse an encoding that breaks the promise, or that this makes useless.
+        """Refuse an encoding that breaks the guarantee, or that noise makes useless.
 
         Updates are clipped first, then noise is added, then they are encoded; the server decodes
         before anything else.
@@ -218,13 +223,13 @@ class Privacy:
 
 
 def options(config: Mapping[str, Any]) -> tuple[Privacy, Encoding]:
-    """The options of a run, of the table `[tool.flwr.app.config]`.
+    """Return the options of a run, from the table `[tool.flwr.app.config]`.
 
-    Keys, all of which may be missing: privacy, clipping-norm, epsilon, delta, noise-multiplier,
+    Keys, all optional: privacy, clipping-norm, epsilon, delta, noise-multiplier,
     clipped-quantile, clients-per-round, secure-range, update-values, update-fraction.
 
     Raises:
-        InputError: a value is not allowed, or two do not go together.
+        InputError: a value is not allowed, or two contradict each other.
         DTypeError: a value has another type.
     """
     privacy, encoding = Privacy(), Encoding()

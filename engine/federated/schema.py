@@ -1,12 +1,12 @@
-"""What an answer to a round may hold: one declaration, for messages of Flower and for files alike.
+"""Schema of answers to a round: one declaration for messages of Flower and for files.
 
     schema = Schema({"w": Tensor((3, 20), np.dtype("float32"))}, NUMBERS)
     schema.check_tensors(arrays)               # names, element types, shapes, ranges
     numbers = schema.checked(metrics)          # names, types, ranges
 
-An answer is that of a device which nobody vouches for.  It is checked here before anything else
-takes a value of it; what is not as declared is refused with the name of the field, what was found,
-and what is expected.  This file needs numpy alone.
+An answer comes from an untrusted device.  It is checked here before anything else uses its values;
+if it does not fit the declaration, it is refused with the name of the field, the value found, and
+the expected ones.  This file needs only numpy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy.typing as npt
 from engine.base.errors import DTypeError, InputError, NonFiniteError, ShapeError
 
 LARGEST = 2.0**60  # of parameters and of numbers: float32 holds the square of it
-MAX_EXAMPLES = 1_000_000  # of one client in one round, unless `max-examples` says another number
-EXAMPLES = "num-examples"  # Flower's name: how many samples an answer is of
+MAX_EXAMPLES = 1_000_000  # of one client in one round, unless `max-examples` sets another number
+EXAMPLES = "num-examples"  # Flower's name for the number of samples of an answer
 _MOST_NUMBERS = 64
 _LONGEST_NAME = 200
 
@@ -32,10 +32,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of an answer.
+    """Number of an answer.
 
-    whole: it is a whole number, and no float.  least, most: the range, both included.
-    required: it must be there.
+    whole: it is an integer.  least, most: the range, both included. required: it must be present.
     """
 
     whole: bool = False
@@ -54,7 +53,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Number of bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -64,10 +63,10 @@ _OTHER = Number()
 
 @dataclass(frozen=True)
 class Schema:
-    """The arrays and numbers of an answer.
+    """Arrays and numbers of an answer.
 
-    tensors: all that there must be, by name.
-    numbers: what is known of numbers; others are finite and not beyond `LARGEST`.
+    tensors: the required tensors, by name.
+    numbers: the declared numbers; others must be finite and at most `LARGEST`.
     """
 
     tensors: Mapping[str, Tensor]
@@ -79,10 +78,10 @@ class Schema:
         return cls({n: Tensor(a.shape, a.dtype) for n, a in arrays.items()}, numbers)
 
     def check_names(self, names: Mapping[str, Any]) -> None:
-        """Refuse other arrays than those that are declared.
+        """Refuse arrays other than the declared ones.
 
         Raises:
-            InputError: one is missing, or there is one more.
+            InputError: one is missing, or there is another one.
         """
         for name in self.tensors:
             if name not in names:
@@ -92,11 +91,11 @@ class Schema:
                 raise InputError(f"it has the parameter {name!r:.200}: another architecture")
 
     def check_tensors(self, arrays: Mapping[str, Array]) -> None:
-        """Refuse arrays that are not as declared.
+        """Refuse arrays that do not fit their declarations.
 
         Raises:
-            InputError: as `check_names`, or an element is out of range.
-            ShapeError, DTypeError, NonFiniteError: what it is.
+            InputError: see `check_names`; or an element is out of range.
+            ShapeError, DTypeError, NonFiniteError: an array does not fit.
         """
         self.check_names(arrays)
         for name, array in arrays.items():
@@ -135,10 +134,10 @@ def _check_number(name: str, value: Any, known: Number) -> None:
 
 
 def check_tensor(name: str, array: Array, known: Tensor) -> None:
-    """Refuse an array that is not as declared.
+    """Refuse an array that does not fit its declaration.
 
     Raises:
-        ShapeError, DTypeError, NonFiniteError: what it is.
+        ShapeError, DTypeError, NonFiniteError: an array does not fit.
         InputError: an element is out of range.
     """
     if array.shape != known.shape:
@@ -154,7 +153,7 @@ def check_tensor(name: str, array: Array, known: Tensor) -> None:
     if not (math.isfinite(low) and math.isfinite(high)):
         raise NonFiniteError(f"parameter {name!r} has values that are not finite")
     if low < known.least or high > LARGEST:
-        found = low if low < known.least else high
+        value = low if low < known.least else high
         raise InputError(
-            f"parameter {name!r} has {found:g}; expected from {known.least:g} to {LARGEST:g}"
+            f"parameter {name!r} has {value:g}; expected from {known.least:g} to {LARGEST:g}"
         )

@@ -1,4 +1,4 @@
-"""The part of a round that a device does with a trimmed build: as `local`, with numpy alone.
+"""Device's part of a round with a trimmed build: as `local`, but with numpy only.
 
     learner = TrimmedLearner(mnist.Trainer())
     learner.begin(arrays, options, kept)
@@ -7,8 +7,8 @@
 A build has plans for certain numbers of samples.  Batches have one of them; a last smaller batch is
 trained on if there is a plan for its size, and left out otherwise.  Samples come in the order in
 which `engine.federated.local.Learner` takes them, so that both learn the same to the last bit.  A
-build counts random draws, as those of dropout, from 0 in every round: the round's seed makes them
-others, also where the optimizer's state is kept.
+build counts random draws, for example of dropout, from 0 in every round: the round's seed makes
+them different, even if the optimizer's state is kept.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _VALUE, _CHECKPOINT = "parameter/", "checkpoint"  # names of kept arrays
 
 
 class TrimmedLearner:
-    """The trainer of a trimmed build that does the part of devices in rounds.
+    """Trainer of a trimmed build that does a device's part of rounds.
 
     Args:
-        trainer: `Trainer` of a build, of a model with an optimizer.  The values that it has now are
-            those with which each client begins what no server sends.
+        trainer: `Trainer` of a build, of a model with an optimizer.  Its present values are every
+            client's initial values of arrays that no server sends.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -53,12 +53,12 @@ class TrimmedLearner:
     def begin(
         self, arrays: Mapping[str, Any], options: LocalOptions, kept: Kept | None = None
     ) -> None:
-        """Become a client as it is at the beginning of a round.
+        """Start the part of a client in a round.
 
         Raises:
-            EngineError: as `parameters.check`, where a trained parameter that is not `local` is
-                missing; or what was kept is that of another model.
-            StateError: there is to be a proximal term, and the build has none.
+            EngineError: see `parameters.check`; a trained parameter that is not `local` is missing;
+                or the kept state belongs to another model.
+            StateError: a proximal term is requested, but the build has none.
         """
         trainer, kept = self.trainer, kept or Kept()
         needed = [n for n in parameters.trainable(trainer) if not matches(n, options.local)]
@@ -105,12 +105,12 @@ class TrimmedLearner:
         return Learned(parameters.get(trainer, self._names), samples, total / samples)
 
     def evaluate(self, data: Any, options: LocalOptions) -> tuple[int, dict[str, float]]:
-        """The number of samples of some data, and their loss and metrics by name.
+        """Return the number of samples of some data, and their loss and metrics by name.
 
         Raises:
-            InputError: as `train`.
+            InputError: see `train`.
             NonFiniteError: the loss or a metric is NaN or infinite.
-            EngineError: as the metrics.
+            EngineError: see the metrics.
         """
         trainer, arrays = self.trainer, self._arrays(data, "evaluate on")
         metrics = metrics_of(options.metrics)
@@ -127,14 +127,14 @@ class TrimmedLearner:
             inputs = dict(zip(trainer.inputs, batch, strict=True))
             for metric in metrics:
                 metric.update(outputs, inputs, loss, count)
-        found = {"loss": total / samples, **{m.name: m.result() for m in metrics}}
-        for name, value in found.items():
+        results = {"loss": total / samples, **{m.name: m.result() for m in metrics}}
+        for name, value in results.items():
             if not np.isfinite(value):
                 raise NonFiniteError(f"the {name} on {samples} samples is {value}")
-        return samples, found
+        return samples, results
 
     def kept(self, options: LocalOptions) -> Kept:
-        """What the client keeps for its next round."""
+        """Return the state that the client keeps for its next round."""
         state, arrays = self.trainer.state, dict[str, Array]()
         for name, parameter in state.parameters:
             if name in self._names or is_of_term(name, state):
@@ -146,28 +146,28 @@ class TrimmedLearner:
         return Kept(arrays)
 
     def _arrays(self, data: Any, purpose: str) -> list[Array]:
-        """The arrays of the inputs.
+        """Return the arrays of the inputs.
 
         Raises:
-            InputError: there are others, or they have different numbers of samples.
+            InputError: there are other arrays, or their numbers of samples differ.
         """
         need_samples(data, purpose)
         names = self.trainer.inputs
         if isinstance(data, Mapping):
-            found = [data[name] for name in names if name in data]
+            arrays = [data[name] for name in names if name in data]
         else:
-            found = list(data) if isinstance(data, list | tuple) else [data]
-        if len(found) != len(names) or not all(hasattr(array, "shape") for array in found):
+            arrays = list(data) if isinstance(data, list | tuple) else [data]
+        if len(arrays) != len(names) or not all(hasattr(array, "shape") for array in arrays):
             raise InputError(
                 f"data to {purpose} with a trimmed build: expected an array for each of "
                 f"{', '.join(names)}"
             )
-        if len({len(array) for array in found}) > 1:
-            raise InputError(f"data to {purpose}: {[len(a) for a in found]} samples in arrays")
-        return found
+        if len({len(array) for array in arrays}) > 1:
+            raise InputError(f"data to {purpose}: {[len(a) for a in arrays]} samples in arrays")
+        return arrays
 
     def _cut(self, samples: int, options: LocalOptions) -> Iterator[slice]:
-        """The batches of some samples."""
+        """Yield the batches of some samples."""
         sizes: Sequence[int] = self.trainer.batches
         size = sizes[0] if options.batch_size is None else options.batch_size
         if size not in sizes:
@@ -195,7 +195,7 @@ class TrimmedLearner:
 
 @contextlib.contextmanager
 def _our_errors() -> Iterator[None]:
-    """Errors of a build, which has classes of its own, as those of this package."""
+    """Raise errors of a build, which has classes of its own, as errors of this package."""
     try:
         yield
     except EngineError:
@@ -206,7 +206,7 @@ def _our_errors() -> Iterator[None]:
 
 
 def _first(found: Any) -> float:
-    """The loss among what a phase gives: its first output."""
+    """Return the loss from the results of a phase: its first output."""
     return float((found[0] if isinstance(found, tuple) else found).item())
 
 

@@ -1,12 +1,12 @@
-"""Encodings of an update, the difference that local training made to the parameters.
+"""Encodings of an update, the change that local training made to the parameters.
 
-An update is an ordered dict of float32 arrays, name -> array.  What is sent for it is an ordered
-dict of arrays, too, so that it fits an `ArrayRecord` of Flower and a file of safetensors alike:
+An update is an ordered dict of float32 arrays, name -> array.  Its message is an ordered dict of
+arrays, too, so that it fits an `ArrayRecord` of Flower as well as a file of safetensors:
 
     dense    name -> array of the parameter's shape, for every parameter
     sparse   "indices" -> uint32[k], "values" -> [k]
 
-    float32    as they are
+    float32    unchanged
     float16    IEEE binary16, rounded to nearest, ties to even
     bfloat16   uint16, the upper half of the float32, rounded to nearest, ties to even
 
@@ -19,9 +19,9 @@ A value that would overflow is refused: binary16 holds magnitudes below 65520, b
 3.396e38.  The relative error is at most 2**-11 for binary16 and 2**-8 for bfloat16; below 6.1e-5,
 where binary16 has fewer digits, its error is at most 3.0e-8.
 
-What a sparse message leaves out is not lost: `Encoding.compensated` returns it as the residual,
-which the sender keeps and adds to its next update.  Without this error feedback training need not
-converge.
+The elements that a sparse message leaves out are not lost: `Encoding.compensated` returns them as
+the residual, which the sender keeps and adds to its next update.  Without this error feedback
+training need not converge.
 
 Source: Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, NeurIPS 2018, arXiv:1809.07599.
 """
@@ -63,14 +63,14 @@ _BFLOAT16_OVERFLOW = 0x7F7F8000  # bits of the least float32 that rounds to infi
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How an update is sent; both sides have the same one, since a message does not repeat it.
+    """Encoding of an update; both sides have the same one, because messages do not repeat it.
 
     values: "float32", "float16" or "bfloat16".
-    fraction: which part of the elements is sent, 0 < fraction <= 1; 1 sends the dense format.
+    fraction: the share of the elements that is sent, 0 < fraction <= 1; 1 sends the dense format.
 
     Raises:
-        InputError: other values, or a fraction with which a sparse message has at least as many
-            bytes as the dense one.
+        InputError: other values, or a fraction for which a sparse message is no shorter than a
+            dense one.
     """
 
     values: str = "float32"
@@ -94,26 +94,26 @@ class Encoding:
 
     @property
     def lossless(self) -> bool:
-        """Whether the receiver gets exactly what was sent."""
+        """True if the receiver gets exactly the values of the sender."""
         return self.values == "float32" and not self.sparse
 
     @property
     def sparse(self) -> bool:
-        """Whether only a part of the elements is sent."""
+        """True if only a part of the elements is sent."""
         return self.fraction < 1
 
     def count(self, shapes: Shapes) -> int:
-        """How many elements of parameters of these shapes are sent."""
+        """Return how many elements of parameters of these shapes are sent."""
         total = _total(shapes)
         return max(1, round(self.fraction * total)) if self.sparse else total
 
     def nbytes(self, shapes: Shapes) -> int:
-        """Bytes of the arrays of one message, without names and other framing."""
+        """Return the bytes of the arrays of one message, without names and other framing."""
         element = _ON_THE_WIRE[self.values].itemsize + (_INDEX.itemsize if self.sparse else 0)
         return self.count(shapes) * element
 
     def wire(self, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """The shapes and element types of the arrays of one message, by name."""
+        """Return the shapes and element types of the arrays of one message, by name."""
         element = _ON_THE_WIRE[self.values]
         if not self.sparse:
             return {name: (tuple(shape), element) for name, shape in shapes.items()}
@@ -121,7 +121,7 @@ class Encoding:
         return {INDICES: ((count,), _INDEX), VALUES: ((count,), element)}
 
     def encode(self, update: Mapping[str, Array]) -> dict[str, Array]:
-        """The arrays to send for an update of float32 arrays.
+        """Return the arrays to send for an update of float32 arrays.
 
         Raises:
             DTypeError: an array is not float32.
@@ -145,12 +145,14 @@ class Encoding:
         }
 
     def decode(self, message: Mapping[str, Array], shapes: Shapes) -> Update:
-        """The update, float32 arrays of `shapes` in their order, of what another device sent.
+        """Return the update of another device's message: float32 arrays of `shapes`, in their
+        order.
 
         Raises:
             NameNotFoundError: an array is missing, or there is one that does not belong.
             DTypeError: an array has another element type than this encoding sends.
-            ShapeError: an array has another shape; of a sparse message, another number of elements.
+            ShapeError: an array has another shape or, in a sparse message, another number of
+                elements.
             InputError: indices are out of range, or do not increase strictly.
             NonFiniteError: a value is not finite.
         """
@@ -177,15 +179,15 @@ class Encoding:
     def compensated(
         self, update: Mapping[str, Array], residual: Vector | None
     ) -> tuple[dict[str, Array], Vector]:
-        """The message for an update plus the residual of the last one, and the new residual.
+        """Return the message for an update plus the last residual, and the new residual.
 
         Args:
             update: name -> float32 array.
-            residual: float32[n], what this function returned last, or None before the first time.
+            residual: float32[n], from the last call of this function, or None at first.
 
         Raises:
-            ShapeError: the residual is that of a model with another number of elements.
-            ...: as `encode`.
+            ShapeError: the residual has another number of elements than the model.  ...: see
+            `encode`.
         """
         shapes = {name: array.shape for name, array in update.items()}
         wanted = flat(update)
@@ -196,13 +198,13 @@ class Encoding:
         return message, wanted - flat(self.decode(message, shapes))
 
     def _narrow(self, array: Array, name: str) -> Array:
-        """float32 values, which are finite, as they are sent."""
+        """Return finite float32 values as they are sent."""
         sent: Array
         wire = _ON_THE_WIRE[self.values]
         if self.values == "float32":
             return np.asarray(array, wire)
         if self.values == "float16":
-            with np.errstate(over="ignore"):  # found below, and told by name
+            with np.errstate(over="ignore"):  # found below, and reported by name
                 sent = array.astype(wire)
             too_large = np.isinf(sent)
         else:
@@ -217,7 +219,7 @@ class Encoding:
         return sent
 
     def _wide(self, array: Array, name: str, shape: tuple[int, ...]) -> Vector:
-        """What was sent for an array, checked, as float32."""
+        """Return the float32 array for a sent one, checked."""
         _check_type(array, name, _ON_THE_WIRE[self.values])
         _check_shape(array, name, shape)
         values: Vector
@@ -231,12 +233,12 @@ class Encoding:
 
 
 def flat(update: Mapping[str, Array]) -> Vector:
-    """float32[n]: all elements in order, a copy."""
+    """Return all elements in order as float32[n], a copy."""
     return np.concatenate([np.ravel(array) for array in update.values()], dtype=np.float32)
 
 
 def parted(vector: Vector, shapes: Shapes) -> Update:
-    """The arrays of `shapes`, views of a vector that holds their elements in order."""
+    """Return the arrays of `shapes`, views of a vector that holds their elements in order."""
     parts: Update = {}
     start = 0
     for name, shape in shapes.items():
@@ -247,7 +249,7 @@ def parted(vector: Vector, shapes: Shapes) -> Update:
 
 
 def _largest(vector: Vector, count: int) -> npt.NDArray[np.intp]:
-    """Where the `count` elements of largest magnitude are, increasing; of equal ones the first."""
+    """Return the places of the `count` largest magnitudes, increasing; ties go to the first."""
     magnitudes = np.abs(vector)
     limit = np.partition(magnitudes, vector.size - count)[vector.size - count]
     above = np.flatnonzero(magnitudes > limit)

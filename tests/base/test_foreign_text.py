@@ -143,5 +143,5 @@ def test_numbers_of_devices_that_are_called_as_columns_of_the_server(tmp_path: P
     } == rows[1]  # fmt: skip
     assert [row["round"] for row in made.output.history(1)] == ["1"]
     (made.output.path / HISTORY).write_text("round,loss\n1,2,3\n")
-    with pytest.raises(FileError, match=r"history.csv' is no history of rounds"):
+    with pytest.raises(FileError, match=r"history.csv' is not a history of rounds"):
         made.output.history(2)

@@ -125,7 +125,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "twice inside": (packed(b'{"a": {"dtype": "F32", "dtype": "F64"}}'), "'dtype' twice"),
     "metadata": (packed({"__metadata__": {"kind": 3}}), "no object of texts"),
     "metadata list": (packed({"__metadata__": []}), "no object of texts"),
-    "an adapter": (packed({"__metadata__": {"format": "pt"}}), "no message of a federation"),
+    "an adapter": (packed({"__metadata__": {"format": "pt"}}), "not a message of a federation"),
     "version": (changed(edgegrad__message="2"), "version '2' of the format; supported: '1'"),
     "no kind": (changed(kind=None), "'kind' is missing"),
     "kind": (changed(kind="trian"), "kind 'trian'; expected one of train"),
@@ -230,8 +230,8 @@ def test_an_answer_is_one_to_its_request() -> None:
     asked.failed("no data").check_answer(asked)
     other = fingerprint({"fc.weight": W})
     wrong: list[tuple[Message, str]] = [
-        (asked.evaluated(done), "'evaluated' is no answer to a 'train'"),
-        (asked, "'train' is no answer"),
+        (asked.evaluated(done), "'evaluated' is not an answer to a 'train'"),
+        (asked, "'train' is not an answer"),
         (Message("trained", MODEL, 3, ARRAYS, metrics=done), "of round 3; this is round 4"),
         (Message("failed", other, 4, reason="x"), f"of model {other}; asked was {MODEL}"),
         (asked.trained({"fc.bias": B}, done), "lacks the parameter 'fc.weight'"),

@@ -26,6 +26,8 @@ CLEAN = (
     "engine/loss_types",
     "engine/onnxblock",
     "engine/plan",
+    "engine/federated",
+    "engine/reports",
     "engine/runtime",
     "engine/system",
     "engine/trainer/reports",

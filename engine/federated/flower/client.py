@@ -1,4 +1,4 @@
-"""The ClientApp: what a device does with the messages of a round."""
+"""ClientApp: handlers for the messages of a round on a device."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _log = logging.getLogger("flwr")
 
 
 def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None) -> ClientApp:
-    """A ClientApp that trains and evaluates with a trainer.
+    """Return a ClientApp that trains and evaluates with a trainer.
 
     Args:
-        make: makes the trainer from the configuration of the run, a `Trainer` or that of a trimmed
-            build; called once in a process, which may be many clients in turn.
-        data: the data of a client, as (training data, validation data), each what
-            `engine.data.batches` takes, or None; from the context, whose `node_config` has
-            "partition-id" and "num-partitions" in simulations, and on a device what
-            `flower-supernode --node-config` says.
-        mods: of Flower, around training, within what `engine.federated.flower.mods` does.
+        make: makes the trainer from the configuration of the run, a `Trainer` of the engine or of a
+            trimmed build; called once in a process, which may serve many clients in turn.
+        data: returns the data of a client as (training data, validation data), each as
+            `engine.data.batches` takes it, or None.  Its argument is the context, whose
+            `node_config` has "partition-id" and "num-partitions" in simulations, and on a device
+            the values of `flower-supernode --node-config`.
+        mods: mods of Flower around training, inside of `engine.federated.flower.mods`.
 
-    What goes wrong with the parameters or the data of a client is the error of its reply, whose
-    reason names the client; the server logs it, and the round goes on without it.
+    If the parameters or the data of a client are faulty, its reply is an error whose reason names
+    the client; the server logs it, and the round goes on without it.
     """
     app, learners = ClientApp(), _Learners(make)
 
@@ -67,7 +67,9 @@ def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None
     @app.query()
     @answering
     def query(message: Message, context: Context) -> RecordDict:
-        """Tells which client a node is, which does not change from run to run as its id does."""
+        """Reply which client a node is; unlike the node's id, this does not change from run to
+        run.
+        """
         partition = context.node_config.get(PARTITION, -1)
         return RecordDict({CONFIG: ConfigRecord({PARTITION: int(partition)})})
 
@@ -75,7 +77,7 @@ def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None
 
 
 class _Learners:
-    """The learner of a process, made when it is first asked for, and again for another run."""
+    """Learner of a process, made at its first use, and again for another run."""
 
     def __init__(self, make: MakeTrainer) -> None:
         self._make = make
@@ -90,7 +92,7 @@ class _Learners:
 
 
 def _train(learner: LocalLearner, data: Any, message: Message, context: Context) -> RecordDict:
-    """Train on the data of a client; what it gives back."""
+    """Train on the data of a client; return its results."""
     arrays, config = arrays_of(message.content), configuration(message, context)
     options = _options(config, context)
     if data is None:
@@ -119,13 +121,13 @@ def _evaluate(learner: LocalLearner, data: Any, message: Message, context: Conte
     if data is None:
         raise InputError("there are no validation data")
     learner.begin(arrays, options, load_kept(context.state))
-    samples, found = learner.evaluate(data, options)
-    numbers = {f"eval_{name}": value for name, value in found.items()}
+    samples, metrics = learner.evaluate(data, options)
+    numbers = {f"eval_{name}": value for name, value in metrics.items()}
     return RecordDict({METRICS: MetricRecord({EXAMPLES: samples, **numbers})})
 
 
 def configuration(message: Message, context: Context) -> dict[str, Any]:
-    """The configuration of the run, with what the server says for this round."""
+    """Return the configuration of the run, with the server's values for this round."""
     return {**context.run_config, **config_of(message.content)}
 
 
@@ -135,12 +137,12 @@ def _options(config: Mapping[str, Any], context: Context) -> LocalOptions:
 
 
 def identity(context: Context) -> int:
-    """The number of a client: of its partition, or of its node where it has none."""
+    """Return the number of a client: its partition, or its node if it has none."""
     return int(context.node_config.get(PARTITION, context.node_id))
 
 
 def answering(answer: Answer) -> Callable[[Message, Context], Message]:
-    """A handler of messages, whose errors are replies."""
+    """Return a handler of messages that replies with errors instead of raising them."""
 
     def handle(message: Message, context: Context) -> Message:
         try:

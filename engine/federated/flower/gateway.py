@@ -1,10 +1,10 @@
-"""A ClientApp for devices without Flower: it hands messages on as files, and brings the answers.
+"""ClientApp for devices without Flower: it forwards messages as files, and returns the answers.
 
     app = gateway_app(lambda context: ["devices/7", "devices/8"], seconds=600)
 
-To the server it is one client: its parameters are the mean of those of its devices, weighted by
-their samples, so that FedAvg with gateways computes what it computes with the devices themselves.
-With one folder for each `partition-id` it is several clients.
+To the server it is one client: its parameters are the mean over its devices, weighted by their
+samples, so FedAvg computes the same with gateways as with the devices themselves.  With one folder
+for each `partition-id` it is several clients.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ _log = logging.getLogger("flwr")
 def gateway_app(
     folders: Folders, *, seconds: float = 600.0, pause: float = 0.05, mods: list[Mod] | None = None
 ) -> ClientApp:
-    """A ClientApp that asks the devices of some folders.
+    """Return a ClientApp that asks the devices of some folders.
 
     Args:
-        folders: the folders of a client's devices, from its context.
-        seconds: how long answers are waited for.  Devices that have none by then, or that say that
-            they failed, are logged with the reason, and the round goes on without them.
+        folders: returns the folders of a client's devices, given its context.
+        seconds: how long to wait for answers.  Devices that have not answered by then, or have
+            failed, are logged with the reason, and the round goes on without them.
         pause: seconds between looks into the folders.
-        mods: of Flower, around training.  Privacy and encodings that the run asks for are those of
-            the mean.
+        mods: mods of Flower around training.  Privacy and encodings of the run apply to the mean.
     """
     app = ClientApp()
 
@@ -90,7 +89,7 @@ def gateway_app(
 def _request(
     kind: str, message: Message, context: Context
 ) -> tuple[dict[str, Any], messages.Message]:
-    """The configuration of a round, and what the devices are asked for."""
+    """Return the configuration of a round, and the request to the devices."""
     arrays, config = arrays_of(message.content), configuration(message, context)
     number = int(config.get("server-round", 0))
     return config, messages.Message(kind, fingerprint(arrays), number, arrays, config)
@@ -106,7 +105,7 @@ def _exchange(
 
     Raises:
         InputError: there are no folders.
-        StateError: no device has done it; the message says why.
+        StateError: no device has succeeded; the message has the reasons.
         FileError: a folder cannot be written.
     """
     places = {os.fspath(place): Folder(os.fspath(place)) for place in folders}
@@ -114,11 +113,11 @@ def _exchange(
         raise InputError("this gateway has no folders of devices")
     for folder in places.values():
         folder.ask(request)
-    found, reasons = dict[str, messages.Message](), dict[str, str]()
+    answers, reasons = dict[str, messages.Message](), dict[str, str]()
     end = time.monotonic() + seconds
-    while len(found) + len(reasons) < len(places):
+    while len(answers) + len(reasons) < len(places):
         for name, folder in places.items():
-            if name in found or name in reasons:
+            if name in answers or name in reasons:
                 continue
             try:
                 answer = folder.answer_to(request)
@@ -128,46 +127,48 @@ def _exchange(
             if answer is not None and answer.kind == "failed":
                 reasons[name] = answer.reason
             elif answer is not None:
-                found[name] = answer
+                answers[name] = answer
         if time.monotonic() >= end:
             break
         time.sleep(pause)
     for name, folder in places.items():
-        if name not in found:
+        if name not in answers:
             reason = reasons.get(name, f"no answer within {seconds:g} seconds")
             _log.warning("device %s, round %d: %s", name, request.round, reason)
             reasons[name] = reason
         folder.clear(request)
-    if not found:
+    if not answers:
         told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise StateError(f"none of {len(places)} devices has answered: {told}")
-    return {name: found[name] for name in places if name in found}
+    return {name: answers[name] for name in places if name in answers}
 
 
 def _weights(answers: Answers) -> list[int]:
-    """The numbers of samples; if no device has any, all count the same."""
+    """Return the numbers of samples; if no device has any, all weights are equal."""
     counts = [int(answer.metrics[EXAMPLES]) for answer in answers.values()]
     return counts if any(counts) else [1] * len(counts)
 
 
 def _mean_arrays(answers: Answers) -> Arrays:
-    """The mean of the parameters, weighted by samples, as float64 sums in the order of folders."""
+    """Return the mean of the parameters, weighted by samples, as float64 sums in the order of
+    folders.
+    """
     weights, every = _weights(answers), list(answers.values())
-    found = {}
+    means = {}
     for name, first in every[0].arrays.items():
         total = np.zeros(first.shape, np.float64)
         for weight, answer in zip(weights, every, strict=True):
             total += np.multiply(answer.arrays[name], weight, dtype=np.float64)
-        found[name] = (total / sum(weights)).astype(first.dtype)
-    return found
+        means[name] = (total / sum(weights)).astype(first.dtype)
+    return means
 
 
 def _mean_metrics(answers: Answers) -> MetricRecord:
-    """The number of samples, and the means of the numbers that every device has."""
+    """Return the number of samples, and the means of the numbers that every device has."""
     weights, every = _weights(answers), [answer.metrics for answer in answers.values()]
-    found = MetricRecord({EXAMPLES: sum(int(metrics[EXAMPLES]) for metrics in every)})
+    means = MetricRecord({EXAMPLES: sum(int(metrics[EXAMPLES]) for metrics in every)})
     for name in every[0]:
         if name != EXAMPLES and all(name in metrics for metrics in every):
             pairs = zip(weights, every, strict=True)
-            found[name] = sum(weight * metrics[name] for weight, metrics in pairs) / sum(weights)
-    return found
+            means[name] = sum(weight * metrics[name] for weight, metrics in pairs) / sum(weights)
+    return means

@@ -1,13 +1,12 @@
-"""The client's part of secure aggregation: Flower's SecAgg+ around a training.
+"""Client's part of secure aggregation: Flower's SecAgg+ around a training.
 
-Flower's mod reads `FitIns` and `FitRes` of its older interface; `masked` translates.  What the
-server gets is the update of the client in whole numbers, with masks that only the sum is free of.
+Flower's mod reads `FitIns` and `FitRes` of its older interface; `masked` translates.  The server
+receives the update of the client as integers with masks, which cancel in the sum only.
 `engine.federated.flower.secure` has the server's part.
 
-Flower 1.41 draws masks by a Mersenne Twister that is seeded with 32 bits, which a server can search
-for.  `keystream` takes its place: ChaCha20 with a key of 256 bits, made of the whole secret.  The
-two functions of Flower that draw masks get it by their names, in copies; Flower itself stays as it
-is.
+Flower 1.41 draws masks with a Mersenne Twister that is seeded with 32 bits, which a server can find
+by search.  `keystream` replaces it: ChaCha20 with a key of 256 bits, derived from the whole secret.
+Copies of the two functions of Flower that draw masks get it by name; Flower itself is not changed.
 """
 
 from __future__ import annotations
@@ -38,34 +37,34 @@ from engine.federated.flower.records import ARRAYS, CONFIG, arrays_of, to_record
 from engine.federated.parameters import Arrays
 
 NAMES = "parameter-names"  # of the configuration of a round: a list, as JSON
-STEPS = 1 << 22  # whole numbers from -range to range; Flower's default
-MASKS = 1 << 32  # a sum has to be smaller: 1,024 clients
+STEPS = 1 << 22  # integers from -range to range; Flower's default
+MASKS = 1 << 32  # bound of a sum: 1,024 clients
 
 
 def keystream(
     seed: bytes, limit: int, shapes: list[tuple[int, ...]]
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Draw masks: arrays of uniform integers below 2**32, which the seed alone decides.
+    """Draw masks: arrays of uniform integers below 2**32 that depend on the seed alone.
 
     seed: a secret of one round, used for one client or for one pair of them.
     limit: 2**32.
     """
     assert limit == MASKS
     cipher = Cipher(algorithms.ChaCha20(hashlib.sha256(seed).digest(), bytes(16)), None)
-    stream, found = cipher.encryptor(), list[Any]()
+    stream, masks = cipher.encryptor(), list[Any]()
     for shape in shapes:
         words = np.frombuffer(stream.update(bytes(4 * int(np.prod(shape)))), "<u4")
-        found.append(words.astype(np.int64).reshape(shape))
-    return found
+        masks.append(words.astype(np.int64).reshape(shape))
+    return masks
 
 
 def with_masks(function: Any, **names: Any) -> Any:
     """Return a copy of a function of Flower that draws its masks by `keystream`.
 
-    names: other names that it is to find with another value.
+    names: other names and their new values.
     """
-    found = {**function.__globals__, "pseudo_rand_gen": keystream, **names}
-    return FunctionType(function.__code__, found, function.__name__, function.__defaults__)
+    names_in = {**function.__globals__, "pseudo_rand_gen": keystream, **names}
+    return FunctionType(function.__code__, names_in, function.__name__, function.__defaults__)
 
 
 # The package gives the name of this module to the function in it.
@@ -79,7 +78,7 @@ _secaggplus_mod = with_masks(
 def masked(message: Message, context: Context, train: ClientAppCallable, largest: float) -> Message:
     """Take part in secure aggregation; `train` replies with all parameters.
 
-    largest: of the magnitudes that an element of an update can have.
+    largest: the largest magnitude of an element of an update.
 
     Raises:
         InputError: training failed, or an element is larger.
@@ -111,5 +110,5 @@ def masked(message: Message, context: Context, train: ClientAppCallable, largest
 
 
 def named(names: list[str], values: Parameters) -> Arrays:
-    """Parameters of Flower's older interface, which have no names."""
+    """Return parameters of Flower's older interface, which have no names, by name."""
     return dict(zip(names, parameters_to_ndarrays(values), strict=True))

@@ -1,11 +1,11 @@
-"""What happens on a device to the reply of its training before it is sent.
+"""Processing of the reply of a training on a device before it is sent.
 
-`protect` stands around the training of a `ClientApp`.  As the configuration of the run says, it
+`protect` wraps the training of a `ClientApp`.  Depending on the configuration of the run, it
 
-  1. clips the update where that is the client's part, and for local privacy adds noise to it;
-  2. encodes the update (`engine.federated.updates`) and keeps in the context of the client what a
-     sparse message leaves out;
-  3. notes in record "config" of which round the reply is, and how it is encoded;
+  1. clips the update if that is the client's part, and adds noise to it for local privacy;
+  2. encodes the update (`engine.federated.updates`) and keeps in the context of the client the
+  elements that a sparse message leaves out;
+  3. notes the round and the encoding of the reply in record "config";
 
 or, with secure aggregation, lets Flower mask what 1. has left (`masks`).
 
@@ -41,16 +41,16 @@ from engine.federated.updates import Encoding, parted
 
 ROUND = "server-round"
 SEND = "send"
-NORM = "clipping-norm"  # of the configuration of a round: to which a client clips in it
+NORM = "clipping-norm"  # of the configuration of a round: the norm to which a client clips
 NOT_CLIPPED = "not-clipped"  # of the numbers of a reply: 1 if the update was within the norm
 _RESIDUAL = "edgegrad.residual"
 
 
 def protect(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod of Flower: train by `call_next`, then clip, add noise and encode.
+    """Train by `call_next`, then clip, add noise and encode; this is a mod of Flower.
 
     Raises:
-        EngineError: options that do not go together, or an update that cannot be sent so.
+        EngineError: options contradict each other, or the update cannot be sent in this way.
     """
     if not message.metadata.message_type.startswith(MessageType.TRAIN):
         return call_next(message, context)
@@ -83,19 +83,19 @@ def _clipped(
     sent: Arrays,
     call_next: ClientAppCallable,
 ) -> Message:
-    """The reply of the training with all parameters, clipped and with noise as privacy says."""
+    """Return the reply of the training with all parameters, clipped and with noise for privacy."""
     reply = _whole(sent, call_next)(message, context)
     if reply.has_error() or privacy.kind == "none" or privacy.kind.startswith("server-"):
         return reply
     norm = privacy.clipping_norm
-    if privacy.kind != "local":  # the server says it, since an adaptive one changes it
+    if privacy.kind != "local":  # from the server, because an adaptive one changes
         norm = arguments.real(NORM, config_of(message.content).get(NORM, norm))
         if not 0 < norm < np.inf:
             raise InputError(f"the server's {NORM} is {norm}; expected a number above 0")
     update = update_of(arrays_of(reply.content), sent)
     if privacy.kind == "local":
         update = noise.noisy(update, norm, privacy.multiplier)
-        numbers = MetricRecord({EXAMPLES: 1})  # others would be sent without noise
+        numbers = MetricRecord({EXAMPLES: 1})  # other records would be sent without noise
     else:
         length = noise.length_of(update)
         update = update * (norm / max(norm, length))
@@ -108,13 +108,13 @@ def _clipped(
 
 
 def moved(sent: Arrays, update: np.ndarray[Any, Any]) -> Arrays:
-    """Return parameters with an update, whose elements stand one behind another, added to them."""
+    """Return parameters plus an update whose elements are concatenated."""
     shapes = {name: array.shape for name, array in sent.items()}
     return parameters.add(sent, parted(update, shapes))
 
 
 def update_of(new: Arrays, sent: Arrays) -> np.ndarray[Any, Any]:
-    """Return the elements of an update one behind another, in float64."""
+    """Return the elements of an update, concatenated, in float64."""
     parts = [
         np.subtract(new[name], array, dtype=np.float64).reshape(-1) for name, array in sent.items()
     ]
@@ -122,14 +122,14 @@ def update_of(new: Arrays, sent: Arrays) -> np.ndarray[Any, Any]:
 
 
 def encoding_notes(encoding: Encoding) -> dict[str, str | float]:
-    """What a reply says of its encoding; nothing if it has the parameters as they are."""
+    """Return a reply's notes on its encoding; none if it has the parameters unchanged."""
     if encoding.lossless:
         return {}
     return {"update-values": encoding.values, "update-fraction": float(encoding.fraction)}
 
 
 def _whole(sent: Arrays, call_next: ClientAppCallable) -> Callable[[Message, Context], Message]:
-    """The training, whose reply has all parameters and not their differences."""
+    """Return the training with a reply of all parameters instead of their differences."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = call_next(message, context)
@@ -146,7 +146,9 @@ def _whole(sent: Arrays, call_next: ClientAppCallable) -> Callable[[Message, Con
 
 
 def _encoded(update: Arrays, encoding: Encoding, state: RecordDict) -> Mapping[str, Any]:
-    """The arrays to send; `state` has the residual of the last message, and gets the new one."""
+    """Return the arrays to send; `state` has the residual of the last message, and gets the new
+    one.
+    """
     if not encoding.sparse:
         return encoding.encode(update)
     kept = state.array_records.get(_RESIDUAL)
@@ -157,6 +159,6 @@ def _encoded(update: Arrays, encoding: Encoding, state: RecordDict) -> Mapping[s
 
 
 def _noted(reply: Message, notes: Mapping[str, Any]) -> Message:
-    """A reply with notes in its record "config"."""
+    """Return a reply with notes in its record "config"."""
     reply.content[CONFIG] = ConfigRecord({**config_of(reply.content), **notes})
     return reply

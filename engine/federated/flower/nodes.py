@@ -1,4 +1,4 @@
-"""Nodes in the same order in every run: by the clients that they are.
+"""Nodes in the same order in every run: sorted by their clients.
 
 Flower gives nodes random ids, and chooses among them in the order in which it lists them.
 """
@@ -19,13 +19,13 @@ _log = logging.getLogger("flwr")
 
 
 class PassingGrid(Grid):
-    """A grid that does what another one does; classes of it change a part of that."""
+    """Grid that forwards to another one; subclasses change a part of this."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def get_node_ids(self) -> Iterable[int]:
-        """The ids of the nodes."""
+        """Return the ids of the nodes."""
         return self.grid.get_node_ids()
 
     def set_run(self, run: Run) -> None:
@@ -45,15 +45,15 @@ class PassingGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message to a node."""
+        """Return a message to a node."""
         return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their ids."""
+        """Send messages; return their ids."""
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to some messages that are there."""
+        """Return the available replies to some messages."""
         return self.grid.pull_messages(message_ids)
 
     def send_and_receive(
@@ -64,7 +64,7 @@ class PassingGrid(Grid):
 
 
 class OrderedGrid(PassingGrid):
-    """A grid that lists its nodes by partition, then by id.
+    """Grid that lists its nodes by partition, then by id.
 
     Each node is asked once.  One that does not answer, or has no partition, comes last.
 
@@ -78,7 +78,7 @@ class OrderedGrid(PassingGrid):
         self._partitions: dict[int, int] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """The ids of the nodes, ordered."""
+        """Return the ids of the nodes, ordered."""
         nodes = list(self.grid.get_node_ids())
         self._ask([node for node in nodes if node not in self._partitions])
         return sorted(nodes, key=lambda node: (self._partitions[node], node))
@@ -92,10 +92,13 @@ class OrderedGrid(PassingGrid):
         answered = 0
         for reply in self.grid.send_and_receive(messages, timeout=self._timeout):
             if not reply.has_error():
-                found, node = config_of(reply.content).get(PARTITION), reply.metadata.src_node_id
-                if type(found) is int and 0 <= found < last and node in self._partitions:
+                partition, node = (
+                    config_of(reply.content).get(PARTITION),
+                    reply.metadata.src_node_id,
+                )
+                if type(partition) is int and 0 <= partition < last and node in self._partitions:
                     answered += 1
-                    self._partitions[node] = found
+                    self._partitions[node] = partition
         if answered < len(nodes):
             _log.warning(
                 "%d of %d nodes do not say which client they are: which of them a round has "

@@ -46,7 +46,7 @@ STRATEGY = (
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What a server does; see the keys of this module."""
+    """Options of a server; see the keys of this module."""
 
     rounds: int
     timeout: float
@@ -65,12 +65,12 @@ class ServerOptions:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ServerOptions:
-        """The options of a configuration.
+        """Return the options of a configuration.
 
         Raises:
             InputError, DTypeError: a value is not allowed.
         """
-        one_of(config, "send", SEND)  # of the devices: refused now, and not by each of them
+        one_of(config, "send", SEND)  # refused here, before every device refuses it
         local_options(config)
         examples = whole(config, "max-examples", MAX_EXAMPLES)
         if not 1 <= examples <= LARGEST:

@@ -1,8 +1,8 @@
-"""Replies of Flower, parsed by the schema of the round before anything else touches them.
+"""Parsing of Flower's replies by the schema of the round, before anything else touches them.
 
 Flower's arrays are files of numpy, whose headers numpy reads as Python.  Here a header is compared
-with that of the array which is expected: there is nothing to evaluate, and no memory is taken for a
-shape that somebody claims.
+with the header of the expected array: nothing is evaluated, and no memory is allocated for a
+claimed shape.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from engine.federated.parameters import Arrays
 from engine.federated.schema import Schema, Tensor
 
 _MAGIC = b"\x93NUMPY"
-_LENGTHS = {1: "<H", 2: "<I", 3: "<I"}  # of the header, by the version
-_LONGEST = 4096  # bytes of a header; those of numpy have 118, and more from 25 dimensions on
+_LENGTHS = {1: "<H", 2: "<I", 3: "<I"}  # of the header, by version
+_LONGEST = 4096  # bytes of a header; numpy's have 118, and more from 25 dimensions on
 _HEADER = re.compile(
     r"\{'descr': '([<>|=]?[a-z]\d{1,2})', 'fortran_order': (True|False), "
     r"'shape': \(((?:\d{1,19}, ?)*(?:\d{1,19})?)\), \} *\n"
@@ -32,10 +32,10 @@ _HEADER = re.compile(
 
 @dataclass(frozen=True)
 class Parsed:
-    """A reply as the schema has it.
+    """Reply that fits the schema.
 
-    node: of the client.  arrays: by name, empty for an evaluation.  notes: texts and numbers that
-    say how the arrays are meant, not checked yet.
+    node: the node of the client.  arrays: arrays by name, none for an evaluation.  notes: texts and
+        numbers that describe the arrays, not checked yet.
     """
 
     node: int
@@ -45,7 +45,7 @@ class Parsed:
 
 
 def parsed(reply: Message, schema: Schema) -> Parsed:
-    """Return what a reply holds; a schema without tensors is that of an evaluation.
+    """Return the content of a reply; the schema of an evaluation has no tensors.
 
     Raises:
         EngineError: the reply is an error, or a field is not as declared.
@@ -65,16 +65,16 @@ def parsed(reply: Message, schema: Schema) -> Parsed:
     numbers = schema.checked(dict(content.metric_records[METRICS]))
     arrays = Arrays()
     if schema.tensors:
-        found = content.array_records[ARRAYS]
-        schema.check_names(found)
-        arrays = {name: array_of(name, found[name], each) for name, each in schema.tensors.items()}
+        record = content.array_records[ARRAYS]
+        schema.check_names(record)
+        arrays = {name: array_of(name, record[name], each) for name, each in schema.tensors.items()}
         schema.check_tensors(arrays)
     notes = content.config_records.get(CONFIG)
     return Parsed(reply.metadata.src_node_id, arrays, numbers, dict(notes or {}))
 
 
 def array_of(name: str, array: Array, known: Tensor) -> np.ndarray[Any, Any]:
-    """Return an array of Flower, which has to be a file of numpy in the order of C.
+    """Return an array of Flower, which must be a file of numpy in C order.
 
     Raises:
         InputError, ShapeError, DTypeError: it is not as declared.
@@ -88,7 +88,7 @@ def array_of(name: str, array: Array, known: Tensor) -> np.ndarray[Any, Any]:
 def read_array(what: str, data: bytes, known: Tensor) -> np.ndarray[Any, Any]:
     """Return the array of a file of numpy.
 
-    what: what errors call it.
+    what: its name in errors.
 
     Raises:
         InputError, ShapeError, DTypeError: it is not as declared.
@@ -98,7 +98,7 @@ def read_array(what: str, data: bytes, known: Tensor) -> np.ndarray[Any, Any]:
         raise InputError(f"{what} has {size}; expected {known.nbytes} and a header")
     version = data[6] if data[:6] == _MAGIC and len(data) > 12 else 0
     if version not in _LENGTHS:
-        raise InputError(f"{what} cannot be read: it is no file of numpy")
+        raise InputError(f"{what} cannot be read: it is not a file of numpy")
     start = 8 + struct.calcsize(_LENGTHS[version])
     (length,) = struct.unpack(_LENGTHS[version], data[8:start])
     header = _HEADER.fullmatch(data[start : start + min(length, _LONGEST)].decode("latin-1"))
@@ -113,7 +113,7 @@ def read_array(what: str, data: bytes, known: Tensor) -> np.ndarray[Any, Any]:
             f"{what}: shape {list(dims)!s:.200}; sent was {list(known.shape)}: another architecture"
         )
     if order == "True":
-        raise InputError(f"{what} is in the order of Fortran; expected that of C")
+        raise InputError(f"{what} is in Fortran order; expected C order")
     body = data[start + length :]
     if len(body) != known.nbytes:
         raise InputError(
@@ -131,7 +131,7 @@ def _named(kind: str) -> str:
 
 
 def note_of(notes: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
-    """Return a note of a reply, None if it has none.
+    """Return a note of a reply, or None.
 
     Raises:
         InputError: it has another type.

@@ -1,10 +1,10 @@
-"""The server's part of privacy: a strategy whose average is that of clipped updates, with noise.
+"""Server's part of privacy: a strategy that averages clipped updates and adds noise.
 
-Flower 1.41 has strategies for this.  Theirs draw noise from NumPy's global generator, which a line
-of the app may seed; add it to floating-point numbers; divide by how many have replied; release the
-exact count of clipped updates beside the noisy one; adapt the norm before the noise is added by it;
-and an update of zeros ends the server.  `engine.federated.privacy` says what is done here instead,
-and `engine.federated.noise` how.
+Flower 1.41 has strategies for this.  They draw noise from NumPy's global generator, which a line of
+the app may seed; add it to floating-point numbers; divide by the number of replies; release the
+exact count of clipped updates in addition to the noisy one; adapt the norm before adding the noise
+that depends on it; and an update of zeros ends the server.  `engine.federated.privacy` describes
+the behaviour here, and `engine.federated.noise` the noise.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from engine.federated.flower.records import EXAMPLES, METRICS, arrays_of, from_r
 from engine.federated.parameters import Arrays
 from engine.federated.privacy import Privacy
 
-_RATE = 0.2  # of the clipping norm in its logarithm; that of Andrew et al.
+_RATE = 0.2  # of the clipping norm in its logarithm; from Andrew et al.
 _STEPS_WITHOUT_NOISE = 1 << 30
 _log = logging.getLogger("flwr")
 
 
 def private(strategy: Strategy, privacy: Privacy) -> Strategy:
-    """A strategy with the server's part of privacy around it; itself where the server has none.
+    """Return a strategy with the server's part of privacy; the strategy itself if there is none.
 
     The replies that it gets must not be errors.
 
     Raises:
-        InputError: the strategy does more than average, so that noise on what it returns is not
-            noise on an average.
+        InputError: the strategy does more than average, so noise on its result would not be noise
+            on an average.
     """
     if not privacy.central:
         return strategy
@@ -51,9 +51,9 @@ def private(strategy: Strategy, privacy: Privacy) -> Strategy:
 
 
 class Private(Strategy):
-    """A strategy that averages, with privacy of a central kind.
+    """Strategy that averages, with privacy of a central kind.
 
-    clipping_norm: of the next round; a checkpoint has it.
+    clipping_norm: the norm of the next round, which is part of checkpoints.
     """
 
     def __init__(self, strategy: FedAvg, privacy: Privacy) -> None:
@@ -62,14 +62,14 @@ class Private(Strategy):
         self._sent: Arrays = {}
 
     def summary(self) -> None:
-        """Log what the strategy does."""
+        """Log the settings of the strategy."""
         self.strategy.summary()
         _log.info("\t└──> %s, clipping norm %g", self.privacy.kind, self.clipping_norm)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of a round; with a clipping norm where the clients clip."""
+        """Return the messages of a round, with a clipping norm if the clients clip."""
         self._sent = from_record(arrays)
         if self.privacy.kind.startswith("client-"):
             config[NORM] = self.clipping_norm
@@ -78,18 +78,19 @@ class Private(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The parameters with the noisy mean of the updates, and the means of the numbers.
+        """Return the parameters with the noisy mean of the updates, and the means of the numbers.
 
-        Updates are clipped here, too, where the clients clip: noise hides no update that is larger.
+        Updates are clipped here as well if the clients clip, because noise does not hide larger
+        updates.
         """
-        found = list(replies)
-        if not found:
+        usable = list(replies)
+        if not usable:
             return None, None
         z = self.privacy.multiplier
         steps, bits = noise.grid_of(z) if z else (_STEPS_WITHOUT_NOISE, 0)
         total = np.zeros(sum(array.size for array in self._sent.values()), np.int64)
-        balance = 0  # of the updates within the norm over the others
-        for reply in found:
+        balance = 0  # number of updates within the norm minus the others
+        for reply in usable:
             update = update_of(arrays_of(reply.content), self._sent)
             whole, clipped = noise.on_grid(update, self.clipping_norm, steps)
             total += whole
@@ -100,23 +101,24 @@ class Private(Strategy):
         if z:
             total += noise.gaussian(total.size, bits)
         mean = total * (self.clipping_norm / steps / self.privacy.clients)
-        if len(found) > self.privacy.clients:
+        if len(usable) > self.privacy.clients:
             _log.warning(
                 "%d clients have replied and the sum of their updates is divided by %d: "
                 "clients-per-round is to be how many a round asks",
-                len(found), self.privacy.clients,
+                len(usable), self.privacy.clients,
             )  # fmt: skip
         if self.privacy.adaptive:
             self._adapt(balance)
         metrics = self.strategy.train_metrics_aggr_fn(
-            [reply.content for reply in found], self.strategy.weighted_by_key
+            [reply.content for reply in usable], self.strategy.weighted_by_key
         )
         return to_record(moved(self._sent, mean)), metrics
 
     def _adapt(self, balance: int) -> None:
         """Move the norm towards the quantile, by the share of updates within it.
 
-        balance: how many more were within it than not; one client more moves it by 1.
+        balance: the number of updates within it minus the number beyond it; one more client changes
+            it by 1.
         """
         if sigma := 2 * self.privacy.count_sigma:
             steps, bits = noise.grid_of(sigma)
@@ -129,11 +131,11 @@ class Private(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of an evaluation, as those of the strategy."""
+        """Return the messages of an evaluation, from the strategy."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The metrics of an evaluation, as those of the strategy."""
+        """Return the metrics of an evaluation, from the strategy."""
         return self.strategy.aggregate_evaluate(server_round, replies)

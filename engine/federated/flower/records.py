@@ -1,7 +1,7 @@
-"""Records: what messages of Flower hold, from arrays and numbers and back.
+"""Records of Flower's messages: conversion from arrays and numbers, and back.
 
-The keys are those that Flower's own strategies expect: record "arrays" has the parameters by name,
-"metrics" the numbers, "config" the configuration.
+Flower's own strategies expect these keys: record "arrays" has the parameters by name, "metrics" the
+numbers, "config" the configuration.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _KEPT = "edgegrad.kept"
 
 
 def to_record(arrays: Mapping[str, Any]) -> ArrayRecord:
-    """Arrays by name as a record."""
+    """Return arrays by name as a record."""
     return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in arrays.items()})
 
 
 def from_record(record: ArrayRecord) -> Arrays:
-    """The arrays of a record by name."""
+    """Return the arrays of a record by name."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def arrays_of(content: RecordDict) -> Arrays:
-    """The parameters in a message.
+    """Return the parameters in a message.
 
     Raises:
         InputError: it has none.
@@ -45,12 +45,12 @@ def arrays_of(content: RecordDict) -> Arrays:
 
 
 def config_of(content: RecordDict) -> dict[str, Any]:
-    """The configuration in a message; empty if it has none."""
+    """Return the configuration in a message, or an empty one."""
     return dict(content.config_records.get(CONFIG, ConfigRecord()))
 
 
 def load_kept(state: RecordDict) -> Kept:
-    """What a client has kept in its context."""
+    """Return the state that a client has kept in its context."""
     arrays = state.array_records.get(_KEPT + ".arrays")
     numbers = state.config_records.get(_KEPT + ".numbers")
     return Kept(
@@ -60,6 +60,6 @@ def load_kept(state: RecordDict) -> Kept:
 
 
 def store_kept(kept: Kept, state: RecordDict) -> None:
-    """Keep it in the context of a client, which never leaves it."""
+    """Keep the state in the context of a client, which never leaves it."""
     state[_KEPT + ".arrays"] = to_record(kept.arrays)
     state[_KEPT + ".numbers"] = ConfigRecord(dict(kept.numbers))

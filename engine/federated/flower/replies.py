@@ -1,16 +1,15 @@
-"""What a server takes of the replies to a round: which are left out and why, and their bytes.
+"""Replies to a round: the usable ones, reasons to leave out others, and their bytes.
 
-One client must not end a round, and what it sends must not spoil the average.  A reply is left out
-where
+No single client may end a round or spoil the average.  A reply is left out if
 
   - it is an error: the client raised one, its process ended, or its node is not connected any more;
-  - it has not come within the time of a round, its node was not asked, or has replied twice;
+  - it has not arrived within the time of a round, its node was not asked, or has replied twice;
   - a field is not as `engine.federated.schema` declares it: names, types, shapes, sizes, ranges;
-  - it is of another round, or has another encoding than agreed on;
-  - its update is so much larger than the others that these would not matter, see `Limits`.
+  - it belongs to another round, or has another encoding than agreed;
+  - its update is so much larger than the others that they would not matter, see `Limits`.
 
-Each is logged with the round, the node and the reason, and counted in the history.  What the others
-have learned is aggregated; if nothing is left, the parameters stay as they are.
+Each is logged with the round, the node and the reason, and counted in the history.  The other
+replies are aggregated; if there are none, the parameters stay unchanged.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server accepts of a reply to a training.
+    """Limits for a reply to a training.
 
-    numbers: beside those that any reply may have.
+    numbers: in addition to the numbers that any reply may have.
     variances: names of parameters that cannot be negative.
-    ratio: a reply is left out whose update has more than so many times the median norm of all
-        updates of its round, if there are at least three; 0: none is.
-    norm: an update of a larger L2 norm is scaled to it; 0: none is.
+    ratio: a reply is left out if the norm of its update exceeds `ratio` times the median of its
+        round, given at least three replies; 0: no limit.
+    norm: an update with a larger L2 norm is scaled to it; 0: no limit.
     """
 
     numbers: Mapping[str, Number] = dataclasses.field(default_factory=lambda: NUMBERS)
@@ -57,9 +56,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Reply:
-    """A usable reply.
+    """Usable reply.
 
-    message: which has answered.  arrays: all parameters.  norm: of the update, L2.
+    message: the answer.  arrays: all parameters.  norm: the L2 norm of the update.
     """
 
     message: Message
@@ -74,14 +73,14 @@ class Reply:
 
 
 class Replies:
-    """The replies to the messages of one round of training or evaluation.
+    """Replies to the messages of one round of training or evaluation.
 
-    encoding: of updates, as the clients have it.
+    encoding: the encoding of updates, as on the clients.
     """
 
     def __init__(self, encoding: Encoding, limits: Limits) -> None:
         self.encoding, self.limits = encoding, limits
-        self.left_out: dict[int, str] = {}  # of this round, and why
+        self.left_out: dict[int, str] = {}  # of this round, with reasons
         self._number = 0
         self._purpose = ""
         self._nodes: list[int] = []
@@ -90,11 +89,11 @@ class Replies:
 
     @property
     def asked(self) -> int:
-        """How many clients have been asked."""
+        """Number of clients that have been asked."""
         return len(self._nodes)
 
     def ask(self, number: int, purpose: str, messages: Sequence[Message]) -> None:
-        """Messages of round `number`, all of the same parameters, are about to be sent.
+        """Note that messages of round `number`, all with the same parameters, are about to be sent.
 
         purpose: "train" or "evaluate".
         """
@@ -104,15 +103,16 @@ class Replies:
         self._bytes = sum(map(nbytes, messages))
 
     def usable(self, replies: Iterable[Message], *, told: bool = True) -> list[Reply]:
-        """The replies that can be aggregated, all with the same numbers; logs why others cannot.
+        """Return the replies that can be aggregated, all with the same numbers; log the reasons for
+        others.
 
-        told: whether the bytes of the round are logged, too.
+        told: whether to log the bytes of the round, too.
         """
-        found = list(replies)
+        received = list(replies)
         if told:
-            self._log_bytes(found)
-        kept, times = list[Reply](), Counter(reply.metadata.src_node_id for reply in found)
-        for reply in found:
+            self._log_bytes(received)
+        kept, times = list[Reply](), Counter(reply.metadata.src_node_id for reply in received)
+        for reply in received:
             node = reply.metadata.src_node_id
             if node in self.left_out:
                 continue
@@ -132,14 +132,14 @@ class Replies:
         return self._comparable(self._not_outlying(kept))
 
     def leave_out(self, node: int, reason: str) -> None:
-        """Log, and remember for the history, that a client has no part in this round, and why."""
+        """Log and note for the history that a client has no part in this round, and why."""
         self.left_out[node] = reason
         _log.warning(
             "round %d: node %d is left out of %s: %s", self._number, node, self._purpose, reason
         )
 
     def _not_outlying(self, replies: list[Reply]) -> list[Reply]:
-        """The replies whose updates are not as much larger than the others' as `Limits` says."""
+        """Return the replies whose updates are within the ratio of `Limits`."""
         usual = median(reply.norm for reply in replies) if replies else 0.0
         most = self.limits.ratio * usual
         if self._purpose != "train" or len(replies) < 3 or most == 0:
@@ -154,7 +154,9 @@ class Replies:
         return [reply for reply in replies if reply.node not in self.left_out]
 
     def _comparable(self, replies: list[Reply]) -> list[Reply]:
-        """The replies with the numbers that all of them have: Flower's strategies need that."""
+        """Return the replies with only the numbers common to all, as Flower's strategies
+        require.
+        """
         if not replies:
             return []
         common = set.intersection(*(set(reply.numbers) for reply in replies))
@@ -169,10 +171,10 @@ class Replies:
         ]
 
     def _checked(self, reply: Message) -> Reply:
-        """A reply with all parameters.
+        """Return a reply with all parameters.
 
         Raises:
-            EngineError: it cannot be used.
+            EngineError: the reply is unusable.
         """
         if self._purpose != "train":
             return Reply(reply, {}, parsed(reply, Schema({}, NUMBERS)).numbers)
@@ -180,10 +182,10 @@ class Replies:
         tensors = {name: Tensor(a.shape, a.dtype) for name, a in self._sent.items()}
         if not self.encoding.lossless:
             tensors = {n: Tensor(*each) for n, each in self.encoding.wire(shapes).items()}
-        found = parsed(reply, Schema(tensors, self.limits.numbers))
-        if (number := note_of(found.notes, ROUND, (int,))) != self._number:
+        content = parsed(reply, Schema(tensors, self.limits.numbers))
+        if (number := note_of(content.notes, ROUND, (int,))) != self._number:
             raise InputError(f"it is of round {number}")
-        new = self._parameters(found, shapes)
+        new = self._parameters(content, shapes)
         after = {
             name: Tensor(a.shape, a.dtype, *([0.0] if name in self.limits.variances else []))
             for name, a in self._sent.items()
@@ -197,10 +199,10 @@ class Replies:
                 name: (old + part * np.subtract(new[name], old, dtype=np.float64)).astype(old.dtype)
                 for name, old in self._sent.items()
             }
-        return Reply(reply, {name: new[name] for name in self._sent}, found.numbers, norm)
+        return Reply(reply, {name: new[name] for name in self._sent}, content.numbers, norm)
 
     def _parameters(self, found: Parsed, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-        """The parameters that a reply means by its arrays.
+        """Return the parameters that the arrays of a reply encode.
 
         Raises:
             EngineError: it has another encoding, or a malformed one.
@@ -216,12 +218,12 @@ class Replies:
         if not self.encoding.lossless:
             return parameters.add(self._sent, self.encoding.decode(found.arrays, shapes))
         if send == "difference":
-            with np.errstate(over="ignore"):  # infinity is refused behind this
+            with np.errstate(over="ignore"):  # infinity is refused after this
                 return parameters.add(self._sent, found.arrays)
         return found.arrays
 
     def _log_bytes(self, replies: Sequence[Message]) -> None:
-        """One line: bytes down and up, in all and for each client."""
+        """Log the bytes down and up, in total and for each client."""
         if not self._nodes:
             return
         up = [nbytes(reply) for reply in replies if not reply.has_error()]
@@ -239,9 +241,9 @@ class Replies:
 
 
 def nbytes(message: Message) -> int:
-    """Bytes of all records of a message: of names, arrays, texts, and 8 of a number.
+    """Return the bytes of all records of a message: names, arrays, texts, and 8 for each number.
 
-    They are counted as Flower's records count them, whose own count stops at an empty text or list.
+    They are counted as in Flower's records, whose own count stops at an empty text or list.
     """
     if message.has_error():
         return 0

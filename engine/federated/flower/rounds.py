@@ -1,15 +1,12 @@
-"""Rounds: a strategy of Flower, and around it what every strategy needs to train our models.
+"""Rounds: a wrapper around a strategy of Flower with everything that is needed to train our models.
 
-`Rounds` wraps a strategy as those of Flower for differential privacy do.  It
-  - leaves out replies that cannot be used (`replies`), and makes parameters of those that are
-    encoded or differences;
-  - refuses an aggregate that is not finite, and aggregates again without the reply that made it so,
-    from what the strategy remembered before;
-  - averages running statistics by itself: they are no parameters for whose steps a server has an
-    optimizer, and FedAdam could make a variance negative;
-  - orders replies and nodes, so that the same seed gives the same result to the last bit;
-  - gives back the element types that the model has;
-  - tells after each aggregation, so that a checkpoint can be written.
+`Rounds` wraps a strategy, like Flower's strategies for differential privacy.  It - leaves out
+  unusable replies (`replies`), and converts encoded updates and differences to parameters; -
+  refuses an aggregate that is not finite, and aggregates again without the reply that caused it,
+  from the previous state of the strategy; - averages running statistics by itself: they are not
+  parameters for a server's optimizer, and FedAdam could make a variance negative; - orders replies
+  and nodes, so that the same seed gives the same result to the last bit; - restores the element
+  types of the model; - calls `done` after each aggregation, so that a checkpoint can be written.
 """
 
 from __future__ import annotations
@@ -48,11 +45,11 @@ _log = logging.getLogger("flwr")
 
 @dataclass
 class Round:
-    """What has come of a round, as far as it is.
+    """Results of a round so far.
 
-    number: from 1 on, those before a resumed run included.
+    number: from 1 on, including the rounds before a resumed run.
     results, failures: replies to training with and without parameters.
-    left_out: the nodes of the latter.
+    left_out: the nodes of the failures.
     sent, received: bytes of all records to and from devices.
     metrics: all numbers, by name.
     """
@@ -71,15 +68,16 @@ class Rounds(Strategy):
     """Rounds of a federation by a strategy.
 
     Args:
-        strategy: aggregates the parameters that are trained.
-        statistics: names of the arrays that are averaged, by the numbers of samples; or, with a
-            strategy that withstands malicious clients, of which the median is taken.
-        seed: of which nodes a round has.
-        timeout: seconds for nodes to say which clients they are, where a round has some of them.
-        before: how many rounds have been done by the run that is resumed.
-        done: is called with the arrays after each aggregation.
-        encoding: of the updates that devices send; None: they send parameters as they are.
-        limits: of what a reply may have.
+        strategy: the strategy that aggregates the trained parameters.
+        statistics: names of the arrays that are averaged by the numbers of samples; a strategy that
+            withstands malicious clients takes their median instead.
+        seed: the seed for choosing the nodes of a round.
+        timeout: seconds for nodes to reply which clients they are, if a round has only some of
+            them.
+        before: the number of rounds of the resumed run.
+        done: called with the arrays after each aggregation.
+        encoding: the encoding of updates; None: devices send parameters without encoding.
+        limits: limits for replies.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class Rounds(Strategy):
         self._secure: SecureGrid | None = None
 
     def summary(self) -> None:
-        """Log what the strategy does."""
+        """Log the settings of the strategy."""
         self.strategy.summary()
         if self.before:
             _log.info("\t└──> Resumed after round %d", self.before)
@@ -113,7 +111,7 @@ class Rounds(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the training of a round."""
+        """Return the messages of the training of a round."""
         self.round = Round(self.before + server_round)
         self._arrays = from_record(arrays)
         self._secure = grid if isinstance(grid, SecureGrid) else None
@@ -129,12 +127,12 @@ class Rounds(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The new parameters, and the metrics of the training."""
+        """Return the new parameters, and the metrics of the training."""
         came = self._received(replies)
-        if self._secure is not None:  # what travelled is not what it makes of that
+        if self._secure is not None:  # the bytes that travelled
             self.round.sent, self.round.received = self._secure.sent, self._secure.received
-        found = self.replies.usable(came, told=self._secure is None)
-        arrays, metrics, used = self._sound(found)
+        usable = self.replies.usable(came, told=self._secure is None)
+        arrays, metrics, used = self._sound(usable)
         self.round.results, self.round.failures = used, self.replies.asked - used
         self.round.left_out = tuple(self.replies.left_out)
         if arrays is None:
@@ -146,11 +144,11 @@ class Rounds(Strategy):
         return to_record(self._arrays), metrics
 
     def _sound(self, replies: list[Reply]) -> tuple[Arrays | None, MetricRecord | None, int]:
-        """The new parameters, the metrics, and of how many replies they are.
+        """Return the new parameters, the metrics, and the number of replies used.
 
-        Where what the strategy makes of all replies is not finite, it is made again without one of
-        them, from the largest update to the smallest, until it is; and if none is the only cause,
-        without the two largest, the three largest, and so on: of n replies at most 2 n times.
+        If the aggregate of all replies is not finite, it is made again without one of them, from
+        the largest update to the smallest, until it is; if no single reply is the cause, without
+        the two largest, the three largest, and so on: at most 2 n times for n replies.
         """
         restore, order, why = snapshot(self.strategy), sorted(replies, key=lambda r: -r.norm), ""
         tries = [[], *([each] for each in order)]
@@ -171,7 +169,7 @@ class Rounds(Strategy):
     def _aggregated(
         self, replies: Sequence[Reply]
     ) -> tuple[Arrays | None, MetricRecord | None] | str:
-        """What the strategy makes of replies, or why it cannot be taken."""
+        """Return the strategy's aggregate of replies, or the reason why it is unusable."""
         messages, parts = [], []
         for reply in replies:
             trained, averaged = self._split(reply.arrays)
@@ -180,7 +178,7 @@ class Rounds(Strategy):
             messages.append(reply.message)
             parts.append((averaged, float(reply.numbers[EXAMPLES])))
         try:
-            with np.errstate(all="ignore"):  # what comes of it is looked at
+            with np.errstate(all="ignore"):  # the result is checked
                 arrays, metrics = self.strategy.aggregate_train(self.round.number, messages)
                 if arrays is None:
                     return None, metrics
@@ -197,7 +195,7 @@ class Rounds(Strategy):
         return new, metrics
 
     def _split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """What the strategy aggregates, and what is averaged."""
+        """Return the arrays that the strategy aggregates, and the ones that are averaged."""
         apart = set(self.statistics)
         return (
             {name: array for name, array in arrays.items() if name not in apart},
@@ -205,23 +203,23 @@ class Rounds(Strategy):
         )
 
     def _averaged(self, parts: Sequence[tuple[Arrays, float]]) -> Arrays:
-        """The averages of the running statistics, by the numbers of samples; in float64."""
-        total, found = sum(weight for _, weight in parts), Arrays()
+        """Return the averages of running statistics, weighted by samples, in float64."""
+        total, averages = sum(weight for _, weight in parts), Arrays()
         for name in self.statistics:
             values = [arrays[name].astype(np.float64) for arrays, _ in parts]
             if withstands(self.strategy):
-                found[name] = np.median(values, axis=0)
+                averages[name] = np.median(values, axis=0)
                 continue
             weighted = zip(values, (weight for _, weight in parts), strict=True)
-            found[name] = np.asarray(sum(value * (weight / total) for value, weight in weighted))
-        return found
+            averages[name] = np.asarray(sum(value * (weight / total) for value, weight in weighted))
+        return averages
 
     # --- evaluation
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the evaluation of a round by devices."""
+        """Return the messages of the evaluation of a round by devices."""
         trained, averaged = self._split(from_record(arrays))
         with self._seeded("evaluate"):
             messages = list(
@@ -234,19 +232,19 @@ class Rounds(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The metrics of the evaluation by devices."""
-        found = self.replies.usable(self._received(replies))
-        for reply in found:
+        """Return the metrics of the evaluation by devices."""
+        usable = self.replies.usable(self._received(replies))
+        for reply in usable:
             reply.message.content = RecordDict({METRICS: MetricRecord(dict(reply.numbers))})
-        messages = [reply.message for reply in found]
+        messages = [reply.message for reply in usable]
         metrics = self.strategy.aggregate_evaluate(self.round.number, messages)
         self._note(metrics)
         return metrics
 
-    # --- what both need
+    # --- both
 
     def _ordered(self, grid: Grid, purpose: str) -> Grid:
-        """The grid, with its nodes in order where the strategy chooses some of them."""
+        """Return the grid, with its nodes in order if the strategy chooses some of them."""
         inner: Any = self.strategy
         while hasattr(inner, "strategy"):
             inner = inner.strategy
@@ -258,10 +256,10 @@ class Rounds(Strategy):
 
     @contextmanager
     def _seeded(self, purpose: str) -> Iterator[None]:
-        """Inside, Flower chooses nodes by random numbers of its own, with a seed of the round.
+        """Make Flower choose nodes by random numbers with a seed of the round.
 
-        It takes them from the module `random`.  So do its threads, for the time to the next
-        heartbeat or try, at moments that no seed decides.
+        Flower uses the module `random`.  So do its threads, for the time to the next heartbeat or
+        retry, at moments that no seed decides.
         """
         names = vars(strategy_utils)
         kept = names["random"]
@@ -274,7 +272,9 @@ class Rounds(Strategy):
     def _sent(
         self, purpose: str, messages: Sequence[Message], averaged: Arrays
     ) -> Sequence[Message]:
-        """Messages with the statistics added to the parameters, in the order of the model."""
+        """Return messages with the statistics added to the parameters, in the order of the
+        model.
+        """
         done: dict[int, ArrayRecord] = {}
         for message in messages:
             record = message.content.array_records.get(ARRAYS)
@@ -287,10 +287,10 @@ class Rounds(Strategy):
         return messages
 
     def _received(self, replies: Iterable[Message]) -> list[Message]:
-        """Replies in an order that does not depend on which device was the first."""
-        found = sorted(replies, key=_digest)
-        self.round.received += sum(map(nbytes, found))
-        return found
+        """Return replies in an order that does not depend on which device was first."""
+        ordered = sorted(replies, key=_digest)
+        self.round.received += sum(map(nbytes, ordered))
+        return ordered
 
     def _note(self, metrics: MetricRecord | None) -> None:
         for name, value in ({} if metrics is None else metrics).items():
@@ -299,7 +299,7 @@ class Rounds(Strategy):
 
 
 def _digest(message: Message) -> bytes:
-    """What decides the place of a reply among others: its content, whoever it is from."""
+    """Return a sort key for a reply: its content, whoever sent it."""
     digest = hashlib.sha256()
     if message.has_error():
         digest.update(repr((message.error.code, message.error.reason)).encode())

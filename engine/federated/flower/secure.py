@@ -1,18 +1,18 @@
-"""The server's part of secure aggregation: the sum of all updates, and masked numbers of each.
+"""Server's part of secure aggregation: the sum of all updates, from masked numbers of each.
 
 Flower has SecAgg+ for its older interface alone: a workflow that wants a `LegacyContext` and a
-strategy of `flwr.server`.  `SecureGrid` lets it have the training messages of a round, four of them
-for each client, and then replies for every client that took part with the mean of all updates, so
-that a strategy that averages gets their average.
+strategy of `flwr.server`.  `SecureGrid` runs this workflow for the training messages of a round,
+four for each client, and then replies for every participating client with the mean of all updates,
+so that a strategy that averages gets their average.
 
-All clients have equal weight, and send no numbers.  An update travels in whole numbers of steps of
-2 R / 2**22, for elements within +-R, each of 8 bytes.  A client that fails is left out while two
-thirds of the clients are there; with fewer the round has no result.
+All clients have equal weight, and send no numbers.  An update travels as integer multiples of 2 R /
+2**22, for elements within +-R, in 8 bytes each.  A client that fails is left out as long as two
+thirds of the clients remain; with fewer the round has no result.
 
-Masks are those of `engine.federated.flower.masks`.  What a client sends in one of the four stages
-is checked before Flower reads it, and is an error of that client where it is malformed.  A client
-that keeps to the form and lies, in its masks or in its shares of secrets, cannot be found: then the
-sum is out of range, or Flower fails, and the round has no result.
+Masks come from `engine.federated.flower.masks`.  Every message of a client in the four stages is
+checked before Flower reads it; a malformed one is an error of that client.  A client that keeps to
+the form but lies, in its masks or in its shares of secrets, cannot be identified: then the sum is
+out of range, or Flower fails, and the round has no result.
 
 Source: Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, 2020.
 """
@@ -73,16 +73,16 @@ from engine.federated.flower.records import ARRAYS, CONFIG, EXAMPLES, METRICS, a
 from engine.federated.flower.replies import nbytes
 from engine.federated.schema import Tensor
 
-_SHARES = 1.0  # of a client's secret: one for each other client
-_ENOUGH = 2 / 3  # of these reveal it
+_SHARES = 1.0  # shares of a client's secret: one for each other client
+_ENOUGH = 2 / 3  # shares that reveal it
 _LONGEST = 4096  # bytes of a key, of a share, and of one that is encrypted
 _log = logging.getLogger("flwr")
 
 
 class SecureGrid(PassingGrid):
-    """A grid whose training messages are answered by the mean of all updates.
+    """Grid whose training messages are answered by the mean of all updates.
 
-    largest: of the magnitudes that an element of an update can have, as the clients have it.
+    largest: the largest magnitude of an element of an update, as on the clients.
     """
 
     def __init__(self, grid: Grid, largest: float) -> None:
@@ -93,7 +93,7 @@ class SecureGrid(PassingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages; those of a training by SecAgg+, whose stages take `timeout` each."""
+        """Send messages, in training by SecAgg+, whose stages take up to `timeout` each."""
         asked = list(messages)
         if not asked or asked[0].metadata.message_type != MessageType.TRAIN:
             return self.grid.send_and_receive(asked, timeout=timeout)
@@ -111,7 +111,7 @@ class SecureGrid(PassingGrid):
         try:
             workflow(counting, once.context)
             once.check_range(self.largest)
-        except Exception as error:  # what a client can make Flower fail with is no closed list
+        except Exception as error:  # a client can make Flower fail with any exception
             once.results.clear()
             _log.warning(
                 "round %s: secure aggregation fails: %s: %s",
@@ -126,16 +126,16 @@ class SecureGrid(PassingGrid):
 
 
 class _Workflow(SecAggPlusWorkflow):
-    """Flower's, with the masks that the clients have.
+    """Flower's workflow, with the masks of the clients.
 
-    A client that has not shared its secrets has added no mask, and nobody can give any share of
-    them: from then on it does not count, while Flower 1.41 asks for its shares and gives up.
+    A client that has not shared its secrets has added no mask, and nobody has shares of them: from
+    then on it is left out, whereas Flower 1.41 asks for its shares and gives up.
     """
 
     unmask_stage = with_masks(SecAggPlusWorkflow.unmask_stage)
 
     def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
-        """The second stage; those that have taken part in it are all that there are."""
+        """Run the second stage; only its participants count from then on."""
         enough = super().share_keys_stage(grid, context, state)
         state.sampled_node_ids = set(state.active_node_ids)
         state.nid_to_neighbours = {
@@ -146,9 +146,9 @@ class _Workflow(SecAggPlusWorkflow):
 
 
 class _CheckingGrid(PassingGrid):
-    """Counts bytes, checks replies, and keeps the reasons of errors by their nodes.
+    """Grid that counts bytes, checks replies, and keeps the reasons of errors by node.
 
-    shapes: of the parameters.
+    shapes: the shapes of the parameters.
     """
 
     def __init__(self, grid: Grid, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -165,16 +165,16 @@ class _CheckingGrid(PassingGrid):
         asked = list(messages)
         self.sent += sum(map(nbytes, asked))
         requests = {message.metadata.dst_node_id: message for message in asked}
-        said = {  # a client in this process takes some of it away
+        said = {  # a client in this process removes some of it
             node: dict(message.content.config_records[RECORD_KEY_CONFIGS])
             for node, message in requests.items()
         }
         came = list(self.grid.send_and_receive(asked, timeout=timeout))
         self.received += sum(map(nbytes, came))
-        found: dict[int, Message] = {}
+        replies: dict[int, Message] = {}
         for reply in came:
             node = reply.metadata.src_node_id
-            if node in found or node not in requests:
+            if node in replies or node not in requests:
                 continue
             try:
                 if not reply.has_error():
@@ -182,21 +182,21 @@ class _CheckingGrid(PassingGrid):
             except (EngineError, LookupError, TypeError, ValueError) as error:
                 reason = f"its message cannot be read: {type(error).__name__}: {error}"
                 reply = Message(Error(ErrorCode.UNKNOWN, reason), reply_to=requests[node])
-            found[node] = reply
+            replies[node] = reply
             if reply.has_error():
                 self.reasons[node] = str(reply.error.reason or "no reason")
-        return list(found.values())
+        return list(replies.values())
 
     def _check(self, asked: Mapping[str, Any], reply: Message) -> None:
-        """Refuse what is not as the stage has it.
+        """Refuse a reply that does not fit its stage.
 
         Raises:
             EngineError, LookupError, TypeError, ValueError: a field is malformed.
         """
-        found = dict(reply.content.config_records[RECORD_KEY_CONFIGS])
+        fields = dict(reply.content.config_records[RECORD_KEY_CONFIGS])
         stage = asked[Key.STAGE]
         if stage == Stage.SETUP:
-            keys = _bytes([found[Key.PUBLIC_KEY_1], found[Key.PUBLIC_KEY_2]])
+            keys = _bytes([fields[Key.PUBLIC_KEY_1], fields[Key.PUBLIC_KEY_2]])
             if len(set(keys)) < 2 or self._keys & set(keys):
                 raise InputError("its public keys are not its own")
             for key in keys:
@@ -204,9 +204,9 @@ class _CheckingGrid(PassingGrid):
             self._keys |= set(keys)
         elif stage == Stage.SHARE_KEYS:
             others = {int(n) for n in asked if n != Key.STAGE} - {reply.metadata.src_node_id}
-            _pairs(found[Key.DESTINATION_LIST], found[Key.CIPHERTEXT_LIST], others)
+            _pairs(fields[Key.DESTINATION_LIST], fields[Key.CIPHERTEXT_LIST], others)
         elif stage == Stage.COLLECT_MASKED_VECTORS:
-            arrays = found[Key.MASKED_PARAMETERS]
+            arrays = fields[Key.MASKED_PARAMETERS]
             if not isinstance(arrays, list) or len(arrays) != len(self.shapes):
                 raise InputError(f"it has no list of {len(self.shapes)} masked arrays")
             for shape, each in zip(self.shapes, cast("list[bytes]", arrays), strict=True):
@@ -216,23 +216,27 @@ class _CheckingGrid(PassingGrid):
             recorddict_to_fitres(reply.content, keep_input=True)
         elif stage == Stage.UNMASK:
             nodes = {*_whole(asked[Key.ACTIVE_NODE_ID_LIST]), *_whole(asked[Key.DEAD_NODE_ID_LIST])}
-            _pairs(found[Key.NODE_ID_LIST], found[Key.SHARE_LIST], nodes)
+            _pairs(fields[Key.NODE_ID_LIST], fields[Key.SHARE_LIST], nodes)
 
 
 def _pairs(nodes: Any, values: Any, expected: set[int]) -> None:
-    """Refuse lists that do not have some bytes for every node that is expected, and for no other.
+    """Refuse lists unless they have some bytes for every expected node, and for no other.
 
     Raises:
-        InputError: they do not.
+        InputError: the lists do not fit.
     """
-    found = _whole(nodes)
-    if len(found) != len(set(found)) or set(found) != expected or len(_bytes(values)) != len(found):
-        raise InputError(f"it has {len(found)} shares; expected one for each of {len(expected)}")
+    senders = _whole(nodes)
+    if (
+        len(senders) != len(set(senders))
+        or set(senders) != expected
+        or len(_bytes(values)) != len(senders)
+    ):
+        raise InputError(f"it has {len(senders)} shares; expected one for each of {len(expected)}")
 
 
 def _whole(values: Any) -> list[int]:
     if not isinstance(values, list) or not all(type(each) is int for each in values):
-        raise InputError(f"{values!r:.80} is no list of whole numbers")
+        raise InputError(f"{values!r:.80} is not a list of integers")
     return values
 
 
@@ -240,12 +244,12 @@ def _bytes(values: Any) -> list[bytes]:
     if not isinstance(values, list) or not all(
         type(each) is bytes and len(each) <= _LONGEST for each in values
     ):
-        raise InputError(f"{values!r:.80} is no list of up to {_LONGEST} bytes each")
+        raise InputError(f"{values!r:.80} is not a list of up to {_LONGEST} bytes each")
     return values
 
 
 class _Once(Strategy):
-    """A strategy of the older interface that asks for one training of certain nodes."""
+    """Strategy of the older interface that asks for one training of certain nodes."""
 
     def __init__(self, grid: Grid, asked: list[Message]) -> None:
         content = asked[0].content
@@ -271,7 +275,7 @@ class _Once(Strategy):
         self.context = LegacyContext(Context(grid.run.run_id, 0, {}, state, {}), strategy=self)
 
     def reply(self, message: Message, reasons: dict[int, str]) -> Message | None:
-        """What the client of a message has replied; None: nothing in time."""
+        """Return the reply for the client of a message, or None if it was too late."""
         node = message.metadata.dst_node_id
         if node not in self.results:
             reason = reasons.get(node)
@@ -309,7 +313,7 @@ class _Once(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """What all clients are asked for."""
+        """Return the requests to all clients."""
         config = {**self.config, NAMES: json.dumps(list(self.sent))}
         return [(proxy, FitIns(parameters, config)) for proxy in self.proxies]
 
@@ -319,18 +323,18 @@ class _Once(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[Any],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Keep the mean, which stands in the result of every client that took part."""
+        """Keep the mean, which is in the result of every participating client."""
         self.results = {int(proxy.cid): result.parameters for proxy, result in results}
         return None, {}
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """None: the parameters of the round are there."""
+        """Return None: the parameters of the round are known."""
         return None
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Nobody: evaluation has no secure aggregation."""
+        """Return no requests: evaluation has no secure aggregation."""
         return []
 
     def aggregate_evaluate(
@@ -339,11 +343,11 @@ class _Once(Strategy):
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: list[Any],
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Nothing."""
+        """Return nothing."""
         return None, {}
 
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
-        """Nothing: `Rounds` evaluates."""
+        """Return nothing: `Rounds` evaluates."""
         return None

@@ -1,4 +1,4 @@
-"""The ServerApp: rounds by a strategy of Flower, evaluations, and what is kept of them."""
+"""ServerApp: rounds by a strategy of Flower, evaluations, and their records."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 Wrap = Callable[[Strategy, Mapping[str, Any]], Strategy]
 DataFor = Callable[[Mapping[str, Any]], Any]
 _log = logging.getLogger("flwr")
-_SERVER = "server_"  # begins the columns of the evaluation by the server
+_SERVER = "server_"  # prefix of the columns of the evaluation by the server
 
 
 def server_app(
     make: MakeTrainer, data: DataFor | None = None, *, wrap: Wrap | None = None
 ) -> ServerApp:
-    """A ServerApp that trains in rounds what a trainer has.
+    """Return a ServerApp that trains the model of a trainer in rounds.
 
     Args:
-        make: makes the trainer from the configuration of the run; its values begin the training.
-        data: the data on which the server evaluates after each round, from the configuration; None:
-            devices alone evaluate.
-        wrap: puts a strategy of its own around that which the configuration names.
+        make: makes the trainer from the configuration of the run; training starts from its values.
+        data: returns the data on which the server evaluates after each round, given the
+            configuration; None: only devices evaluate.
+        wrap: wraps a strategy around the one that the configuration names.
 
     The configuration of the run is `[tool.flwr.app.config]`, see `engine.federated.flower.options`.
     """
@@ -67,10 +67,10 @@ def server_app(
 
 
 class Federation:
-    """One run of a federation, on the side of the server.
+    """Run of a federation, on the side of the server.
 
     Raises:
-        EngineError: an option is not allowed, or there is no run to be resumed.
+        EngineError: an option is not allowed, or there is no run to resume.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class Federation:
         )
 
     def _check_combination(self) -> None:
-        """Refuse what cannot be had together with privacy.
+        """Refuse options that cannot be combined with privacy.
 
         Raises:
-            InputError: secure aggregation with what looks at single updates; or two norms.
+            InputError: secure aggregation with options that examine single updates; or two norms.
         """
         options = self.options
         each = options.strategy in NEED_EACH or options.update_norm
@@ -132,7 +132,7 @@ class Federation:
             )
 
     def _limits(self, config: Mapping[str, Any], averaged: list[str]) -> Limits:
-        """What a reply may have.
+        """Return the limits for replies.
 
         averaged: the running statistics that travel.
         """
@@ -148,16 +148,16 @@ class Federation:
         return Limits(
             numbers,
             frozenset(negative),
-            0.0 if self.privacy.central else options.norm_ratio,  # who is left out is no secret
+            0.0 if self.privacy.central else options.norm_ratio,  # left-out clients are not secret
             options.update_norm,
         )
 
     def _resume(self, strategy: Strategy) -> int:
-        """Go on from a checkpoint; returns its round.
+        """Continue from a checkpoint; return its round.
 
         Raises:
-            StateError: it is that of a run with another strategy or seed.
-            EngineError: as `Trainer.load`.
+            StateError: the run had another strategy or seed.
+            EngineError: see `Trainer.load`.
         """
         position, (arrays, numbers) = self.output.load()
         for key, value in self._tied.items():
@@ -174,9 +174,9 @@ class Federation:
         return before
 
     def run(self, grid: Grid, data: Any = None) -> None:
-        """Do all rounds that are left, and write the model.
+        """Run all remaining rounds, and write the model.
 
-        data: on which the server evaluates; None: it does not.
+        data: the data on which the server evaluates, or None.
         """
         with self.output.run.locked():
             _log.info("The run is kept in %s", self.output.path)
@@ -206,25 +206,25 @@ class Federation:
 
     def _evaluate(self, number: int, arrays: ArrayRecord, data: Any) -> MetricRecord | None:
         """Evaluate on the server's data, and complete the row of the round."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if data is not None:
             parameters.apply(self.trainer, from_record(arrays), self.names)
-            found = self.trainer.evaluate(
+            metrics = self.trainer.evaluate(
                 data, batch_size=self.options.batch_size, metrics=self.options.metrics
             )
         if number:
             done = self.rounds.round
-            self._note(done, found)
+            self._note(done, metrics)
             _log.info(
                 "round %d: %d results, %d failures, %d bytes sent, %d received",
                 done.number, done.results, done.failures, done.sent, done.received,
             )  # fmt: skip
-        return MetricRecord(dict(found)) if found else None
+        return MetricRecord(dict(metrics)) if metrics else None
 
     def _note(self, done: Round, found: Mapping[str, float]) -> None:
-        """Write the row of a round, which is there as soon as its checkpoint is.
+        """Write the row of a round, as soon as its checkpoint exists.
 
-        found: of the evaluation by the server.
+        found: the results of the evaluation by the server.
         """
         row = {
             "round": done.number,
@@ -244,6 +244,6 @@ class Federation:
 
 
 def _column(name: str, row: Mapping[str, Any]) -> str:
-    """The column of a number that devices have told, which is none of the server's own."""
+    """Return the column of a number from devices, distinct from the server's own."""
     is_taken = name in row or name.startswith(_SERVER)
     return f"devices_{name}" if is_taken else name

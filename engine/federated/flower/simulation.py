@@ -1,7 +1,7 @@
-"""A federation inside this process: for tests, debugging, and machines without Flower's simulation.
+"""Federation inside this process: for tests, debugging, and machines without Flower's simulation.
 
 Clients answer one after another, and only a server that waits for them runs meanwhile.  Messages,
-contexts and errors are those of Flower; `flwr run` is for many clients on many cores.
+contexts and errors are Flower's; `flwr run` is for many clients on many cores.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def simulate(
 ) -> None:
     """Run a federation of some clients in this process, until its ServerApp returns.
 
-    config: the configuration of the run, as `[tool.flwr.app.config]` would have it.
+    config: the configuration of the run, as in `[tool.flwr.app.config]`.
 
     Raises:
         InputError: there is no client.
-        Exception: what the ServerApp raises; what a ClientApp raises is the error of its reply.
+        Exception: any exception of the ServerApp; an exception of a ClientApp becomes the error of
+            its reply.
     """
     if arguments.count("clients", clients) < 1:
         raise InputError(f"clients={clients}: expected at least 1")
@@ -47,9 +48,9 @@ def simulate(
 
 
 class LocalGrid(Grid):
-    """A grid whose nodes are clients in this process.
+    """Grid whose nodes are clients in this process.
 
-    contexts: of the clients, by the ids of their nodes.
+    contexts: the contexts of the clients, by the ids of their nodes.
     """
 
     def __init__(self, app: ClientApp, clients: int, config: Mapping[str, Any]) -> None:
@@ -64,14 +65,14 @@ class LocalGrid(Grid):
         self._run = Run.create_empty(1)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The ids of the nodes."""
+        """Return the ids of the nodes."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let clients answer messages; the ids of these."""
+        """Let clients answer messages; return their ids."""
         ids = []
         for message in messages:
-            message.content = deepcopy(message.content)  # as by a network: nobody shares records
+            message.content = deepcopy(message.content)  # as over a network: records are not shared
             message.metadata.__dict__["_message_id"] = secrets.token_hex(16)
             ids.append(message.metadata.message_id)
             self._replies[ids[-1]] = self._answer(message)
@@ -81,19 +82,19 @@ class LocalGrid(Grid):
         context = self.contexts[message.metadata.dst_node_id]
         try:
             return self.app(message, context)
-        except Exception as error:  # whatever an app raises is the error of its reply, as in Flower
+        except Exception as error:  # becomes the error of the reply, as in Flower
             reason = f"{type(error).__name__}: {error}"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             return Message(Error(code=code, reason=reason), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to messages, each once."""
+        """Return the replies to messages, each once."""
         return [self._replies.pop(each) for each in message_ids if each in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages, and get their replies."""
+        """Send messages, and return their replies."""
         return self.pull_messages(self.push_messages(messages))
 
     def set_run(self, run: Run) -> None:
@@ -113,12 +114,12 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message to a node."""
+        """Return a message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
 
 def _identify() -> None:
-    """Give this process the identity that messages of Flower want, unless it has one."""
+    """Give this process the identity that Flower's messages need, unless it has one."""
     with suppress(RuntimeError):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id  # noqa: B018  # raise
         return

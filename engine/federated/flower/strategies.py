@@ -1,4 +1,4 @@
-"""Strategies of Flower: made by their names, and what they remember from round to round."""
+"""Strategies of Flower: their construction by name, and their state between rounds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine.federated.parameters import Arrays
 
 Numbers = dict[str, Any]
 
-# Strategies that look at single updates, and do not only average them by their weights.
+# Strategies that examine single updates, instead of only averaging them by weight.
 ROBUST = ("Bulyan", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum")
 NEED_EACH = (*ROBUST, "QFedAvg")
 _OURS: dict[str, type[Strategy]] = {"Krum": SoundKrum, "MultiKrum": SoundMultiKrum}
 
 
 def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
-    """A strategy of `flwr.serverapp.strategy` with the options that a configuration has for it.
+    """Return a strategy of `flwr.serverapp.strategy` with its options in a configuration.
 
     Raises:
         NameNotFoundError: there is no such strategy for arrays.
@@ -54,7 +54,7 @@ def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
 
 
 def _aggregates(kind: Any) -> bool:
-    """Whether it is a strategy for arrays: none for trees, and none that wraps another one."""
+    """Return whether a class is a strategy for arrays: not for trees, and not a wrapper."""
     return (
         isinstance(kind, type)
         and issubclass(kind, Strategy)
@@ -65,21 +65,21 @@ def _aggregates(kind: Any) -> bool:
 
 
 def options_of(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a strategy: those of every strategy, and those of the table of its name."""
-    found = {key: config[key] for key in STRATEGY if key in config}
+    """Return the options of a strategy: the common ones, and the ones in the table of its name."""
+    chosen = {key: config[key] for key in STRATEGY if key in config}
     own = f"{name}."
-    found |= {key.removeprefix(own): v for key, v in config.items() if key.startswith(own)}
-    return {key.replace("-", "_"): value for key, value in found.items()}
+    chosen |= {key.removeprefix(own): v for key, v in config.items() if key.startswith(own)}
+    return {key.replace("-", "_"): value for key, value in chosen.items()}
 
 
 def withstands(strategy: Strategy) -> bool:
-    """Whether a strategy, or one inside of it, is made to withstand malicious clients."""
+    """Return whether a strategy, or one inside it, is made to withstand malicious clients."""
     kinds = {type(each).__name__.removeprefix("Sound") for each in _chain(strategy)}
     return not kinds.isdisjoint(ROBUST)
 
 
 def snapshot(strategy: Strategy) -> Callable[[], None]:
-    """A function that gives a strategy, and those inside of it, back what they remember now."""
+    """Return a function that restores the current state of a strategy and of those inside it."""
     kept = [(each, {k: _copied(v) for k, v in vars(each).items()}) for each in _chain(strategy)]
 
     def restore() -> None:
@@ -91,13 +91,13 @@ def snapshot(strategy: Strategy) -> Callable[[], None]:
 
 
 def _chain(strategy: Any) -> list[Strategy]:
-    """A strategy and those inside of it."""
+    """Return a strategy and those inside of it."""
     inner = [_chain(value) for value in vars(strategy).values() if isinstance(value, Strategy)]
-    return [strategy, *(each for found in inner for each in found)]
+    return [strategy, *(each for chains in inner for each in chains)]
 
 
 def _copied(value: Any) -> Any:
-    """The value of an attribute, with arrays of its own."""
+    """Return the value of an attribute, with arrays of its own."""
     kind = _kind(value)
     if kind is None:
         return value
@@ -105,10 +105,10 @@ def _copied(value: Any) -> Any:
 
 
 def remembered(strategy: Strategy) -> tuple[Arrays, Numbers]:
-    """What a strategy has in its attributes: arrays by name, and all else, as JSON can hold it.
+    """Return the state in a strategy's attributes: arrays by name, and the rest for JSON.
 
-    Arrays are those in attributes that are lists, dicts or records; a strategy inside of another,
-    as those of differential privacy have one, is followed.  Functions are no memory.
+    Arrays are searched in attributes that are lists, dicts or records, and in strategies inside
+    others, as for differential privacy.  Functions are not part of the state.
     """
     arrays, numbers = Arrays(), Numbers()
     for name, value in vars(strategy).items():
@@ -120,16 +120,16 @@ def remembered(strategy: Strategy) -> tuple[Arrays, Numbers]:
             numbers[name] = value
         elif (kind := _kind(value)) is not None:
             items = _items(value, kind)
-            numbers[f"{name}:{kind}"] = list(items)  # files have an order of their own
+            numbers[f"{name}:{kind}"] = list(items)  # files have their own order
             arrays |= {f"{name}/{each}": array for each, array in items.items()}
     return arrays, numbers
 
 
 def remember(strategy: Strategy, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Give a strategy back what `remembered` had found in one of its kind.
+    """Restore the state that `remembered` has returned for a strategy of the same kind.
 
     Raises:
-        CheckpointError: it was one of another kind.
+        CheckpointError: the strategy was of another kind.
     """
     for key, value in numbers.items():
         name, _, kind = key.partition(":")
@@ -149,7 +149,7 @@ def remember(strategy: Strategy, arrays: Mapping[str, Any], numbers: Mapping[str
 
 
 def _kind(value: Any) -> str | None:
-    """How arrays lie in an attribute; None: it holds none."""
+    """Return how an attribute holds arrays, or None."""
     if isinstance(value, ArrayRecord):
         return "record"
     if isinstance(value, dict) and value and all(isinstance(a, np.ndarray) for a in value.values()):
