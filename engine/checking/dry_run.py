@@ -1,4 +1,4 @@
-"""The dry run: plans of a training step and of what would take less, without a step being run."""
+"""Dry run: plans of a training step, and of variants that take less, without running a step."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from engine.plan.plan import Plan, in_bytes
 from engine.runtime.roofline import Roofline
 
 SHOWN = 4  # suggestions of an error
-VARIANTS = 6  # of a training that are planned, at most, beside those of budgets
-SHARES = (0.75, 0.5)  # of its work memory: what a step may have by the budgets that are suggested
+VARIANTS = 6  # planned variants of a training at most, besides budgets
+SHARES = (0.75, 0.5)  # shares of its work memory that are suggested as budgets
 
 
 def check(
@@ -48,22 +48,22 @@ def check(
     opened: Opened | None = None,
     say: Callable[[str], object] = str,
 ) -> Check:
-    """Find out what a training takes.  No step is run, and nothing but the cache is written.
+    """Predict the memory and time of a training.  No step is run, and only the cache is written.
 
-    subject: the models.  shapes: of the inputs of a step.
-    source: what the report calls it.
-    budget: bytes that all regions may have; None for any.
-    machine: for which the time is told; None measures this one, which takes two seconds.
-    variants: whether to plan what would take less as well, too.
-    opened: the models of the subject, where they are open; their plans are not made again.
-    say: is told what is done now.
+    subject: the models.  shapes: the shapes of a step's inputs. source: its name in the report.
+    budget: the most bytes of all regions, or None.
+    machine: the machine for which time is predicted; None measures this one, which takes two
+        seconds.
+    variants: whether to plan variants that take less, too.
+    opened: the models of the subject, if they are open; their plans are not made again.
+    say: called with the name of each stage.
 
     Raises:
         EngineError: a model cannot be read, does not fit the others, or the shapes do not fit it.
     """
     opened = opened or subject.open()
     kernels = opened.train.memory.kernels
-    found = Check(
+    result = Check(
         source=source,
         threads=subject.threads,
         kernels=kernels.name,
@@ -80,7 +80,7 @@ def check(
         faults = tuple(faults_of(subject.training))
         if not faults:
             raise
-        return replace(found, faults=faults, why=str(error))
+        return replace(result, faults=faults, why=str(error))
     if machine is None:
         from engine.runtime.roofline import measure
 
@@ -96,7 +96,7 @@ def check(
         suggestions += _budgets(opened, shapes, told, plans)
         suggestions += _suggestions(subject, opened, shapes, told, say)
     return replace(
-        found,
+        result,
         why=kept.why,
         figures=figures,
         first=None if made is None else sum(made.values()),
@@ -109,7 +109,7 @@ def check(
 
 @dataclass(frozen=True)
 class _Kept:
-    """Plans that keep to a budget, or the smallest there are, and then why, and their bytes."""
+    """Plans that keep to a budget, or the smallest ones with the reason and their bytes."""
 
     plans: Sequence[Plan]
     why: str = ""
@@ -117,7 +117,7 @@ class _Kept:
 
 
 def _within(opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]) -> _Kept:
-    """The plans within a budget; the smallest ones where none are.
+    """Return the plans within a budget, or the smallest ones if there are none.
 
     plans: those without a budget.
     """
@@ -130,26 +130,29 @@ def _within(opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]) 
 
 
 def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
-    """What would help where no plan keeps to a budget, each with its bytes; empty if nothing would.
+    """Return changes that help if no plan keeps to a budget, each with its bytes; "" if there are
+    none.
 
-    What keeps to the budget comes first; what does not is told only where nothing else is.
+    Only changes that keep to the budget are listed; if there are none, the smallest others.
     """
     from engine.kernels.analysis.cost import nominal
 
     opened = subject.open()
     told = _Teller(nominal(subject.threads), 0, 0, whole=False)
-    found = by_bytes(_suggestions(subject, opened, shapes, told))
-    fits = [s for s in found if s.figures.nbytes <= budget]
-    shown = [f"{s.change} ({in_bytes(s.figures.nbytes)})" for s in fits[::-1] or found[:SHOWN]]
+    suggestions = by_bytes(_suggestions(subject, opened, shapes, told))
+    fits = [s for s in suggestions if s.figures.nbytes <= budget]
+    shown = [
+        f"{s.change} ({in_bytes(s.figures.nbytes)})" for s in fits[::-1] or suggestions[:SHOWN]
+    ]
     if not shown:
         return ""
     return f"{'what would fit' if fits else 'what takes less'}: {', '.join(shown[:SHOWN])}"
 
 
 def faults_of(model: Source) -> Iterator[Fault]:
-    """All nodes of a model that cannot be run, or through which no gradient flows.
+    """Yield all nodes of a model that cannot be run, or through which no gradient flows.
 
-    Nodes of which nothing is known because of these are left out.
+    Nodes whose types are unknown because of these are left out.
     """
     from engine.graphs.offline import support
 
@@ -169,14 +172,14 @@ def _inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
 
 
 def _files(subject: Subject, opened: Opened) -> int:
-    """The bytes that a process holds of the files of models; large constants are in a region."""
+    """Return the bytes that a process holds of model files; large constants are in a region."""
     constants = opened.train.interface.large
     large = sum(each.nbytes for each in constants if each.at is not None and not each.file)
     return _size(subject.training) + _size(subject.optimizer) - large
 
 
 def _size(source: Source | None) -> int:
-    """The bytes of a model's file."""
+    """Return the bytes of a model's file."""
     if source is None:
         return 0
     return os.path.getsize(source) if isinstance(source, str | os.PathLike) else len(source)
@@ -184,11 +187,11 @@ def _size(source: Source | None) -> int:
 
 @dataclass(frozen=True)
 class _Teller:
-    """Tells what plans take.
+    """Source of the figures of plans.
 
-    machine: that runs them.
-    files: bytes of the models that a process holds.  read: those that it reads before that.
-    whole: whether the memory of the process is told, too.
+    machine: the machine that runs them.
+    files: bytes of the models that a process holds.  read: bytes that it reads before.
+    whole: whether to predict the memory of the process, too.
     """
 
     machine: Roofline
@@ -214,13 +217,13 @@ class _Teller:
         return process.parts(plans, batch, self.files, self.read, planning=planning, mapped=mapped)
 
 
-# --- what would take less
+# --- variants that take less
 
 
 def _budgets(
     opened: Opened, shapes: Shapes, told: _Teller, plans: Sequence[Plan]
 ) -> Iterator[Suggestion]:
-    """The same step within shares of its memory, and within the least that is enough.
+    """Yield the same step within shares of its memory, and within the least sufficient memory.
 
     plans: those without a budget.
     """
@@ -245,7 +248,7 @@ def _suggestions(
 ) -> Iterator[Suggestion]:
     """Variants of a training, at most `VARIANTS`, each with the figures of its own plans.
 
-    A variant that cannot be planned is none.
+    Variants that cannot be planned are left out.
     """
     for change, make in islice(_variants(subject, opened, shapes), VARIANTS):
         say(f"planning {change}")
@@ -268,15 +271,15 @@ def _variants(subject: Subject, opened: Opened, shapes: Shapes) -> Iterator[Vari
     for smaller in dict.fromkeys((batch // 2, 1)) if batch is not None else ():
         if 1 <= smaller < (batch or 0):
             new = opened.shapes_of(shapes, smaller)
-            yield f"a batch of {smaller} in place of {batch}", partial(_same, subject, new)
-    found = layers(subject)
-    if len(found) > 1:
-        rest = found[len(found) // 2 :]
+            yield f"a batch of {smaller} instead of {batch}", partial(_same, subject, new)
+    groups = layers(subject)
+    if len(groups) > 1:
+        rest = groups[len(groups) // 2 :]
         if len(rest) > 1:
             half = [name for layer in rest for name in layer]
-            title = f"train the last {len(rest)} of {len(found)} layers"
+            title = f"train the last {len(rest)} of {len(groups)} layers"
             yield title, partial(_trained, subject, half, shapes)
-        yield "train the last layer alone", partial(_trained, subject, found[-1], shapes)
+        yield "train the last layer alone", partial(_trained, subject, groups[-1], shapes)
     small = [name for name in subject.trained if len(subject.parameters[name][1]) < 2]
     if small and len(small) < len(subject.trained):
         yield "train biases and norms alone", partial(_trained, subject, small, shapes)

@@ -1,4 +1,4 @@
-"""Plans as one HTML page: their arena over time, who holds the peak, and what would take less."""
+"""Plans as one HTML page: their arena over time, the values at the peak, and smaller variants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.plan.collective import collectives
 from engine.plan.plan import ALIGN, Buffer, Plan, Step, in_bytes
 from engine.system import files
 
-AGAIN = "/again"  # how the sources of steps end that compute a value a second time
+AGAIN = "/again"  # suffix of the sources of steps that compute a value a second time
 OWNERS = 25  # rows of the table of the peak; the others are summed
 BOXES = 8000  # of a picture; the smallest are left out
 
@@ -37,10 +37,10 @@ def write(
 
 
 def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
-    """The page.
+    """Return the page.
 
     plans: by titles, the most important one first.
-    found: a dry run of what they are of, if there was one; its suggestions are shown.
+    found: a dry run of the same models, if any; its suggestions are shown.
     """
     first = next(iter(plans.values()))
     rows = [("summary", "Summary", _summary(found, first))]
@@ -48,7 +48,7 @@ def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
         if plan.region_bytes("work"):
             rows.append((f"arena{i}", name, _arena(name, plan) + _told_of(plan)))
     if found is not None:
-        rows.append(("less", "What would take less", _suggestions(found)))
+        rows.append(("less", "Smaller variants", _suggestions(found)))
     return page.page(title, _legend(), rows, script="arena.js")
 
 
@@ -88,7 +88,7 @@ def _summary(found: Check | None, plan: Plan) -> str:
 
 
 def _arena(name: str, plan: Plan) -> str:
-    """The work buffers as boxes, and the bytes in use as a line."""
+    """Return the work buffers as boxes, and the bytes in use as a line."""
     steps, size = len(plan.steps), plan.region_bytes("work") // ALIGN
     makers = _makers(plan)
     kept = [(i, b) for i, b in enumerate(plan.buffers) if b.region == "work" and b.nbytes]
@@ -122,13 +122,13 @@ def _arena(name: str, plan: Plan) -> str:
 
 
 def _makers(plan: Plan) -> dict[int, Step]:
-    """The step that first writes each buffer."""
-    found: dict[int, Step] = {}
+    """Return the step that first writes each buffer."""
+    steps: dict[int, Step] = {}
     for step in plan.steps:
         for arg in step.args:
             if arg.mode in ("w", "u", "s"):
-                found.setdefault(arg.buffer, step)
-    return found
+                steps.setdefault(arg.buffer, step)
+    return steps
 
 
 def _box(b: Buffer, maker: Step | None, size: int) -> str:
@@ -168,7 +168,7 @@ def _ticks(steps: int, size: int, width: float, height: float) -> Iterator[str]:
 
 
 def _live(plan: Plan) -> list[int]:
-    """The bytes of the arena that hold something, for each step; shared ones count once."""
+    """Return the bytes of the arena that hold something, for each step; shared ones count once."""
     begins: list[list[tuple[int, int]]] = [[] for _ in plan.steps]
     ends: list[list[tuple[int, int]]] = [[] for _ in plan.steps]
     for b in plan.buffers:
@@ -176,7 +176,7 @@ def _live(plan: Plan) -> list[int]:
             begins[b.first].append((b.offset, b.offset + b.nbytes))
             ends[b.last].append((b.offset, b.offset + b.nbytes))
     alive: list[tuple[int, int]] = []  # sorted
-    found = []
+    totals = []
     for new, old in zip(begins, ends, strict=True):
         for each in new:
             insort(alive, each)
@@ -184,17 +184,17 @@ def _live(plan: Plan) -> list[int]:
         for begin, end in alive:
             total += max(end, top) - max(begin, top)
             top = max(end, top)
-        found.append(total)
+        totals.append(total)
         for each in old:
             alive.remove(each)
-    return found
+    return totals
 
 
 # --- tables
 
 
 def _owners(plan: Plan) -> str:
-    """Who holds the arena where most of it is in use."""
+    """Return the table of the values that hold the arena at its peak."""
     live = _live(plan)
     top = max(range(len(live)), key=lambda n: live[n])
     makers = _makers(plan)
@@ -223,7 +223,7 @@ def _owners(plan: Plan) -> str:
 
 
 def _again(plan: Plan) -> str:
-    """What is computed a second time, and what that costs."""
+    """Return the table of values that are computed a second time, with the cost."""
     from engine.kernels.analysis.cost import step_seconds
 
     seconds = step_seconds(plan)
@@ -238,20 +238,20 @@ def _again(plan: Plan) -> str:
     share = 100 * sum(t for _, t in mine) / total
     table = page.table(("node", "kernel", "of the step's time"), rows)
     return (
-        f"<details><summary>Computed again: {len(mine)} steps, {share:.1f} % of the time of a "
-        f"step, as planning reckons it</summary>{table}</details>"
+        f"<details><summary>Computed again: {len(mine)} steps, {share:.1f} % of the estimated "
+        f"time of a step</summary>{table}</details>"
     )
 
 
 def _told_of(plan: Plan) -> str:
-    """What stands below the arena of a plan."""
+    """Return the text below the arena of a plan."""
     return _owners(plan) + _again(plan) + _sums(plan)
 
 
 def _sums(plan: Plan) -> str:
-    """The steps at which ranks add what each of them has; nothing in a plan for one process."""
-    found = collectives(plan)
-    if not found:
+    """Return the table of steps that sum over ranks; empty for a plan of one process."""
+    steps = collectives(plan)
+    if not steps:
         return ""
     rows = (
         [
@@ -260,12 +260,12 @@ def _sums(plan: Plan) -> str:
             in_bytes(plan.buffers[each.buffer].nbytes),
             text(plan.steps[each.step].source),
         ]
-        for each in found
+        for each in steps
     )
-    total = sum(plan.buffers[each.buffer].nbytes for each in found if each.kind != "wait")
+    total = sum(plan.buffers[each.buffer].nbytes for each in steps if each.kind != "wait")
     table = page.table(("step", "what", "bytes", "node"), rows)
     return (
-        f"<details><summary>Collective steps: {len(found)}, sums of {in_bytes(total)} over all "
+        f"<details><summary>Collective steps: {len(steps)}, sums of {in_bytes(total)} over all "
         f"ranks</summary>{table}</details>"
     )
 

@@ -1,8 +1,8 @@
-"""The memory of a whole process that trains: what there is beside the regions of its plans.
+"""Memory of a whole training process, in addition to the regions of its plans.
 
-What Python, numpy and this package take is measured, in a process of its own that imports them and
-the kernels and does nothing.  The rest is counted: regions and batches by their bytes, programs by
-their steps and arguments.
+The memory of Python, numpy and this package is measured in a separate process that only imports
+them and the kernels.  The rest is counted: regions and batches by their bytes, programs by their
+steps and arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from engine.base.element_types import ITEMSIZE
 from engine.plan.plan import Plan
 
-# What a process is asked for: the most bytes that it had resident once it could train.
+# Program that prints the peak of resident bytes of a process that is ready to train.
 _START = """
 import sys
 import engine.trainer.trainer
@@ -37,21 +37,21 @@ print(peak())
 _PATIENCE = 60.0  # seconds
 
 # Bytes of this process for a step of a plan, an argument of a step, a buffer: the tables of the
-# program, and what is left of the objects that the plan was while it was bound.  A straight line
-# through the workloads of `python -m bench predictions`.
+# program, and the remains of the plan's objects after binding.  A straight line through the
+# workloads of `python -m bench predictions`.
 _STEP, _ARGUMENT, _BUFFER = 2000, 300, 700
-_KERNEL = 12 << 10  # of a kernel: its object, on the mean of those that the workloads use
-_THREAD = 128 << 10  # of a thread: its stack, as far as it is touched
-_PLANNED = 5000  # bytes that planning leaves behind for a step, where plans are not kept
+_KERNEL = 12 << 10  # of a kernel: its object, on average over the workloads
+_THREAD = 128 << 10  # of a thread: the touched part of its stack
+_PLANNED = 5000  # bytes of a step that planning leaves in memory, if plans are not kept
 
 
 @functools.cache
 def base(*, planning: bool = False) -> int | None:
-    """Bytes of a process that is ready to train and holds no model.
+    """Return the bytes of a process that is ready to train and holds no model.
 
-    planning: it is to make plans; else it finds them kept.
+    planning: whether it makes plans or finds them in the cache.
 
-    Returns None where they cannot be measured: the system does not tell the memory of processes, or
+    Returns None if they cannot be measured: the system does not report the memory of processes, or
     no Python can be started.
     """
     words = [sys.executable, "-c", _START, *(["planning"] if planning else [])]
@@ -68,19 +68,19 @@ def base(*, planning: bool = False) -> int | None:
 
 
 def regions(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]:
-    """Bytes of every region that a process holds for plans which run one after another.
+    """Return the bytes of every region that a process holds for plans that run one after another.
 
-    All share the regions but io, of which each has its own.
+    They share all regions except io.
 
     mapped: bytes of region frozen that stay in their file, and are not counted.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for plan in plans:
         for name, size in plan.regions:
-            known = found.get(name, 0)
-            found[name] = known + size if name in ("io", "const") else max(known, size)
-    found["frozen"] = max(found.get("frozen", 0) - mapped, 0)
-    return {name: size for name, size in found.items() if size}
+            known = sizes.get(name, 0)
+            sizes[name] = known + size if name in ("io", "const") else max(known, size)
+    sizes["frozen"] = max(sizes.get("frozen", 0) - mapped, 0)
+    return {name: size for name, size in sizes.items() if size}
 
 
 def parts(
@@ -92,16 +92,16 @@ def parts(
     planning: bool = False,
     mapped: int = 0,
 ) -> Mapping[str, int] | None:
-    """What the memory of a process is made of at its peak, in bytes, by what holds them.
+    """Return the memory of a process at its peak, in bytes, by holder.
 
     batch: bytes of the arrays of a batch, which its caller holds.
     files: bytes of the model files that it holds, without the large constants in them.
     read: bytes of all model files, which lie in memory beside the regions of parameters and
-        constants while those are filled; where that is more than a step takes, it is the peak.
-    planning: it makes the plans; else it finds them kept.
-    mapped: as `regions` takes it; what is mapped is resident, but the system may drop it.
+        constants while those are filled; if that is more than a step takes, it is the peak.
+    planning: whether it makes the plans or finds them in the cache.
+    mapped: see `regions`; mapped bytes are resident, but the system may drop them.
 
-    Returns None where `base` does.
+    Returns None if `base` does.
     """
     begin = base(planning=planning)
     if begin is None:
@@ -112,7 +112,7 @@ def parts(
     kernels = {kernel.symbol for plan in plans for kernel in plan.kernels}
     threads = max(plan.threads for plan in plans)
     held = {f"region {name}": size for name, size in regions(plans, mapped).items()}
-    found = {
+    holders = {
         "Python, numpy, edgegrad": begin,
         **held,
         **({"constants that stay in their file": mapped} if mapped else {}),
@@ -124,12 +124,12 @@ def parts(
         **({"planning": steps * _PLANNED} if planning else {}),
     }
     filled = sum(held.get(f"region {name}", 0) for name in ("param", "frozen"))
-    more = begin + filled + batch + read - mapped - sum(found.values())
-    return found | ({"model files while they are read": more} if more > 0 else {})
+    more = begin + filled + batch + read - mapped - sum(holders.values())
+    return holders | ({"model files while they are read": more} if more > 0 else {})
 
 
 def batch_bytes(dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The bytes of the arrays of a batch."""
+    """Return the bytes of the arrays of a batch."""
     total = 0
     for name, shape in shapes.items():
         count = ITEMSIZE[dtypes[name]]

@@ -1,4 +1,4 @@
-"""What a dry run has found, as data and as text."""
+"""Results of a dry run, as data and as text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from engine.plan.plan import in_bytes
 
 Status = Literal["trains", "cannot train", "does not fit"]
 
-# Bytes that LLVM takes of a process whose cache has no kernels; others compile, but it is asked
-# what CPU this is.  `python -m bench.predictions --cold`.
+# Bytes of LLVM in a process whose cache has no kernels; other processes compile, but this one asks
+# it for the CPU.  `python -m bench.predictions --cold`.
 COMPILER = 45_000_000
 
 NO_GRADIENT, NO_KERNEL = "no gradient", "no kernel"
@@ -19,10 +19,10 @@ NO_GRADIENT, NO_KERNEL = "no gradient", "no kernel"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A node that keeps a model from being trained.
+    """Node that keeps a model from being trained.
 
     lacks: NO_GRADIENT or NO_KERNEL.
-    module: the submodule that it is of, as far as the exporter has written it down.
+    module: the submodule of the node, if the exporter has recorded it.
     """
 
     node: str
@@ -44,12 +44,12 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a training step takes.
+    """Memory and time of a training step.
 
     regions: bytes of each region of its plans.
-    parts: bytes of the process that trains, by what holds them; None where the system does not
-        tell the memory of a process.
-    seconds: of a step.
+    parts: bytes of the training process by holder; None if the system does not report the memory of
+        processes.
+    seconds: the time of a step.
     """
 
     regions: Mapping[str, int]
@@ -58,46 +58,46 @@ class Figures:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all regions: what a budget bounds."""
+        """Bytes of all regions, which a budget bounds."""
         return sum(self.regions.values())
 
     @property
     def process(self) -> int | None:
-        """The most bytes of the process, if they are known."""
+        """Peak bytes of the process, if known."""
         return None if self.parts is None else sum(self.parts.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A change, and what a step takes with it."""
+    """Change, and the figures of a step with it."""
 
     change: str
     figures: Figures
 
 
 def by_bytes(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
-    """Suggestions, the least memory first."""
+    """Return suggestions, the least memory first."""
     return tuple(sorted(suggestions, key=lambda s: s.figures.nbytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a training will take, and what keeps it from being one.
+    """Prediction of a training, and of obstacles.
 
-    source: what was checked.
-    threads: of a step.  kernels: the name of the set that it runs on.
-    inputs: of a step.
-    trained, frozen: how many parameters there are, and how many values they have.
+    source: the name of the checked model.
+    threads: the number of threads.  kernels: the name of the instruction set of the kernels.
+        inputs: the inputs of a step.
+    trained, frozen: the numbers of parameters and of their values.
     faults: all nodes that keep the model from being trained; empty if it trains.
-    why: what the planner says of a model that cannot be trained, or of a budget that no plan keeps
+    why: the planner's error for a model that cannot be trained, or for a budget that no plan keeps
         to; empty if it trains.
-    figures: of a step whose plans are kept, and fit the budget or are the smallest; None if there
-        is no plan.
-    first: the most bytes of a process that makes its plans; None if that is not known.
-    budget: the bytes that all regions may have; None for any.
-    least: the least bytes of regions for which there is a plan, where the budget is less.
-    suggestions: what would take less, the least memory first.
-    machine: operations and bytes a second by which the time was reckoned.
+    figures: the figures of a step with cached plans that fit the budget or are the smallest; None
+        if there is no plan.
+    first: the peak bytes of a process that makes its plans; None if unknown.
+    budget: the most bytes of all regions, or None.
+    least: the least bytes of regions for which there is a plan, if the budget is less.
+    suggestions: variants that take less, the least memory first.
+    machine: the operations and bytes a second for the estimate of time.
     unsure: whether the machine was busy while that was measured, so that steps may take less.
     """
 
@@ -119,24 +119,24 @@ class Check:
 
     @property
     def status(self) -> Status:
-        """Whether the model trains, and within the budget."""
+        """Status: whether the model trains, and within the budget."""
         if self.figures is None:
             return "cannot train"
         return "trains" if self.least is None else "does not fit"
 
     @property
     def cold(self) -> int | None:
-        """The most bytes of a process that makes its plans and whose cache has no kernels."""
+        """Peak bytes of a process that makes its plans and whose cache has no kernels."""
         return None if self.first is None else self.first + COMPILER
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as dictionaries and lists."""
-        found = asdict(self) | {"status": self.status, "cold": self.cold}
+        """Return all of it as dictionaries and lists."""
+        values = asdict(self) | {"status": self.status, "cold": self.cold}
         if self.figures is not None:
-            found["figures"] |= _totals(self.figures)
-        for row, suggestion in zip(found["suggestions"], self.suggestions, strict=True):
+            values["figures"] |= _totals(self.figures)
+        for row, suggestion in zip(values["suggestions"], self.suggestions, strict=True):
             row["figures"] |= _totals(suggestion.figures)
-        return found
+        return values
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -194,9 +194,11 @@ class Check:
     def _table(self) -> Iterator[str]:
         rows = [("what would take less", "planned", "process", "step")]
         for each in self.suggestions:
-            found = each.figures
-            process = "" if found.process is None else in_bytes(found.process)
-            rows.append((each.change, in_bytes(found.nbytes), process, seconds_text(found.seconds)))
+            figures = each.figures
+            process = "" if figures.process is None else in_bytes(figures.process)
+            rows.append(
+                (each.change, in_bytes(figures.nbytes), process, seconds_text(figures.seconds))
+            )
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         for first, *rest in rows:
             cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
@@ -208,7 +210,7 @@ def _totals(found: Figures) -> dict[str, int | None]:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for people."""
+    """Return a time for people."""
     if seconds < 1e-3:
         return f"{1e6 * seconds:.0f} us"
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

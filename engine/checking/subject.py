@@ -25,12 +25,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Subject:
-    """What memory and time of a training step depend on.
+    """Models of a training: everything that the memory and time of a step depend on.
 
-    training, optimizer: the models; no optimizer is no update.
+    training, optimizer: the models; without an optimizer there is no update.
     evaluation: the eval model, which a process that trains reads too, if it has one.
     parameters: the element types and shapes of all parameters by name, in the order of the file.
-    trained: the names of those that are trained.
+    trained: the names of the trained ones.
     """
 
     training: Source
@@ -49,13 +49,13 @@ class Subject:
         threads: int,
         evaluation: Source | None = None,
     ) -> Subject:
-        """The subject of models over the parameters that have these slots."""
+        """Return the subject of models whose parameters have these slots."""
         trained = frozenset(name for name, slot in slots.items() if slot.trainable)
         shapes = {name: (slot.dtype, slot.shape) for name, slot in slots.items()}
         return cls(training, optimizer, shapes, trained, threads, evaluation)
 
     def state(self) -> CheckpointState:
-        """A state with these parameters, which have no values and take no memory."""
+        """Return a state with these parameters, which have no values and take no memory."""
         bare = {
             n: NominalTensor(np.dtype(NUMPY[dtype])) for n, (dtype, _) in self.parameters.items()
         }
@@ -70,10 +70,10 @@ class Subject:
         return made
 
     def open(self) -> Opened:
-        """The models of this subject, ready to be planned.
+        """Return the models of this subject, ready to be planned.
 
         Raises:
-            EngineError: as `open_models`.
+            EngineError: see `open_models`.
         """
         state, memory = self.state(), Memory()
         train, _ = open_models(self.training, None, state, memory, self.threads, Records)
@@ -85,16 +85,16 @@ class Subject:
         return Opened(train, update)
 
     def values(self, *, trained: bool) -> tuple[int, int]:
-        """How many parameters are trained, or are not, and how many values they have."""
+        """Return how many parameters are trained, or are not, and how many values they have."""
         shapes = [s for n, (_, s) in self.parameters.items() if (n in self.trained) == trained]
         return len(shapes), sum(map(math.prod, shapes))
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The models of a subject.
+    """Open models of a subject.
 
-    made: the plans of training steps that were made, by shapes and budgets.
+    made: the plans of training steps so far, by shapes and budgets.
     """
 
     train: Model
@@ -102,11 +102,11 @@ class Opened:
     made: dict[tuple[object, ...], Plan] = field(default_factory=dict)
 
     def plans(self, shapes: Shapes, budget: int | None = None) -> tuple[Plan, ...]:
-        """The plans of a training step, as `Trainer.step` has them.
+        """Return the plans of a training step, as in `Trainer.step`.
 
-        That is one, or two where the optimizer model cannot be joined to the training model.
+        There is one, or two if the optimizer model cannot be joined to the training model.
 
-        budget: bytes that all regions may have; None for any.
+        budget: the most bytes of all regions, or None.
 
         Raises:
             BudgetError: no plan keeps to the budget.
@@ -142,33 +142,33 @@ class Opened:
         return self.made[key]
 
     def batch_of(self, shapes: Shapes) -> int | None:
-        """How many samples shapes have; None if the model fixes that number."""
+        """Return the number of samples in shapes; None if the model fixes that number."""
         symbol = self._batch()
         return None if symbol is None else self._sizes(shapes)[symbol]
 
     def shapes_of(self, shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of another number of samples, which the model does not fix."""
+        """Return the shapes for another number of samples, which the model does not fix."""
         from engine.graphs.ir.symbols import evaluate
 
         symbol = self._batch()
         assert symbol is not None
         sizes = {**self._sizes(shapes), symbol: batch}
-        found = {}
+        changed = {}
         for name, known in shapes.items():
             declared = self.train.interface.inputs[name].shape
             dims = [evaluate(d, sizes) if isinstance(d, str) else d for d in declared]
-            found[name] = tuple(
+            changed[name] = tuple(
                 d if isinstance(d, int) else before for d, before in zip(dims, known, strict=True)
             )
-        return found
+        return changed
 
     def _batch(self) -> str | None:
-        """The symbol of the first dimension of the first input that has one."""
+        """Return the symbol of the first dimension of the first input that has one."""
         shapes = (self.train.interface.inputs[name].shape for name in self.train.inputs)
         return next((s[0] for s in shapes if s and isinstance(s[0], str)), None)
 
     def _sizes(self, shapes: Shapes) -> dict[str, int]:
-        """The sizes of all symbols, the earlier inputs first."""
+        """Return the sizes of all symbols, the earlier inputs first."""
         sizes: dict[str, int] = {}
         for name, known in shapes.items():
             for d, size in zip(self.train.interface.inputs[name].shape, known, strict=True):
@@ -178,10 +178,10 @@ class Opened:
 
 
 def training_only(subject: Subject, names: Collection[str]) -> Subject:
-    """The same training with these parameters trained alone, of those that are trained.
+    """Return the same training with only these of its trained parameters.
 
-    The gradients of the others are not computed, nor what only they need; batch normalisations stay
-    as they are.
+    Gradients of the others, and values that only they need, are not computed; batch normalisations
+    are not changed.
     """
     from engine.graphs.io import onnx_io
 
@@ -197,7 +197,8 @@ def training_only(subject: Subject, names: Collection[str]) -> Subject:
 
 
 def layers(subject: Subject) -> list[list[str]]:
-    """The trained parameters of each layer, in the order in which the forward pass reads them.
+    """Return the trained parameters of each layer, in the order in which the forward pass reads
+    them.
 
     A layer begins with a parameter of two dimensions or more.
     """
@@ -207,23 +208,23 @@ def layers(subject: Subject) -> list[list[str]]:
     graph = onnx_io.load(subject.training)
     graph.outputs = graph.outputs[:1]  # the loss
     forward = ancestors(graph)
-    found: list[list[str]] = []
+    names: list[list[str]] = []
     seen = set[str]()
     for node in graph.nodes:
         new = [n for n in node.reads() if n in subject.trained and n not in seen]
         if node not in forward or not new:
             continue
         seen.update(new)
-        if not found or any(len(subject.parameters[n][1]) > 1 for n in new):
-            found.append([])
-        found[-1] += new
-    return found
+        if not names or any(len(subject.parameters[n][1]) > 1 for n in new):
+            names.append([])
+        names[-1] += new
+    return names
 
 
 def with_optimizer(subject: Subject, build: Callable[[int, Mapping[str, str]], object]) -> Subject:
-    """The same training with another optimizer.
+    """Return the same training with another optimizer.
 
-    build: makes its graph, as `OptimizerSpec.build`.
+    build: makes its graph, like `OptimizerSpec.build`.
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.graph import Graph

@@ -48,7 +48,7 @@ IDENTIFIER = b"ODTC"
 VERSION = 2
 MAX_RANK = 64  # numpy's own limit
 
-# The types the reference loader accepts, by `data_type`.
+# The types that the reference loader accepts, by `data_type`.
 TYPES = {t.onnx: t for t in ELEMENT_TYPES.values() if t.kind != "half"}
 CODES = {np.dtype(t.numpy): code for code, t in TYPES.items()}
 SUPPORTED = ", ".join(TYPES[code].onnx_name for code in sorted(TYPES))
@@ -59,7 +59,7 @@ _UNSUPPORTED |= {19: "FLOAT8E5M2", 20: "FLOAT8E5M2FNUZ"}
 
 @dataclass(frozen=True, slots=True)
 class NominalTensor:
-    """A parameter of a nominal checkpoint: it has an element type, but neither shape nor values."""
+    """Parameter of a nominal checkpoint: it has an element type, but neither shape nor values."""
 
     dtype: np.dtype[Any]
 
@@ -79,7 +79,7 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The contents of a checkpoint.
+    """Contents of a checkpoint.
 
     Every parameter is an array, or, if `nominal`, every one is a `NominalTensor`.  Properties are
     stored as int64, float32 or UTF-8 text.
@@ -97,10 +97,10 @@ class Checkpoint:
 
 @dataclass(eq=False, slots=True)
 class Stored:
-    """A tensor in a checkpoint whose values have not been read.
+    """Tensor in a checkpoint whose values have not been read.
 
-    data: what holds them, from byte `begin` on.
-    array: where they are to be read to; None lets `decode` make an array for them.
+    data: the bytes or file with the values, from byte `begin` on. array: the destination of the
+        values; None lets `decode` make an array.
     """
 
     dtype: np.dtype[Any]
@@ -111,20 +111,20 @@ class Stored:
     array: Array | None = None
 
     def read(self) -> Array:
-        """Read the values; the array that holds them now."""
-        found = np.empty(self.shape, self.dtype) if self.array is None else self.array
+        """Read the values; return the array that holds them."""
+        values_ = np.empty(self.shape, self.dtype) if self.array is None else self.array
         little = self.dtype.newbyteorder("<")
-        values = found if found.dtype == little else np.empty(self.shape, little)
+        values = values_ if values_.dtype == little else np.empty(self.shape, little)
         self.data.read_into(octets(values), self.begin)
         if little.kind == "b" and values.size and values.view(np.uint8).max() > 1:
             self.table.fail("BOOL data has bytes other than 0 and 1")
-        if values is not found:
-            found[...] = values
-        return found
+        if values is not values_:
+            values_[...] = values
+        return values_
 
 
 class _External:
-    """The companion data.  Its entries do not overlap, so together they are no larger than it."""
+    """Companion data.  Entries do not overlap, so together they are no larger than it."""
 
     def __init__(self, data: Bytes | io.RawIOBase, source: str) -> None:
         self.data = source_of(data, f"{source}.data")
@@ -143,17 +143,17 @@ def has_external_data(data: Bytes | io.RawIOBase, source: str = "checkpoint byte
     """Tell whether parameter values are in a companion file.
 
     Raises:
-        CheckpointError: `data` is no checkpoint of version 2.
+        CheckpointError: `data` is not a checkpoint of version 2.
     """
     module = _root(data, source).child(1, "module_state")
     return module is not None and _is_external(module)
 
 
 def is_nominal(data: Bytes | io.RawIOBase, source: str = "checkpoint bytes") -> bool:
-    """Tell whether parameters have names and types alone, without values.
+    """Tell whether parameters have only names and types, without values.
 
     Raises:
-        CheckpointError: `data` is no checkpoint of version 2.
+        CheckpointError: `data` is not a checkpoint of version 2.
     """
     module = _root(data, source).child(1, "module_state")
     return module is not None and bool(module.number(2, U8, 0))
@@ -172,12 +172,12 @@ def decode(
     """Return the contents of a checkpoint; all arrays are owned, writable, C-contiguous copies.
 
     Args:
-        data: The bytes of the checkpoint file, or an unbuffered binary file, of which every tensor
-            is read straight to its place.
+        data: The bytes of the checkpoint file, or an unbuffered binary file, from which every
+            tensor is read directly to its place.
         external: The companion data in the same form; ignored if the checkpoint has none.
-        source: What to call the bytes in messages, usually a path.
-        allocate: Is given the contents with a `Stored` for each array, once all but their values
-            has been checked, and may give them arrays to be read to.
+        source: The name of the bytes in messages, usually a path.
+        allocate: Called with the contents, with a `Stored` for each array, after everything except
+            the values has been checked; may give them arrays as destinations.
 
     Raises:
         CheckpointError: The bytes are truncated, corrupt, inconsistent, of another version or kind,
@@ -213,12 +213,12 @@ def decode(
 
 
 def _read(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors with the values of those that are stored."""
+    """Return the tensors with the values of those that are stored."""
     return {n: t.read() if isinstance(t, Stored) else t for n, t in tensors.items()}
 
 
 def _name(table: Table, *taken: Mapping[str, Any], label: str = "name") -> tuple[str, Table]:
-    """Return the name in slot 0 and the table as named in messages; a name is there only once."""
+    """Return the name in slot 0 and the table as named in messages; refuse a repeated name."""
     name = table.string(0, label)
     table = table.named(name)
     if any(name in names for names in taken):
@@ -237,15 +237,15 @@ def _dtype(table: Table) -> np.dtype[Any]:
 
 
 def _nominal(table: Table) -> NominalTensor:
-    # Files saved at run time hold one element of no meaning here; dims and bytes are not looked at.
+    # Files saved at run time hold one meaningless element here; dims and bytes are ignored.
     return NominalTensor(_dtype(table).newbyteorder("="))
 
 
 def _dims(table: Table, itemsize: int) -> tuple[int, ...]:
-    found = table.vector(2, 8, "dims")
-    if found is None:
+    vector = table.vector(2, 8, "dims")
+    if vector is None:
         table.fail("dims is missing")
-    start, rank = found
+    start, rank = vector
     if rank > MAX_RANK:
         table.fail(f"{rank} dims; supported: up to {MAX_RANK}")
     dims = struct.unpack(f"<{rank}q", table.reader.data.at(start, 8 * rank))
@@ -258,7 +258,7 @@ def _dims(table: Table, itemsize: int) -> tuple[int, ...]:
 
 
 def _stored(table: Table, companion: _External | None) -> Stored:
-    """Return what is known of a Tensor table whose bytes are all there."""
+    """Return the facts about a Tensor table whose bytes are all present."""
     dtype = _dtype(table)
     dims = _dims(table, dtype.itemsize)
     nbytes = math.prod(dims) * dtype.itemsize
@@ -266,9 +266,9 @@ def _stored(table: Table, companion: _External | None) -> Stored:
     offset = table.number(6, I64, -1)
     native = dtype.newbyteorder("=")
     if raw is not None and offset == -1:
-        start, found = raw
-        if found != nbytes:
-            table.fail(f"dims {list(dims)} of {dtype} need {nbytes} bytes, raw_data has {found}")
+        start, length = raw
+        if length != nbytes:
+            table.fail(f"dims {list(dims)} of {dtype} need {nbytes} bytes, raw_data has {length}")
         return Stored(native, dims, table, table.reader.data, start)
     if raw is not None or offset < 0:
         table.fail(

@@ -29,7 +29,7 @@ from engine.checkpoint.contents import (
 from engine.checkpoint.flatbuffer import F32, Writer, quote, reference
 
 MAX_BYTES = 2**31 - 1  # FlatBuffers offsets are 32 bit, some of them signed
-EXTERNAL_THRESHOLD = 1800 << 20  # bytes of tensors from which parameters go external
+EXTERNAL_THRESHOLD = 1800 << 20  # least bytes of tensors for which parameters go external
 EXTERNAL_MIN_BYTES = 64  # the artifact layout keeps smaller parameters inline
 
 
@@ -41,8 +41,8 @@ def encode(
     Args:
         cp: What to store.
         artifact: Use the artifact layout instead of the runtime layout.
-        external_threshold: Bytes of all tensors together from which parameters go external: in
-            the artifact layout those of 64 bytes and more, in the runtime layout all of them.
+        external_threshold: Least bytes of all tensors together for which parameters go external: in
+            the artifact layout parameters of at least 64 bytes, in the runtime layout all of them.
 
     Raises:
         CheckpointError: Names are duplicates, nominal and complete parameters are mixed, the
@@ -57,13 +57,13 @@ def encode(
 def encode_parts(
     cp: Checkpoint, *, artifact: bool, external_threshold: int
 ) -> tuple[list[bytes | memoryview], Iterator[bytes | memoryview] | None]:
-    """As `encode`, with both in pieces, so that the values never exist as a copy."""
+    """Do as `encode`, with both results in pieces, so that the values are never copied."""
     _check(cp, artifact)
     values = (*cp.trainable.values(), *cp.frozen.values())
     params = [0 if isinstance(v, NominalTensor) else v.nbytes for v in values]
     moments = [m.nbytes for g in cp.optimizer_groups for s in g.states.values() for m in s.values()]
     total = sum(params) + sum(moments)
-    smallest = None  # bytes of the smallest parameter that goes external
+    smallest = None  # least bytes of a parameter that goes external
     if values and total >= external_threshold and not cp.nominal:
         smallest = EXTERNAL_MIN_BYTES if artifact else 0
         total = sum(moments) + sum(n for n in params if n < smallest)
@@ -90,11 +90,13 @@ def _pieces(entries: list[tuple[int, Array]]) -> Iterator[bytes | memoryview]:
 
 @dataclass(slots=True)
 class _CheckpointWriter:
-    """Writes the tables in the reference's order of creation; `entries` is the companion data."""
+    """Writer of the tables in the reference's order of creation; `entries` is the companion
+    data.
+    """
 
     out: Writer
     artifact: bool
-    smallest: int | None  # bytes of the smallest parameter that goes external; None: none does
+    smallest: int | None  # least bytes of a parameter that goes external; None: none does
     entries: list[tuple[int, Array]] = field(default_factory=list)  # (offset, values)
 
     def checkpoint(self, cp: Checkpoint) -> list[bytes | memoryview]:
@@ -215,7 +217,7 @@ def _float32(what: str, value: float | np.floating[Any]) -> tuple[float, float |
 
 
 def _check(cp: Checkpoint, artifact: bool) -> None:
-    """Refuse contents for which the format has no place, or which `decode` would refuse."""
+    """Refuse contents that the format cannot hold, or that `decode` would refuse."""
     both = cp.trainable.keys() & cp.frozen.keys()
     if both:
         raise CheckpointError(f"parameter {quote(min(both))} is both trainable and frozen")

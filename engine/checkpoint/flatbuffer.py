@@ -1,7 +1,7 @@
 """FlatBuffers without generated code: a bounds-checked reader, and a writer that copies nothing.
 
-The Python package `flatbuffers` has no verifier: where a file is truncated or hostile it reads
-elsewhere or crashes, while this reader raises CheckpointError.  The bytes, all little-endian:
+The Python package `flatbuffers` has no verifier: on a truncated or hostile file it reads elsewhere
+or crashes, while this reader raises CheckpointError.  The bytes, all little-endian:
 
     table   int32 distance back to its vtable, then the fields
     vtable  uint16 bytes of the vtable, uint16 bytes of the table, then per slot the uint16 position
@@ -31,14 +31,14 @@ I32, I64, F32 = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<f")
 
 
 class _InMemory:
-    """Bytes that are at hand."""
+    """Bytes in memory."""
 
     def __init__(self, data: Bytes, source: str) -> None:
         self._view = octets(source, data)
         self.size = len(self._view)
 
     def at(self, pos: int, nbytes: int) -> memoryview:
-        """The bytes from `pos` on, all of which are there."""
+        """Return the bytes from `pos` on, which must all be present."""
         return self._view[pos : pos + nbytes]
 
     def read_into(self, target: memoryview, pos: int) -> None:
@@ -47,9 +47,9 @@ class _InMemory:
 
 
 class _InFile:
-    """The bytes of an open file, of which a few blocks are kept.
+    """Bytes of an open file, with a small cache of blocks.
 
-    The file is not mapped: one that somebody cuts meanwhile would end the process.
+    The file is not mapped, because the process would end if it were truncated meanwhile.
 
     Raises:
         CheckpointError: from every method, the file is shorter than it was.
@@ -63,12 +63,12 @@ class _InFile:
         self._blocks: dict[int, bytearray] = {}
 
     def at(self, pos: int, nbytes: int) -> memoryview:
-        """The bytes from `pos` on, all of which were there."""
+        """Return the bytes from `pos` on, which were all present."""
         first, skip = divmod(pos, self._BLOCK)
         if skip + nbytes > self._BLOCK:
-            found = bytearray(nbytes)
-            self.read_into(memoryview(found), pos)
-            return memoryview(found)
+            content = bytearray(nbytes)
+            self.read_into(memoryview(content), pos)
+            return memoryview(content)
         if first not in self._blocks:
             if len(self._blocks) == self._KEPT:
                 del self._blocks[next(iter(self._blocks))]
@@ -92,7 +92,7 @@ Source: TypeAlias = _InMemory | _InFile
 
 
 def source_of(data: Bytes | io.RawIOBase, name: str) -> Source:
-    """Bytes, or an unbuffered binary file, to be read at any place; `name` is for messages."""
+    """Return bytes, or an unbuffered binary file, for random access; `name` is for messages."""
     return _InFile(data, name) if isinstance(data, io.RawIOBase) else _InMemory(data, name)
 
 
@@ -151,20 +151,20 @@ class Reader:
         """Return the root table of bytes that carry this identifier."""
         if self.size < 8:
             self.fail("header", f"{self.size} bytes; a {where} has at least 8")
-        found = bytes(self.data.at(4, 4))
-        if found != identifier:
-            self.fail("header", f"identifier is {found!r}; a {where} has {identifier!r}")
+        given = bytes(self.data.at(4, 4))
+        if given != identifier:
+            self.fail("header", f"identifier is {given!r}; a {where} has {identifier!r}")
         return self.table(self.follow(0, "header"), where)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table at byte `pos`; `where` names it in messages."""
+    """Table at byte `pos`; `where` names it in messages."""
 
     reader: Reader
     where: str
     pos: int
-    size: int  # bytes, as the vtable says
+    size: int  # bytes, from the vtable
     vtable: int  # byte position
     vtable_size: int  # bytes
 
@@ -207,10 +207,10 @@ class Table:
 
     def string(self, slot: int, name: str) -> str:
         """Return a string; the format has no optional ones."""
-        found = self.vector(slot, 1, name, tail=1)
-        if found is None:
+        vector = self.vector(slot, 1, name, tail=1)
+        if vector is None:
             self.fail(f"{name} is missing")
-        start, count = found
+        start, count = vector
         data = self.reader.data.at(start, count + 1)
         if data[count] != 0:
             self.fail(f"{name} does not end in a zero byte")
@@ -226,12 +226,12 @@ class Table:
 
     def children(self, slot: int, name: str, *, required: bool = True) -> Iterator[Table]:
         """Yield the tables of a vector of tables."""
-        found = self.vector(slot, 4, name)
-        if found is None:
+        vector = self.vector(slot, 4, name)
+        if vector is None:
             if required:
                 self.fail(f"{name} is missing")
             return
-        start, count = found
+        start, count = vector
         for i in range(count):
             place = f"{self.where}.{name}[{i}]"
             yield self.reader.table(self.reader.follow(start + 4 * i, place), place)
@@ -255,10 +255,10 @@ def reference(slot: int, target: int) -> Field:
 
 
 class Writer:
-    """Writes objects from the last byte of a file to the first, as the C++ builder lays them out.
+    """Writer of objects from the last byte of a file to the first, as in the C++ builder.
 
-    Methods return what to refer to: how many bytes there are from the object to the end.  Bytes
-    that are given are not copied.
+    Methods return references: the number of bytes from the object to the end.  Given bytes are not
+    copied.
 
     limit: the most bytes that a file may have.
 
@@ -268,7 +268,7 @@ class Writer:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
-        self._pieces: list[bytes | memoryview] = []  # the last of the file first
+        self._pieces: list[bytes | memoryview] = []  # in reverse order
         self._vtables: dict[tuple[int, ...], int] = {}
         self._align = 1  # of the whole file
 
@@ -280,7 +280,7 @@ class Writer:
         return self.size
 
     def _pad(self, align: int, nbytes: int = 0) -> None:
-        """Put zeros such that an object of `nbytes` bytes begins at a multiple of `align`."""
+        """Write zeros such that an object of `nbytes` bytes begins at a multiple of `align`."""
         self._align = max(self._align, align)
         self._put(bytes(-(self.size + nbytes) % align))
 
@@ -297,19 +297,19 @@ class Writer:
             )
         self._pad(4)
         index = len(self._pieces)
-        found = self._put(bytes(4))  # the distance to the vtable, once that is known
+        place_ = self._put(bytes(4))  # the distance to the vtable, once that is known
         while places and not places[-1]:
             places.pop()
-        vtable = (found - end, *(found - place if place else 0 for place in places))
+        vtable = (place_ - end, *(place_ - place if place else 0 for place in places))
         if vtable not in self._vtables:
             nbytes = 2 + 2 * len(vtable)
             self._vtables[vtable] = self._put(struct.pack(f"<{nbytes // 2}H", nbytes, *vtable))
-        self._pieces[index] = I32.pack(self._vtables[vtable] - found)
-        return found
+        self._pieces[index] = I32.pack(self._vtables[vtable] - place_)
+        return place_
 
     def references(self, targets: Sequence[int]) -> int:
         """Write a vector of references to objects."""
-        end = self.size + -self.size % 4 + 4 * len(targets)  # to where the first begins
+        end = self.size + -self.size % 4 + 4 * len(targets)  # to the start of the first
         steps = (end - 4 * i - target for i, target in enumerate(targets))
         return self._vector(struct.pack(f"<{len(targets)}I", *steps), len(targets), 4)
 
@@ -345,7 +345,7 @@ class Writer:
         return self._put(U32.pack(count))
 
     def finish(self, root: int, identifier: bytes) -> list[bytes | memoryview]:
-        """Return the file, whose root is this table, in pieces."""
+        """Return the file with this root table, in pieces."""
         self._pad(self._align, 8)
         self._put(identifier)
         self._put(U32.pack(self.size + 4 - root))

@@ -1,4 +1,4 @@
-"""Files `.onnx_adapter`: values that onnxruntime puts in the place of inputs of a model.
+"""Files `.onnx_adapter`: values with which onnxruntime replaces inputs of a model.
 
 FlatBuffers bytes, identifier "TORT"; the tables and their fields in slot order:
 
@@ -38,7 +38,7 @@ def write(
 ) -> None:
     """Write a file.  If writing fails, the old file is still there.
 
-    adapter_version, model_version: numbers of the user's, which onnxruntime shows and does not use.
+    adapter_version, model_version: numbers of the user, which onnxruntime shows but does not use.
 
     Raises:
         DTypeError: a tensor has an element type that is not supported.
@@ -74,11 +74,11 @@ def _parameter(out: Writer, name: str, array: Array) -> int:
 
 
 def read(path: str) -> dict[str, Array]:
-    """The tensors of a file, which own their values.
+    """Return the tensors of a file, which own their values.
 
     Raises:
         FileError: the file cannot be read.
-        CheckpointError: it is no such file, damaged, truncated or of another version.
+        CheckpointError: the file is of another kind or version, damaged or truncated.
         DTypeError: a tensor has an element type that is not supported.
     """
     reader = Reader(files.read(path, "adapter"), path)
@@ -86,13 +86,13 @@ def read(path: str) -> dict[str, Array]:
     version = root.number(0, I32, 0)
     if version != VERSION:
         root.fail(f"format version {version}; supported: {VERSION}")
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for row in root.children(3, "parameters"):
         name = row.string(0, "name")
-        if name in found:
+        if name in tensors:
             row.fail(f"two parameters are named {quote(name)}")
-        found[name] = _tensor(reader, row.named(name))
-    return found
+        tensors[name] = _tensor(reader, row.named(name))
+    return tensors
 
 
 def _tensor(reader: Reader, row: Table) -> Array:

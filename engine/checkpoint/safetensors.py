@@ -2,11 +2,11 @@
 
     uint64   bytes of the header, little-endian
     header   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
-             and, of texts, "__metadata__"; spaces may follow
-    data     the tensors one behind another, little-endian, offsets counted from here
+             and, with texts, "__metadata__"; spaces may follow
+    data     the tensors one after another, little-endian, offsets counted from here
 
-It is this short, and a device that has numpy alone must read the adapters that it gets, so that the
-package `safetensors` is not needed; tests read and write the same files by it.
+The format is simple, and a device that has only numpy must read its adapters, so the package
+`safetensors` is not used; tests compare with it.
 
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
@@ -36,31 +36,31 @@ _TYPES = {
     "U32": np.uint32, "I32": np.int32, "U64": np.uint64, "I64": np.int64, "F16": np.float16,
     "F32": np.float32, "F64": np.float64,
 }  # fmt: skip
-_BFLOAT16 = "BF16"  # numpy has no such type: read as float32, which holds all its values
+_BFLOAT16 = "BF16"  # numpy lacks this type: read as float32, which holds all its values
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _METADATA = "__metadata__"
 _COUNT = struct.Struct("<Q")
 
 
 def type_name(dtype: Any) -> str:
-    """What the format calls a numpy element type.
+    """Return the format's name of a numpy element type.
 
     Raises:
         DTypeError: the format has no such type.
     """
-    found = _NAMES.get(np.dtype(dtype))
-    if found is None:
+    name = _NAMES.get(np.dtype(dtype))
+    if name is None:
         raise DTypeError(f"{dtype}; safetensors has {', '.join(_TYPES)}")
-    return found
+    return name
 
 
 def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """The content of a file, in pieces.
+    """Return the content of a file, in pieces.
 
     Raises:
-        DTypeError: a tensor has an element type that the format has not.
-        InputError: a tensor has the name that the format keeps for the texts, or a name or text
-            has no UTF-8 form.
+        DTypeError: a tensor has an element type that the format does not have. InputError: a tensor
+            has the name that the format reserves for the texts, or a name or text has no UTF-8
+            form.
     """
     # Wider elements come first, so that every tensor is aligned to its elements.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
@@ -90,18 +90,18 @@ def write(path: str, tensors: Mapping[str, Array], metadata: Mapping[str, str]) 
     """Write a file.  If writing fails, the old file is still there.
 
     Raises:
-        DTypeError, InputError: as `encode`.
+        DTypeError, InputError: see `encode`.
         FileError: the file cannot be written.
     """
     files.write(path, encode(tensors, metadata))
 
 
 def read(path: str) -> tuple[dict[str, Array], dict[str, str]]:
-    """The tensors of a file, which own their values, and its texts.
+    """Return the tensors of a file, which own their values, and its texts.
 
     Raises:
         FileError: the file cannot be read.
-        CheckpointError, DTypeError: as `decode`.
+        CheckpointError, DTypeError: see `decode`.
     """
     return decode(files.read(path, "adapter"), path)
 
@@ -109,15 +109,15 @@ def read(path: str) -> tuple[dict[str, Array], dict[str, str]]:
 def decode(
     content: bytes | bytearray | memoryview, where: str, max_header: int = MAX_HEADER
 ) -> tuple[dict[str, Array], dict[str, str]]:
-    """The tensors in the content of a file, which own their values, and its texts.
+    """Return the tensors in the content of a file, which own their values, and its texts.
 
-    All that memory is taken for is in the content: no number of the header is believed before.
+    Memory is allocated only for bytes that are present: numbers of the header are checked first.
 
-    where: what errors call it.  max_header: the most bytes that the header may have.
+    where: its name in errors.  max_header: the most bytes of the header.
 
     Raises:
-        CheckpointError: it is no such file, damaged or truncated; tensors overlap or leave a gap; a
-            name comes twice.
+        CheckpointError: the file is of another kind, damaged or truncated; tensors overlap or leave
+            a gap; a name is repeated.
         DTypeError: a tensor has an element type that is not supported.
     """
     data = memoryview(content)
@@ -134,39 +134,39 @@ def decode(
     header = _header(bytes(data[_COUNT.size : _COUNT.size + size]), where)
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CheckpointError(f"{where}: {_METADATA} is no object of texts: {metadata!r:.200}")
-    body, found, end = data[_COUNT.size + size :], dict[str, Any](), 0
+        raise CheckpointError(f"{where}: {_METADATA} is not an object of texts: {metadata!r:.200}")
+    body, tensors, end = data[_COUNT.size + size :], dict[str, Any](), 0
     for name, row in sorted(header.items(), key=_begin):
-        found[name], end = _tensor(where, name, row, body, end)
+        tensors[name], end = _tensor(where, name, row, body, end)
     if end != len(body):
-        raise CheckpointError(f"{where}: {len(body)} bytes of tensors, of which {end} are named")
-    return {name: found[name] for name in header}, metadata
+        raise CheckpointError(f"{where}: {len(body)} bytes of tensors, but the header names {end}")
+    return {name: tensors[name] for name in header}, metadata
 
 
 def _header(text: bytes, where: str) -> dict[str, Any]:
-    """The header, an object in which no name comes twice."""
+    """Return the header, an object without repeated names."""
 
     def pairs(rows: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(rows)
-        if len(found) != len(rows):
+        result = dict(rows)
+        if len(result) != len(rows):
             names = [name for name, _ in rows]
-            twice = next(name for name in found if names.count(name) > 1)
+            twice = next(name for name in result if names.count(name) > 1)
             raise CheckpointError(f"{where}: its header has {twice!r} twice")
-        return found
+        return result
 
     try:
         header = json.loads(text.decode(), object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{where}: its header is no JSON object: {error}") from None
+        raise CheckpointError(f"{where}: its header is not a JSON object: {error}") from None
     if not isinstance(header, dict):
-        raise CheckpointError(f"{where}: its header is no JSON object: {header!r:.200}")
+        raise CheckpointError(f"{where}: its header is not a JSON object: {header!r:.200}")
     return header
 
 
 def _begin(item: tuple[str, Any]) -> tuple[int, int]:
-    """Where a tensor begins and ends, as far as its row tells; rows that do not are refused."""
+    """Return the start and end of a tensor in its row; refuse a row without them."""
     row = item[1]
     offsets = row.get("data_offsets") if isinstance(row, dict) else None
     if isinstance(offsets, list) and [type(at) for at in offsets] == [int, int]:
@@ -175,7 +175,7 @@ def _begin(item: tuple[str, Any]) -> tuple[int, int]:
 
 
 def _tensor(where: str, name: str, row: Any, body: memoryview, end: int) -> tuple[Array, int]:
-    """A tensor, which begins where the one before ends, and its own end."""
+    """Return a tensor, which starts at the end of the one before, and its own end."""
     where = f"{where}: {name!r}"
     begin, stop = _begin((name, row))
     shape = row.get("shape") if isinstance(row, dict) else None
@@ -197,7 +197,7 @@ def _tensor(where: str, name: str, row: Any, body: memoryview, end: int) -> tupl
         )
     try:
         array = np.frombuffer(body[begin:stop], kind).reshape(shape)
-    except (ValueError, OverflowError) as error:  # no elements, and too large another dimension
+    except (ValueError, OverflowError) as error:  # no elements, but another dimension is too large
         raise CheckpointError(f"{where}: shape {shape}: {error}") from None
     if dtype == _BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32), stop

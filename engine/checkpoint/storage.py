@@ -65,14 +65,14 @@ _NEW = ".odtc-new"
 def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Checkpoint:
     """Return the checkpoint in the file `path`, with values from `<path>.data` if it refers to it.
 
-    Nothing refers to the files afterwards: they may change or go.
+    Nothing refers to the files afterwards: they may change or be deleted.
 
     Args:
-        allocate: As `decode` takes it.
+        allocate: See `decode`.
 
     Raises:
-        FileError: The file or its companion is missing, unreadable or no regular file, or was
-            replaced by another process meanwhile.
+        FileError: The file or its companion is missing, unreadable or not a regular file, or
+            another process has replaced it meanwhile.
         CheckpointError: The contents are corrupt or not supported, see `decode`.
     """
     name = os.path.realpath(arguments.path("checkpoint", path))
@@ -86,7 +86,8 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
             if not has_external_data(main, name):
                 return decode(main, source=name, allocate=allocate)
             data = opened.enter_context(_open(data_name))
-            # The open files keep their content, so what matters is that they are of one checkpoint.
+            # The open files keep their content, so it only matters that they belong to one
+            # checkpoint.
             if _current(name) != (main_name, data_name) or not os.path.samestat(
                 os.stat(main_name), os.fstat(main.fileno())
             ):
@@ -101,7 +102,7 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
 
 
 def holds_values(path: Path) -> bool:
-    """Whether there is a checkpoint at `path` whose parameters have values."""
+    """Return whether there is a checkpoint at `path` whose parameters have values."""
     name = os.path.realpath(arguments.path("checkpoint", path))
     try:
         with _open(_current(name)[0]) as file:
@@ -120,11 +121,11 @@ def write(
     """Write a checkpoint file, and `<path>.data` if the tensors reach `external_threshold` bytes.
 
     The old checkpoint stays in place and complete until the new one is durable; a symbolic link is
-    followed, not replaced.  `artifact` and `external_threshold` are those of `encode`.
+    followed, not replaced.  See `encode` for `artifact` and `external_threshold`.
 
     Raises:
-        FileError: The checkpoint could not be written; the old one is as it was.  Only if the very
-            last steps failed (4, or syncing the directory) the new one has taken its place.
+        FileError: The checkpoint could not be written; the old one is unchanged.  Only if the very
+            last steps failed (4, or syncing the directory), the new one has replaced it.
         CheckpointError, DTypeError, InputError: See `encode`; nothing was touched.
     """
     name = os.path.realpath(arguments.path("checkpoint", path))
@@ -144,7 +145,7 @@ def write(
 
 
 def move(source: Path, target: Path) -> None:
-    """Put a checkpoint that was written elsewhere on this disk in place, as `write` would.
+    """Move a checkpoint that was written elsewhere on this disk to its place, as `write` would.
 
     Raises:
         FileError: see `write`.
@@ -169,7 +170,7 @@ def _reason(error: OSError) -> str:
 
 
 def _require_file(name: str) -> None:
-    """Refuse directories, and devices and pipes, on which reading may never end."""
+    """Refuse directories, and devices and pipes, where reading might never end."""
     if not stat.S_ISREG(os.stat(name).st_mode):
         raise FileError(f"{name!r} is not a regular file")
 

@@ -1,7 +1,7 @@
-"""One training by several processes, the *ranks* of a group: what they need of each other.
+"""Training by several processes, the *ranks* of a group, and their communication.
 
-`group.py` has the protocol, `mpi.py` a group over MPI, `launchers.py` finds out whether a launcher
-as `mpirun` has started this process.  docs/cluster.md tells how to use it:
+`group.py` has the protocol, `mpi.py` a group over MPI, and `launchers.py` detects whether a
+launcher such as `mpirun` has started this process.  See docs/cluster.md for its use:
 
     from engine import Trainer
     from engine.distributed import world

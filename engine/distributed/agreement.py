@@ -1,8 +1,8 @@
-"""Agreement: what one rank does or meets becomes what all of them go on with.
+"""Agreement of ranks: a result or an error of one rank becomes the result or error of all.
 
-An error that is agreed upon is raised by all ranks at the same place: by the one that has met it as
-it is, by the others as a `GroupError` that tells of it.  Any other error leaves ranks that wait for
-this one, and so `end` ends them all.
+All ranks raise an agreed error at the same place: the failing rank raises the original one, the
+others a `GroupError` that names it.  After any other error ranks would wait for this one forever,
+so `end` ends them all.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from engine.distributed.group import Group, everyone, named, share
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
-_AGREED = "agreed"  # the attribute of errors that all ranks raise
+_AGREED = "agreed"  # attribute of errors that all ranks raise
 
 
 def agreed(error: E) -> E:
-    """The error, which all ranks are about to raise."""
+    """Mark and return an error that all ranks are about to raise."""
     vars(error)[_AGREED] = True
     return error
 
 
 def is_agreed(error: BaseException) -> bool:
-    """Whether all ranks raise an error, each its own."""
+    """Return whether all ranks raise an error, each its own."""
     return _AGREED in vars(error)
 
 
 class Agreement:
-    """The agreement of the ranks of a group."""
+    """Agreement of the ranks of a group."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes and tells."""
+        """True for rank 0, the only one that writes and prints."""
         return self.group.rank == 0
 
     def agree(self, error: Exception | None) -> None:
         """Raise an error on all ranks if one of them has one.
 
-        error: that of this rank; None: it has none.
+        error: the error of this rank, or None.
 
         Raises:
-            Exception: that of this rank.
+            Exception: the error of this rank.
             GroupError: another rank has one.
         """
         text = "" if error is None else f"{type(error).__name__}: {error}"
@@ -58,33 +58,33 @@ class Agreement:
             raise agreed(error)
 
     def lead(self, function: Callable[[], T]) -> T:
-        """What a function returns at rank 0, where alone it is called; it is what JSON holds.
+        """Run `function` on rank 0 and return its result, which JSON can hold, on every rank.
 
         Raises:
-            Exception: as the function, at rank 0.
-            GroupError: the same, at the others.
+            Exception: any exception of the function, on rank 0.
+            GroupError: the same on the other ranks.
         """
-        found, error = None, None
+        made, error = None, None
         if self.is_first:
             try:
-                found = function()
+                made = function()
             except Exception as problem:
                 error = problem
         self.agree(error)
-        result: T = share(self.group, found)
+        result: T = share(self.group, made)
         return result
 
     def check_alike(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to train where ranks have other models, data or options.
+        """Refuse to train if ranks have different models, data or options.
 
-        facts: what must be the same on all ranks, as JSON holds it, by what messages call it.
+        facts: the values that must be the same on all ranks, for JSON, by their names in messages.
 
         Raises:
             GroupError: something differs; the message names it and the ranks.
         """
         told = everyone(self.group, dict(facts))
         for key in facts:
-            other = [rank for rank, found in enumerate(told) if found.get(key) != told[0][key]]
+            other = [rank for rank, each in enumerate(told) if each.get(key) != told[0][key]]
             if other:
                 raise agreed(
                     GroupError(

@@ -1,4 +1,4 @@
-"""Copies: rank 0 hands files to the others, which need not share its disk."""
+"""Copies of rank 0's files for the other ranks, which need not share its disk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PIECE = 1 << 24  # bytes that are sent at a time
 def copy_files(ranks: Agreement, sources: Sequence[Path], target: Path) -> None:
     """Write files of rank 0 into a folder of every other rank.
 
-    sources: at rank 0, with names that differ.  target: at the others; it exists.
+    sources: files on rank 0, with different names.  target: an existing folder on the others.
 
     Raises:
-        OSError: a file cannot be read or written; GroupError where that was on another rank.
+        OSError: a file cannot be read or written; GroupError if that happened on another rank.
     """
     for name, size in ranks.lead(lambda: [(p.name, p.stat().st_size) for p in sources]):
         path = next(p for p in sources if p.name == name) if ranks.is_first else target / name

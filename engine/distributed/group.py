@@ -1,7 +1,7 @@
-"""Group: the processes that train one model together, each of which is a rank of it.
+"""Group of processes, its ranks, that train one model together.
 
-All ranks call the same methods in the same order, with arrays of the same shape and type.  Nothing
-here knows how the bytes travel: `mpi.py` sends them by MPI, tests let threads share memory.
+All ranks call the same methods in the same order, with arrays of the same shape and type.  This
+file does not depend on the transport: `mpi.py` uses MPI, tests let threads share memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from engine.base.errors import GroupError
 
 Array = npt.NDArray[Any]
-LONGEST = 1 << 30  # bytes of what ranks tell each other: facts and messages, no arrays
+LONGEST = 1 << 30  # bytes of facts and messages between ranks, without arrays
 
 
 class Pending(Protocol):
-    """A sum that is under way."""
+    """Sum in progress."""
 
     def wait(self) -> None:
         """Return when the array holds the sum.
@@ -31,15 +31,15 @@ class Pending(Protocol):
 
 
 class Group(Protocol):
-    """Ranks 0 to `size` - 1, of which this process is `rank`."""
+    """Ranks 0 to `size` - 1; this process is `rank`."""
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
+        """Number of this process."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are, this one included."""
+        """Number of ranks, including this one."""
 
     def sum(self, array: Array) -> None:
         """Replace a contiguous array of float32, float64 or int64 by its sum over all ranks.
@@ -51,21 +51,23 @@ class Group(Protocol):
         """
 
     def start_sum(self, array: Array) -> Pending:
-        """Begin what `sum` does; nobody touches the array until `wait` of the result returns.
+        """Start the operation of `sum`; the array must not be touched until `wait` of the result
+        returns.
 
-        Ranks begin their sums in the same order.  Those under way run side by side, while this rank
-        computes, and another one need not wait for them.
+        Ranks start their sums in the same order.  Sums in progress run concurrently, while this
+        rank computes, and later ones need not wait for them.
         """
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        """Replace a contiguous array by that of rank `root`.
+        """Replace a contiguous array by the array of rank `root`.
 
         Raises:
             GroupError: a rank has ended, or does not answer.
         """
 
     def gather(self, value: Any) -> list[Any] | None:
-        """At rank 0 the values of all ranks in order, None elsewhere; values are what JSON holds.
+        """Return the values of all ranks in order at rank 0, None elsewhere; JSON must be able to
+        hold them.
 
         Raises:
             GroupError: a rank has ended, or does not answer.
@@ -83,15 +85,15 @@ class Group(Protocol):
 
 
 def are_lengths(sizes: Array) -> bool:
-    """Return whether numbers can be lengths in bytes of what ranks tell each other.
+    """Return whether numbers can be lengths in bytes of messages between ranks.
 
-    Those of a rank that is at another call, as one that has left a training early, can be anything.
+    A rank at another call, for example one that has left a training early, can send any number.
     """
     return bool(((sizes >= 0) & (sizes <= LONGEST)).all())
 
 
 def share(group: Group, value: Any) -> Any:
-    """What rank 0 calls this with, on all ranks; values are what JSON holds.
+    """Return rank 0's value on all ranks; JSON must be able to hold it.
 
     Raises:
         GroupError: a rank has ended, does not answer, or is at another call.
@@ -101,8 +103,8 @@ def share(group: Group, value: Any) -> Any:
     group.broadcast(size)
     if not are_lengths(size):
         raise GroupError(
-            f"rank 0 told of a message of {size[0]} bytes: it has left what the ranks do together, "
-            "or is at another call of it"
+            f"rank 0 announced a message of {size[0]} bytes: it has left the common calls of the "
+            "ranks, or is at another one"
         )
     told = np.frombuffer(text, np.uint8).copy() if group.rank == 0 else np.empty(size[0], np.uint8)
     group.broadcast(told)
@@ -110,15 +112,15 @@ def share(group: Group, value: Any) -> Any:
 
 
 def everyone(group: Group, value: Any) -> list[Any]:
-    """The values of all ranks in order, on all ranks; values are what JSON holds.
+    """Return the values of all ranks in order, on all ranks; JSON must be able to hold them.
 
     Raises:
         GroupError: a rank has ended, or does not answer.
     """
-    found: list[Any] = share(group, group.gather(value))
-    return found
+    values: list[Any] = share(group, group.gather(value))
+    return values
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Ranks in a message: "rank 2", "ranks 1, 3"."""
+    """Return the name of ranks in a message: "rank 2", "ranks 1, 3"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,4 +1,6 @@
-"""Launchers: has mpirun, mpiexec or srun started this process as one rank of several?"""
+"""Launchers: detection of mpirun, mpiexec or srun, which start this process as one rank of
+several.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ PATIENCE = 600.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What the environment tells of a launcher.
+    """Facts about a launcher from the environment.
 
-    by: the variable that tells of it.
-    rank, size: the number of this process, and how many there are; None: it does not tell.
-    here: how many of them are on this machine; None: it does not tell.
+    by: the variable that names it.
+    rank, size: the number of this process, and the number of processes, or None.
+    here: the number of processes on this machine, or None.
     """
 
     by: str
@@ -30,9 +32,9 @@ class Launched:
     here: int | None
 
 
-# What launchers tell: how many processes there are, the number of this one, how many of them are on
+# Variables of launchers: the number of processes, the rank of this one, the number of processes on
 # this machine.  MPICH and Intel MPI have the first row, Open MPI 4 and 5 the second, MVAPICH the
-# third, srun --mpi=pmi2 the first without its last variable; srun --mpi=pmix tells RANK alone.
+# third, srun --mpi=pmi2 the first without its last variable; srun --mpi=pmix sets only RANK.
 SIZES = {
     "PMI_SIZE": ("PMI_RANK", "MPI_LOCALNRANKS"),
     "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -40,30 +42,32 @@ SIZES = {
 }
 RANK = "PMIX_RANK"
 
-_worlds: list[Group | None] = []  # the result of `world`, once it was asked
+_worlds: list[Group | None] = []  # the result of `world` after its first call
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
-    """What the environment, by default that of the process, tells; None: there is no launcher."""
-    found = os.environ if environment is None else environment
+    """Return the facts about a launcher in an environment, by default the process's; None without
+    one.
+    """
+    variables = os.environ if environment is None else environment
 
     def number(name: str) -> int | None:
-        return int(found[name]) if found.get(name, "").isdecimal() else None
+        return int(variables[name]) if variables.get(name, "").isdecimal() else None
 
     for name, (rank, here) in SIZES.items():
         if number(name) is not None:
             return Launched(name, number(rank), number(name), number(here))
-    return Launched(RANK, number(RANK), None, None) if RANK in found else None
+    return Launched(RANK, number(RANK), None, None) if RANK in variables else None
 
 
 def world(patience: float = PATIENCE) -> Group | None:
-    """The group of all processes that a launcher has started together with this one.
+    """Return the group of all processes that a launcher has started together with this one.
 
-    None where there is none but this one.  Every call returns the same.  From the first one on an
-    exception that ends one rank ends all.
+    The result is None if there is only this one.  Every call returns the same group.  After the
+    first call an exception that ends one rank ends all.
 
-    patience: seconds that a rank waits for the others before it gives up; not for how long they
-        compute something, but for how much longer than this rank.
+    patience: seconds that a rank waits for the others before it gives up: not the time of their
+        computation, but the excess over this rank's.
 
     Raises:
         MissingPackageError: there is a launcher, and mpi4py or an MPI library is not installed.
@@ -75,7 +79,7 @@ def world(patience: float = PATIENCE) -> Group | None:
 
 
 def is_joined() -> bool:
-    """Whether this process has looked for its group already."""
+    """Return whether this process has already looked for its group."""
     return bool(_worlds)
 
 

@@ -1,8 +1,8 @@
-"""A group over MPI, by mpi4py: MPICH, Open MPI and what else has its interface.
+"""Group over MPI, by mpi4py: MPICH, Open MPI and other libraries with this interface.
 
-A thread of its own speaks with MPI.  It begins one call after another, so that all ranks make the
-same calls in the same order while they compute; what is begun is then asked for, so that nobody
-waits for ever for a rank that is gone, and a pressed Ctrl-C is heard.
+A separate thread calls MPI.  It starts one call after another, so that all ranks make the same
+calls in the same order while they compute, and then polls the calls in progress, so that no rank
+waits for ever for a rank that is gone, and Ctrl-C works.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mpi4py import MPI
 from engine.base.errors import DTypeError, GroupError, StateError
 from engine.distributed.group import Array, are_lengths, named
 
-_SPIN = 2e-3  # seconds for which a call is asked for without a pause
-_PAUSE = 1e-4  # seconds between two questions from then on
-_ROLL_CALL = 3.0  # seconds in which ranks that wait tell each other that they are there
+_SPIN = 2e-3  # seconds for which a call is polled without a pause
+_PAUSE = 1e-4  # seconds between two polls after that
+_ROLL_CALL = 3.0  # seconds in which waiting ranks report their presence to each other
 _SUMMED = ("float32", "float64", "int64")
 
 
 class _Call:
-    """A call of MPI that is under way, or waits for those before it."""
+    """Call of MPI that is in progress, or waits for earlier ones."""
 
     def __init__(self, begin: Callable[[], MPI.Request]) -> None:
         self.begin, self.begun = begin, 0.0
@@ -46,7 +46,9 @@ class _Call:
 
     def wait(self) -> None:
         """Return when the call is done; see `Pending`."""
-        while not self._done.wait(1.0):  # in turns, so that signals are heard on every system
+        while not self._done.wait(
+            1.0
+        ):  # in short waits, so that signals are handled on every system
             pass
         if self.error is not None:
             raise self.error
@@ -69,7 +71,7 @@ class MpiGroup:
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
             raise StateError(f"{self.library} is built without MPI_THREAD_SERIALIZED")
         self._ranks = MPI.COMM_WORLD.Dup()
-        self._alarm = MPI.COMM_WORLD.Dup()  # for the roll call: its messages meet no others
+        self._alarm = MPI.COMM_WORLD.Dup()  # for the roll call, whose messages are separate
         self._patience = patience
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._broken: GroupError | None = None
@@ -85,7 +87,7 @@ class MpiGroup:
     def size(self) -> int:
         return self._ranks.size
 
-    # --- what a Group does
+    # --- methods of Group
 
     def sum(self, array: Array) -> None:
         self.start_sum(array).wait()
@@ -128,7 +130,7 @@ class MpiGroup:
         MPI.COMM_WORLD.Abort(1)
         os._exit(1)
 
-    # --- the thread that speaks with MPI
+    # --- the thread that calls MPI
 
     def _start(self, begin: Callable[[], MPI.Request]) -> _Call:
         call = _Call(begin)
@@ -136,10 +138,10 @@ class MpiGroup:
         return call
 
     def _serve(self) -> None:
-        """Begin calls in their order, and ask for all that are under way until they are done.
+        """Start calls in order, and poll all that are in progress until they are done.
 
-        Ranks begin the same calls in the same order, so a small sum need not wait for a large one
-        that was begun before it.  Behind a call that has failed there is no other.
+        Ranks start the same calls in the same order, so a small sum need not wait for an earlier
+        large one.  No call follows one that has failed.
         """
         going: list[_Call] = []
         changed = time.monotonic()  # when a call last began or ended
@@ -167,10 +169,10 @@ class MpiGroup:
                 changed = time.monotonic()
 
     def _left(self, going: list[_Call]) -> list[_Call]:
-        """Those of some calls that are not done; the last may not have begun.
+        """Return the unfinished ones of some calls; the last may not have begun.
 
         Raises:
-            GroupError: one takes longer than the patience, or another has failed before.
+            GroupError: one takes longer than the patience, or an earlier one has failed.
         """
         if self._broken is not None:
             raise self._broken
@@ -190,10 +192,10 @@ class MpiGroup:
         return left
 
     def _refuse(self) -> NoReturn:
-        """Refuse to go on with ranks that are at different calls.
+        """Refuse to continue with ranks that are at different calls.
 
         Raises:
-            GroupError: naming those that do not find out, too.
+            GroupError: the message names the ranks that do not notice.
         """
         raise GroupError(
             f"{self._silent()}, and what it told is of another call: it has left what the ranks do "
@@ -201,7 +203,7 @@ class MpiGroup:
         )
 
     def _silent(self) -> str:
-        """Who does not tell that it waits, too."""
+        """Return the names of the ranks that do not report that they wait."""
         here, others = np.zeros(1, np.uint8), [r for r in range(self.size) if r != self.rank]
         sent = [self._alarm.Isend(here, rank) for rank in others]
         heard: dict[int, MPI.Request] = {r: self._alarm.Irecv(here.copy(), r) for r in others}
@@ -216,16 +218,16 @@ class MpiGroup:
     def _ended(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Tell of an exception that ends this rank, and end the others, which would wait for it."""
+        """Report an exception that ends this rank, and end the others, which would wait for it."""
         self._hook(kind, error, trace)
         self.abort(f"{kind.__name__}: {error}")
 
 
 def _contiguous(array: Array) -> Array:
-    """The array itself.
+    """Return the array itself.
 
     Raises:
-        StateError: its bytes are no run of memory.
+        StateError: its bytes are not contiguous in memory.
     """
     if not array.flags.c_contiguous:
         raise StateError("ranks exchange contiguous arrays")

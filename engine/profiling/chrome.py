@@ -1,4 +1,4 @@
-"""A profile as a trace of Chrome: a track for each thread, a box for each step.
+"""Profiles as traces for Chrome: a track for each thread, a box for each step.
 
 Source: "Trace Event Format", Google, 2016; complete events (`ph` X), times in microseconds.
 """
@@ -19,7 +19,7 @@ _PROCESS = 1
 
 
 def events(profile: Times) -> dict[str, Any]:
-    """The trace of the fastest run."""
+    """Return the trace of the fastest run."""
     named = [_name("process_name", 0, profile.title)]
     named += [_name("thread_name", t, f"thread {t}") for t in range(profile.threads)]
     boxes = [
@@ -46,7 +46,7 @@ def events(profile: Times) -> dict[str, Any]:
 
 
 def _name(kind: str, thread: int, name: str) -> dict[str, Any]:
-    """The event that names the process or a thread."""
+    """Return the event that names the process or a thread."""
     return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": thread, "args": {"name": name}}
 
 

@@ -25,13 +25,11 @@ WARM_UP = 2  # runs before those that count
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A program to profile.
+    """Program to profile.
 
-    name: of its model.
-    program: what runs.
-    prepare: called before each run with its number, sets the inputs and says from which step on
-        and with which seed random numbers are drawn.
-    paths: of the nodes of its model.
+    name: the name of its model. program: the program to run. prepare: called before each run with
+        its number; sets the inputs, the seed of random numbers and the step from which they are
+        drawn. paths: the paths of the nodes of its model.
     """
 
     name: str
@@ -41,7 +39,7 @@ class Part:
 
 
 def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Resolver) -> Profile:
-    """Run the parts one after another, `repeats` times, and tell where the time went.
+    """Run the parts one after another, `repeats` times, and report where the time went.
 
     resolve: gives the kernels that measure the machine.
 
@@ -51,17 +49,17 @@ def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Re
     """
     roofline = measure(parts[0].program.threads, resolve)
     watches = [part.program.stopwatch() for part in parts]
-    found: list[list[Spans]] = []
+    all_spans: list[list[Spans]] = []
     for number in range(WARM_UP + repeats):
         spans = [_run(part, watch, number) for part, watch in zip(parts, watches, strict=True)]
         if number >= WARM_UP:
-            found.append(spans)
-    runs = tuple(sum(part.seconds for part in run) for run in found)
-    fastest = found[int(np.argmin(runs))]
+            all_spans.append(spans)
+    runs = tuple(sum(part.seconds for part in run) for run in all_spans)
+    fastest = all_spans[int(np.argmin(runs))]
     steps: list[StepTime] = []
     begin = 0.0
     for i, part in enumerate(parts):
-        times = _Times([run[i] for run in found], fastest[i], begin)
+        times = _Times([run[i] for run in all_spans], fastest[i], begin)
         steps += _steps(part, times, roofline)
         begin += fastest[i].seconds
     return Profile(title, roofline, tuple(steps), runs)
@@ -69,7 +67,7 @@ def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Re
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """One run of one program: f64[threads, steps], seconds from its begin."""
+    """Run of one program: f64[threads, steps], seconds from its start."""
 
     begin: Array
     end: Array
@@ -77,13 +75,13 @@ class Spans:
 
     @property
     def seconds(self) -> float:
-        """From the begin of the first step to the end of the last one."""
+        """Seconds from the start of the first step to the end of the last one."""
         return float(self.end.max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """All runs of one program, the fastest of them, and when it began in the fastest run of all."""
+    """All runs of one program, its fastest run, and its start in the fastest run of all parts."""
 
     runs: Sequence[Spans]
     fastest: Spans
@@ -97,7 +95,7 @@ def _run(part: Part, watch: Stopwatch, number: int) -> Spans:
 
 
 def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
-    """The steps of a part with their times."""
+    """Return the steps of a part with their times."""
     from engine.kernels.analysis.flops import work
 
     plan = part.program.plan
@@ -106,9 +104,9 @@ def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
     wait = np.median([waits(run, barriers) for run in times.runs], axis=0)
     names = {kernel.symbol: _kernel_name(kernel) for kernel in plan.kernels}
     first, last = times.begin + np.stack(boxes(times.fastest))
-    found = []
+    rows = []
     for i, (step, done) in enumerate(zip(plan.steps, work(plan), strict=True)):
-        found.append(
+        rows.append(
             StepTime(
                 plan=part.name,
                 number=i,
@@ -127,13 +125,13 @@ def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
                 title=part.paths.beside(forward_node(step.source)),
             )
         )
-    return found
+    return rows
 
 
 def boxes(run: Spans) -> tuple[Array, Array]:
-    """Begins and ends of the steps of each thread, one behind another; f64[threads, steps].
+    """Return starts and ends of the steps of each thread, laid end to end; f64[threads, steps].
 
-    Steps that a thread runs in turns, tile by tile, are drawn as if one followed on another.
+    Steps that a thread interleaves, tile by tile, are drawn as if they ran one after another.
     """
     begin, end = run.begin.copy(), run.end.copy()
     for i in range(begin.shape[1]):
@@ -144,27 +142,27 @@ def boxes(run: Spans) -> tuple[Array, Array]:
 
 
 def waits(run: Spans, barriers: Sequence[bool]) -> Array:
-    """How long the threads wait behind each step until all have come, on average; f64[steps].
+    """Return the average time that threads wait after each step until all have come; f64[steps].
 
-    barriers: whether all threads meet before each step.  They meet at the end, too.
+    barriers: whether all threads meet before each step.  They also meet at the end.
     """
     threads, steps = run.begin.shape
-    found = np.zeros((threads, steps))
+    times = np.zeros((threads, steps))
     if steps:
         gaps = np.maximum(run.begin[:, 1:] - run.end[:, :-1], 0.0)
-        found[:, :-1] = gaps * np.array(barriers[1:], float)
-        found[:, -1] = run.end[:, -1].max() - run.end[:, -1]
-    mean: Array = found.mean(axis=0)
+        times[:, :-1] = gaps * np.array(barriers[1:], float)
+        times[:, -1] = run.end[:, -1].max() - run.end[:, -1]
+    mean: Array = times.mean(axis=0)
     return mean
 
 
 def forward_node(source: str) -> str:
-    """The node that a step computes, or whose gradient it computes, by the name that it has."""
+    """Return the node that a step computes, or whose gradient it computes, by its name."""
     return source.split("_Grad/")[0]
 
 
 def _kernel_name(kernel: Kernel) -> str:
-    """The symbol of a kernel; without the digest, where one stands for long parameters."""
+    """Return the symbol of a kernel, without the digest that replaces long parameters."""
     spec = kernel.spec
     plain = "_".join(map(str, (spec.template, *spec.params)))
     return spec.symbol if spec.symbol == plain else re.sub(r"_[0-9a-f]{10}$", "", spec.symbol)

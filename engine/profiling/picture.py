@@ -1,4 +1,4 @@
-"""A profile as one HTML page: where the time goes, how near to the roofline, what threads do."""
+"""Profiles as one HTML page: times, distance from the roofline, and a timeline of threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.profiling.times import StepTime, Times, Total
 
 _COLOURS = {"forward": "c0", "backward": "c1", "optimizer": "c2"}  # of page.css, by phase
-_BARS, _BAR = 12, 22  # bars of a picture, and how high one is with its gap
+_BARS, _BAR = 12, 22  # bars of a picture, and the height of one with its gap
 _NAME, _VALUE = 230, 130  # room for the names at the left of bars and the values at their right
 _BOTTOM = 46
 _LINES = 60  # of a table; the JSON file has the rest
@@ -35,7 +35,7 @@ def write(profile: Times, path: str | os.PathLike[str]) -> None:
 
 
 def render(profile: Times) -> str:
-    """The page."""
+    """Return the page."""
     rows = (
         ("summary", "Summary", _summary(profile)),
         ("kernels", "By kernel", _bars("by kernel", profile.by_kernel) + _table(profile, "kernel")),
@@ -95,9 +95,9 @@ def _cells(total: Total) -> list[str]:
 
 
 def _table(profile: Times, by: str) -> str:
-    found = profile.by(by)
-    more = f"<small>{len(found) - _LINES} more</small>" if len(found) > _LINES else ""
-    table = page.table(_HEAD, map(_cells, found[:_LINES]))
+    totals = profile.by(by)
+    more = f"<small>{len(totals) - _LINES} more</small>" if len(totals) > _LINES else ""
+    table = page.table(_HEAD, map(_cells, totals[:_LINES]))
     return f"<details><summary>All, as a table</summary>{table}{more}</details>"
 
 
@@ -106,7 +106,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _bars(label: str, totals: Sequence[Total]) -> str:
-    """A bar for each of the first: its time, of which the dark part is what its work must take."""
+    """Return a bar for each of the first totals; its dark part is the least time for the work."""
     shown = totals[:_BARS]
     width, longest = 2 * WIDTH, max((t.seconds for t in shown), default=0.0) or 1.0
     scale = (width - _NAME - _VALUE) / longest
@@ -170,7 +170,7 @@ def _roofline(profile: Times) -> str:
 
 
 def _timeline(profile: Times) -> str:
-    """The fastest run: a row a thread, a box a step; what is empty is waiting."""
+    """Return the fastest run: a row a thread, a box a step; what is empty is waiting."""
     long = max((end for s in profile.steps for _, end in s.spans), default=0.0) or 1.0
     width, row = 2 * WIDTH, 34
     scale = (width - LEFT - RIGHT) / long

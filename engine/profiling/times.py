@@ -19,22 +19,22 @@ PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
 @checked
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step of a plan: what it is, how long it takes, how much work it does.
+    """Step of a plan: its place, its time, and its amount of work.
 
-    plan: the model whose plan it is a step of, as `training model`.
+    plan: the model of its plan, such as `training model`.
     number: among the steps of that plan, from 0.
     phase: `forward`, `backward` or `optimizer`.
     kernel: the kernel's symbol.
     node: the node of the ONNX model that it computes, or whose gradient it computes.
     barrier: whether all threads meet before it.
     busy: seconds that each thread works on it; medians of the runs.
-    wait: seconds that the threads wait behind it for the slowest of them, on average; median.
+    wait: seconds that the threads wait after it for the slowest thread, on average; median.
     flops: floating-point operations of products, of all threads.
     nbytes: bytes that it reads and writes, each byte of an operand once.
     limit: the least seconds that these take on this machine; see `Roofline.seconds`.
-    spans: of each thread when it began and ended, in seconds, in the fastest run.
-    title: what tables call the node: its name, and before it the submodule that it is of, where the
-        model tells; empty: its name alone.
+    spans: start and end on each thread, in seconds, in the fastest run.
+    title: the name of the node in tables, with its submodule if the model records it; empty: only
+        its name.
     """
 
     plan: str
@@ -53,7 +53,7 @@ class StepTime:
 
     @property
     def shown(self) -> str:
-        """What tables call the node."""
+        """Name of the node in tables."""
         return self.title or self.node
 
     @property
@@ -63,20 +63,19 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """What it adds to the time of the whole: the mean of its threads, with what they wait."""
+        """Contribution to the total time: the mean of its threads, including their waits."""
         return self.work + self.wait
 
 
 @checked
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Some steps together.
+    """Sum of some steps.
 
-    name: what they have in common.
-    phase: that of all, or empty.
-    steps, barriers: how many.
+    name: their common property. phase: their common phase, or empty. steps, barriers: their
+        numbers.
     seconds, wait, flops, nbytes, limit: the sums; see `StepTime`.
-    share: of the time of all steps, 0 to 1.
+    share: the share of the time of all steps, 0 to 1.
     imbalance: the time of the busiest thread of each step over the mean of the threads; 1 is best.
     """
 
@@ -117,10 +116,10 @@ def _rate(amount: float, seconds: float) -> float:
 class Times:
     """The times of all steps of some plans.  `str` is a table; times are in seconds.
 
-    title: what was profiled.
+    title: the name of the profiled model.
     roofline: the limits of this machine on the number of threads of the plans.
-    steps: of all plans, in their order.
-    runs: how long each run of all plans took, one after another.
+    steps: the steps of all plans, in order.
+    runs: the time of each run of all plans.
     """
 
     title: str
@@ -148,8 +147,8 @@ class Times:
     @property
     def by_phase(self) -> tuple[Total, ...]:
         """The sums of forward, backward and optimizer, in this order."""
-        found = self._group(lambda step: (step.phase, step.phase))
-        return tuple(sorted(found, key=lambda total: list(PHASES.values()).index(total.phase)))
+        totals = self._group(lambda step: (step.phase, step.phase))
+        return tuple(sorted(totals, key=lambda total: list(PHASES.values()).index(total.phase)))
 
     @property
     def by_kernel(self) -> tuple[Total, ...]:
@@ -170,22 +169,22 @@ class Times:
         )
 
     def by(self, what: str) -> tuple[Total, ...]:
-        """The sums by `phase`, `kernel`, `node` or `step`.
+        """Return the sums by `phase`, `kernel`, `node` or `step`.
 
         Raises:
-            InputError: it is none of these.
+            InputError: `what` has another value.
         """
         if what not in BY:
             raise InputError(f"by={what!r}: expected one of {', '.join(BY)}{nearest(what, BY)}")
-        found: tuple[Total, ...] = getattr(self, f"by_{what}")
-        return found
+        totals: tuple[Total, ...] = getattr(self, f"by_{what}")
+        return totals
 
     def _group(self, key: Callable[[StepTime], tuple[str, str]]) -> tuple[Total, ...]:
         groups: dict[tuple[str, str], list[StepTime]] = {}
         for step in self.steps:
             groups.setdefault(key(step), []).append(step)
-        found = (self._sum(name, steps) for (name, _), steps in groups.items())
-        return tuple(sorted(found, key=lambda total: -total.seconds))
+        sums = (self._sum(name, steps) for (name, _), steps in groups.items())
+        return tuple(sorted(sums, key=lambda total: -total.seconds))
 
     def _sum(self, name: str, steps: Sequence[StepTime]) -> Total:
         whole = math.fsum(step.seconds for step in self.steps)
@@ -211,7 +210,7 @@ class Times:
         return "\n".join(parts)
 
     def summary(self) -> str:
-        """A few lines: how long it takes, what the machine can do, what is lost at barriers."""
+        """Return a few lines: the time, the limits of the machine, the losses at barriers."""
         total, top = self.total, self.roofline
         lost = total.wait / total.seconds if total.seconds else 0.0
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -225,29 +224,29 @@ class Times:
         )
 
     def table(self, by: str = "kernel", most: int = 15) -> str:
-        """A table of sums, a line each.
+        """Return a table of sums, a line for each.
 
         by: `phase`, `kernel`, `node` or `step`.
-        most: lines; the rest is one more.  0: all.
+        most: the number of lines, plus one for the rest; 0: all.
 
         Raises:
-            InputError: `by` is none of these.
+            InputError: `by` has another value.
         """
-        found = self.by(by)
-        shown = found if not most else found[:most]
+        totals = self.by(by)
+        shown = totals if not most else totals[:most]
         head = (f"by {by}", "phase", "steps", "ms", "%", "GFLOP/s", "GB/s", "% roof", "imbalance",
                 "wait ms")  # fmt: skip
         rows = [head, *(_cells(total) for total in shown)]
-        left = math.fsum(total.seconds for total in found[len(shown) :])
+        left = math.fsum(total.seconds for total in totals[len(shown) :])
         if left:
-            rest = sum(total.steps for total in found[len(shown) :])
+            rest = sum(total.steps for total in totals[len(shown) :])
             share = left / self.total.seconds
-            rows.append((f"{len(found) - len(shown)} more", "", str(rest), f"{1e3 * left:.3f}",
+            rows.append((f"{len(totals) - len(shown)} more", "", str(rest), f"{1e3 * left:.3f}",
                          f"{100 * share:.1f}", *[""] * 5))  # fmt: skip
         return _aligned(rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it; times in seconds, rates in units a second."""
+        """Return all of it in a form that JSON can hold; times in seconds, rates per second."""
         return {
             "title": self.title,
             "threads": self.threads,
@@ -281,7 +280,7 @@ def _total_dict(total: Total) -> dict[str, Any]:
 
 
 def _cells(total: Total) -> tuple[str, ...]:
-    """The cells of a line of a table; what was not done is left empty."""
+    """Return the cells of a line of a table; empty ones for work that was not done."""
     return (
         total.name,
         total.phase,
@@ -297,7 +296,7 @@ def _cells(total: Total) -> tuple[str, ...]:
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> str:
-    """Lines of cells: the first two columns on the left, the others, numbers, on the right."""
+    """Return lines of cells: the first two columns on the left, the numbers on the right."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (

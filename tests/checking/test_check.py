@@ -67,7 +67,7 @@ def test_variants_have_figures_of_their_own_plans(artifacts: Path) -> None:
     last = by_change["train the last layer alone"].regions
     assert last["state"] == 2 * (20032 + 64)  # 10 rows of 500 weights, 10 biases, both aligned
     assert "grad" not in all_of_it  # the step is one plan
-    assert by_change["a batch of 8 in place of 16"].seconds < found.figures.seconds
+    assert by_change["a batch of 8 instead of 16"].seconds < found.figures.seconds
     for text in (*by_change, "trained  397,510 values in 4 parameters", "here [16,784]"):
         assert text in str(found)
     assert json.loads(json.dumps(found.as_dict()))["figures"]["nbytes"] == found.figures.nbytes

@@ -123,7 +123,7 @@ def test_a_browser_zooms_and_tells(drawn: Path) -> None:
         shown = found.page(drawn)
         names = shown.ask(TITLES)
         assert names[0] == "Summary"
-        assert names[-1] == "What would take less"
+        assert names[-1] == "Smaller variants"
         assert names[1] == "step, batch 4"
         before = place(shown)
         shown.ask(f"{INNER}.scrollIntoView({{block: 'center'}})")

@@ -20,13 +20,17 @@ from tests.support.places import DOCS, ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # Folders and files whose docstrings, comments and messages keep to the same rules.
 CLEAN = (
+    "engine/checking",
+    "engine/checkpoint",
     "engine/data",
+    "engine/distributed",
     "engine/base/errors.py",
     "engine/drawing",
     "engine/loss_types",
     "engine/onnxblock",
     "engine/plan",
     "engine/federated",
+    "engine/profiling",
     "engine/reports",
     "engine/runtime",
     "engine/system",
