@@ -11,7 +11,7 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:
-    """`engine.Trainer`, imported when it is first asked for."""
+    """Return `engine.Trainer`, imported at its first use."""
     if name == "Trainer":
         from engine.trainer.trainer import Trainer
 
@@ -23,7 +23,7 @@ def set_seed(seed: int) -> None:
     """Set the seed of all random numbers of this process, see `engine.plan.noise`.
 
     Raises:
-        DTypeError: the seed is no whole number.
+        DTypeError: the seed is not an integer.
         InputError: it does not fit into 64 bits.
     """
     from engine.plan import noise
@@ -32,7 +32,7 @@ def set_seed(seed: int) -> None:
 
 
 def supported(model: Any) -> Any:
-    """A table of the nodes of an ONNX model that tells which of them can be trained.
+    """Return a table of the nodes of an ONNX model that tells which of them can be trained.
 
     model: a path, bytes or `ModelProto`.
 

@@ -1,4 +1,4 @@
-"""The training phase: names, signatures and meaning of `onnxruntime.training.api`.
+"""Training phase, with names, signatures and meaning of `onnxruntime.training.api`.
 
     from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 

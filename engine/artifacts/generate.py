@@ -1,10 +1,10 @@
-"""Artifacts: the files of a training, made of a forward-only ONNX model.
+"""Artifacts: the files of a training, made from a forward ONNX model.
 
-Names, keyword arguments and files are those of `onnxruntime.training.artifacts`; its version 1.19.2
-runs what comes out wherever it has the ops.  What differs: the loss is always called `loss`; class
-scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` models work.  Where the
-model has a value that is called as a name of the artifacts is, as an input `target`, they have
-another, `target_1`: a `Module` gives its inputs and outputs in order.
+Names, keyword arguments and files match `onnxruntime.training.artifacts`; its version 1.19.2 runs
+the artifacts wherever it has the ops.  Differences: the loss is always called `loss`; class scores
+are on axis 1, as in ONNX; BCE with logits is stable; `float64` models work.  If a value of the
+model has a name of the artifacts, such as an input `target`, the artifacts use another, `target_1`:
+a `Module` lists its inputs and outputs in order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FORWARD = "forward.onnx"  # of a folder of artifacts: what they are made of, if it is kept
-CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; of which id
+CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; with the id
 
 
 @checked
@@ -82,27 +82,26 @@ def generate_artifacts(
     Args:
         model: The forward model: a path, bytes or `ModelProto`; of more than 2 GiB a path.
         requires_grad: Initializers to train.
-        frozen_params: Initializers to keep in the checkpoint without training them.  Those in
-            neither list stay constants of the models.  If both lists are empty, all floating-point
-            initializers are frozen.
-        loss: What to minimise; a Block is called with the outputs.  None: the first output.
+        frozen_params: Initializers to keep in the checkpoint without training them.  Initializers
+            in neither list stay constants of the models.  If both lists are empty, all
+            floating-point initializers are frozen.
+        loss: The loss to minimise; a Block is called with the outputs.  None: the first output.
         optimizer: None writes no model; a Block is called with the (trainable, frozen) parameters.
-            Its `lr`, if it is given, is kept in the checkpoint; `Optimizer` begins with it.
+            Its `lr`, if given, is kept in the checkpoint; `Optimizer` starts with it.
         artifact_directory, prefix: Folder, made if missing, and beginning of the names of files.
         ort_format, custom_op_library: Not supported.
-        additional_output_names: Values of the model to be outputs, behind the loss.
+        additional_output_names: Values of the model to be outputs, after the loss.
         nominal_checkpoint: Also write `nominal_checkpoint`, without values.
-        loss_input_names: What the loss is taken of, by default the model's output; a second name
-            is that of the target or labels: of a value of the model, or of an input to add.  By
-            default that is a new input, `labels` or `target`.
+        loss_input_names: The operand of the loss, by default the model's output; a second name
+            refers to the target or labels: a value of the model, or an input to add, by default a
+            new input `labels` or `target`.
 
-    A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
-    the module that it was exported from, and of batch normalisations that are frozen by default.
+    A `ModelWarning` lists changes by an exporter that make the model train differently from the
+    exported module, and batch normalisations that are frozen by default.
 
     Files: `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`, `checkpoint`,
-    `nominal_checkpoint`, `constants.<id>.data`.  Each is complete or not written.  All say of which
-    set they are (engine/training/artifact_set.py), so that where a process is killed between them,
-    what is left is refused.
+    `nominal_checkpoint`, `constants.<id>.data`.  Each is complete or not written.  Each names its
+    set (engine/training/artifact_set.py), so that the remains of a killed process are refused.
 
     Raises:
         FileError: A file cannot be read or written.
@@ -161,7 +160,7 @@ def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None
     if choice.inputs:
         raise InputError(
             f"requires_grad: {list(choice.inputs)} are inputs of the model; a Module accumulates "
-            "gradients of parameters. onnxblock.TrainingBlock makes models with those of inputs"
+            "gradients of parameters. onnxblock.TrainingBlock makes models with gradients of inputs"
         )
     if method is not None and not choice.trainable:
         raise StateError(
@@ -170,9 +169,9 @@ def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None
 
 
 def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Graph], str]:
-    """The function that appends the loss to a graph.
+    """Return the function that appends the loss to a graph.
 
-    inputs: the values of which the loss is taken.  is_chosen: whether the caller has named them.
+    inputs: the operands of the loss.  is_chosen: whether the caller has named them.
     """
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
@@ -204,7 +203,7 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Seque
 
 
 def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
-    """The graph of the optimizer model, of the training model's opset."""
+    """Return the graph of the optimizer model, of the training model's opset."""
     from engine.graphs.io import messages, onnx_io
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline import optimizers
@@ -232,7 +231,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
 def _by_names(
     method: OptimizerSpec | Block, paths: Paths, names: Sequence[str]
 ) -> OptimizerSpec | Block:
-    """The optimizer with groups that match by names what theirs match by paths, too."""
+    """Return the optimizer with groups that match by names what theirs match by paths, too."""
     if not isinstance(method, Method) or not method.groups:
         return method
     groups = [replace(group, match=paths.spelt(group.match, names)) for group in method.groups]
@@ -290,8 +289,8 @@ def _write(
 def save_forward(graph: Graph, folder: str) -> str:
     """Write the forward model of artifacts beside them; return its path.
 
-    Weights of a large one are in a file that the artifacts refer to as well, so that they are on
-    the disk once; those of external data in this folder stay where they are.
+    Weights of a large one are in a file that the artifacts also refer to, so they are stored once;
+    weights in external data in this folder stay there.
 
     Raises:
         FileError: a file cannot be written.
@@ -308,15 +307,15 @@ def save_forward(graph: Graph, folder: str) -> str:
 
 
 def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequence[str]) -> None:
-    """Move the files of a set in the places of those of the set before.
+    """Replace the files of the previous set by the new ones.
 
-    A process that is killed meanwhile leaves files of two sets, which are refused where both say of
-    which set they are.  A training model that does not is taken away first: without it, nothing of
-    the folder can be trained.
+    A process that is killed meanwhile leaves files of two sets, which are refused if both name
+    their set.  A training model without a name is removed first: without it, nothing in the folder
+    can be trained.
 
-    stage: the folder with the new files.  base: what the paths of the set begin with.
-    referred: the files with constants that the models refer to.  What the forward model of the
-        folder refers to stays as well, as it may be what artifacts are made of again.
+    stage: the folder with the new files.  base: the prefix of the paths of the set.
+    referred: the files with constants that the models refer to.  Files of the forward model in the
+        folder stay as well, because artifacts may be made from it again.
     """
     from engine.graphs.io import onnx_io
 
@@ -343,7 +342,9 @@ def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequenc
 
 
 def _says_its_set(path: str) -> bool:
-    """Whether a model has an id of its set, which is the last that is written into a file."""
+    """Return whether a model has an id of its set, which is the last that is written into a
+    file.
+    """
     with open(path, "rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - 256, 0))
         return PROPERTY.encode() in file.read()
@@ -361,7 +362,7 @@ def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None
 
 
 def _names(title: str, names: Sequence[str] | None) -> list[str]:
-    """A list of names, empty for None; `title` is what messages call it."""
+    """Return a list of names, empty for None; `title` is what messages call it."""
     return [] if names is None else arguments.names(title, names)
 
 
@@ -390,7 +391,7 @@ def _optimizer(
 
 
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
-    """The beginning of the paths of all files: the folder and the prefix."""
+    """Return the beginning of the paths of all files: the folder and the prefix."""
     folder = os.getcwd() if directory is None else arguments.path("artifact_directory", directory)
     return os.path.join(folder, arguments.beginning("prefix", prefix))
 

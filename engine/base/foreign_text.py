@@ -1,8 +1,8 @@
-"""Texts that others have written, names of files, classes and columns, where people look at them.
+"""Texts from outside, such as names of files, classes and columns, made safe for display.
 
-A spreadsheet takes a cell that begins with `=` for a formula, a terminal takes an escape character
-for an order.  What writes tables or lines of such texts does it by these functions; pages escape
-theirs in `engine.drawing.page`.
+A spreadsheet treats a cell that begins with `=` as a formula, and a terminal treats an escape
+character as a command.  All code that writes tables or lines of such texts uses these functions;
+pages escape theirs in `engine.drawing.page`.
 
     OWASP, CSV Injection, https://owasp.org/www-community/attacks/CSV_Injection
 """
@@ -35,21 +35,21 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """Return the rows of what `table` wrote, by column, without the apostrophes that it set.
+    """Return the rows that `table` wrote, by column, without the apostrophes that it added.
 
     Raises:
-        csv.Error: it is no CSV.
+        csv.Error: it is not CSV.
         ValueError: a row has more cells than there are columns, or fewer; or two columns have one
             name.
     """
     rows = [[_plain(cell) for cell in row] for row in csv.reader(io.StringIO(text), strict=True)]
-    names, found = rows[0] if rows else [], [row for row in rows[1:] if row]
+    names, cells = rows[0] if rows else [], [row for row in rows[1:] if row]
     if len(set(names)) < len(names):
         raise ValueError("two columns have one name")
-    for number, row in enumerate(found, 2):
+    for number, row in enumerate(cells, 2):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} cells, expected {len(names)}")
-    return [dict(zip(names, row, strict=True)) for row in found]
+    return [dict(zip(names, row, strict=True)) for row in cells]
 
 
 def visible(text: str) -> str:
@@ -62,7 +62,7 @@ def visible(text: str) -> str:
 
 
 class _Lines(list[str]):
-    """Lines that a writer of CSV has written, each with a line feed at its end.
+    """Lines from a writer of CSV, each with a line feed at its end.
 
     The writer puts into quotes what is in its own line ends, so that these are a carriage return
     and a line feed: it would leave a carriage return in a cell without quotes otherwise.
@@ -78,7 +78,7 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(cell: str) -> str:
-    """What `_cell` made a text of."""
+    """Return the text from which `_cell` made a cell."""
     rest = cell[1:]
     return rest if cell[:1] == "'" and _FORMULA.match(rest) and not _is_number(rest) else cell
 

@@ -1,9 +1,9 @@
-"""The one table of limits: how much a model, file or message may ask for.  Each has a switch.
+"""Table of limits: the amounts that a model, file or message may ask for.  Each has a switch.
 
 A short file can ask for much: functions that call each other twice double the nodes at each level,
-one node makes a constant of terabytes.  Whoever is about to do such work knows its amount by
-arithmetic, and calls `check` before it.  A limit is raised by an environment variable, which the
-error names; docs/limits.md says how each default was chosen.
+one node makes a constant of terabytes.  Code that is about to do such work computes its amount
+first, and calls `check`.  A limit is raised by an environment variable, which the error names;
+docs/limits.md says how each default was chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (1, "bytes"))
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much of something is taken.
+    """Limit of one kind of amount.
 
     default: the limit without a switch.
     unit: what it counts; "bytes" are given with a unit, as "48 MB".
@@ -33,7 +33,7 @@ class Limit:
     meaning: str
 
     def told(self) -> str:
-        """The default with its unit: bytes in the largest unit of which it is a multiple."""
+        """Return the default with its unit, the largest one that divides it."""
         if self.unit != "bytes":
             return f"{self.default} {self.unit}"
         size, name = next((s, n) for s, n in _UNITS if self.default % s == 0)
@@ -57,11 +57,11 @@ LIMITS = {
 
 
 def limit(name: str) -> int:
-    """The limit of this name: its switch `EDGEGRAD_MAX_<name>`, else its default.
+    """Return the limit of this name: its switch `EDGEGRAD_MAX_<name>`, or otherwise its default.
 
     Raises:
-        EngineError: the switch is no number from 1, or another variable of the environment begins
-            as switches of limits do, but is none.
+        EngineError: the switch is not a number of at least 1, or another variable of the
+            environment has the prefix of these switches but an unknown name.
     """
     for key in os.environ:
         if key.startswith(PREFIX) and key[len(PREFIX) :] not in LIMITS:

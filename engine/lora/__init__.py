@@ -1,4 +1,4 @@
-"""LoRA on any forward ONNX model: small matrices are trained beside weights that stay as they are.
+"""LoRA for any forward ONNX model: training of small matrices in addition to frozen weights.
 
     from engine import Trainer, lora
 
@@ -8,7 +8,7 @@
     trainer.export("trained.onnx")
     lora.merge("trained.onnx", "merged.onnx")
 
-Importing it costs numpy alone; what changes models imports `onnx` when it is called.
+Importing it needs only numpy; functions that change models import `onnx` when they are called.
 """
 
 from engine.lora.adapter import Adapter

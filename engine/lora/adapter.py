@@ -1,4 +1,4 @@
-"""An adapter: the values of all that a training with adapters trains, in files of other programs.
+"""Adapter: the values that a training with adapters trains, in files of other programs.
 
 A folder as peft has it: `adapter_model.safetensors`, whose tensors are called
 `base_model.model.<layer>.lora_A.weight`, and `adapter_config.json`.  Or an `.onnx_adapter` of
@@ -52,13 +52,14 @@ class Trainer(Protocol):
 @checked(rank=AT_LEAST_1, dropout=BELOW_1)
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """The values of an adapter.
+    """Values of an adapter.
 
     Attributes:
-        tensors: By name: A and B of each layer, and parameters that are trained whole.
+        tensors: By name: A and B of each layer, and fully trained parameters.
         rank: Rows of A.
-        alpha: What the scale is made of; None if the file does not say, as an `.onnx_adapter`.
-        dropout, rank_stabilised: As `Lora` has them.
+        alpha: The numerator of the scale; None if the file does not contain it, such as an
+            `.onnx_adapter`.
+        dropout, rank_stabilised: See `Lora`.
     """
 
     tensors: Mapping[str, Array]
@@ -74,7 +75,7 @@ class Adapter:
 
     @classmethod
     def of(cls, trained: Trainer | Module) -> Adapter:
-        """The adapter that a trainer or module has now, as a copy.
+        """Return the adapter that a trainer or module has now, as a copy.
 
         Raises:
             InputError: its model has no adapters.
@@ -87,7 +88,7 @@ class Adapter:
 
     @classmethod
     def of_model(cls, model: models.Model) -> Adapter:
-        """The matrices A and B of a model, as `Trainer.export` writes it.
+        """Return the matrices A and B of a model, as `Trainer.export` writes it.
 
         model: a path, bytes or `ModelProto`.
 
@@ -99,17 +100,17 @@ class Adapter:
         return cls(values, note.rank, note.alpha, note.dropout, note.rank_stabilised)
 
     def put(self, trained: Trainer | Module) -> None:
-        """Set the adapter of a trainer or module to these values; nothing is planned anew.
+        """Set the adapter of a trainer or module to these values, without planning again.
 
-        Layers are found by name, also where one of the names has scopes more in front, as those
-        of a module inside another.  Where the scale of the model is another one, B is multiplied
-        by the quotient, so that the result is the same.
+        Layers are found by name, even if one of the names has more leading scopes, as for a module
+        inside another.  If the scale of the model differs, B is multiplied by the quotient, so that
+        the result is the same.
 
         Raises:
             InputError: its model has no adapters.
             NameNotFoundError: a parameter is missing here, or not in the model.
-            ShapeError: a parameter has another shape, as those of another rank.
-            Nothing has changed then.
+            ShapeError: a parameter has another shape, for example because of another rank.  Nothing
+            has changed then.
         """
         module = module_of(trained)
         note, state = note_of(module), module.session.state
@@ -193,14 +194,14 @@ class Adapter:
 
 
 def module_of(trained: Trainer | Module) -> Module:
-    """The module of a trainer, or a module itself."""
-    found: Any = trained
-    module: Module = getattr(found, "module", found)
+    """Return the module of a trainer, or a module itself."""
+    source: Any = trained
+    module: Module = getattr(source, "module", source)
     return module
 
 
 def note_of(module: Module) -> Note:
-    """What the training model tells of its adapters.
+    """Return the training model's note on its adapters.
 
     Raises:
         InputError: it has none.
@@ -214,30 +215,30 @@ def note_of(module: Module) -> Note:
 
 
 def _paired(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """For each name that is wanted the given one that is it; scopes in front may differ.
+    """Return the given name for each wanted name; leading scopes may differ.
 
     Raises:
-        NameNotFoundError: one is missing or is not wanted.
+        NameNotFoundError: a name is missing, or superfluous.
     """
-    known, found = dict.fromkeys(given), dict[str, str]()
+    known, given_by_name = dict.fromkeys(given), dict[str, str]()
     for name in wanted:
         fits = [n for n in known if n == name] or [
             n for n in known if n.endswith("." + name) or name.endswith("." + n)
         ]
         if len(fits) != 1:
             raise NameNotFoundError(f"adapter: it has no parameter {name!r}{nearest(name, known)}")
-        found[name] = fits[0]
-    more = [n for n in known if n not in set(found.values())]
+        given_by_name[name] = fits[0]
+    more = [n for n in known if n not in set(given_by_name.values())]
     if more:
         raise NameNotFoundError(
             f"adapter: the model has no parameter {more[0]!r} among those that are trained"
-            f"{nearest(more[0], found)}"
+            f"{nearest(more[0], given_by_name)}"
         )
-    return found
+    return given_by_name
 
 
 def _rank(tensors: Mapping[str, Array], where: str) -> int:
-    """The rank of an adapter, by the width of a B."""
+    """Return the rank of an adapter, by the width of a B."""
     ranks = {
         int(array.shape[1] if array.ndim == 4 else array.shape[-1])
         for name, array in tensors.items()
@@ -247,16 +248,16 @@ def _rank(tensors: Mapping[str, Array], where: str) -> int:
         raise CheckpointError(
             f"{where}: matrices B of ranks {sorted(ranks)}; expected an adapter of one rank"
             if ranks
-            else f"{where}: it has no tensor '...{UP}', so it is no LoRA adapter"
+            else f"{where}: it has no tensor '...{UP}', so it is not a LoRA adapter"
         )
     return ranks.pop()
 
 
 def _settings(path: str, rank: int) -> dict[str, Any]:
-    """What an adapter_config.json tells of the scale.
+    """Return the settings of the scale in an adapter_config.json.
 
     Raises:
-        CheckpointError: it is damaged, or tells of what is not supported.
+        CheckpointError: it is damaged, or contains unsupported settings.
     """
     try:
         config = json.loads(files.read(path, "adapter's configuration"))

@@ -1,4 +1,4 @@
-"""Several adapters for one base: what is trained changes, plans and weights stay."""
+"""Several adapters for one base, which share plans and weights."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @checked
 class Adapters:
-    """Adapters by name, of which one at a time is that of a trainer or module.
+    """Adapters by name, one at a time in use by a trainer or module.
 
         adapters = Adapters(trainer, "poems")
         adapters.add("laws")
         adapters.use("laws")              # the next steps train it
         adapters["poems"].save("poems")
 
-    Each has a training of its own: its values, what the optimizer keeps of it, its count of steps,
-    its learning rate, and how far its random numbers are.  A change copies these, and plans
+    Each has a training of its own: its values, its optimizer state, its count of steps, its
+    learning rate, and the position of its random numbers.  Switching copies these, and plans
     nothing.
 
     Args:
@@ -54,8 +54,8 @@ class Adapters:
         adapter: Its values; by default those that the first one had when this object was made.
 
         Raises:
-            InputError: there is one of this name.
-            EngineError: as `Adapter.put`, from the values.
+            InputError: there already is one of this name.
+            EngineError: see `Adapter.put`.
         """
         if name in self:
             raise InputError(f"there is an adapter {name!r} already")
@@ -69,10 +69,10 @@ class Adapters:
             self._set(before)
 
     def use(self, name: str) -> None:
-        """Go on with another adapter; gradients that no update has taken are forgotten.
+        """Continue with another adapter; gradients not yet used by an update are discarded.
 
         Raises:
-            NameNotFoundError: there is none of this name.
+            NameNotFoundError: there is no adapter of this name.
         """
         if name == self.active:
             return
@@ -90,10 +90,10 @@ class Adapters:
         getattr(self._trained, "drop_gradients", self._module.lazy_reset_grad)()
 
     def __getitem__(self, name: str) -> Adapter:
-        """The values of an adapter, as a copy.
+        """Return the values of an adapter, as a copy.
 
         Raises:
-            NameNotFoundError: there is none of this name.
+            NameNotFoundError: there is no adapter of this name.
         """
         if name == self.active:
             return Adapter.of(self._trained)

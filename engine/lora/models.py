@@ -28,7 +28,7 @@ Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 @checked
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A model that has got adapters.  As text it is the summary of what was adapted."""
+    """Model with new adapters.  As text it is the summary of the adaptation."""
 
     graph: Graph
     summary: Summary
@@ -44,7 +44,7 @@ class Adapted:
         onnx_io.save(self.graph, path)
 
     def to_bytes(self) -> bytes:
-        """The model as bytes.
+        """Return the model as bytes.
 
         Raises:
             ModelError: it is too large for them: save it.
@@ -54,12 +54,12 @@ class Adapted:
         return onnx_io.to_bytes(self.graph)
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as JSON can hold it."""
-        found = self.summary
-        note = {k: v for k, v in asdict(found.note).items() if k != "layers"}
-        rows = {key: [asdict(row) for row in getattr(found, key)] for key in ("layers", "left")}
-        return {**note, "scale": found.note.scale, "added": found.added,
-                "values": found.values, **rows}  # fmt: skip
+        """Return the summary as JSON can hold it."""
+        summary = self.summary
+        note = {k: v for k, v in asdict(summary.note).items() if k != "layers"}
+        rows = {key: [asdict(row) for row in getattr(summary, key)] for key in ("layers", "left")}
+        return {**note, "scale": summary.note.scale, "added": summary.added,
+                "values": summary.values, **rows}  # fmt: skip
 
     def __str__(self) -> str:
         return str(self.summary)
@@ -67,21 +67,21 @@ class Adapted:
 
 @checked
 def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
-    """Give layers of a forward model adapters; the file or message that is given stays as it is.
+    """Add adapters to layers of a forward model; the given file or message is not changed.
 
-    Adapted are MatMul, Gemm and 1x1 Conv with a weight that depends on constants alone, also behind
-    Transpose, Reshape or DequantizeLinear, and MatMulNBits.  At first the model computes what it
-    did, since B is zero.  `Trainer.from_onnx` and `edgegrad artifacts` train of such a model the
-    adapters alone; everything else stays a constant of the artifacts.
+    Layers are MatMul, Gemm and 1x1 Conv with a weight that depends only on constants, possibly
+    through Transpose, Reshape or DequantizeLinear, and MatMulNBits.  At first the results of the
+    model do not change, since B is zero.  `Trainer.from_onnx` and `edgegrad artifacts` train only
+    the adapters of such a model; everything else stays a constant of the artifacts.
 
     Args:
         model: A path, bytes or `ModelProto`.
-        lora: Which layers, and the kind of adapters; patterns stand for `Lora(patterns)`.
+        lora: The layers, and the kind of adapters; patterns stand for `Lora(patterns)`.
 
     Raises:
-        FileError, ModelError: the model cannot be read, or has adapters already.
-        NameNotFoundError: a pattern is found in no name; the message lists near ones.
-        UnsupportedOpError: none of the layers that are named can have an adapter, and why.
+        FileError, ModelError: the model cannot be read, or already has adapters.
+        NameNotFoundError: a pattern occurs in no name; the message lists similar ones.
+        UnsupportedOpError: none of the named layers can have an adapter; the message says why.
         InputError, DTypeError: an option is not allowed.
     """
     from engine.graphs.offline.lora import adapt as adapt_graph
@@ -102,7 +102,7 @@ def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
 
 @checked
 def parameters(model: Model) -> list[str]:
-    """The names of the adapters' parameters in a model: what `requires_grad` has to name.
+    """Return the names of the adapters' parameters in a model: what `requires_grad` has to name.
 
     Raises:
         InputError: the model has no adapters.
@@ -118,7 +118,7 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
         model: One whose adapters have values, as `Trainer.export` writes it.
         path: The file to write.
         dequantise: Also merge into quantised weights, which become weights of float32.  By default
-            their layers keep their adapters beside them, as nodes of plain ONNX.
+            their layers keep their adapters, as nodes of plain ONNX.
 
     Returns the names of the layers that keep their adapters.
 
@@ -138,10 +138,10 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
 
 @checked
 def open_inputs(model: Model, path: Path) -> list[str]:
-    """Write the model such that the adapters can be given to each run.
+    """Write the model with its adapters as inputs that can be set for each run.
 
-    The adapters' parameters are inputs whose default values are those of now: onnxruntime puts the
-    values of an `.onnx_adapter` in their place, so that several adapters run on one base.
+    The adapters' parameters become inputs with the present values as defaults: onnxruntime replaces
+    them by the values of an `.onnx_adapter`, so several adapters can run on one base.
 
     Returns the names of these inputs.
 
@@ -158,7 +158,7 @@ def open_inputs(model: Model, path: Path) -> list[str]:
 
 
 def values(model: Model) -> tuple[Note, dict[str, Array]]:
-    """What a model tells of its adapters, and the values of their parameters.
+    """Return the note of a model on its adapters, and the values of their parameters.
 
     Raises:
         InputError: the model has no adapters, or they have no values.

@@ -1,4 +1,4 @@
-"""Which layers of a model get adapters, and of which kind."""
+"""Options of adapters: their layers and their kind."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, che
 @checked(rank=AT_LEAST_1, alpha=ABOVE_0, dropout=BELOW_1, seed=AT_LEAST_0)
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Low-rank adapters: y = W x + scale B (A x), of which A and B are trained and W is not.
+    """Low-rank adapters: y = W x + scale B (A x), where A and B are trained and W is not.
 
     Args:
-        match: Regular expressions, or one.  A layer is adapted if one is found anywhere in its
-            name, that of its weight or that of a node that uses it, as "attn.*(q|v)".
+        match: Regular expressions, or one.  A layer is adapted if one occurs anywhere in its name,
+            the name of its weight or the name of a node that uses it, such as "attn.*(q|v)".
         rank: Rows of A.
         alpha: The scale is alpha / rank; by default twice the rank.
         dropout: Share of x that a training step drops before A, in [0, 1).
-        rank_stabilised: The scale is alpha / sqrt(rank), as peft's `use_rslora` has it.
-        seed: Of the first values of A.  Those of a layer depend on the seed and its name.
+        rank_stabilised: The scale is alpha / sqrt(rank), like peft's `use_rslora`.
+        seed: The seed of the initial values of A, which also depend on the name of the layer.
 
     Raises:
         DTypeError, InputError: an option has another type, or a value that is not allowed.

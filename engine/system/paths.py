@@ -1,10 +1,10 @@
-"""Paths: where in the module that a model was exported from its tensors and nodes stand.
+"""Paths of a model's tensors and nodes in the module from which it was exported.
 
-Exporters keep the names of parameters where they can.  A weight that is transposed ahead gets
-another, `val_34` or `onnx::MatMul_133`, and nodes have names that the exporter makes up.  Where the
-file tells, the path of such a weight is the name that the module has for it, `encoder.0.fc.weight`,
-and that of a node is the submodule that it is of, `encoder.0.fc`.  Names stay what they are in
-artifacts, checkpoints and exported models; whoever asks for names by patterns may use paths, too.
+Exporters keep the names of parameters where they can.  A weight that is transposed during export
+gets another, `val_34` or `onnx::MatMul_133`, and the exporter makes up the names of nodes.  If the
+file records it, the path of such a weight is its name in the module, `encoder.0.fc.weight`, and the
+path of a node is its submodule, `encoder.0.fc`.  Names do not change in artifacts, checkpoints and
+exported models, but patterns of names also match paths.
 
 The metadata of a model carry them.  graphs/io/module_paths.py finds them in a file.
 """
@@ -27,7 +27,7 @@ LISTED = 12  # names that a message lists
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The paths of a model's tensors and nodes.
+    """Paths of a model's tensors and nodes.
 
     values: of initializers that have another name in the module, that name.  Two of them may have
         one, as the copies of a weight that is used twice.
@@ -95,7 +95,7 @@ class Paths:
         return f"{module}: {node}" if module and module not in node.replace("/", ".") else node
 
     def matches(self, name: str, pattern: str) -> bool:
-        """Return whether a pattern, as of `fnmatch`, is that of a tensor's name or path."""
+        """Return whether a pattern, as of `fnmatch`, matches a tensor's name or path."""
         return any(fnmatchcase(each, pattern) for each in self.names(name))
 
     def spelt(self, patterns: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -103,14 +103,14 @@ class Paths:
 
         known: the names that they are for.
         """
-        names, found = list(known), dict[str, None]()
+        names, spellings = list(known), dict[str, None]()
         for pattern in patterns:
             matched = [name for name in names if self.matches(name, pattern)]
             by_path = [name for name in matched if not fnmatchcase(name, pattern)]
             if len(by_path) < len(matched) or not matched:
-                found[pattern] = None
-            found.update(dict.fromkeys(by_path))
-        return list(found)
+                spellings[pattern] = None
+            spellings.update(dict.fromkeys(by_path))
+        return list(spellings)
 
     def nearest(self, pattern: str, known: Iterable[str]) -> str:
         """Return what a message says of the names that are like a pattern which matches none."""
@@ -118,18 +118,18 @@ class Paths:
         return nearest(pattern, paths) or f"; they are {listed(paths)}" if paths else ""
 
     def resolved(self, names: Iterable[str], known: Iterable[str]) -> list[str]:
-        """Return these names with the tensors that have a path in its place.
+        """Return these names, with paths replaced by the names of their tensors.
 
-        known: the names of tensors; what is one of them stays, as does what is no path.
+        known: the names of tensors; these stay, as do names that are not paths.
         """
-        own, found = set(known), dict[str, None]()
+        own, tensors = set(known), dict[str, None]()
         by_path: dict[str, list[str]] = {}
         for value, path in self.values.items():
             if value in own:
                 by_path.setdefault(path, []).append(value)
         for name in names:
-            found.update(dict.fromkeys([name] if name in own else by_path.get(name, [name])))
-        return list(found)
+            tensors.update(dict.fromkeys([name] if name in own else by_path.get(name, [name])))
+        return list(tensors)
 
 
 @lru_cache(maxsize=8)
@@ -148,6 +148,6 @@ def _parse(text: str) -> Paths:
 
 def listed(names: Iterable[str], most: int = LISTED) -> str:
     """Return the first names of a list as a message has them, and how many more there are."""
-    found = list(dict.fromkeys(names))
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(map(repr, found[:most])) + more
+    every = list(dict.fromkeys(names))
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(map(repr, every[:most])) + more

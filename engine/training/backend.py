@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 @checked
 class Session:
-    """A prepared model.  It makes a plan for each combination of input shapes, and runs it.
+    """Prepared model, with a plan for each combination of input shapes.
 
     Inputs whose values decide shapes are constants in a plan; other values are another plan.
     """
@@ -53,7 +53,8 @@ class Session:
         self._draws = 0  # runs that drew random numbers
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> tuple[Array, ...]:
-        """The outputs for these inputs, which are given in the order of the model or by name.
+        """Return the outputs for these inputs, which are given in the order of the model or by
+        name.
 
         Raises:
             InputError, DTypeError, ShapeError: naming the input.
@@ -83,7 +84,9 @@ class Session:
         return {name: self._model.array(name, given[name]) for name in names}
 
     def _program(self, arrays: Mapping[str, Array]) -> Any:
-        """The program for these inputs; each value that planning asks for becomes part of it."""
+        """Return the program for these inputs; each value that planning asks for becomes part of
+        it.
+        """
         shapes = [a.shape for a in arrays.values()]
         while True:
             try:
@@ -97,11 +100,11 @@ class Session:
 
 @checked
 class Backend:
-    """The interface of `onnx.backend.base.Backend`, without an import of onnx."""
+    """Interface of `onnx.backend.base.Backend`, without importing onnx."""
 
     @classmethod
     def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether a model is well-formed and the device supported."""
+        """Return whether a model is well-formed and the device supported."""
         try:
             cls.prepare(model, device, **kwargs)
         except InternalError:
@@ -112,7 +115,7 @@ class Backend:
 
     @classmethod
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> Session:
-        """A session that runs a model: a `ModelProto`, a path or bytes.
+        """Return a session that runs a model: a `ModelProto`, a path or bytes.
 
         threads: as of `engine.api.Module`.
 
@@ -154,7 +157,7 @@ class Backend:
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether a device, `kind[:number]`, is a CPU."""
+        """Return whether a device, `kind[:number]`, is a CPU."""
         return device.partition(":")[0].upper() == "CPU"
 
 
@@ -166,7 +169,9 @@ supports_device = Backend.supports_device
 
 
 def supported(model: Any) -> Table:
-    """A table of the nodes of a model that tells which can be trained, see `engine.supported`."""
+    """Return a table of the nodes of a model that tells which can be trained, see
+    `engine.supported`.
+    """
     from engine.graphs.offline import support
 
     return support.supported(model)

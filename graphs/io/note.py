@@ -1,4 +1,4 @@
-"""The note by which a model tells which of its layers have adapters; its metadata carry it."""
+"""Note in the metadata of a model that lists its layers with adapters."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from engine.system.files import NOTE
 
 KEY = "lora"  # of `Interface.notes`
 METADATA = NOTE + KEY  # of the metadata of a model
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"  # peft's names of A and B, behind that of the layer
+DOWN, UP = (
+    ".lora_A.weight",
+    ".lora_B.weight",
+)  # peft's suffixes of A and B
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer that has an adapter.
+    """Layer with an adapter.
 
     weight: the initializer that the layer's weight comes from.
-    nodes: the names of the products that the adapter is added to; several of a layer that is used
-        several times.
+    nodes: the names of the products that the adapter is added to, one for each use of the layer.
     """
 
     weight: str
@@ -30,11 +32,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The adapters of a model: y = W x + scale B (A x), A of `rank` rows.
+    """Adapters of a model: y = W x + scale B (A x), A of `rank` rows.
 
-    alpha: with the rank it makes the scale.
+    alpha: the numerator of the scale.
     dropout: share of x that a training step drops before A.
-    rank_stabilised: the scale is alpha / sqrt(rank), and not alpha / rank.
+    rank_stabilised: the scale is alpha / sqrt(rank) instead of alpha / rank.
     layers: by the name of the layer, to which its parameters add `DOWN` and `UP`.
     """
 
@@ -48,22 +50,22 @@ class Note:
     def parse(cls, text: str, where: str, values: Collection[str]) -> Note:
         """Read a note.
 
-        where: what errors call the model.  values: the names of its parameters, among others.
+        where: the name of the model in errors.  values: names that include its parameters.
 
         Raises:
             ModelError: the note is damaged, or a parameter that it names is missing.
         """
         try:
-            found = json.loads(text)
+            fields = json.loads(text)
             layers = {
                 str(name): Layer(str(layer["weight"]), tuple(map(str, layer["nodes"])))
-                for name, layer in found["layers"].items()
+                for name, layer in fields["layers"].items()
             }
             note = cls(
-                int(found["rank"]),
-                float(found["alpha"]),
-                float(found["dropout"]),
-                bool(found["rank_stabilised"]),
+                int(fields["rank"]),
+                float(fields["alpha"]),
+                float(fields["dropout"]),
+                bool(fields["rank_stabilised"]),
                 layers,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -76,7 +78,7 @@ class Note:
         return note
 
     def text(self) -> str:
-        """The note as `parse` reads it."""
+        """Return the note as `parse` reads it."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @property
@@ -85,14 +87,14 @@ class Note:
         return scale_of(self.rank, self.alpha, self.rank_stabilised)
 
     def parameters(self) -> list[str]:
-        """The names of all adapter parameters, layer by layer, A before B."""
+        """Return the names of all adapter parameters, layer by layer, A before B."""
         return [layer + end for layer in self.layers for end in (DOWN, UP)]
 
     def of(self, layers: Collection[str]) -> Note:
-        """The note of a model that has the adapters of these layers alone."""
+        """Return the note of a model that has the adapters of these layers alone."""
         return replace(self, layers={n: layer for n, layer in self.layers.items() if n in layers})
 
 
 def scale_of(rank: int, alpha: float, rank_stabilised: bool) -> float:
-    """alpha / rank, or alpha / sqrt(rank)."""
+    """Return alpha / rank, or alpha / sqrt(rank)."""
     return alpha / (math.sqrt(rank) if rank_stabilised else rank)

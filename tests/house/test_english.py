@@ -30,6 +30,7 @@ CLEAN = (
     "engine/onnxblock",
     "engine/plan",
     "engine/federated",
+    "engine/lora",
     "engine/profiling",
     "engine/reports",
     "engine/runtime",
