@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: Sequence[str], title: str) -> int:
-    """As `main`; title: of messages."""
+    """Do as `main`; title: the name in messages."""
     try:
         import click
     except ModuleNotFoundError:
@@ -89,11 +89,11 @@ def _drop_output() -> None:
 
 
 def invoke(words: Sequence[str]) -> int:
-    """Run a command and let its errors through; returns the exit status.
+    """Run a command and let its errors through; return the exit status.
 
     Raises:
-        EngineError: what the command raises.
-        click.ClickException: the words are not those of a command.
+        EngineError: any error of the command.  click.ClickException: the words do not form a
+        command.
     """
     import click
     from click import shell_completion

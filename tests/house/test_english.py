@@ -74,6 +74,8 @@ _CLAUSE = re.compile(
     r"(?:^|[.:;!?]\s|^[-*|] *|\| |\*\*)(What|Which|Who|Whether|Whoever|Whatever)\b"
     r"(?! to\b)(?P<rest>[^.?!]*)(?P<end>[.?!]|$)"
 )
+# Code of other languages in a string, or a list of their keywords: no prose.
+_CODE = re.compile(r"[;{]\n|#include|\A\s*(?:[a-z_\d]+\s+){12}")
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 OPENING = re.compile(r"(?:What|Whether|Which|Who|How)\b")
 
@@ -162,7 +164,7 @@ def _messages(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Constant(value=str(text)) if (
-                len(text.split()) > 2 and node.lineno not in lines
+                len(text.split()) > 2 and node.lineno not in lines and not _CODE.search(text)
             ):
                 yield node.lineno, text
 

@@ -194,7 +194,7 @@ def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
         ('{"kind": "edgegrad bench", "version": 1}', "damaged"),
         ('{"kind": "edgegrad bench", "version": 1, "machine": {}, "rows": [3]}', "damaged"),
         ('{"kind": "edgegrad bench", "version": 1, "machine": {}, "rows": [{"workload": "m", '
-         '"batch": 1, "threads": 1, "step": "fast"}]}', "'fast' is no number"),
+         '"batch": 1, "threads": 1, "step": "fast"}]}', "'fast' is not a number"),
     ],
 )  # fmt: skip
 def test_another_file_is_refused(content: str, said: str, tmp_path: Path) -> None:

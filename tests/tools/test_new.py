@@ -76,9 +76,9 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["sortre", "app"], 1, "no template 'sortre'; nearest: 'sorter'"),
         (["sorter"], 2, "give the folder of the project"),
-        (["sorter", "my app"], 1, "'my app' is no name for a project"),
+        (["sorter", "my app"], 1, "'my app' is not a name for a project"),
         (["sorter", "-app"], 2, "-a"),
-        (["sorter", ".app"], 1, "'.app' is no name for a project"),
+        (["sorter", ".app"], 1, "'.app' is not a name for a project"),
     ],
 )
 def test_wrong_words(

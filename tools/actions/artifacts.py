@@ -14,7 +14,7 @@ from engine.trainer.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The names of the parameters that artifacts train and keep, and how many values they have."""
+    """Names of the parameters that artifacts train and keep, and the number of their values."""
 
     trained: Sequence[str]
     frozen: Sequence[str]

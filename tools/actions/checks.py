@@ -1,4 +1,4 @@
-"""Dry runs of what a path names: a folder of artifacts, or a forward model."""
+"""Dry runs of a path: a folder of artifacts, or a forward model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RANK, LAST = 8, 2  # of LoRA, and of the last layers of a sparse update, as they
 
 @dataclass(frozen=True)
 class Asked:
-    """What a dry run is of.
+    """Request for a dry run.
 
     batch: samples of a step.  shapes: of inputs that it does not determine.
     budget: bytes of all regions; None for any.
@@ -51,10 +51,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Made:
-    """With what a forward model is made trainable.
+    """Options that make a forward model trainable.
 
     loss: its name; None chooses by the first output: cross-entropy for two dimensions, which are
-        samples and classes, else the mean square.
+        samples and classes, otherwise the mean square.
     """
 
     loss: str | None = None
@@ -69,7 +69,8 @@ def check_path(
     progress: Progress = SILENT,
     opened: Opened | None = None,
 ) -> Check:
-    """A dry run of artifacts, or of a forward model, whose artifacts are made for it and go again.
+    """Return a dry run of artifacts, or of a forward model, whose artifacts are made for it and go
+    again.
 
     opened: the models of artifacts, where they are open; their plans are not made again.
 
@@ -93,20 +94,20 @@ def check_path(
             return Check(
                 source=str(path), threads=threads, kernels="", faults=faults, why=str(error)
             )
-        found = _of_artifacts(Path(folder), asked, str(path), progress)
-    if found.why:
-        return replace(found, faults=tuple(faults_of(path)) or found.faults)
-    if asked.variants and found.figures is not None:
-        most = found.figures.nbytes
+        result = _of_artifacts(Path(folder), asked, str(path), progress)
+    if result.why:
+        return replace(result, faults=tuple(faults_of(path)) or result.faults)
+    if asked.variants and result.figures is not None:
+        most = result.figures.nbytes
         more = (s for s in _remade(path, graph, asked, made, progress) if s.figures.nbytes < most)
-        found = replace(found, suggestions=by_bytes([*found.suggestions, *more]))
-    return found
+        result = replace(result, suggestions=by_bytes([*result.suggestions, *more]))
+    return result
 
 
 def _remade(
     path: Path, graph: Graph, asked: Asked, made: Made, progress: Progress
 ) -> Iterator[Suggestion]:
-    """Variants of a training that have artifacts of their own, as only a forward model allows.
+    """Yield variants of a training with artifacts of their own, possible only for a forward model.
 
     A variant that the model does not allow is none.
     """
@@ -127,13 +128,13 @@ def _remade(
                     recipe = replace(recipe, options=RecipeOptions(update=variant))
                 recipe.write(forward, train, folder)
                 mine = replace(asked, variants=False, budget=None)
-                found = _of_artifacts(Path(folder), mine, change, progress)
+                result = _of_artifacts(Path(folder), mine, change, progress)
             except InternalError:
                 raise
             except EngineError:
                 continue
-        if found.figures is not None:
-            yield Suggestion(change, found.figures)
+        if result.figures is not None:
+            yield Suggestion(change, result.figures)
 
 
 def _of_artifacts(
@@ -166,7 +167,7 @@ def _recipe(graph: Graph, made: Made) -> Recipe:
 
 
 def _loss(graph: Graph, name: str | None) -> Loss | None:
-    """The loss of a name, or the one that fits the first output of a model."""
+    """Return the loss of a name, or the one that fits the first output of a model."""
     if name == "none":
         return None
     if name is None:

@@ -1,4 +1,4 @@
-"""What the command line chooses by name, with its options: losses, optimizers and schedules."""
+"""Choices by name on the command line, with their options: losses, optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = TypeVar("Kind")
 
 
 def loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
-    """A loss with its options.
+    """Return a loss with its options.
 
     Raises:
         InputError, DTypeError: there is none of that name, or an option does not fit.
@@ -25,13 +25,13 @@ def loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
 
 
 def optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpec:
-    """An optimizer with its options, as `loss`."""
+    """Return an optimizer with its options, as `loss`."""
     kind = _chosen(names.optimizers(), name, "optimizer", place)
     return tables.make(kind, options, f"{place} {name}")
 
 
 def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
-    """A schedule with its options, as `loss`."""
+    """Return a schedule with its options, as `loss`."""
     kind = _chosen(names.schedule_kinds(), name, "schedule", place)
     return tables.make(kind, options, f"{place} {name}")
 

@@ -1,4 +1,4 @@
-"""The demo: train a digit classifier from a forward-only ONNX model, export it, check the export.
+"""Demo: train a digit classifier from a forward ONNX model, export it, check the export.
 
 Data are the 1,797 handwritten 8x8 digits of scikit-learn (UCI ML repository, Alpaydin and Kaynak,
 "Optical Recognition of Handwritten Digits", 1998); a fifth of them is held out.
@@ -28,7 +28,9 @@ GOAL = 0.97
 
 
 def classifier(rng: np.random.Generator) -> Graph:
-    """A forward-only CNN: conv 3x3, relu, maxpool 2x2, flatten, two linear layers (He 2015)."""
+    """Return a forward-only CNN: conv 3x3, relu, maxpool 2x2, flatten, two linear layers (He
+    2015).
+    """
 
     def weight(*shape: int) -> Floats:
         fan_in = int(np.prod(shape[1:]))
@@ -76,7 +78,7 @@ def classifier(rng: np.random.Generator) -> Graph:
 
 
 def digits(rng: np.random.Generator) -> tuple[Floats, Labels, Floats, Labels]:
-    """Training images and labels, then held-out ones (20 %); pixels in [0, 1]."""
+    """Return training images and labels, then held-out ones (20 %); pixels in [0, 1]."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -88,7 +90,7 @@ def digits(rng: np.random.Generator) -> tuple[Floats, Labels, Floats, Labels]:
 
 
 def batches(count: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
-    """Shuffled indices in batches; the last one may be smaller."""
+    """Yield shuffled indices in batches; the last one may be smaller."""
     order = rng.permutation(count)
     for start in range(0, count, BATCH):
         yield order[start : start + BATCH]

@@ -1,4 +1,4 @@
-"""Extensions: Python files that declare operators of one's own, which a command imports first."""
+"""Extensions: Python files with a user's operators, which a command imports first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as text: the arena as a picture, what is kept, words of steps by name; a table for JSON."""
+"""Plans as text: the arena as a picture, kept values, words of steps by name; a table for JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.plan.plan import Plan, in_bytes
 
 
 def picture(plan: Plan, width: int = 72) -> str:
-    """The work arena over time, as text.
+    """Return the work arena over time, as text.
 
     One line is one step.  Bytes run from left to right; a letter stands for the buffer that holds
     them, `.` for bytes that are free.
@@ -33,14 +33,15 @@ def picture(plan: Plan, width: int = 72) -> str:
 
 
 def kept(plan: Plan) -> str:
-    """What the forward pass keeps for the backward pass: one line is one value, largest first.
+    """Return the values that the forward pass keeps for the backward pass, a line each, largest
+    first.
 
     kept for backward: 1.4 MiB in 3
        1.3 MiB  r2  f32[8,64,24,24]  conv2 -> relu2_Grad/ReluGrad_0
     """
-    found = plan.kept()
-    lines = [f"kept for backward: {in_bytes(plan.kept_bytes)} in {len(found)}"] if found else []
-    for k in found:
+    values = plan.kept()
+    lines = [f"kept for backward: {in_bytes(plan.kept_bytes)} in {len(values)}"] if values else []
+    for k in values:
         b = plan.buffers[k.buffer]
         shape = ",".join(map(str, b.shape))
         lines.append(
@@ -51,7 +52,9 @@ def kept(plan: Plan) -> str:
 
 
 def named_words(plan: Plan) -> list[dict[str, Any]]:
-    """The numbers that each step passes to its kernel, by the names the kernel has for them."""
+    """Return the numbers that each step passes to its kernel, by the names the kernel has for
+    them.
+    """
     specs = {spec.symbol: spec for spec in plan.specs}
     return [
         templates()[specs[step.kernel].template].named(specs[step.kernel].params, step.consts)
@@ -60,7 +63,7 @@ def named_words(plan: Plan) -> list[dict[str, Any]]:
 
 
 def words(plan: Plan) -> str:
-    """The same as text: one line is one step; an array is in parentheses.
+    """Return the same as text: one line is one step; an array is in parentheses.
 
     0 softmax_rows_f32_1: rows=8 n=10
     """
@@ -72,12 +75,14 @@ def words(plan: Plan) -> str:
 
 
 def _text(value: int | float | tuple[int, ...]) -> str:
-    """A number, or the numbers of an array in parentheses."""
+    """Return a number, or the numbers of an array in parentheses."""
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
 def table(plan: Plan) -> dict[str, Any]:
-    """A plan as dictionaries and lists: all that its text has, and the words of steps by name."""
+    """Return a plan as dictionaries and lists: all that its text has, and the words of steps by
+    name.
+    """
     ports = {
         kind: [{"name": p.name, "shape": p.shape, "buffer": p.buffer} for p in of]
         for kind, of in (("inputs", plan.inputs), ("outputs", plan.outputs))

@@ -1,4 +1,4 @@
-"""Plans of what a path names: an ONNX model or a folder of artifacts; and what plan files hold."""
+"""Plans of a path, an ONNX model or a folder of artifacts; and checks of plan files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """For what plans are made.
+    """Request for plans.
 
-    batches: the batch sizes; empty if shapes say all.
-    shapes: the shapes of inputs by name, where the batch size does not determine them.
-    outputs: of artifacts, the tensors that inference computes; empty: what the loss reads.
-    budget: bytes that all regions of a plan may have; None for any.
-    ranks: how many ranks share a training step, of which the batches are this one's; None: a step
-        is this process's alone.
+    batches: the batch sizes; empty if the shapes are complete.
+    shapes: the shapes of inputs by name that the batch size does not determine.
+    outputs: for artifacts, the tensors that inference computes; empty: the operands of the loss.
+    budget: the most bytes of all regions of a plan, or None.
+    ranks: the number of ranks that share a training step, each with one of the batches; None: a
+        step has one process.
     """
 
     target: Target
@@ -53,7 +53,8 @@ class Asked:
 
 
 def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
-    """The models of a training step of artifacts, ready to be planned; None without an optimizer.
+    """Return the models of a training step of artifacts, ready to be planned; None without an
+    optimizer.
 
     Raises:
         EngineError: a model cannot be read.
@@ -73,15 +74,15 @@ def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
 def plans(
     path: Path, asked: Asked, progress: Progress, models: Opened | None = None
 ) -> dict[str, Plan]:
-    """The plans of a model, or of all models in a folder of artifacts, by titles.
+    """Return the plans of a model, or of all models in a folder of artifacts, by titles.
 
-    Those of artifacts begin with the steps of training, each of which is one plan.  Within a budget
-    and for ranks there are these alone.
+    Plans of artifacts begin with the steps of training, one plan each.  With a budget or ranks
+    there are no others.
 
-    models: those of a step of artifacts, as `opened` gives them; None opens them.
+    models: the models of a step of artifacts, from `opened`; None opens them.
 
     Raises:
-        InputError: ranks of what is no folder of artifacts with an optimizer model.
+        InputError: ranks are given for a path other than artifacts with an optimizer model.
         BudgetError: no plan keeps to the budget.
         EngineError: a model cannot be read or planned.
     """
@@ -108,14 +109,14 @@ def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
     for name in given:
         if name not in declared:
             raise NameNotFoundError(f"{path}: no input {name!r}{nearest(name, declared)}")
-    found = {}
+    by_title = {}
     for batch in asked.batches or (None,):
         shapes = bind_shapes(declared, batch, given, f"model {path.name}")
         title = path.name if batch is None else f"{path.name}, batch {batch}"
-        found[title] = make_plan(
+        by_title[title] = make_plan(
             graph, shapes, target=asked.target, threads=asked.threads, budget=asked.budget
         )
-    return found
+    return by_title
 
 
 def _of_artifacts(
@@ -141,14 +142,14 @@ def _of_artifacts(
         asked.outputs,
         progress=progress,
     )
-    found = steps | {
+    by_title = steps | {
         f"{phase}, batch {batch}": plan
         for batch, by_phase in planned.batches.items()
         for phase, plan in by_phase.items()
     }
     if "optimizer" in planned.plans:
-        found["optimizer"] = planned.plans["optimizer"]
-    return found
+        by_title["optimizer"] = planned.plans["optimizer"]
+    return by_title
 
 
 def training_steps(
@@ -159,7 +160,7 @@ def training_steps(
     progress: Progress,
     models: Opened | None = None,
 ) -> dict[int, Plan]:
-    """The plans of training steps, forward, backward and update, by batch sizes.
+    """Return the plans of training steps, forward, backward and update, by batch sizes.
 
     There are none without an optimizer model, or, without a budget, with one that cannot be joined.
 
@@ -173,12 +174,12 @@ def training_steps(
     if models is None:
         return {}
     train = models.train
-    found = {}
+    by_batch = {}
     for batch in batches:
         bound = batch_shapes(train, batch, shapes, len(batches) > 1)
         progress.say(f"planning a training step, batch {batch}")
         try:
-            found[batch] = models.step(bound, asked.budget)
+            by_batch[batch] = models.step(bound, asked.budget)
         except NotJoinableError:
             if asked.budget is None and asked.ranks is None:
                 return {}
@@ -187,11 +188,11 @@ def training_steps(
             slots = train.state.slots
             subject = Subject.of(files["train"], files["optimizer"], slots, asked.threads)
             raise error.advised(advice(subject, bound, asked.budget or 0)) from None
-    return found
+    return by_batch
 
 
 def is_plan_file(path: Path) -> bool:
-    """Whether a path is a file of plans, of a library or of `edgegrad prepare`."""
+    """Return whether a path is a file of plans, of a library or of `edgegrad prepare`."""
     if path.is_dir():
         return False
     start = files.read(os.fspath(path), "plan file")[:8]
@@ -222,7 +223,7 @@ def check_file(path: Path) -> list[str]:
 
 
 def _checked(tables: Tables) -> list[str]:
-    """What the plans of a whole file are, none of which breaks a rule or reaches outside.
+    """Return descriptions of the plans of a whole file, after checking all of them.
 
     Raises:
         PlanError: one does.
@@ -232,9 +233,9 @@ def _checked(tables: Tables) -> list[str]:
 
 
 def _check_prepared(path: Path) -> list[str]:
-    found = plan_cache.Prepared(os.fspath(path))
-    made = found.made
-    damaged = [name for name in found.names() if found.get(name) is None]
+    prepared = plan_cache.Prepared(os.fspath(path))
+    made = prepared.made
+    damaged = [name for name in prepared.names() if prepared.get(name) is None]
     if made is None or damaged:
         raise PlanError(f"{path}: damaged; run `{plan_cache.command(os.fspath(path.parent))}`")
     if made.sources != plan_cache.sources():
@@ -242,8 +243,8 @@ def _check_prepared(path: Path) -> list[str]:
             f"{path}: made by another version of edgegrad ({made.version}); run "
             f"`{plan_cache.command(os.fspath(path.parent))}`"
         )
-    for name in found.names():
-        record = found.get(name) or b""
+    for name in prepared.names():
+        record = prepared.get(name) or b""
         if record.startswith(MAGIC):
             try:
                 _checked(Tables(record))

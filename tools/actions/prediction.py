@@ -1,4 +1,4 @@
-"""Predictions of a run for files that it has not seen."""
+"""Predictions of a run for new files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FORMATS = (".csv", ".json")
 def predict(
     folder: Path, trainer: Trainer, paths: Sequence[Path], batch_size: int | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each file, or for each row of a table.
+    """Return a row for each file, or for each row of a table.
 
-    A row tells the file, and the class with its probability and those of all classes, or else the
-    values of the model's output.
+    A row has the file, and the class with its probability and the ones of all classes, or otherwise
+    the values of the model's output.
 
-    folder: of the run.
+    folder: the folder of the run.
     paths: files, or folders of them.
-    batch_size: by default that of the training.
+    batch_size: by default the training's.
 
     Raises:
         FileError: a file cannot be read.
@@ -41,14 +41,16 @@ def predict(
     config = runs.read_config(folder)
     learned = run_data.read_learned(config.data, folder)
     places, samples = run_data.unlabelled(config.data, list(paths), learned)
-    found = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
-    if isinstance(found, tuple):
+    outputs = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
+    if isinstance(outputs, tuple):
         raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
     classes = config.data.classes
-    if not classes or found.shape[1:] != (len(classes),):
-        return [place | {"values": row.tolist()} for place, row in zip(places, found, strict=True)]
+    if not classes or outputs.shape[1:] != (len(classes),):
+        return [
+            place | {"values": row.tolist()} for place, row in zip(places, outputs, strict=True)
+        ]
     logarithms = isinstance(runs.run_loss(config), NLLLoss)
-    shares = np.exp(found) if logarithms else probabilities(found)
+    shares = np.exp(outputs) if logarithms else probabilities(outputs)
     return [
         place
         | {
@@ -61,7 +63,7 @@ def predict(
 
 
 def probabilities(scores: Array) -> Array:
-    """softmax(scores) over the last axis, in float64."""
+    """Return softmax(scores) over the last axis, in float64."""
     shifted = scores.astype(np.float64)
     shifted -= shifted.max(-1, keepdims=True)
     grown = np.exp(shifted, out=shifted)
@@ -70,7 +72,7 @@ def probabilities(scores: Array) -> Array:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row as a line for people."""
+    """Return a row as a line for people."""
     place = str(row["file"]) + (f", row {row['row']}" if "row" in row else "")
     if "class" in row:
         return f"{place}  {row['class']}  {100 * row['probability']:.1f} %"
@@ -88,7 +90,7 @@ def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A column for each probability, or for each value."""
+    """Return a column for each probability, or for each value."""
     flat = []
     for row in rows:
         cells = {k: v for k, v in row.items() if k not in ("probabilities", "values")}

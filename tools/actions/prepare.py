@@ -1,4 +1,4 @@
-"""Prepare: write plans beside artifacts, so that no process that trains them has to plan.
+"""Preparation: writing plans beside artifacts, so that no process that trains them has to plan.
 
 The file prepared.plans is for trainers, modules and optimizers that are made from the paths of
 these artifacts.  It belongs to this version of edgegrad and to the content of the artifacts.  Plans
@@ -36,14 +36,16 @@ _SYSTEMS = {"linux": "linux", "darwin": "apple", "win32": "windows"}  # in tripl
 
 
 class Collected(plan_cache.Records):
-    """Records in memory, which begin empty."""
+    """Records in memory, initially empty."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, bytes] = {}
 
     def cached(self, name: str) -> bytes | None:
-        """The record of a key, if this command has made it; the cache folder is not asked."""
+        """Return the record of a key, if this command has made it; the cache folder is not
+        asked.
+        """
         return self.found.get(name)
 
     def put(self, name: str, content: bytes) -> None:
@@ -154,7 +156,7 @@ def _text(shapes: Shapes) -> str:
 
 
 def elsewhere(name: str) -> KernelSet:
-    """The kernels of a device that has nothing but what its wheel ships.
+    """Return the kernels of a device that has nothing but what its wheel ships.
 
     name: an instruction-set level, or a target that `edgegrad targets` lists.
 
@@ -162,27 +164,27 @@ def elsewhere(name: str) -> KernelSet:
         EngineError: nothing is shipped for it, or this installation ships nothing.
     """
     level = _level(name)
-    found = source.of_level(level, "shipped", level.systems[0])
-    if found is None:
+    chosen = source.of_level(level, "shipped", level.systems[0])
+    if chosen is None:
         raise EngineError(
-            f"--target {name}: this installation ships no kernels, so it does not know those of "
-            "another; install a wheel of edgegrad (in a checkout: python -m engine.tools.dev.ship)"
+            f"--target {name}: this installation ships no kernels, so it does not know the "
+            "kernels of another; install a wheel of edgegrad (in a checkout: python -m engine.tools.dev.ship)"
         )
-    return found
+    return chosen
 
 
 def _level(name: str) -> Level:
-    """The level of shipped kernels that a name stands for.
+    """Return the level of shipped kernels that a name stands for.
 
     Raises:
         EngineError: there is none, or there are several for that architecture.
     """
-    found = [level for level in LEVELS if level.name == name]
-    if not found:
+    levels = [level for level in LEVELS if level.name == name]
+    if not levels:
         triple = resolve(name).target
         systems = [s for s in SYSTEMS if _SYSTEMS[s] in triple.triple]
-        found = [v for v in LEVELS if v.arch == triple.arch and {*systems} & {*v.systems}]
-    if len(found) != 1:
-        known = ", ".join(level.name for level in found or LEVELS)
+        levels = [v for v in LEVELS if v.arch == triple.arch and {*systems} & {*v.systems}]
+    if len(levels) != 1:
+        known = ", ".join(level.name for level in levels or LEVELS)
         raise EngineError(f"--target {name}: give the level of its shipped kernels, one of {known}")
-    return found[0]
+    return levels[0]

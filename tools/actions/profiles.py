@@ -1,4 +1,4 @@
-"""Profiles of artifacts: a step on inputs that are made up, as the model declares them."""
+"""Profiles of artifacts: a step on invented inputs that fit the model's declarations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def profile(
 
 
 def made_up(module: Module, batch: int | None, shapes: Shapes) -> list[npt.NDArray[np.generic]]:
-    """Inputs of a step that a module takes: normal floats, whole numbers in range, masks of ones.
+    """Return invented inputs of a step: normal floats, integers in range, masks of ones.
 
     Raises:
         InputError: the shape of an input is not known, or no numbers that are tried are in range.
@@ -78,7 +78,9 @@ def made_up(module: Module, batch: int | None, shapes: Shapes) -> list[npt.NDArr
 
 
 def _samples(model: Model, shapes: Shapes) -> int:
-    """The samples of a step: as a given shape has it, as the model fixes it, or `SAMPLES`."""
+    """Return the samples of a step: as a given shape has it, as the model fixes it, or
+    `SAMPLES`.
+    """
     declared = [model.interface.inputs[name].shape for name in model.inputs]
     given: Sequence[int | str] = [s[0] for s in (*shapes.values(), *declared) if s]
     return next((d for d in given if isinstance(d, int)), SAMPLES)
@@ -87,7 +89,7 @@ def _samples(model: Model, shapes: Shapes) -> int:
 def _array(
     model: Model, name: str, shape: tuple[int, ...], rng: np.random.Generator, below: int
 ) -> npt.NDArray[np.generic]:
-    """Values for an input: numbers below a limit, and 1 in what is called a mask."""
+    """Return values for an input: numbers below a limit, or 1 for a mask."""
     kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
     if kind.kind == "f":
         return rng.standard_normal(shape).astype(kind)

@@ -1,4 +1,4 @@
-"""Runs that `edgegrad train` has made: what their folders hold, and how it is read again.
+"""Runs of `edgegrad train`: reading the contents of their folders.
 
 The folder of a run has
 
@@ -36,7 +36,8 @@ CONFIG, ARTIFACTS, FORWARD = "run.toml", "artifacts", "forward.onnx"
 
 
 def run_loss(config: RunConfig) -> Loss | None:
-    """The loss of a run; by default that of classes, or the mean squared error of values.
+    """Return the loss of a run; by default cross-entropy of classes, or the mean squared error of
+    values.
 
     None: the model computes it, as its first output.
     """
@@ -45,7 +46,7 @@ def run_loss(config: RunConfig) -> Loss | None:
 
 
 def metrics(config: RunConfig) -> Sequence[str]:
-    """The metrics of a run; by default one that fits the data, and none without targets."""
+    """Return the metrics of a run; by default one that fits the data, and none without targets."""
     if config.fit.metrics is not None:
         return config.fit.metrics
     if config.model.loss == "none" or config.data.options.get("target") in ("", [], ()):
@@ -59,7 +60,7 @@ def metrics(config: RunConfig) -> Sequence[str]:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration of a run.
+    """Return the configuration of a run.
 
     Raises:
         FileError: the folder has no run.
@@ -72,7 +73,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
-    """Other data, prepared as those of a run.
+    """Return other data, prepared like the data of a run.
 
     Raises:
         EngineError: they cannot be read, or do not fit.
@@ -81,7 +82,7 @@ def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
 
 
 def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:
-    """The trainer of a run, with the parameters of its best or its last checkpoint.
+    """Return the trainer of a run, with the parameters of its best or its last checkpoint.
 
     Raises:
         FileError: there is no such checkpoint.

@@ -1,7 +1,7 @@
 """Templates of projects: the folders of examples/, which `edgegrad new` copies.
 
-A template is the folder's own files of the kinds below, and its tests/; what its programs have
-written into other folders is no part of it.
+A template consists of the folder's own files of the kinds below, and its tests/, without the files
+that its programs have written into other folders.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def templates() -> dict[str, str]:
-    """The templates by name, with the title of their README."""
-    found = {}
+    """Return the templates by name, with the title of their README."""
+    titles = {}
     for readme in sorted(FOLDER.glob("*/README.md")):
         first = readme.read_text("utf-8").partition("\n")[0]
-        found[readme.parent.name] = first.lstrip("# ").strip()
-    return found
+        titles[readme.parent.name] = first.lstrip("# ").strip()
+    return titles
 
 
 def contents(name: str) -> list[Path]:
-    """The files of a template, relative to its folder.
+    """Return the files of a template, relative to its folder.
 
     Raises:
         NameNotFoundError: there is no such template; the message has the nearest ones.
@@ -43,24 +43,24 @@ def contents(name: str) -> list[Path]:
         )
     source = FOLDER / name
     paths = (*source.iterdir(), *source.glob("tests/*"))
-    found = [path for path in paths if path.is_file() and path.suffix in SUFFIXES]
-    return sorted(path.relative_to(source) for path in found)
+    members = [path for path in paths if path.is_file() and path.suffix in SUFFIXES]
+    return sorted(path.relative_to(source) for path in members)
 
 
 def copy(name: str, folder: Path) -> list[Path]:
-    """Copy a template into a new or empty folder; returns the paths of the files.
+    """Copy a template into a new or empty folder; return the paths of the files.
 
     Raises:
         NameNotFoundError: there is no such template.
-        InputError: the folder's name would be no good name of a project.
-        StateError: there is something in the folder.
+        InputError: the folder's name is not suitable for a project.
+        StateError: the folder is not empty.
         FileError: the folder cannot be written.
     """
     made = contents(name)
     title = Path(os.path.abspath(folder)).name
     if not _NAME.fullmatch(title):
         raise InputError(
-            f"{title!r} is no name for a project: expected letters, digits, '-', '_' and '.', "
+            f"{title!r} is not a name for a project: expected letters, digits, '-', '_' and '.', "
             "beginning with a letter or a digit"
         )
     if folder.exists() and not folder.is_dir():
@@ -82,7 +82,8 @@ def copy(name: str, folder: Path) -> list[Path]:
 
 
 def _filled(text: str, folder: Path) -> str:
-    """The pyproject.toml of an app of Flower, with the project's name and where its runs are kept.
+    """Return the pyproject.toml of an app of Flower, with the project's name and where its runs are
+    kept.
 
     Flower's server runs an app in a folder of its own, so that the path has to be a whole one.  A
     name there has letters, digits and hyphens, and begins with a letter.
@@ -95,7 +96,7 @@ def _filled(text: str, folder: Path) -> str:
 
 
 def first_commands(name: str) -> list[str]:
-    """The first commands that the README of a template shows."""
+    """Return the first commands that the README of a template shows."""
     text = (FOLDER / name / "README.md").read_text("utf-8")
-    found = re.search(r"```(?:sh|bash|console)\n(.*?)```", text, re.DOTALL)
-    return [] if found is None else found[1].strip().splitlines()
+    block = re.search(r"```(?:sh|bash|console)\n(.*?)```", text, re.DOTALL)
+    return [] if block is None else block[1].strip().splitlines()

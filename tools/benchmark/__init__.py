@@ -1,1 +1,1 @@
-"""The benchmark that every installation has: training steps of known models on this machine."""
+"""Benchmark in every installation: training steps of known models on this machine."""

@@ -1,4 +1,4 @@
-"""One process of the benchmark: it trains artifacts, and answers on standard output.
+"""Process of the benchmark, which trains artifacts and answers on standard output.
 
     python -m engine.tools.benchmark.child FOLDER THREADS
 
@@ -22,7 +22,7 @@ from engine.api import CheckpointState, Module, Optimizer
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has had resident; 0 where the system does not tell.
+    """Return the most bytes that this process has had resident; 0 where the system does not tell.
 
     Source: ru_maxrss of getrusage(2), in KiB but on macOS.
     """

@@ -1,4 +1,4 @@
-"""Networks for images: a multilayer perceptron, a small one of convolutions."""
+"""Networks for images: a multilayer perceptron, and a small convolutional one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.tools.benchmark.workload import random_weights
 
 
 def mlp() -> Graph:
-    """784-500-10."""
+    """Return the multilayer perceptron 784-500-10."""
     weights = {"w1": (500, 784), "b1": (500,), "w2": (10, 500), "b2": (10,)}
     return Graph(
         "mlp", {"x": TensorType("f32", ("batch", 784))}, ["scores"], random_weights(weights),
@@ -22,7 +22,7 @@ def mlp() -> Graph:
 
 
 def cnn() -> Graph:
-    """Two 3x3 convolutions (32, 64 channels) on 28x28, maxpool, 9216-128-10."""
+    """Return a CNN: two 3x3 convolutions (32, 64 channels) on 28x28, maxpool, 9216-128-10."""
     weights = {
         "c1.w": (32, 1, 3, 3), "c1.b": (32,), "c2.w": (64, 32, 3, 3), "c2.b": (64,),
         "f1.w": (128, 9216), "f1.b": (128,), "f2.w": (10, 128), "f2.b": (10,),

@@ -18,35 +18,35 @@ class Layers:
         self.constants: dict[str, np.ndarray] = {}
 
     def op(self, op: str, *inputs: str, **attrs: object) -> str:
-        """A node of one output, whose name is returned."""
+        """Add a node of one output; return its name."""
         (name,) = self.ops(op, 1, *inputs, **attrs)
         return name
 
     def ops(self, op: str, outputs: int, *inputs: str, **attrs: object) -> list[str]:
-        """A node of some outputs, whose names are returned."""
+        """Add a node of some outputs; return their names."""
         name = f"{op.lower()}{len(self.nodes)}"
         names = [name if i == 0 else f"{name}.{i}" for i in range(outputs)]
         self.nodes.append(Node(op, inputs, tuple(names), attrs, name=name))
         return names
 
     def constant(self, name: str, value: object) -> str:
-        """A constant of every type; a name that is there already keeps its value."""
+        """Add a constant of any type, unless the name is taken; return the name."""
         self.constants.setdefault(name, np.asarray(value))
         return name
 
     def number(self, value: float) -> str:
-        """A float32 scalar, once for every value."""
+        """Return a float32 scalar, once for every value."""
         return self.constant(f"number.{value:.9g}", np.float32(value))
 
     def vector(self, name: str, size: int, value: float) -> str:
-        """A parameter that begins with the same value everywhere: f32[size]."""
+        """Return a parameter that begins with the same value everywhere: f32[size]."""
         return self.constant(name, np.full(size, value, np.float32))
 
     def convolution(
         self, x: str, name: str, ci: int, co: int, taps: int, stride: int = 1, rank: int = 2,
         pad: int = 0, bias: bool = False,
     ) -> str:  # fmt: skip
-        """A convolution over `rank` dimensions, the same taps, stride and pad in each."""
+        """Return a convolution over `rank` dimensions, the same taps, stride and pad in each."""
         self.shapes[f"{name}.w"] = (co, ci, *[taps] * rank)
         inputs = [x, f"{name}.w"]
         if bias:
@@ -55,13 +55,13 @@ class Layers:
         return self.op("Conv", *inputs, pads=[pad] * 2 * rank, strides=[stride] * rank)
 
     def batch_norm(self, x: str, name: str, channels: int) -> str:
-        """Batch normalisation, with running statistics."""
+        """Add a batch normalisation, with running statistics."""
         ends = {"scale": 1, "shift": 0, "mean": 0, "var": 1}
         vectors = [self.vector(f"{name}.{end}", channels, value) for end, value in ends.items()]
         return self.op("BatchNormalization", x, *vectors)
 
     def layer_norm(self, x: str, name: str, width: int, epsilon: float = 1e-5) -> str:
-        """Layer normalisation over the last dimension."""
+        """Add a layer normalisation over the last dimension."""
         scale, shift = (
             self.vector(f"{name}.{e}", width, v) for e, v in (("scale", 1), ("shift", 0))
         )
@@ -70,23 +70,23 @@ class Layers:
         return out
 
     def linear(self, x: str, name: str, n_in: int, n_out: int) -> str:
-        """A linear layer over the last dimension of x."""
+        """Return a linear layer over the last dimension of x."""
         self.shapes |= {f"{name}.w": (n_in, n_out), f"{name}.b": (n_out,)}
         return self.op("Add", self.op("MatMul", x, f"{name}.w"), f"{name}.b")
 
     def classify(self, x: str, width: int) -> None:
-        """The scores of the classes, from [batch, width]: the last layer, called fc."""
+        """Add the last layer, called fc: the scores of the classes, from [batch, width]."""
         self.shapes |= {"fc.w": (CLASSES, width), "fc.b": (CLASSES,)}
         self.nodes.append(Node("Gemm", (x, "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"))
 
     def gelu(self, x: str) -> str:
-        """x (1 + erf(x / sqrt 2)) / 2, as PyTorch exports it."""
+        """Add x (1 + erf(x / sqrt 2)) / 2, as PyTorch exports it."""
         ratio = self.op("Div", x, self.number(2**0.5))
         more = self.op("Add", self.op("Erf", ratio), self.number(1))
         return self.op("Mul", self.op("Mul", x, more), self.number(0.5))
 
     def attend(self, q: str, k: str, v: str, width: int, heads: int, mask: str = "") -> str:
-        """Attention of [batch, positions, width], in heads; q is scaled, as exporters write it.
+        """Add attention of [batch, positions, width], in heads; q is scaled, as exporters write it.
 
         mask: a bool of every score, by which it counts, if given.
         """
@@ -106,7 +106,7 @@ class Layers:
     def graph(
         self, name: str, x: TensorType, scores: tuple[str | int, ...] = ("batch", CLASSES)
     ) -> Graph:
-        """The graph of the layers so far, of the input x and the output `scores`."""
+        """Return the graph of the layers so far, of the input x and the output `scores`."""
         return Graph(
             name, {"x": x}, ["scores"], {**random_weights(self.shapes), **self.constants},
             self.nodes, {"": 17}, {"scores": TensorType("f32", scores)},

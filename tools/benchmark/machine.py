@@ -1,4 +1,4 @@
-"""What a benchmark ran on: the board, its clock and whether it is held back, threads, versions.
+"""Machine of a benchmark: the board, its clock, throttling, threads, versions.
 
 All of it is read from files of the system and from installed packages' metadata.
 """
@@ -25,12 +25,13 @@ THROTTLED = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "hot"
 
 
 def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
-    """Names and values, for people and for comparisons; what the system does not tell is left out.
+    """Return the names and values, for people and for comparisons; what the system does not tell is
+    left out.
 
     kernels: the name of the set of kernels that runs.
     root: of the file system that is read.
     """
-    found = {
+    facts = {
         "machine": _model(root),
         "processor": _processor(root),
         "architecture": platform.machine(),
@@ -47,11 +48,13 @@ def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
         "kernels": kernels,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _text(path: Path) -> str:
-    """A small file of the system in one line, or nothing; device trees end texts by a null byte."""
+    """Return a small file of the system in one line, or nothing; device trees end texts by a null
+    byte.
+    """
     try:
         return path.read_text("utf-8", "replace").replace("\0", " ").strip()
     except OSError:
@@ -59,7 +62,7 @@ def _text(path: Path) -> str:
 
 
 def _model(root: Path) -> str:
-    """The name of the board or computer."""
+    """Return the name of the board or computer."""
     for place in ("proc/device-tree/model", "sys/class/dmi/id/product_name"):
         if name := _text(root / place):
             return name
@@ -67,7 +70,7 @@ def _model(root: Path) -> str:
 
 
 def _processor(root: Path) -> str:
-    """The processor's name; of an ARM without one, the numbers that stand for it."""
+    """Return the processor's name; of an ARM without one, the numbers that stand for it."""
     rows: dict[str, str] = {}
     for line in _text(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
@@ -88,7 +91,7 @@ def _memory(root: Path) -> str:
 
 
 def _frequency(root: Path) -> dict[str, str]:
-    """The governor, and the frequencies now and at most, each for all kinds of cores."""
+    """Return the governor, and the frequencies now and at most, each for all kinds of cores."""
     folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
     governors = {_text(folder / "scaling_governor") for folder in folders} - {""}
 
@@ -106,14 +109,16 @@ def _frequency(root: Path) -> dict[str, str]:
 
 
 def _temperature(root: Path) -> str:
-    """The hottest zone that the system tells of."""
+    """Return the temperature of the hottest zone that the system reports."""
     zones = (root / "sys/class/thermal").glob("thermal_zone*/temp")
     values = [int(text) for zone in zones if (text := _text(zone)).lstrip("-").isdecimal()]
     return f"{max(values) / 1000:.0f} °C" if values else ""
 
 
 def _throttling(root: Path) -> str:
-    """Whether the machine is held back, by what a Raspberry Pi or an x86-64 says of itself."""
+    """Return whether the machine is held back, by what a Raspberry Pi or an x86-64 says of
+    itself.
+    """
     program = shutil.which("vcgencmd") if root == ROOT else None
     if program is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
@@ -128,7 +133,9 @@ def _throttling(root: Path) -> str:
 
 
 def throttled(bits: int) -> str:
-    """What the bits of `vcgencmd get_throttled` say, as `now: hot; since the start: hot`."""
+    """Return the meaning of the bits of `vcgencmd get_throttled`, as `now: hot; since the start:
+    hot`.
+    """
     now, before = (
         [name for bit, name in THROTTLED.items() if bits >> (bit + shift) & 1] for shift in (0, 16)
     )
@@ -138,7 +145,7 @@ def throttled(bits: int) -> str:
 
 
 def _load() -> str:
-    """How many processes wanted a core in the last minute, on average."""
+    """Return how many processes wanted a core in the last minute, on average."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
 
 

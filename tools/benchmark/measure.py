@@ -1,4 +1,4 @@
-"""Measuring workloads: a process each, and other libraries' beside it, which take turns."""
+"""Measurement of workloads in a process each, in turns with other libraries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WARM_UP = 2  # steps before those that count
 
 
 class Runner(Protocol):
-    """Something that trains a workload."""
+    """Protocol for training a workload."""
 
     def train(self, steps: int) -> list[float]:
         """Take so many steps; the seconds of each, or of all divided among them."""
@@ -46,7 +46,7 @@ Peers = Sequence[tuple[str, Callable[[str, Path, int], AbstractContextManager[Ru
 
 
 class Child:
-    """A process of ours that trains; see child.py.
+    """Child process that trains; see child.py.
 
     start: seconds from its start to the end of its first step.
     memory: the most bytes that it has had resident; 0: unknown.
@@ -61,15 +61,15 @@ class Child:
         line = self._answers.readline()
         if not line:
             raise EngineError("the process that trains ended before its steps did")
-        found: dict[str, object] = json.loads(line)
-        return found
+        message: dict[str, object] = json.loads(line)
+        return message
 
     def _do(self, word: str, steps: int) -> list[float]:
         print(word, steps, file=self._ask, flush=True)
-        found = self._answer()
+        reply = self._answer()
         if word == "train":
-            self.memory = int(str(found["memory"]))
-        seconds = found["seconds"]
+            self.memory = int(str(reply["memory"]))
+        seconds = reply["seconds"]
         assert isinstance(seconds, list)
         return [float(each) for each in seconds]
 
@@ -84,7 +84,7 @@ class Child:
 
 @contextlib.contextmanager
 def child(folder: Path, threads: int) -> Iterator[Child]:
-    """A process that trains the artifacts in a folder by this very installation.
+    """Yield a process that trains the artifacts in a folder with this installation.
 
     Raises:
         EngineError: it ends early; the message has the last that it said.
@@ -126,8 +126,8 @@ def measure(
 ) -> Result:
     """Measure workloads on numbers of threads.
 
-    seconds: that the steps of a row may take, about; a row has `LEAST` steps at the least.
-    batch: samples of a step; 0: those of the workload.
+    seconds: the approximate time for the steps of a row, which has at least `LEAST` steps.
+    batch: the samples of a step; 0: the workload's number.
     peers: other libraries by name, each a function of a workload, a folder with its artifacts and a
         number of threads that opens a runner.
 
@@ -179,7 +179,7 @@ def _row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
         memory = mine.memory
         (passes,) = take_turns([_Inference(mine)], seconds / 4)
     steps = [each for turn in turns[0] for each in turn]
-    found = {
+    values = {
         name: Peer(_typical(theirs), _typical(theirs) / _typical(turns[0]))
         for name, theirs in zip(others, turns[1:], strict=True)
     }
@@ -195,20 +195,20 @@ def _row(row: Row, folder: Path, seconds: float, peers: Peers) -> Row:
         row.peak,
         memory,
         mine.start,
-        found,
+        values,
         "; ".join(failed),
     )
 
 
 class _Inference:
-    """Forward passes of a child in the place of its steps."""
+    """Forward passes of a child instead of its steps."""
 
     def __init__(self, of: Child) -> None:
         self.train = of.infer
 
 
 def take_turns(runners: Sequence[Runner], seconds: float) -> list[list[list[float]]]:
-    """Steps of each runner, by turns: a machine whose speed drifts is the same for all.
+    """Return the times of steps of each runner, by turns, so that all share a machine's drift.
 
     seconds: that the steps of each may take, about.
     """
@@ -218,25 +218,25 @@ def take_turns(runners: Sequence[Runner], seconds: float) -> list[list[list[floa
         whole = max(LEAST, min(TURNS * 1000, int(seconds / max(took, 1e-9))))
         counts.append(math.ceil(whole / TURNS))
     turns = TURNS if max(counts) > 1 else max(LEAST, _turns(runners, seconds))
-    found: list[list[list[float]]] = [[] for _ in runners]
+    times: list[list[list[float]]] = [[] for _ in runners]
     for _ in range(turns):
         for i, runner in enumerate(runners):
-            found[i].append(runner.train(counts[i]))
-    return found
+            times[i].append(runner.train(counts[i]))
+    return times
 
 
 def _turns(runners: Sequence[Runner], seconds: float) -> int:
-    """How many turns of a step each fit in the time of the slowest."""
+    """Return how many turns of a step each fit in the time of the slowest."""
     return min(TURNS, int(seconds / max(max(runner.train(1)) for runner in runners)))
 
 
 def _typical(turns: Sequence[Sequence[float]]) -> float:
-    """The median of the turns, each the mean of its steps."""
+    """Return the median of the turns, each the mean of its steps."""
     return statistics.median(statistics.fmean(turn) for turn in turns)
 
 
 def spread(values: Sequence[float]) -> float:
-    """The distance of the quartiles over the median; 0 of one value."""
+    """Return the distance of the quartiles over the median; 0 of one value."""
     if len(values) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -244,7 +244,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def operations(folder: Path, threads: int) -> int:
-    """Floating-point operations of the products of a training step, by its plan."""
+    """Return the floating-point operations of the products of a training step, by its plan."""
     import numpy as np
 
     paths = artifacts(folder)

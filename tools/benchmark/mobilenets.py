@@ -33,7 +33,7 @@ SMALL = (
 
 
 class MobileNet:
-    """Appends the layers of MobileNetV2 (Sandler et al., arXiv 1801.04381) to lists.
+    """Builder of the layers of MobileNetV2 (Sandler et al., arXiv 1801.04381).
 
     The blocks of MobileNetV3 (Howard et al., arXiv 1905.02244) have other activations, and weigh
     their channels by squeeze and excitation.
@@ -51,7 +51,9 @@ class MobileNet:
         self, x: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
         activation: str = "Clip",
     ) -> str:  # fmt: skip
-        """Convolution, batch normalisation and, for most, an activation; Clip is to 0 and 6."""
+        """Add a convolution, a batch normalisation and, for most, an activation; Clip is to 0 and
+        6.
+        """
         name = f"c{len(self.shapes)}"
         self.shapes[f"{name}.w"] = (co, ci // group, taps, taps)
         attrs = {"pads": [taps // 2] * 4, "strides": [stride] * 2, "group": group}
@@ -65,12 +67,12 @@ class MobileNet:
         return self.op(activation, f"{name}.y", out, *bounds) if activation else out
 
     def op(self, op: str, out: str, *inputs: str, **attrs: object) -> str:
-        """A node of one output, which has its name."""
+        """Add a node of one output, which has its name."""
         self.nodes.append(Node(op, inputs, (out,), attrs, name=out))
         return out
 
     def block(self, x: str, ci: int, co: int, expansion: int, stride: int) -> str:
-        """An inverted residual."""
+        """Add an inverted residual."""
         wide = ci * expansion
         y = self.convolution(x, ci, wide, 1) if expansion > 1 else x
         y = self.convolution(y, wide, wide, 3, stride, wide)
@@ -80,7 +82,7 @@ class MobileNet:
     def block_v3(
         self, x: str, ci: int, co: int, taps: int, wide: int, squeeze: int, act: str, stride: int
     ) -> str:
-        """An inverted residual of MobileNetV3."""
+        """Add an inverted residual of MobileNetV3."""
         y = self.convolution(x, ci, wide, 1, activation=act) if wide > ci else x
         y = self.convolution(y, wide, wide, taps, stride, wide, act)
         y = self.excite(y, wide) if squeeze else y
@@ -88,7 +90,7 @@ class MobileNet:
         return self.op("Add", f"{y}.sum", x, y) if stride == 1 and ci == co else y
 
     def excite(self, x: str, channels: int) -> str:
-        """Every channel times a number between 0 and 1 that two layers make of all their means."""
+        """Scale every channel by a number in (0, 1) that two layers make of all means."""
         few = max(channels // 4 + 4, 8) // 8 * 8
         few += 8 * (few < 0.9 * (channels // 4))
         y = self.op("GlobalAveragePool", f"{x}.mean", x)
@@ -103,7 +105,7 @@ class MobileNet:
         return self.op("Mul", f"{x}.weighed", x, y)
 
     def graph(self, name: str, side: int) -> Graph:
-        """The graph of the layers so far, for square images; the last is called `scores`."""
+        """Return the graph of the layers so far, for square images; the last is called `scores`."""
         return Graph(
             name, {"x": TensorType("f32", ("batch", 3, side, side))}, ["scores"],
             {**random_weights(self.shapes), **self.constants}, self.nodes, {"": 17},
@@ -112,7 +114,7 @@ class MobileNet:
 
 
 def mobilenet(side: int = 224) -> Graph:
-    """MobileNetV2 of 10 classes, for square images."""
+    """Return MobileNetV2 with 10 classes, for square images."""
     to = MobileNet()
     y, channels = to.convolution("x", 3, 32, 3, 2), 32
     for expansion, co, blocks, stride in STAGES:
@@ -127,7 +129,7 @@ def mobilenet(side: int = 224) -> Graph:
 
 
 def mobilenet_v3(side: int = 224) -> Graph:
-    """MobileNetV3-Small of 10 classes, for square images."""
+    """Return MobileNetV3-Small with 10 classes, for square images."""
     to = MobileNet()
     y, channels = to.convolution("x", 3, 16, 3, 2, activation="HardSwish"), 16
     for taps, wide, co, squeeze, act, stride in SMALL:

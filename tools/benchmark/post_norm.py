@@ -10,7 +10,7 @@ BERT_WORDS = 30522
 
 
 class _PostNorm(Layers):
-    """The encoder of Vaswani et al. (arXiv 1706.03762)."""
+    """Encoder of Vaswani et al. (arXiv 1706.03762)."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class _PostNorm(Layers):
         return self.layer_norm(x, name, self.width)
 
     def layer(self, x: str, name: str, activation: str = "Relu") -> str:
-        """Attention and two linear layers, each added to its input and normalised."""
+        """Add attention and two linear layers, each added to its input and normalised."""
         q, k, v = (self.linear(x, f"{name}.{part}", self.width, self.width) for part in "qkv")
         joined = self.attend(q, k, v, self.width, self.heads)
         attended = self.linear(joined, f"{name}.o", self.width, self.width)
@@ -32,7 +32,9 @@ class _PostNorm(Layers):
 
 
 def transformer() -> Graph:
-    """An encoder of 4 layers, width 256, 4 heads, 1024 inside, over 128 positions; 10 classes."""
+    """Return an encoder of 4 layers, width 256, 4 heads, 1024 inside, over 128 positions; 10
+    classes.
+    """
     to = _PostNorm(256, 4, 1024)
     y = "x"
     for i in range(4):
@@ -44,7 +46,7 @@ def transformer() -> Graph:
 def minilm(
     positions: int = 128, words: int = BERT_WORDS, layers: int = 6, width: int = 384
 ) -> Graph:
-    """MiniLM (Wang et al., arXiv 2002.10957): token numbers to the scores of 10 classes.
+    """Return MiniLM (Wang et al., arXiv 2002.10957): token numbers to the scores of 10 classes.
 
     It is BERT of few layers with 12 heads.  x: [batch, positions], numbers below `words`.  The
     attention sees all positions, and the classes are told from their mean.

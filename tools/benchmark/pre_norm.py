@@ -20,7 +20,7 @@ class _PreNorm(Layers):
         return self.layer_norm(x, name, self.width, self.epsilon)
 
     def attention(self, x: str, name: str, mask: str = "") -> str:
-        """Self-attention; queries, keys and values are thirds of one product.
+        """Add self-attention; queries, keys and values are thirds of one product.
 
         mask: a bool of every score, by which it counts, if given.
         """
@@ -31,14 +31,14 @@ class _PreNorm(Layers):
         return self.linear(joined, f"{name}.o", self.width, self.width)
 
     def gelu_tanh(self, x: str) -> str:
-        """The approximation of GELU that GPT-2 has, as transformers writes it."""
+        """Return the approximation of GELU that GPT-2 has, as transformers writes it."""
         cube = self.op("Mul", self.op("Pow", x, self.number(3)), self.number(0.044715))
         inner = self.op("Mul", self.op("Add", x, cube), self.number((2 / np.pi) ** 0.5))
         more = self.op("Add", self.op("Tanh", inner), self.number(1))
         return self.op("Mul", self.op("Mul", x, self.number(0.5)), more)
 
     def block(self, x: str, name: str, mask: str = "", approximate: bool = False) -> str:
-        """Attention and two linear layers, each of the normalised input, added to it."""
+        """Add attention and two linear layers, each of the normalised input, added to it."""
         x = self.op("Add", x, self.attention(self.norm(x, f"{name}.n1"), name, mask))
         wide = self.linear(self.norm(x, f"{name}.n2"), f"{name}.up", self.width, 4 * self.width)
         wide = self.gelu_tanh(wide) if approximate else self.gelu(wide)
@@ -46,7 +46,7 @@ class _PreNorm(Layers):
 
 
 def vit(side: int = 224, width: int = 192, layers: int = 12, heads: int = 3) -> Graph:
-    """ViT-Tiny (Dosovitskiy et al., arXiv 2010.11929; Touvron et al., arXiv 2012.12877).
+    """Return ViT-Tiny (Dosovitskiy et al., arXiv 2010.11929; Touvron et al., arXiv 2012.12877).
 
     Patches of 16 by 16 and a token of the class, by which 10 classes are told.
     """
@@ -70,7 +70,7 @@ def vit(side: int = 224, width: int = 192, layers: int = 12, heads: int = 3) -> 
 def gpt2(
     positions: int = 128, words: int = GPT2_WORDS, layers: int = 2, width: int = 256, heads: int = 4
 ) -> Graph:
-    """GPT-2 (Radford et al. 2019), small: numbers of words to the scores of the next ones.
+    """Return a small GPT-2 (Radford et al. 2019): numbers of words to the scores of the next ones.
 
     x: [batch, positions], numbers below `words`.  Scores: [batch * positions, words], by the
     transposed table of words.

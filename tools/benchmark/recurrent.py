@@ -11,7 +11,7 @@ from engine.tools.benchmark.workload import random_weights
 
 
 def gru(steps: int = 24, features: int = 12, width: int = 48) -> Graph:
-    """A bidirectional GRU, the mean over time, and a linear layer to 10 classes.
+    """Return a bidirectional GRU, the mean over time, and a linear layer to 10 classes.
 
     x: [batch, steps, features].
     """
@@ -37,7 +37,7 @@ def gru(steps: int = 24, features: int = 12, width: int = 48) -> Graph:
 
 
 def lstm(steps: int = 100, features: int = 64, width: int = 256) -> Graph:
-    """An LSTM, the mean over time, and a linear layer to 10 classes.
+    """Return an LSTM, the mean over time, and a linear layer to 10 classes.
 
     x: [batch, steps, features].
     """

@@ -13,13 +13,13 @@ class _ResNet(Layers):
     def normed(
         self, x: str, name: str, ci: int, co: int, taps: int, stride: int = 1, relu: bool = True
     ) -> str:
-        """Convolution, batch normalisation and, for most, a Relu."""
+        """Add a convolution, a batch normalisation and, for most, a Relu."""
         y = self.convolution(x, name, ci, co, taps, stride, pad=taps // 2)
         y = self.batch_norm(y, f"{name}.n", co)
         return self.op("Relu", y) if relu else y
 
     def block(self, x: str, name: str, ci: int, inner: int, stride: int, expansion: int) -> str:
-        """A residual block: two convolutions, or three whose middle one is narrower."""
+        """Return a residual block: two convolutions, or three whose middle one is narrower."""
         co = inner * expansion
         if expansion == 1:
             y = self.normed(x, f"{name}.1", ci, inner, 3, stride)
@@ -48,15 +48,15 @@ def _resnet(name: str, blocks: tuple[int, ...], expansion: int, side: int) -> Gr
 
 
 def resnet18(side: int = 224) -> Graph:
-    """ResNet-18 of 10 classes, for square images."""
+    """Return ResNet-18 with 10 classes, for square images."""
     return _resnet("resnet18", (2, 2, 2, 2), 1, side)
 
 
 def resnet50(side: int = 224) -> Graph:
-    """ResNet-50 of 10 classes, for square images."""
+    """Return ResNet-50 with 10 classes, for square images."""
     return _resnet("resnet50", (3, 4, 6, 3), 4, side)
 
 
 def resnet101(side: int = 224) -> Graph:
-    """ResNet-101 of 10 classes, for square images."""
+    """Return ResNet-101 with 10 classes, for square images."""
     return _resnet("resnet101", (3, 4, 23, 3), 4, side)

@@ -19,10 +19,10 @@ PASSING = ("load", "date", "temperature", "frequency now")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The same step by another library.
+    """Same step by another library.
 
-    seconds: a step, the median.
-    ratio: the median of its turns over that of ours, taken in turns; above 1 it is slower.
+    seconds: the median time of a step. ratio: the median of its turns over the median of ours,
+        measured in turns; above 1 it is slower.
     """
 
     seconds: float
@@ -31,7 +31,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A workload on a number of threads; times are in seconds.
+    """Workload on a number of threads; times are in seconds.
 
     batch: samples of a step.
     step: a training step, forward, backward and update: the median; count: of how many.
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What rows of two results have in common if they can be compared."""
+        """Key by which rows of two results correspond."""
         return self.workload, self.batch, self.threads
 
     @property
@@ -77,7 +77,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a benchmark has found: what it ran on, and its rows."""
+    """Result of a benchmark: the machine, and the rows."""
 
     machine: Mapping[str, str]
     rows: tuple[Row, ...]
@@ -93,12 +93,12 @@ class Result:
         return "".join([self.about(), "\n", table, *failed])
 
     def about(self) -> str:
-        """What it ran on, a line each."""
+        """Return the facts about the machine, a line each."""
         width = max(map(len, self.machine), default=0)
         return "".join(f"{name:{width}}  {value}\n" for name, value in self.machine.items())
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it; unknown numbers are None."""
+        """Return all of it, as JSON can hold it; unknown numbers are None."""
         return {
             "kind": KIND,
             "version": VERSION,
@@ -124,41 +124,41 @@ def read(path: str | os.PathLike[str]) -> Result:
     """
     name = os.fspath(path)
     try:
-        found = json.loads(files.read(name, "benchmark"))
+        content = json.loads(files.read(name, "benchmark"))
     except ValueError as error:  # no JSON, or no UTF-8
         raise FileError(f"benchmark {name!r}: no JSON ({error})") from None
-    if not isinstance(found, dict) or found.get("kind") != KIND:
+    if not isinstance(content, dict) or content.get("kind") != KIND:
         raise FileError(f"benchmark {name!r}: expected a file of `edgegrad bench --json`")
-    if found.get("version") != VERSION:
+    if content.get("version") != VERSION:
         raise FileError(
-            f"benchmark {name!r}: version {found.get('version')!r}; this edgegrad reads {VERSION}"
+            f"benchmark {name!r}: version {content.get('version')!r}; this edgegrad reads {VERSION}"
         )
     try:
-        rows = tuple(_row(row) for row in found["rows"])
-        machine = {str(name): str(value) for name, value in found["machine"].items()}
+        rows = tuple(_row(row) for row in content["rows"])
+        machine = {str(name): str(value) for name, value in content["machine"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"benchmark {name!r}: damaged ({type(error).__name__}: {error})") from None
     return Result(machine, rows)
 
 
 def _row(values: Mapping[str, Any]) -> Row:
-    """A row of a file; None is a number that is not known."""
+    """Return a row of a file; None is a number that is not known."""
     known = {f.name for f in fields(Row)}
-    found: dict[str, Any] = {
+    given: dict[str, Any] = {
         name: math.nan if value is None else value
         for name, value in values.items()
         if name in known
     }
-    found["peers"] = {
+    given["peers"] = {
         str(name): Peer(*(math.nan if peer[n] is None else float(peer[n]) for n in _PEER))
         for name, peer in values.get("peers", {}).items()
     }
-    row = Row(**found)
+    row = Row(**given)
     numbers = (row.batch, row.threads, row.step, row.spread, row.inference, row.flops, row.peak,
                row.memory, row.start)  # fmt: skip
     for value in numbers:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{value!r} is no number")
+            raise TypeError(f"{value!r} is not a number")
     return row
 
 
@@ -166,7 +166,8 @@ _PEER = tuple(f.name for f in fields(Peer))
 
 
 def compare(first: Result, second: Result, names: Sequence[str]) -> str:
-    """Two results side by side, with the ratio of each row, and how their circumstances differ.
+    """Return two results side by side, with the ratio of each row, and how their circumstances
+    differ.
 
     names: what the results are called.
     """
@@ -232,7 +233,7 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def aligned(rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Lines of cells: the first `left` columns on the left, the others on the right."""
+    """Return the lines of cells: the first `left` columns on the left, the others on the right."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
@@ -246,7 +247,7 @@ def aligned(rows: Iterable[Sequence[str]], left: int = 1) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """Return a value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,7 @@ STRIDES = (5, 2, 2, 2, 2, 2, 2)
 
 
 def wav2vec2(samples: int = RATE, width: int = 512) -> Graph:
-    """The convolutional encoder of wav2vec 2.0 (Baevski et al., arXiv 2006.11477).
+    """Return the convolutional encoder of wav2vec 2.0 (Baevski et al., arXiv 2006.11477).
 
     Seven convolutions over time, each with layer normalisation over its channels and GELU, then
     the mean over time and a layer to 10 classes.  x: [batch, 1, samples].

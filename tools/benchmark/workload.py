@@ -1,4 +1,4 @@
-"""What a workload is: a model to train, a batch for it, and how they become artifacts."""
+"""Workload: a model to train, a batch for it, and their artifacts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Workload:
-    """A model to train by cross-entropy and AdamW.
+    """Model to train by cross-entropy and AdamW.
 
     x: the shape of a batch.
     build: makes the forward graph, of the input x and one output, the scores of the classes.
@@ -38,7 +38,7 @@ class Workload:
     trained: tuple[str, ...] = ()
 
     def batch(self, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """A fixed random batch of `size` samples; 0 is the size that `x` says.
+        """Return a fixed random batch of `size` samples; 0 is the size that `x` says.
 
         Returns x, and the labels as i64[size * labels].
         """
@@ -63,7 +63,7 @@ class Workload:
 
 
 def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Normal float32 weights, scaled by how many of them are summed; always the same ones."""
+    """Return normal float32 weights, scaled by their fan-in, always the same ones."""
     rng = np.random.default_rng(0)
     return {
         name: (rng.standard_normal(s) / np.sqrt(max(math.prod(s[1:]), 1))).astype(np.float32)
@@ -72,7 +72,7 @@ def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarra
 
 
 def parameters(graph: Graph, trained: tuple[str, ...] = ()) -> list[str]:
-    """The initializers that train: floats of one dimension or more that are no running statistics.
+    """Return the trained initializers: floats of at least one dimension, except running statistics.
 
     trained: beginnings of their names; empty for all.
     """

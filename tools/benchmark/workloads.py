@@ -1,4 +1,4 @@
-"""Models to measure with, as forward-only graphs with random weights: `WORKLOADS` lists them.
+"""Models for measurements, as forward graphs with random weights: `WORKLOADS` lists them.
 
 They are made node by node, from this package alone, so that a board can train them where no
 exporter is installed.  Each has the layers of a known architecture; bench/twins/ has the same in
@@ -41,5 +41,5 @@ WORKLOADS = {work.name: work for work in _WHOLE} | {
     for work in _WHOLE
     if work.name in _LAST
 }
-# What commands take where no workload is named.
+# The default of commands.
 USUAL = ("mlp", "cnn", "mobilenet", "transformer", "minilm")

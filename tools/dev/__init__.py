@@ -1,1 +1,3 @@
-"""Makers of the data of the product, for a checkout: no wheel has them, nothing imports them."""
+"""Makers of the product's data, for a checkout: wheels do not contain them, and nothing imports
+them.
+"""

@@ -1,4 +1,4 @@
-"""A headless browser, driven over two pipes by the DevTools protocol.
+"""Headless browser, driven over two pipes by the DevTools protocol.
 
 Source: https://chromedevtools.github.io/devtools-protocol/; messages end with a null byte
 (`--remote-debugging-pipe`: the browser reads from file 3 and writes to file 4).
@@ -32,7 +32,7 @@ os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 class Browser:
-    """One process of the browser; `page` opens files in it."""
+    """Process of the browser; `page` opens files in it."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -41,7 +41,7 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """What the browser answers; events that come before it are kept in `events`."""
+        """Return the browser's answer; events that come before it are kept in `events`."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if session is not None:
@@ -56,7 +56,7 @@ class Browser:
         raise AssertionError("the browser has gone")
 
     def wait(self, method: str) -> None:
-        """Until an event of this kind comes, or has come since the last `events.clear()`."""
+        """Wait until an event of this kind comes, or has come since the last `events.clear()`."""
         if any(e.get("method") == method for e in self.events):
             return
         for event in self._messages():
@@ -103,7 +103,7 @@ class Browser:
 
 
 class Page:
-    """An open page."""
+    """Open page."""
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser, self._session, self._target = browser, session, target
@@ -116,7 +116,7 @@ class Page:
         )  # fmt: skip
 
     def ask(self, script: str) -> Any:
-        """The value of an expression of JavaScript."""
+        """Return the value of an expression of JavaScript."""
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -126,22 +126,22 @@ class Page:
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def complaints(self) -> list[str]:
-        """Errors and messages of the console, and requests that leave the file."""
+        """Return errors and messages of the console, and requests of other files."""
         self.ask("1")  # what was sent before it has arrived after it
-        found = []
+        lines = []
         for event in self._browser.events:
             params, method = event.get("params", {}), event.get("method")
             if method == "Runtime.consoleAPICalled":
-                found.append(f"console: {params['args']}")
+                lines.append(f"console: {params['args']}")
             elif method == "Runtime.exceptionThrown":
-                found.append(f"exception: {params['exceptionDetails']}")
+                lines.append(f"exception: {params['exceptionDetails']}")
             elif method == "Log.entryAdded":
-                found.append(f"log: {params['entry']['text']}")
+                lines.append(f"log: {params['entry']['text']}")
             elif method == "Network.requestWillBeSent":
                 url = params["request"]["url"]
                 if not url.startswith("data:") and params["type"] != "Document":
-                    found.append(f"request: {url}")
-        return found
+                    lines.append(f"request: {url}")
+        return lines
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
         """Write what the page looks like as a PNG file; `whole`: all of it, not the window."""
@@ -163,7 +163,7 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser, until the end of the context."""
+    """Yield a browser, until the end of the context."""
     assert PROGRAM is not None
     to_browser, from_browser = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -183,9 +183,9 @@ def browser() -> Iterator[Browser]:
         )
         for fd in fds:
             os.close(fd)
-        found = Browser(from_browser[0], to_browser[1])
+        running = Browser(from_browser[0], to_browser[1])
         try:
-            yield found
+            yield running
         finally:
             os.close(to_browser[1])  # the browser ends when its pipe does
             try:

@@ -1,4 +1,4 @@
-"""Case rows as graphs: of one node, and with the gradients by its inputs."""
+"""Case rows as graphs of one node, and with the gradients with respect to its inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def widen(a: np.ndarray) -> np.ndarray:
 
 
 class OneNode:
-    """A case as a graph of one node; `inputs` are the fed arrays, `graph` holds the constants."""
+    """Case as a graph of one node; `inputs` are the fed arrays, `graph` holds the constants."""
 
     def __init__(self, case: Case, *, double: bool = False, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -104,13 +104,13 @@ def backward_of(
 
 def largest_rows() -> dict[str, Case]:
     """Return, by kernel template, the case row with most input elements whose plans call it."""
-    found: dict[str, tuple[int, Case]] = {}
+    largest: dict[str, tuple[int, Case]] = {}
     for case in all_cases():
         one = OneNode(case)
         size = sum(a.size for a in one.inputs.values())
         graphs = [one.graph, backward_of(one)[0]] if case.grad else [one.graph]
         for graph in graphs:
             for spec in make_plan(graph, {}, target=host(), threads=1).specs:
-                if size > found.get(spec.template, (-1, case))[0]:
-                    found[spec.template] = (size, case)
-    return {template: case for template, (_, case) in found.items()}
+                if size > largest.get(spec.template, (-1, case))[0]:
+                    largest[spec.template] = (size, case)
+    return {template: case for template, (_, case) in largest.items()}

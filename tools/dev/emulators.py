@@ -35,13 +35,13 @@ def _folder() -> Path:
 
 
 def wine() -> str:
-    """Wine's loader of 64-bit programs; Debian has it on no PATH.  Empty: there is none."""
+    """Return Wine's loader of 64-bit programs, which Debian keeps out of the PATH, or ""."""
     return shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine") or ""
 
 
 @dataclass(frozen=True)
 class Emulator:
-    """What runs the programs of a platform.
+    """Command that runs the programs of a platform.
 
     command: the words before the program's path.
     folder: where the platform's C library is, if programs need one.
@@ -55,7 +55,7 @@ class Emulator:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def missing(self) -> list[str]:
-        """The tools that this machine lacks."""
+        """Return the tools that this machine lacks."""
         return [t for t in self.tools if not (shutil.which(t) or Path(t).exists())]
 
     def run(self, program: Path, *arguments: str | Path, timeout: int = 600) -> str:
@@ -91,7 +91,7 @@ def _qemu(machine: str, cpu: str, triple: str) -> Emulator:
 
 
 def emulator(target: str) -> Emulator | None:
-    """What runs the programs of a named target here; None: nothing does."""
+    """Return the emulator for the programs of a named target, or None."""
     if target == "native":
         return Emulator(())
     if target.startswith("x86-64"):
@@ -118,6 +118,6 @@ def emulator(target: str) -> Emulator | None:
 
 
 def _has(level: str) -> bool:
-    """Whether this CPU runs a level of x86-64."""
+    """Return whether this CPU runs a level of x86-64."""
     bytes_of = {"x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
     return host().arch == "x86_64" and host().vector >= bytes_of[level]

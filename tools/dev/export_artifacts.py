@@ -1,4 +1,4 @@
-"""Artifacts of a model that PyTorch has exported, and the data that lie beside it."""
+"""Artifacts of a model that PyTorch has exported, and the data beside it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def batch_of(data: dict[str, Array]) -> list[Array]:
 def write_artifacts(
     model: onnx.ModelProto, data: dict[str, Array], folder: Path, *, is_training: bool
 ) -> list[str]:
-    """Write a model's artifacts, with AdamW; returns the names of the trained parameters.
+    """Write a model's artifacts, with AdamW; return the names of the trained parameters.
 
-    What was exported in eval mode keeps its statistics.
+    Models exported in eval mode keep their statistics.
     """
     names = set(data["names"].tolist())
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
@@ -55,6 +55,6 @@ def write_artifacts(
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line it says, of no more than 200 characters."""
+    """Return the kind of an error and the first line it says, of no more than 200 characters."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:200]

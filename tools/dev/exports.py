@@ -1,4 +1,4 @@
-"""The ways in which every family is exported, as both sides of the comparison name them."""
+"""Ways in which every family is exported, named alike on both sides of the comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """How a model becomes ONNX.
+    """Way in which a model becomes ONNX.
 
     exporter: "old", by tracing, or "new", by `torch.export`.  folds: whether the exporter may
     compute constants ahead and optimise, which is the default of both.  trains: the mode of the
@@ -35,6 +35,6 @@ BY_TAG = {export.tag: export for export in EXPORTS}
 
 
 def parts(tag: str) -> tuple[str, Export]:
-    """The family and the export that `<family>-<export>` names."""
+    """Return the family and the export that `<family>-<export>` names."""
     family, _, export = tag.partition("-")
     return family, BY_TAG[export]

@@ -1,4 +1,4 @@
-"""Whole Flower apps, run by Flower's own processes on a server of their own."""
+"""Complete Flower apps, run by Flower's own processes on a separate server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ STARTED = 30.0  # seconds for Flower's server to answer
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has now."""
+    """Return a port of 127.0.0.1 that nobody has now."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         return int(place.getsockname()[1])
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: a home of their own, no telemetry, no network."""
+    """Return the environment of Flower's processes: a home of their own, no telemetry, no
+    network.
+    """
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -40,7 +42,7 @@ def environment(home: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def process(words: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Flower with all that it starts; at the end all of it is stopped.
+    """Yield a process of Flower; at the end stop it and its children.
 
     words: its command, which lies beside the interpreter.  log: the file of what it prints.
     """

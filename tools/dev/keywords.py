@@ -1,4 +1,4 @@
-"""Writes `engine/training/keywords.py`: the options of training as type checkers read them.
+"""Maker of `engine/training/keywords.py`: the options of training for type checkers.
 
     python -m engine.tools.dev.keywords
 

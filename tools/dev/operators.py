@@ -1,4 +1,4 @@
-"""Operators: the table of all ops, by domain and family.  It makes docs/operators.md."""
+"""Operators: the table of all ops, by domain and family, for docs/operators.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DOMAINS = {
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     parts = [_HEAD]
     every = [
         (f.__name__.rpartition(".")[2], op) for f in families() for op in getattr(f, "OPS", ())

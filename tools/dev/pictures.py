@@ -2,8 +2,8 @@
 
     python -m engine.tools.dev.pictures
 
-They show what a training leaves: a small one of scikit-learn's digits, looked at in the headless
-browser that tests use.  Times in them are those of the machine that made them.
+They show the results of a small training on scikit-learn's digits, in the headless browser that
+tests use.  Times in them belong to the machine that made them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ g (float[N,1,8,8] image) => (float[N,10] scores) {
 
 
 def model() -> onnx.ModelProto:
-    """A small convolutional network with random weights."""
+    """Return a small convolutional network with random weights."""
     made = parser.parse_model(MODEL)
     rng = np.random.default_rng(0)
     for name, shape in PARAMETERS.items():

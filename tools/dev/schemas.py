@@ -1,4 +1,4 @@
-"""The schemas of ONNX's operators, which reading a model checks its nodes against.
+"""Schemas of ONNX's operators, against which the nodes of a model are checked.
 
 python -m engine.tools.dev.schemas       writes graphs/io/schemas.txt
 
@@ -18,18 +18,18 @@ from engine.graphs.io.opsets import FIRST, LAST
 
 
 def forms() -> Iterator[tuple[str, int, schemas.Schema]]:
-    """Every form of every op of ONNX's domain, with the opset that brought it."""
+    """Yield every form of every op of ONNX's domain, with the opset that brought it."""
     for op in sorted({s.name for s in onnx.defs.get_all_schemas_with_history() if not s.domain}):
         versions = {}
         for opset in range(FIRST, min(LAST, onnx.defs.onnx_opset_version()) + 1):
-            found = schemas.Schema.of_onnx(op, "", opset)
-            if found is not None:
-                versions[onnx.defs.get_schema(op, opset, "").since_version] = found
+            form = schemas.Schema.of_onnx(op, "", opset)
+            if form is not None:
+                versions[onnx.defs.get_schema(op, opset, "").since_version] = form
         yield from ((op, since, schema) for since, schema in versions.items())
 
 
 def lines() -> Iterator[str]:
-    """The lines of the table."""
+    """Return the lines of the table."""
     return (f"{op}\t{since}\t{schema}\n" for op, since, schema in forms())
 
 

@@ -1,4 +1,4 @@
-"""Ship: compile kernels ahead of time for instruction-set levels, one shared library a level.
+"""Shipped kernels: compiled ahead of time, one shared library for each instruction-set level.
 
     python -m engine.tools.dev.ship [--level LEVEL ...] [--system SYSTEM] [--out FOLDER] [--jobs N]
 
@@ -43,13 +43,13 @@ SHARE = 96  # kernels of one object, which a process emits at a time
 
 
 def zoo() -> list[KernelSpec]:
-    """The kernels in zoo.txt: a JSON list a line, the template and its parameters."""
+    """Return the kernels in zoo.txt: a JSON list a line, the template and its parameters."""
     rows = (json.loads(line) for line in ZOO.read_text("utf-8").splitlines())
     return [KernelSpec(template, tuple(params)) for template, *params in rows]
 
 
 def every() -> list[KernelSpec]:
-    """All kernels that wheels ship."""
+    """Return all kernels that wheels ship."""
     return list(dict.fromkeys((*ALWAYS, *kernel_set(OpSet(all_if_none=True)), *zoo())))
 
 
@@ -99,7 +99,7 @@ def ship(
 
 
 def row(path: Path) -> dict[str, str | int]:
-    """What the manifest says of a file."""
+    """Return the facts of the manifest about a file."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     return {"file": path.name, "bytes": len(content), "sha256": digest}
@@ -150,7 +150,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m engine.tools.dev.ship", description=main.__doc__)
     names = [level.name for level in LEVELS]
     parser.add_argument(
-        "--level", nargs="+", choices=names, help="by default those of this machine's architecture"
+        "--level",
+        nargs="+",
+        choices=names,
+        help="by default the levels of this architecture",
     )
     parser.add_argument("--system", choices=SYSTEMS, default=sys.platform)
     parser.add_argument("--out", type=Path, default=shipped.FOLDER)

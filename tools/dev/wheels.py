@@ -1,4 +1,4 @@
-"""Wheels: one for each platform, with the kernels that are shipped for it, and the sdist.
+"""Wheels, one for each platform with its shipped kernels, and the sdist.
 
     python -m engine.tools.dev.wheels [--platform NAME ...] [--out FOLDER] [--jobs N]
 
@@ -30,7 +30,7 @@ from engine.tools.trimmed.progress import SILENT, Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 15_000_000  # bytes of a wheel
-# What is in a checkout and is no source.
+# Files in a checkout other than sources.
 _MADE = (
     ".*", "*.egg-info", "__pycache__", "build", "dist", "demo_output", "shipped", "tests", "bench",
 )  # fmt: skip
@@ -38,7 +38,7 @@ _MADE = (
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel to make.
+    """Wheel to make.
 
     system, arch: a value of `sys.platform`; an architecture, as `Target.arch` has it.
     tags: platform tags, see packaging.python.org/specifications/platform-compatibility-tags.
@@ -49,7 +49,7 @@ class Wheel:
     tags: str
 
     def levels(self) -> list[Level]:
-        """The levels that are shipped for this platform."""
+        """Return the levels that are shipped for this platform."""
         return [v for v in LEVELS if v.arch == self.arch and self.system in v.systems]
 
 
@@ -68,10 +68,10 @@ PLATFORMS = {
 
 
 def make_sdist(out: Path) -> Path:
-    """Make the sdist of this checkout in a folder; returns its path.
+    """Make the sdist of this checkout in a folder; return its path.
 
     Raises:
-        EngineError: this is no checkout, or the package `build` is missing or fails.
+        EngineError: this is not a checkout, or the package `build` is missing or fails.
     """
     if not (ROOT / "pyproject.toml").exists():
         raise EngineError("wheels are made from a checkout; this is an installed package")
@@ -92,10 +92,9 @@ def make_wheel(
     epoch: str = "",
     progress: Progress = SILENT,
 ) -> Path:
-    """Make a wheel of an sdist in a folder; returns its path.
+    """Make a wheel of an sdist in a folder; return its path.
 
-    kernels: what is shipped.
-    levels: by default those of the platform.
+    kernels: the kernels to ship. levels: by default the platform's.
     epoch: the date of the files in it, in seconds; empty: see the head of this file.
 
     Raises:
@@ -145,15 +144,15 @@ def _build(sources: Path, out: Path, *words: str, epoch: str = "") -> Path:
 
 
 def _epoch() -> str:
-    """The date of what is made: SOURCE_DATE_EPOCH, else that of the commit, else 1980."""
+    """Return the date of the files: SOURCE_DATE_EPOCH, otherwise the commit's, otherwise 1980."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return given
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        date = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     except OSError:
-        found = ""
-    return found or "315532800"
+        date = ""
+    return date or "315532800"
 
 
 def check(files: Sequence[Path], progress: Progress = SILENT) -> None:

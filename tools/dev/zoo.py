@@ -1,13 +1,13 @@
-"""The kernels that wheels ship besides those of every op: what the plans of all known models use.
+"""Kernels of the plans of all known models, which wheels ship in addition to the ones of every op.
 
 python -m engine.tools.dev.zoo [--families FOLDER | --ops NAME ...]
 
-Plans, for float32, every case row of the tests and its gradient, the golden models, the models and
-optimizers of the benchmarks, and the exports of all model families that FOLDER has
-(`python -m bench families --models FOLDER` leaves them there).  The kernels of these plans go to
-zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
-With --ops, only the case rows of these ops are planned, which takes seconds.  Which kernels a plan
-uses depends on its shapes alone, not on the target.
+It plans, for float32, every case row of the tests and its gradient, the golden models, the models
+and optimizers of the benchmarks, and the exports of all model families that FOLDER has (`python -m
+bench families --models FOLDER` leaves them there).  The kernels of these plans go to zoo.txt, a
+JSON list a line.  Without FOLDER, kernels that are already in the file stay in it.  With --ops,
+only the case rows of these ops are planned, which takes seconds.  The kernels of a plan depend on
+its shapes alone, not on the target.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
 
 
 def of_case(case: Case) -> Iterator[Plan]:
-    """The plans of a case row, and of its gradient if it has one."""
+    """Yield the plans of a case row, and of its gradient if it has one."""
     one = OneNode(case)
     for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
         for threads in THREADS:
@@ -56,7 +56,7 @@ def of_case(case: Case) -> Iterator[Plan]:
 
 
 def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> Iterator[Plan]:
-    """The plans of artifacts: of each model, and of training steps in one."""
+    """Yield the plans of artifacts: of each model, and of training steps in one."""
     files, given = plans.artifacts(folder), shapes or {}
     for threads in THREADS:
         yield from plans.make_plans(files, TARGET, threads, [batch], given).every()
@@ -64,7 +64,7 @@ def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> I
 
 
 def of_export(path: Path) -> Iterator[Plan]:
-    """The plans of one export of a model family, which has its data beside it."""
+    """Yield the plans of one export of a model family, which has its data beside it."""
     with np.load(path.with_suffix(".npz")) as file:
         data = dict(file)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,17 +76,17 @@ def of_export(path: Path) -> Iterator[Plan]:
 
 
 def goldens() -> list[Path]:
-    """The folders of golden models."""
+    """Return the folders of golden models."""
     return sorted(path.parent for path in GOLDENS.glob("*/training_model.onnx"))
 
 
 def of_golden(folder: Path) -> Iterator[Plan]:
-    """The plans of a golden model, for the batch size of its trace."""
+    """Yield the plans of a golden model, for the batch size of its trace."""
     yield from of_folder(folder, batch_of(folder))
 
 
 def batch_of(golden: Path) -> int:
-    """The batch size of the trace of a golden model."""
+    """Return the batch size of the trace of a golden model."""
     with np.load(golden / "trace.npz") as trace:
         return len(trace["y"][0])
 
@@ -108,7 +108,7 @@ def of_ops(names: Collection[str]) -> Iterator[Plan]:
 
 
 def everything(families: Path | None) -> Iterator[Plan]:
-    """Every plan of the zoo; what cannot be planned is named and left out."""
+    """Yield every plan of the zoo; what cannot be planned is named and left out."""
     for case in all_cases():
         yield from of_case(case)
     yield from optimizer_plans.plans()
@@ -125,9 +125,9 @@ def everything(families: Path | None) -> Iterator[Plan]:
 
 
 def kernels(made: Iterable[Plan]) -> set[KernelSpec]:
-    """The kernels of plans that compute with float32, integers and booleans alone."""
-    found = {spec for plan in made for spec in plan.specs}
-    return {spec for spec in found if not _OTHER_TYPES.search(repr(spec.params))}
+    """Return the kernels of plans that compute with float32, integers and booleans alone."""
+    specs = {spec for plan in made for spec in plan.specs}
+    return {spec for spec in specs if not _OTHER_TYPES.search(repr(spec.params))}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     made = of_ops(args.ops) if args.ops else everything(args.families)
-    found = kernels(made) | set(() if args.families else ship.zoo())
-    rows = sorted(json.dumps([spec.template, *spec.params]) for spec in found)
+    chosen = kernels(made) | set(() if args.families else ship.zoo())
+    rows = sorted(json.dumps([spec.template, *spec.params]) for spec in chosen)
     ship.ZOO.write_text("".join(f"{row}\n" for row in rows), "utf-8")
     print(f"{len(rows)} kernels in {ship.ZOO.name}")
     return 0

@@ -1,4 +1,4 @@
-"""Binaries: what an object, library or program says of itself: ELF, Mach-O, PE or WebAssembly.
+"""Binaries: facts about an object, library or program in ELF, Mach-O, PE or WebAssembly.
 
 A linker makes what it takes the platform to be, which need not be what was asked for.  These are
 the facts by which `link` and tests tell.
@@ -18,16 +18,16 @@ from engine.base.errors import EngineError, FileError
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """What a binary says of itself.
+    """Facts about a binary.
 
     form: `elf`, `macho`, `pe` or `wasm`.
     machine: the architecture: aarch64, arm, x86_64, riscv64 or wasm32.
-    system: the operating system; empty for ELF and WebAssembly, which do not say it.
-    oldest: the oldest version of the system it is for, of Mach-O; else empty.
+    system: the operating system; empty for ELF and WebAssembly, which do not record it.
+    oldest: the oldest supported version of the system for Mach-O; otherwise empty.
     exports: the symbols it offers to others.
-    needs: the symbols it takes from others.  Weak ones are left out: they are zero if nobody has
-        them.
-    libraries: the names of the libraries it takes symbols from; of WebAssembly the modules.
+    needs: the symbols it takes from others.  Weak ones are left out: they are zero if nothing
+        defines them.
+    libraries: the names of the libraries it takes symbols from; for WebAssembly the modules.
     """
 
     form: str
@@ -40,11 +40,11 @@ class Binary:
 
 
 def read(path: Path) -> Binary:
-    """The facts of a file.
+    """Return the facts of a file.
 
     Raises:
         FileError: the file cannot be read.
-        EngineError: it is no binary of these forms, or its tables reach beyond its end.
+        EngineError: it is not a binary of these forms, or its tables reach beyond its end.
     """
     try:
         data = path.read_bytes()
@@ -54,10 +54,10 @@ def read(path: Path) -> Binary:
 
 
 def parse(data: bytes, name: str = "binary") -> Binary:
-    """The facts of the bytes of a file; `name` is what messages call it.
+    """Return the facts of the bytes of a file, which messages call `name`.
 
     Raises:
-        EngineError: they are no binary of these forms, or its tables reach beyond its end.
+        EngineError: they are not a binary of these forms, or its tables reach beyond its end.
     """
     readers = {
         b"\x7fELF": _elf, b"\xcf\xfa\xed\xfe": _macho, b"MZ": _pe, b"\x64\x86": _coff,
@@ -73,7 +73,7 @@ def parse(data: bytes, name: str = "binary") -> Binary:
 
 
 def _text(data: bytes, at: int) -> str:
-    """The text that ends at the next zero byte."""
+    """Return the text that ends at the next zero byte."""
     return data[at : data.index(0, at)].decode()
 
 
@@ -85,7 +85,7 @@ _GLOBAL = 1  # binding of a symbol: STB_GLOBAL
 
 
 def _elf(data: bytes) -> Binary:
-    """All forms here are little-endian.  Names are those of the dynamic symbols."""
+    """Read an ELF file; all forms here are little-endian.  Names come from the dynamic symbols."""
     wide = data[4] == 2
     machine = _ELF_MACHINES[struct.unpack_from("<H", data, 18)[0]]
     table = struct.unpack_from("<Q", data, 40)[0] if wide else struct.unpack_from("<I", data, 32)[0]
@@ -126,7 +126,7 @@ _OF_LINKERS = {"_mh_dylib_header", "_mh_execute_header", "__dso_handle"}  # of e
 
 
 def _macho(data: bytes) -> Binary:
-    """Symbols lose the underscore that C's names begin with there."""
+    """Read a Mach-O file; symbols lose the leading underscore of C's names."""
     machine = _MACHO_MACHINES[struct.unpack_from("<I", data, 4)[0]]
     system = oldest = ""
     exports, needs, libraries = set(), set(), []
@@ -164,12 +164,12 @@ _PE_MACHINES = {0x8664: "x86_64"}
 
 
 def _coff(data: bytes) -> Binary:
-    """An object; its symbols are not read."""
+    """Return an object; its symbols are not read."""
     return Binary("pe", _PE_MACHINES[struct.unpack_from("<H", data)[0]], "windows")
 
 
 def _pe(data: bytes) -> Binary:
-    """A library or program of 64 bits."""
+    """Return a library or program of 64 bits."""
     head = struct.unpack_from("<I", data, 60)[0]
     if data[head : head + 4] != b"PE\0\0":
         raise ValueError("no PE header")
@@ -215,7 +215,7 @@ _IMPORTS, _EXPORTS = 2, 7  # sections
 
 
 class _Leb:
-    """Reads unsigned LEB128 numbers and names one after the other."""
+    """Reader of unsigned LEB128 numbers and names."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self.data, self.at = data, at

@@ -37,7 +37,7 @@ from engine.tools.trimmed.targets import Platform
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a build is asked for.
+    """Options of a build.
 
     name: the prefix of all functions, and the name of the files.
     batches: the batch sizes to plan for.
@@ -90,7 +90,7 @@ def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT
 
 
 def _first_values(path: Path) -> bytes:
-    """The content of the checkpoint that a build is given.
+    """Return the content of the checkpoint that a build is given.
 
     Raises:
         FileError: it cannot be read.
@@ -235,13 +235,13 @@ def _write(
 
 
 def _digest(options: Options, contents: Iterable[str]) -> str:
-    """A digest that two builds share only if all that went into them is equal."""
+    """Return a digest that two builds share only if all that went into them is equal."""
     parts = [engine.__version__, repr(options), *contents]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _posix_threads(options: Options) -> bool:
-    """Whether the runtime calls pthread; on Windows it calls the system's own functions."""
+    """Return whether the runtime calls pthread; on Windows it calls the system's own functions."""
     return options.threads > 1 and "windows" not in options.platform.target.triple
 
 
@@ -270,7 +270,7 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
         kind="static" if kind == "static" else "shared",
         defines={"EDGEGRAD_FREESTANDING": ""} if options.freestanding else {},
         include=[out],
-        size=True,  # the C code is no hot code
+        size=True,  # the C code is not hot
         threads=_posix_threads(options),
         freestanding=options.freestanding,
         compiler=options.compiler,
@@ -291,7 +291,7 @@ def _selftest(out: Path, code: bytes, source: Source, recorded: str, options: Op
         out / platform.file_name("executable", "selftest"),
         kind="executable",
         include=[out],
-        size=True,  # the C code is no hot code
+        size=True,  # the C code is not hot
         threads=_posix_threads(options),
         compiler=options.compiler,
     )
@@ -319,7 +319,9 @@ def _manifest(
 
 
 def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
-    """The part of a manifest that describes the model: batches, phases, inference and plans."""
+    """Return the part of a manifest that describes the model: batches, phases, inference and
+    plans.
+    """
     planned = bundle.planned
     phases = {
         phase: {
@@ -350,10 +352,10 @@ def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
 
 def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     ports = {p.name: p for p in (*plan.inputs, *plan.outputs)}
-    found = [(ports[n], plan.buffers[ports[n].buffer]) for n in names]
+    pairs = [(ports[n], plan.buffers[ports[n].buffer]) for n in names]
     return [
         {"name": p.name, "dtype": np.dtype(NUMPY[b.dtype]).name, "shape": list(p.shape)}
-        for p, b in found
+        for p, b in pairs
     ]
 
 

@@ -1,4 +1,4 @@
-"""The plans of a model as one stripped plan file, which is what the C runtime reads.
+"""Plans of a model as one stripped plan file, which the C runtime reads.
 
 A build contains the file as constant data.  For a library of kernels, `edgegrad plan` writes it to
 disk.  The format is described in `engine/plan/plan_file.py`.  Besides the plans of all phases
@@ -37,12 +37,14 @@ OF_JOINED = {"rate": RATE, "step": COUNT}  # and of a plan that trains and updat
 
 
 def kernels_digest() -> str:
-    """A digest of the sources of all kernels; a plan and a library fit if theirs are equal."""
+    """Return a digest of the sources of all kernels; a plan and a library fit if theirs are
+    equal.
+    """
     return package_digest().hex()[:16]
 
 
 def target_text(target: Target) -> str:
-    """The properties of a target on which the words of a plan's steps depend, as text.
+    """Return the properties of a target on which the words of a plan's steps depend, as text.
 
     A library refuses a plan whose text differs from its own.
     """
@@ -51,12 +53,14 @@ def target_text(target: Target) -> str:
 
 
 def handle_bytes(threads: int) -> int:
-    """Bytes kept for `struct model`; a static assertion in runtime.c checks that they suffice."""
+    """Return the bytes kept for `struct model`; an assertion in runtime.c checks that they
+    suffice.
+    """
     return 2048 + 64 * threads
 
 
 class Bundle:
-    """The plans of a model for one target as bytes, and the sizes of the memory they need.
+    """Plans of a model for one target as bytes, and the sizes of the memory they need.
 
     entries: the optimizer's plan, and then for each batch size the plans of training, evaluation
         and inference, in this order.  An entry is None if the model has no such phase.
@@ -97,14 +101,18 @@ class Bundle:
         self.tables = whole[: len(whole) - len(self.constants)]
 
     def file(self) -> bytes:
-        """The whole file: the plans, and then a line of JSON and the inference model for Python."""
+        """Return the whole file: the plans, and then a line of JSON and the inference model for
+        Python.
+        """
         info = json.dumps(inference_info(self.planned)).encode() + b"\n"
         return self._out.to_bytes(info + (self.planned.inference or b""))
 
     # --- sizes
 
     def _moved_parameters(self) -> frozenset[str]:
-        """The parameters that training steps change otherwise than by updates: statistics."""
+        """Return the parameters that training steps change otherwise than by updates:
+        statistics.
+        """
         plans = [each["train"] for each in self.planned.batches.values() if "train" in each]
         runs = [run for plan in plans for run in moved(plan)]
         return frozenset(
@@ -115,8 +123,8 @@ class Bundle:
 
     @property
     def copies(self) -> int:
-        """How many copies of what is moved are kept: before a step, and before those steps whose
-        gradients wait for an update, if that may be skipped.
+        """Number of copies of the moved tensors: before a step, and before steps whose gradients
+        wait for an update that may be skipped.
         """
         if not self.moved:
             return 0
@@ -124,19 +132,21 @@ class Bundle:
 
     @property
     def kept(self) -> int:
-        """Bytes of a copy of all that is moved."""
+        """Bytes of a copy of all moved tensors."""
         slots = [self.planned.state.slots[name] for name in self.moved]
         return sum(align(slot.size * ITEMSIZE[slot.dtype]) for slot in slots)
 
     def _io(self, phase: str) -> int:
-        """Bytes of the inputs and outputs of a phase, in the plan that needs the most."""
+        """Return the bytes of the inputs and outputs of a phase, in the plan that needs the
+        most.
+        """
         planned = self.planned
         every = [planned.plans, *planned.batches.values()]
-        found = [plans[phase] for plans in every if phase in plans]
-        return max((align(p.region_bytes("io")) for p in found), default=0)
+        every_plan = [plans[phase] for plans in every if phase in plans]
+        return max((align(p.region_bytes("io")) for p in every_plan), default=0)
 
     def region(self, name: str) -> int:
-        """Bytes of a region of memory that all plans share, such as `param`."""
+        """Return the bytes of a region of memory that all plans share, such as `param`."""
         if name == "grad" and self.planned.is_joined:
             return 0
         return self.planned.state.region_bytes(name)
@@ -147,9 +157,9 @@ class Bundle:
         return max(p.region_bytes("work") for p in self.entries if p)
 
     def memory(self, file: bool = False) -> int:
-        """All bytes that a model takes on the device, as `lay_out` of plan_read.c adds them up.
+        """Return the bytes of a model on the device, added up as in `lay_out` of plan_read.c.
 
-        file: the plans come from a file, of which the model keeps a copy.
+        file: whether the plans come from a file, which the model copies.
         """
         rows, steps = self._out.rows, [s for p in self.entries if p for s in p.steps]
         n = len(self.planned.parameters)
@@ -228,18 +238,20 @@ class Bundle:
             index: self._out.place(content.ljust(plan.buffers[index].nbytes, b"\0"))
             for index, content in plan.constants
         }
-        found = []
+        rows = []
         for index, b in enumerate(plan.buffers):
             if b.region == "frozen":
                 content = self.planned.frozen[b.offset : b.offset + b.nbytes]
                 moved[index] = self._out.place(content)
             region = REGIONS.index("const" if index in moved else b.region)
             offset = moved.get(index, b.offset)
-            found.append(self._out.once("buffer", region=region, line=offset // ALIGN))
-        return found
+            rows.append(self._out.once("buffer", region=region, line=offset // ALIGN))
+        return rows
 
     def _ports(self, index: int, plan: Plan) -> list[Port]:
-        """The inputs and then the outputs of an entry that the caller of a step sees, in order."""
+        """Return the inputs and then the outputs of an entry that the caller of a step sees, in
+        order.
+        """
         if not index:
             return []
         ins, outs = ({p.name: p for p in ports} for ports in (plan.inputs, plan.outputs))
@@ -296,24 +308,24 @@ class Bundle:
 
 
 def _phase(index: int) -> str:
-    """The phase of an entry; the first, which is the optimizer's, is not asked for."""
+    """Return the phase of an entry; the first, which is the optimizer's, is not asked for."""
     return PHASES[(index - 1) % 3]
 
 
 def _header_type(name: str, dtype: str) -> int:
-    """The number that the header of a library has for the element type of a tensor.
+    """Return the number that the header of a library has for the element type of a tensor.
 
     Raises:
         DTypeError: it has none.
     """
-    found = ELEMENT_TYPES[dtype]
-    if found.kind == "half":
-        raise DTypeError(f"{name!r} is {found.onnx_name}, a type that trimmed builds lack in C")
-    return found.onnx
+    element = ELEMENT_TYPES[dtype]
+    if element.kind == "half":
+        raise DTypeError(f"{name!r} is {element.onnx_name}, a type that trimmed builds lack in C")
+    return element.onnx
 
 
 def inference_info(planned: Planned) -> dict[str, Any] | None:
-    """What a device needs to export the inference model; None if there is no such model.
+    """Return the facts for exporting the inference model on a device, or None.
 
     outputs: the names of its outputs.
     places: by name of a parameter, the byte offset of its values in the serialised model.

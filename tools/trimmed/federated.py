@@ -1,4 +1,5 @@
-"""The part of this package that a device of a federation needs, beside a build: `NAME_federated`.
+"""Part of this package that a device of a federation needs in addition to a build:
+`NAME_federated`.
 
 A package of copies: messages and folders, the learner of builds, and the ClientApp of Flower, with
 all that these import, under names of its own:
@@ -7,9 +8,8 @@ all that these import, under names of its own:
     engine.federated.message          mnist_federated.message
     engine.errors                     mnist_federated.errors
 
-None of it plans or compiles, so that numpy is enough, and flwr where the ClientApp is used.  The
-`__init__` of a folder is its docstring alone: what those of this package import is more than a
-device needs.
+None of it plans or compiles, so numpy is enough, plus flwr for the ClientApp.  The `__init__` of a
+folder is only its docstring, because the originals import more than a device needs.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ def stage(out: Path, name: str) -> None:
         InternalError: two modules would have one name.
     """
     package = f"{name}_federated"
-    found = dict[Path, str]()
+    files = dict[Path, str]()
     for module, path in sorted(modules().items()):
         parts = module.removeprefix("engine.").removeprefix("federated.").split(".")
         place = Path(package, *parts).with_suffix(".py")
-        if place in found:
+        if place in files:
             raise InternalError(f"{module} and another module would both be {place}")
-        found[place] = _IMPORT.sub(rf"\g<1>{package}", path.read_text("utf-8"))
-    for place in list(found):
+        files[place] = _IMPORT.sub(rf"\g<1>{package}", path.read_text("utf-8"))
+    for place in list(files):
         for folder in place.parents:
             if folder.name:
-                found[folder / "__init__.py"] = _door(folder, package)
-    for place, text in found.items():
+                files[folder / "__init__.py"] = _door(folder, package)
+    for place, text in files.items():
         (out / place).parent.mkdir(parents=True, exist_ok=True)
         (out / place).write_text(text, "utf-8")
 
 
 def modules() -> dict[str, Path]:
-    """The files of the modules that are needed, by the names they have here.
+    """Return the files of the modules that are needed, by the names they have here.
 
     They are the roots and what is imported by them and by one another when they are imported;
     what only some functions import is not among them.
     """
-    found, waiting = dict[str, Path](), list(ROOTS)
+    places, waiting = dict[str, Path](), list(ROOTS)
     while waiting:
         module = waiting.pop()
         path = _HERE.joinpath(*module.split(".")[1:]).with_suffix(".py")
-        if module in found or not path.is_file():
+        if module in places or not path.is_file():
             continue
-        found[module] = path
+        places[module] = path
         waiting += _imports(ast.parse(path.read_text("utf-8")))
-    return found
+    return places
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    """What is imported with a file; `from a import b` counts as `a` and as `a.b`."""
+    """Yield the modules that a file imports; `from a import b` counts as `a` and as `a.b`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ImportFrom) and str(child.module).split(".")[0] == "engine":
             yield str(child.module)
@@ -81,6 +81,6 @@ def _imports(node: ast.AST) -> Iterator[str]:
 
 
 def _door(folder: Path, package: str) -> str:
-    """The `__init__` of a folder."""
+    """Return the `__init__` of a folder."""
     text = f"A device of a federation; copied from edgegrad {engine.__version__}."
     return f'"""{text}"""\n' if folder.name == package else '"""See the package around it."""\n'

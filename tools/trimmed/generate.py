@@ -1,9 +1,9 @@
-"""The C source of a trimmed build: the files of `runtime/` in one, and a header with its sizes.
+"""C source of a trimmed build: the files of `runtime/` in one, and a header with its sizes.
 
-The files of `runtime/` are text with few changes to make.  What users read (the header, the
-examples) has the marks `@name@` and `@NAME@`, which the name of the build replaces.  The rest says
-`model_` wherever a name is public, and macros at the top of the source give these words the
-names of the build (see `Source._words`).
+The files of `runtime/` are text with few changes to make.  The files for users (the header, the
+examples) have the marks `@name@` and `@NAME@`, which the name of the build replaces.  The rest says
+`model_` wherever a name is public, and macros at the top of the source give these words the names
+of the build (see `Source._words`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SELFTEST_HEAD = """\
 #include <time.h>
 """
 
-# What differs between a build, whose plans are part of it, and a library of kernels.
+# Differences between a build, whose plans are part of it, and a library of kernels.
 _BUILD = {
     "@title@": "Training of one model on fixed shapes, with nothing but the C library.",
     "@plan@": "",
@@ -124,7 +124,7 @@ _EXAMPLE = (
 
 
 def quote(text: str) -> str:
-    """Text as a C string literal.
+    """Return text as a C string literal.
 
     Other characters than plain ASCII become octal escapes of their UTF-8 bytes.  An octal escape
     ends after three digits; a hexadecimal one would swallow digits that follow.
@@ -136,12 +136,12 @@ def quote(text: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text in a form that cannot end the C comment it stands in, of at most 60 characters."""
+    """Return text that cannot end its C comment, of at most 60 characters."""
     return quote(text)[1:-1].replace("*/", "* /").replace("//", "/ /")[:60]
 
 
 class Source:
-    """The generated text of a build, or of a library of kernels.
+    """Generated text of a build, or of a library of kernels.
 
     A build has a bundle: its plans are part of it.  A library of kernels has none, because its
     plans come as files.
@@ -156,7 +156,7 @@ class Source:
         symbols: Sequence[str],
         bundle: Bundle | None = None,
     ) -> None:
-        """symbols: those of all kernels in the order of the table, `launch` and `worker` last.
+        """Take symbols of all kernels in the order of the table, `launch` and `worker` last.
 
         Raises:
             ModelError: the name would give a word of the source two meanings.
@@ -169,7 +169,7 @@ class Source:
             raise ModelError(f"name {name!r}: {twice[0]} would have two meanings; choose another")
 
     def header(self) -> str:
-        """The public header."""
+        """Return the public header."""
         text = _template("model.h")
         for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
             text = text.replace(mark, own)
@@ -177,32 +177,36 @@ class Source:
         return self.public(text.replace("/*@constants@*/", "\n".join(rows)))
 
     def source(self) -> str:
-        """Everything in the library except its kernels, as one C file."""
+        """Return everything in the library except its kernels, as one C file."""
         rows = "\n".join(self._declarations()) + "\n"
         return "\n".join([_HEAD, self._words(), rows, *map(_template, PARTS)])
 
     def example(self, file: str) -> str:
-        """The text of an example program; `file` is its name in `runtime/`."""
+        """Return the text of an example program; `file` is its name in `runtime/`."""
         text = _template(file)
         for old, new in () if self.bundle else _EXAMPLE:
             text = text.replace(old, new)
         return self.public(text)
 
     def selftest(self, recorded: str) -> str:
-        """The self-test of a build; `recorded` is C that declares the values it compares with."""
+        """Return the self-test of a build; `recorded` is C that declares the values it compares
+        with.
+        """
         text = _template("selftest.c").replace("/*@recorded@*/", recorded)
         return "\n".join([_SELFTEST_HEAD, self._words(), text])
 
     def public(self, text: str) -> str:
-        """A text with the name of the build in place of the marks `@name@` and `@NAME@`."""
+        """Return a text with the marks `@name@` and `@NAME@` replaced by the name of the build."""
         return text.replace("@name@", self.name).replace("@NAME@", self.name.upper())
 
     def link_name(self, word: str) -> str:
-        """The symbol of a piece of data that the C source takes from the object file of kernels."""
+        """Return the symbol of a piece of data that the C source takes from the object file of
+        kernels.
+        """
         return f"{self.name}_edgegrad_{word}"
 
     def _words(self) -> str:
-        """The lines that include the header and give the runtime's words the build's names.
+        """Return the lines that include the header and give the runtime's words the build's names.
 
             #define mnist model
             #include "mnist.h"
@@ -220,16 +224,18 @@ class Source:
         return "\n".join(rows) + "\n"
 
     def _aliases(self) -> dict[str, str]:
-        """The public names of this build, by the words that the runtime's source has for them."""
+        """Return the public names of this build, by the words that the runtime's source has for
+        them.
+        """
         text = _template("model.h") + "".join((_BUILD if self.bundle else _LIBRARY).values())
         text += "".join(f"@NAME@_{key} " for key, _, _ in self._constants())
-        found = {}
+        names = {}
         for mark, word in (("@name@", "model"), ("@NAME@", "MODEL")):
             for rest in sorted(set(re.findall(rf"{mark}(_\w+)", text))):
-                found[word + rest] = self.public(mark) + rest
+                names[word + rest] = self.public(mark) + rest
         for word, rest in LINKED.items():
-            found[word] = self.link_name(rest)
-        return found
+            names[word] = self.link_name(rest)
+        return names
 
     def _constants(self) -> Iterator[tuple[str, int, str]]:
         if self.bundle:
@@ -252,9 +258,9 @@ class Source:
         yield "HANDLE_BYTES", handle_bytes(self.threads), "bookkeeping; the rest is tables"
         for phase in ("train", "eval", "infer"):
             for what, names in (("inputs", planned.inputs), ("outputs", planned.outputs)):
-                found = names.get(phase, ())
-                meaning = ", ".join(found) or "no such phase"
-                yield f"{phase}_{what}".upper(), len(found), _comment(meaning)
+                listed = names.get(phase, ())
+                meaning = ", ".join(listed) or "no such phase"
+                yield f"{phase}_{what}".upper(), len(listed), _comment(meaning)
 
     def _declarations(self) -> Iterator[str]:
         yield f"#define BUILD {quote(self.build)}"
@@ -269,7 +275,7 @@ class Source:
         yield from _format(rules=self.bundle is None)
 
     def data(self) -> dict[str, bytes]:
-        """The constant data that goes into the object file of kernels, by symbol."""
+        """Return the constant data that goes into the object file of kernels, by symbol."""
         if self.bundle:
             return {self.link_name("plans"): self.bundle.tables + self.bundle.constants}
         names = "".join(f"{symbol}\0" for symbol in self.symbols[:-2]) + "\0"
@@ -281,13 +287,13 @@ def _template(file: str) -> str:
 
 
 def _format(*, rules: bool) -> Iterator[str]:
-    """C declarations of the plan file's format: the numbers of its tables, columns and regions.
+    """Yield C declarations of the plan file's format: its tables, columns and regions.
 
     rules: whether to declare also the rules that the numbers of each column obey.  A library needs
         them to check the files it is given; the plans inside a build need no check.
     """
     tables = schema(stripped=True)
-    columns = [column for found in tables.values() for column in found]
+    columns = [column for group in tables.values() for column in group]
     numbers = {table: i for i, table in enumerate(tables)}
     yield f"enum {{ PLAN_VERSION = {VERSION}, PLAN_STRIPPED = {STRIPPED} }};"
     yield f"enum {{ {', '.join(f'R_{name.upper()}' for name in REGIONS)}, REGIONS }};"

@@ -32,7 +32,8 @@ DEFAULT = ("f32", "i64", "b1")  # element types of a config that names none
 
 
 def types_of(config: OpSet) -> tuple[str, ...]:
-    """The element types that a config allows; booleans and i64, for indices, are always among them.
+    """Return the element types that a config allows; booleans and i64, for indices, are always
+    among them.
 
     Raises:
         ModelError: a name in the config is not the name of an element type.
@@ -45,30 +46,31 @@ def types_of(config: OpSet) -> tuple[str, ...]:
     for name in names:
         if name not in OF_CPP:
             raise ModelError(f"element type {name!r} of the config{nearest(name, list(OF_CPP))}")
-    found = {OF_CPP[name] for name in names} | ({"f32"} if not names else set()) | {"i64", "b1"}
-    return tuple(k for k in ITEMSIZE if k in found)
+    allowed = {OF_CPP[name] for name in names} | ({"f32"} if not names else set()) | {"i64", "b1"}
+    return tuple(k for k in ITEMSIZE if k in allowed)
 
 
 def kernel_set(config: OpSet) -> dict[KernelSpec, str]:
-    """The kernels that a library for a config contains, each with the name of an op that calls it.
+    """Return the kernels that a library for a config contains, each with the name of an op that
+    calls it.
 
     Raises:
         UnsupportedOpError: an op of the config is unknown, or its declaration does not say which
             kernels it calls or which ops it becomes.
     """
     types = types_of(config)
-    found: dict[KernelSpec, str] = {}
+    users: dict[KernelSpec, str] = {}
     for op in _reached(config):
         for template in op.calls or ():
             for spec in _instances(template, types):
-                found.setdefault(spec, op.name)
+                users.setdefault(spec, op.name)
     for domain in formula_domains(types):
-        found.setdefault(KernelSpec("formula", (domain,)), "elementwise ops")
-    return found
+        users.setdefault(KernelSpec("formula", (domain,)), "elementwise ops")
+    return users
 
 
 def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
-    """For each kernel of closed plans, by symbol, the name of an op that calls it.
+    """Return the name of an op that calls each kernel of closed plans, by the kernel's symbol.
 
     graphs: the graphs the plans were made of.
     A kernel that the set of the graphs' ops lacks has the name of an op that calls its template, or
@@ -85,7 +87,7 @@ def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
 
 
 def formula_domains(types: Iterable[str]) -> list[str]:
-    """The domains of formulas that element-wise ops on these types can need.
+    """Return the domains of formulas that element-wise ops on these types can need.
 
     A domain is a set of element types that one interpreter of formulas computes with.  These are
     the smallest domain that has all the types, and every domain within it.
@@ -96,29 +98,30 @@ def formula_domains(types: Iterable[str]) -> list[str]:
 
 
 def _reached(config: OpSet) -> list[Op]:
-    """The ops that a config names, followed by the ops they may become in a plan.
+    """Return the ops that a config names, followed by the ops they may become in a plan.
 
     Raises:
         UnsupportedOpError: an op is unknown, or its declaration is incomplete (see `kernel_set`).
     """
     if config.all_if_none and not config.ops:
-        found = list(ops().values())
+        declared = list(ops().values())
     else:
         held = _joined(_held(config))
         order = (*sorted(held), *sorted(reachable(held) - held))
-        found = [ops()[key] for key in order if key in ops()]
-    for op in found:
+        declared = [ops()[key] for key in order if key in ops()]
+    for op in declared:
         if (op.lower and op.calls is None) or (op.expand and op.becomes is None):
             missing = "calls" if op.lower and op.calls is None else "becomes"
             raise UnsupportedOpError(
-                f"op {op.title!r}: its declaration has no {missing!r}, of which libraries for a "
-                f"set of ops are made"
+                f"op {op.title!r}: its declaration has no {missing!r}, which libraries for a set "
+                f"of ops need"
             )
-    return found
+    return declared
 
 
 def _joined(held: Keys) -> Keys:
-    """The ops, and those that join training and optimizer models to one plan, of the domain engine.
+    """Return the ops, and those that join training and optimizer models to one plan, of the domain
+    engine.
 
     Op sets are of graphs that people have, which do not name these.
     """
@@ -129,7 +132,7 @@ def _joined(held: Keys) -> Keys:
 
 
 def _held(config: OpSet) -> Keys:
-    """The ops that a config names, as keys (domain, name).
+    """Return the ops that a config names, as keys (domain, name).
 
     The domains of OWN count as one: a name stands for the ops of that name in all of them.
 
@@ -139,22 +142,23 @@ def _held(config: OpSet) -> Keys:
     names = set(config.names())
     plain = {name.split("::")[1] for name in names}
     known = {*ops(), *(("", name) for name in control.FORMS)}
-    found = {
+    keys = {
         (domain, name)
         for domain, name in known
         if (name in plain if domain in OWN else f"{domain}::{name}" in names)
     }
-    unknown = sorted(plain - {name for _, name in found})
+    unknown = sorted(plain - {name for _, name in keys})
     if unknown:
         known_names = [name for _, name in known]
         raise UnsupportedOpError(
             f"op {unknown[0]!r} of the config{nearest(unknown[0], known_names)}"
         )
-    return frozenset(found)
+    return frozenset(keys)
 
 
 def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]:
-    """The kernels of a template, one for each combination of values that its parameters may have.
+    """Yield the kernels of a template, one for each combination of values that its parameters may
+    have.
 
     There is none if a parameter is open, which means that any value is possible.
     """
@@ -176,7 +180,9 @@ def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]
 
 
 def _kinds(what: str, types: Iterable[str]) -> tuple[str, ...]:
-    """The element types that a parameter of kind `what` may have, in a library of these types."""
+    """Return the element types that a parameter of kind `what` may have, in a library of these
+    types.
+    """
     numbers = [t for t in types if t not in ("b1", "f16")]
     moved = [bits(t) for t in types]
     return {

@@ -29,7 +29,7 @@ _NEED = "install ziglang, which links for every other target: pip install edgegr
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler for one platform: the words its command line begins with; whether it is zig."""
+    """C compiler for one platform: the first words of its command line, and whether it is zig."""
 
     command: tuple[str, ...]
     zig: bool
@@ -49,7 +49,7 @@ class Compiler:
 def find_compiler(
     platform: Platform, chosen: str = "", *, threads: bool = False, freestanding: bool = False
 ) -> Compiler:
-    """The compiler for a platform.  What it refuses, it refuses before anything is compiled.
+    """Return the compiler for a platform; refuse unsupported ones before anything is compiled.
 
     chosen: `zig`, a command, or empty to take the first that fits.
     threads: whether POSIX threads are used.
@@ -158,10 +158,10 @@ def _check(made: binary.Binary, platform: Platform, driver: Compiler) -> None:
     """
     system = platform.system if platform.form in ("macho", "pe") else ""
     wanted = (platform.form, platform.machine, system)
-    found = (made.form, made.machine, made.system)
-    if found != wanted:
+    facts = (made.form, made.machine, made.system)
+    if facts != wanted:
         raise EngineError(
-            f"{' '.join(driver.command)} compiles for {' '.join(found).strip()}; target "
+            f"{' '.join(driver.command)} compiles for {' '.join(facts).strip()}; target "
             f"{platform.name} is {' '.join(wanted).strip()}"
         )
 
@@ -192,8 +192,8 @@ def _link_flags(
         flags += [f"-Wl,-soname,{name}"] if kind == "shared" else []
         if not driver.zig:
             flags += ["-Wl,-z,max-page-size=16384", "-Wl,-z,noseparate-code"]
-            flags += ["-Wl,-z,norelro"]  # else a gap of up to 16 KiB in the file
-            # A library has no constructors: nothing to start or to end.
+            flags += ["-Wl,-z,norelro"]  # avoids a gap of up to 16 KiB in the file
+            # A library has no constructors, so nothing runs at its start or end.
             flags += ["-nostartfiles"] if kind == "shared" else []
     elif platform.shared.endswith(".dylib"):
         flags += ["-Wl,-dead_strip"]

@@ -1,4 +1,4 @@
-"""Names of builds: which names may prefix the functions of a library and name its files.
+"""Names of builds, which prefix the functions of a library and name its files.
 
 The name of a build becomes a type and a prefix in C and C++ (`mnist`, `mnist_create`), the name of
 a header (`mnist.h`) and of a Python module (`mnist.py`).  It may be any identifier that has no
@@ -38,7 +38,7 @@ HEADERS = _words("""
     message
 """)
 
-# What the headers of C declare, reserved by ISO C 7.1.3, and main.
+# Declarations in the headers of C, reserved by ISO C 7.1.3, and main.
 LIBRARY = _words("""
     EOF NULL abort abs acos acosh asctime asin asinh assert atan atan2 atanh atexit atof atoi atol
     atoll bsearch calloc cbrt ceil clearerr clock copysign cos cosh ctime difftime div errno erf
@@ -73,9 +73,9 @@ def check_name(name: str) -> str:
         or "__" in name
         or name.endswith("_t"),
         "declared by the C library": name in LIBRARY,
-        f"also that of the system's header {name}.h": name in HEADERS,
-        "also that of a Python module": name in sys.stdlib_module_names or name == "numpy",
-        "also that of a field of the library's tensors": name in FIELDS,
+        f"also the name of the system's header {name}.h": name in HEADERS,
+        "also the name of a Python module": name in sys.stdlib_module_names or name == "numpy",
+        "also the name of a field of the library's tensors": name in FIELDS,
         "the prefix of what src/message.h declares": name == "edgegrad",
     }
     for reason, holds in reasons.items():

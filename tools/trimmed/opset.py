@@ -1,7 +1,7 @@
 """Op sets: lists of the ops that a build must have, in files called `required_operators.config`.
 
-The grammar is that of onnxruntime.  A line names a domain, an opset and ops; several lines of the
-same domain and opset add up:
+The grammar is onnxruntime's.  A line names a domain, an opset and ops; several lines of the same
+domain and opset add up:
 
     # comment
     !globally_allowed_types;float,int64_t
@@ -32,7 +32,7 @@ Key = tuple[str, int]  # domain, opset
 
 @dataclass(slots=True)
 class OpSet:
-    """A list of required ops.
+    """List of required ops.
 
     ops: by domain and opset, the names of ops, each with its type restrictions or None.
     types: the C++ names of the only element types that ops may have; empty: all may be had.
@@ -49,13 +49,13 @@ class OpSet:
         row[op] = _merge(row[op], types) if op in row else types
 
     def has(self, domain: str, op: str) -> bool:
-        """Whether an op is required, in any opset: kernels serve every opset of their op."""
+        """Return whether an op is required, in any opset: kernels serve every opset of their op."""
         if self.all_if_none and not self.ops:
             return True
         return any(op in row for (d, _), row in self.ops.items() if d == (domain or ONNX))
 
     def names(self) -> list[str]:
-        """All required ops as `domain::Op`, sorted."""
+        """Return all required ops as `domain::Op`, sorted."""
         return sorted({f"{d}::{op}" for (d, _), row in self.ops.items() for op in row})
 
     def __str__(self) -> str:
@@ -80,17 +80,17 @@ def parse(text: str, source: str = "config") -> OpSet:
     Raises:
         ModelError: a line breaks the grammar; the message has its number.
     """
-    found = OpSet()
+    opset = OpSet()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if words and not words.startswith("#"):
             try:
-                _parse_line(words, found)
+                _parse_line(words, opset)
             except ModelError as error:
                 raise ModelError(f"{source}:{number}: {error}") from None
-    if found.types and any(t for row in found.ops.values() for t in row.values()):
+    if opset.types and any(t for row in opset.ops.values() for t in row.values()):
         raise ModelError(f"{source}: types of single ops and {TYPES} exclude each other")
-    return found
+    return opset
 
 
 def _parse_line(line: str, into: OpSet) -> None:
@@ -126,7 +126,7 @@ def _parse_ops(text: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
         end = min((i for i in (text.find(",", at), text.find("{", at)) if i >= 0), default=-1)
         name = text[at : end if end >= 0 else len(text)].strip()
         if not name.isidentifier():
-            raise ModelError(f"{name!r} is no name of an op")
+            raise ModelError(f"{name!r} is not the name of an op")
         types = None
         if end >= 0 and text[end] == "{":
             try:
@@ -146,7 +146,9 @@ def _parse_ops(text: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _merge(a: Any, b: Any) -> Any:
-    """Type restrictions that allow what `a` or `b` allows; no restrictions allow everything."""
+    """Return type restrictions that allow everything that `a` or `b` allows; none allow
+    everything.
+    """
     if not a or not b:
         return None
     if isinstance(a, list):
@@ -171,12 +173,12 @@ def read(path: Path) -> OpSet:
 
 
 def of_graphs(graphs: Iterable[Graph]) -> OpSet:
-    """The ops that graphs use, each with the opset that its graph imports for its domain."""
-    found = OpSet()
+    """Return the ops that graphs use, each with the opset that its graph imports for its domain."""
+    opset = OpSet()
     for graph in graphs:
         for node in graph.nodes:
-            found.add(node.domain, graph.opsets.get(node.domain, 1), node.op)
-    return found
+            opset.add(node.domain, graph.opsets.get(node.domain, 1), node.op)
+    return opset
 
 
 def check(graph: Graph, allowed: OpSet, source: str) -> None:

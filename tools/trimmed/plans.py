@@ -1,4 +1,4 @@
-"""The plans of a trimmed build: the artifacts of a model, planned for a target and fixed shapes."""
+"""Plans of a trimmed build: the artifacts of a model, planned for a target and fixed shapes."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plans of a model and all else that a build is made of.
+    """Plans of a model and everything else for a build.
 
     plans: by phase, the plans of the first batch size and of the optimizer.
-    inputs, outputs: by phase, the names of the tensors that the caller gives and gets.
+    inputs, outputs: by phase, the names of the caller's inputs and outputs.
     state: the checkpoint.
     parameters: all names; first those that the training model reads, in the order of its inputs.
     listed: how many of these the training model reads.
     states: the states that the optimizer keeps.
-    skips: whether updates are skipped where gradients are not finite.
+    skips: whether updates are skipped if gradients are not finite.
     is_joined: whether the training plans update the parameters; there is no optimizer's plan then.
     frozen: the bytes of the large constants of all models.
     inference: the serialised inference model with the checkpoint's parameters, or None.
-    joined: of the inference model's weights of which a part is trained, the names of the two
-        parameters that they are, and the axis along which these are joined.
+    joined: for each partly trained weight of the inference model, the names of its two parameters,
+        and the axis along which they are joined.
     batches: by number of samples, the plans of all phases but the optimizer's.
     makers: by symbol of a kernel, the name of an op that calls it; empty unless plans are closed.
     """
@@ -66,18 +66,20 @@ class Planned:
     makers: Mapping[str, str]
 
     def every(self) -> list[Plan]:
-        """Every plan once: those of all batch sizes, then the optimizer's."""
+        """Return every plan once: the plans of all batch sizes, then the optimizer's."""
         rest = [plan for plans in self.batches.values() for plan in plans.values()]
         return [*rest, *(p for p in self.plans.values() if p not in rest)]
 
     def kernels(self) -> list[KernelSpec]:
-        """Every kernel that the plans use, in the order of symbols, then `launch` and `worker`."""
-        found = {spec.symbol: spec for plan in self.every() for spec in plan.specs}
-        return [*(found[symbol] for symbol in sorted(found)), LAUNCH, WORKER]
+        """Return every kernel that the plans use, in the order of symbols, then `launch` and
+        `worker`.
+        """
+        specs = {spec.symbol: spec for plan in self.every() for spec in plan.specs}
+        return [*(specs[symbol] for symbol in sorted(specs)), LAUNCH, WORKER]
 
 
 def artifacts(folder: Path) -> dict[str, Path]:
-    """The paths of the artifacts in a folder, by what they are; some may be missing.
+    """Return the paths of the artifacts in a folder, by what they are; some may be missing.
 
     Raises:
         FileError: the training model or the checkpoint is missing.
@@ -86,11 +88,11 @@ def artifacts(folder: Path) -> dict[str, Path]:
         "train": "training_model.onnx", "eval": "eval_model.onnx",
         "optimizer": "optimizer_model.onnx", "checkpoint": "checkpoint",
     }  # fmt: skip
-    found = {key: folder / name for key, name in names.items() if (folder / name).exists()}
+    paths = {key: folder / name for key, name in names.items() if (folder / name).exists()}
     for key in ("train", "checkpoint"):
-        if key not in found:
+        if key not in paths:
             raise FileError(f"{os.fspath(folder)}: no file {names[key]!r}")
-    return found
+    return paths
 
 
 def make_plans(
@@ -135,8 +137,8 @@ def make_plans(
     inference, parts = None, dict[str, tuple[Sequence[str], int]]()
     if "eval" in files:
         models["eval"] = model(files["eval"], "eval model")
-        found = sparse.joins(models["eval"].graph)
-        parts = {name: (node.inputs, node.attrs["axis"]) for name, node in found.items()}
+        concats = sparse.joins(models["eval"].graph)
+        parts = {name: (node.inputs, node.attrs["axis"]) for name, node in concats.items()}
         names = list(outputs) or forward_outputs(models["eval"])
         if names:
             inference, source = _inference(models["eval"], state, names)
@@ -191,7 +193,9 @@ def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
 
 
 def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """The serialised inference model, with the checkpoint's values and, for planning, without."""
+    """Return the serialised inference model, with the checkpoint's values and, for planning,
+    without.
+    """
     graph = export.inference_model(model.graph, {}, names)
     values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
     whole = export.inference_model_bytes(model.graph, values, names, tied_apart=False)
@@ -206,7 +210,7 @@ def _plans(
     progress: Progress,
     update: Update | None,
 ) -> dict[str, Plan]:
-    """The plans for one batch size, by phase.
+    """Return the plans for one batch size, by phase.
 
     several: as `batch_shapes` has it.  update: what the training plan does with gradients; None if
         it adds them to those before.
@@ -214,18 +218,18 @@ def _plans(
     Raises:
         InputError: as `batch_shapes`.
     """
-    found: dict[str, Plan] = {}
+    planned: dict[str, Plan] = {}
     for phase, model in models.items():
         bound = batch_shapes(model, batch, shapes, several)
         progress.say(f"planning the {model.what}, batch {batch}")
-        found[phase] = model.plan(bound, update=update if phase == "train" else None)
-    return found
+        planned[phase] = model.plan(bound, update=update if phase == "train" else None)
+    return planned
 
 
 def batch_shapes(
     model: Model, batch: int, shapes: Shapes, several: bool
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's inputs for one batch size, in numbers.
+    """Return the shapes of a model's inputs for one batch size, in numbers.
 
     several: there are several batch sizes.  A given shape then holds for all of them, with its
         symbolic first dimension replaced by this one.
@@ -270,7 +274,7 @@ def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
 
 
 def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's inputs, in numbers; see `bind_shapes`."""
+    """Return the shapes of a model's inputs, in numbers; see `bind_shapes`."""
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     return bind_shapes(declared, batch, given, model.what)
 
@@ -278,12 +282,11 @@ def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int
 def bind_shapes(
     declared: Mapping[str, Sequence[int | str]], batch: int | None, given: Shapes, what: str
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of inputs, in numbers.
+    """Return the shapes of inputs, in numbers.
 
     An input has its given shape, if there is one.  Otherwise a symbolic dimension has the size of
-    its symbol, which is that of the same symbol in a given shape, or else the batch size if the
-    symbol is the first dimension of an input.  A polynomial of symbols, as `128*batch`, has its
-    value.
+    its symbol in a given shape, or the batch size if the symbol is the first dimension of an input.
+    A polynomial of symbols, such as `128*batch`, has its value.
 
     declared: the shapes that the inputs have in the model.
     what: what messages call the model.
@@ -302,23 +305,24 @@ def bind_shapes(
         for d in first:
             if evaluate(d, {s: n for s, n in each.items() if s != d}) == d:
                 symbols.setdefault(d, batch)
-    found = {}
+    bound_shapes = {}
     for name, dims in declared.items():
         bound = [evaluate(d, symbols) if isinstance(d, str) else d for d in dims]
         if name in given:
-            found[name] = tuple(given[name])
+            bound_shapes[name] = tuple(given[name])
         elif all(isinstance(d, int) for d in bound):
-            found[name] = tuple(d for d in bound if isinstance(d, int))
+            bound_shapes[name] = tuple(d for d in bound if isinstance(d, int))
         else:
             raise InputError(
                 f"input {name!r} of the {what} has shape {list(dims)}: give --shape "
                 f"{name}=" + ",".join("N" if isinstance(d, str) else str(d) for d in bound)
             )
-    return found
+    return bound_shapes
 
 
 def forward_outputs(model: Model) -> list[str]:
-    """The outputs of the forward model, found in the evaluation model: what the loss reads of it.
+    """Return the outputs of the forward model, found in the evaluation model: operands of the loss
+    of it.
 
     The last input of an evaluation model holds the labels.  The nodes of the loss are those whose
     inputs depend on the labels.  An output of the forward model is a value that such a node reads
@@ -328,13 +332,13 @@ def forward_outputs(model: Model) -> list[str]:
     if len(model.inputs) < 2:
         return []
     labelled, data = {model.inputs[-1]}, set(model.inputs[:-1])
-    found: list[str] = []
+    names: list[str] = []
     for node in graph.nodes:
         reads = list(node.reads())
         if labelled & set(reads):
-            found += [r for r in reads if r in data and r not in labelled and r not in found]
+            names += [r for r in reads if r in data and r not in labelled and r not in names]
             labelled.update(node.outputs)
         elif data & set(reads):
             data.update(node.outputs)
     makers = graph.producers()
-    return [name for name in found if name in makers]
+    return [name for name in names if name in makers]

@@ -13,7 +13,7 @@ EVERY = 2.0  # seconds between two lines on the items of one list
 
 
 class Progress:
-    """Prints what is done next, also where there is no terminal; a silent one prints nothing.
+    """Printing of stages, even without a terminal; a silent one prints nothing.
 
     [  0.6 s] planning the training model, batch 8
     [  3.1 s] compiling kernels, or reading them from the cache: 21 of 59
@@ -29,7 +29,9 @@ class Progress:
             print(f"[{time.monotonic() - self._start:5.1f} s] {text}", file=sys.stderr, flush=True)
 
     def each(self, text: str, items: Sequence[Item]) -> Iterator[Item]:
-        """The items; a line before the first, and one every EVERY seconds that counts them."""
+        """Yield the items; a line before the first, and one every EVERY seconds that counts
+        them.
+        """
         self.say(f"{text}: {len(items)}")
         last = time.monotonic()
         for k, item in enumerate(items):

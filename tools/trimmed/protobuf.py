@@ -1,4 +1,4 @@
-"""Where a serialised ONNX model has the bytes of its initializers.
+"""Places of the bytes of initializers in a serialised ONNX model.
 
 A device, on which onnx is not installed, exports a model by writing its parameters over those in
 the file.  Type and shape are the same, so the bytes fit.  The numbers of the fields are:
@@ -13,7 +13,7 @@ from engine.base.errors import ModelError
 
 
 def initializer_places(model: bytes, names: set[str]) -> dict[str, int]:
-    """By name, the byte offset of the `raw_data` of the initializers whose names are given."""
+    """Return the byte offset of the `raw_data` of each of these initializers, by name."""
     places = {}
     for graph in _fields(model, 0, len(model), 7):
         for tensor in _fields(model, *graph, 5):

@@ -1,7 +1,7 @@
-"""The self-test of a build: the losses of a few steps are recorded here and compared on the device.
+"""Self-test of a build: the losses of a few steps are recorded here and compared on the device.
 
-The self-test reads the checkpoint of the build, which lies beside it, and checks by its CRC-32 that
-it is the one that was recorded with; parameters can be larger than all else in a build together.
+The self-test reads the checkpoint next to the build, and checks by its CRC-32 that it is the
+recorded one; parameters can be larger than the rest of a build.
 
 The inputs are made up by a generator of random numbers that Python and C compute alike, so that
 they need not be stored: s = 1664525 s + 1013904223 modulo 2^32 (Knuth, The Art of Computer
@@ -36,14 +36,14 @@ BLOCK = 1 << 16  # elements that are summed at a time
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """By what the self-test knows the checkpoint of its build: the file's size and its CRC-32."""
+    """Identity of the checkpoint of a build: the file's size and its CRC-32."""
 
     size: int
     crc32: int
 
     @classmethod
     def of(cls, content: bytes) -> Checkpoint:
-        """That of a file with this content."""
+        """Return the identity of a file with this content."""
         return cls(len(content), zlib.crc32(content))
 
 
@@ -69,7 +69,7 @@ def keep_trained(out: Path, checkpoint: Checkpoint) -> None:
 
 
 def random_words(count: int, seed: int) -> tuple[npt.NDArray[np.uint32], int]:
-    """The next `count` numbers (uint32) of the generator, and its state after them.
+    """Return the next `count` numbers (uint32) of the generator, and its state after them.
 
     The state k steps after s is a_k s + c_k.  Applied to the first k numbers, this gives the next k
     numbers in one operation on arrays.  Then k doubles: a_2k = a_k^2, c_2k = a_k c_k + c_k.
@@ -87,7 +87,7 @@ def random_words(count: int, seed: int) -> tuple[npt.NDArray[np.uint32], int]:
 def make_input(
     dtype: str, shape: tuple[int, ...], seed: int
 ) -> tuple[npt.NDArray[np.generic], int]:
-    """An input of made-up values, and the state of the generator after them."""
+    """Return an input of made-up values, and the state of the generator after them."""
     words, seed = random_words(int(np.prod(shape, dtype=np.int64)), seed)
     kind = np.dtype(NUMPY[dtype])
     if kind.kind == "f":
@@ -98,7 +98,9 @@ def make_input(
 
 
 def _square_sum(values: npt.NDArray[Any]) -> float:
-    """The sum of squares of a 1-D array in float64, without a copy of all of it in that type."""
+    """Return the sum of squares of a 1-D array in float64, without a copy of all of it in that
+    type.
+    """
     blocks = (values[i : i + BLOCK].astype(np.float64) for i in range(0, values.size, BLOCK))
     return math.fsum(float(block @ block) for block in blocks)
 
@@ -124,8 +126,8 @@ def record(
             port = ports[name]
             made, seed = make_input(plan.buffers[port.buffer].dtype, port.shape, seed)
             inputs.append(made)
-        found = module(*inputs)
-        loss = found[0] if isinstance(found, tuple) else found
+        results = module(*inputs)
+        loss = results[0] if isinstance(results, tuple) else results
         losses.append(float(np.float32(loss.reshape(-1)[0])))
         if optimizer is not None:
             optimizer.step()

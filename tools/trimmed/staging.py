@@ -1,4 +1,4 @@
-"""Staging: what is made comes into its folder when all of it is done."""
+"""Staging: files move into their folder when all of them are complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.system import files as files_io
 
 @contextlib.contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A new folder inside `out`; at the end its files take the places of those in `out`.
+    """Yield a new folder inside `out`; at the end its files replace those in `out`.
 
     If an error leaves the body, `out` is as it was, and is gone if it did not exist.
 

@@ -1,4 +1,4 @@
-"""Targets: the devices that trimmed builds can be made for, by name.
+"""Targets of trimmed builds, by name.
 
 A target has two parts.  The kernels need to know the CPU (`Target` of `kernels/machine/target.py`).
 Linking needs to know the platform: ziglang's name for it, the compilers that fit, and how its
@@ -18,13 +18,13 @@ from engine.kernels.machine.target import TILES, Target, host, make
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A target of a trimmed build.
+    """Target of a trimmed build.
 
     target: the CPU, for the kernels.
     system: the operating system, a name of `_SYSTEMS`.
     zig: the value of ziglang's option `-target`, and options that follow it.
     cc: the commands of compilers that fit, the best first; words after the first are arguments.
-    sdk: what has the C library of a platform for which ziglang has none; else empty.
+    sdk: the SDK with the C library of a platform for which ziglang has none; otherwise empty.
     shared, static, executable: patterns of file names, with `{}` for the name.
     pthread: whether threads can be made.
     """
@@ -42,12 +42,12 @@ class Platform:
 
     @property
     def is_elf(self) -> bool:
-        """Whether objects and libraries are ELF files."""
+        """True if objects and libraries are ELF files."""
         return self.shared.endswith(".so")
 
     @property
     def is_wasm(self) -> bool:
-        """Whether the target is WebAssembly, where a shared library is a module with exports."""
+        """True if the target is WebAssembly, where a shared library is a module with exports."""
         return self.shared.endswith(".wasm")
 
     @property
@@ -64,7 +64,9 @@ class Platform:
         return "arm" if arch.startswith("armv") else arch
 
     def file_name(self, kind: str, name: str) -> str:
-        """The file name of a library or program; kind: `shared`, `static` or `executable`."""
+        """Return the file name of a library or program; kind: `shared`, `static` or
+        `executable`.
+        """
         return {"shared": self.shared, "static": self.static, "executable": self.executable}[
             kind
         ].format(name)
@@ -72,11 +74,11 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """What linking knows of an operating system.
+    """Facts about an operating system for linking.
 
-    zig: ziglang's name of it.  Of {arch} and {version}, the second is the oldest to run on.
-    version: that version, where a triple has none.
-    cc, sdk: as in `Platform`; {triple} is that of the target.
+    zig: ziglang's name of it, with {arch} and {version}, the oldest supported version.
+    version: this version, if a triple has none.
+    cc, sdk: as in `Platform`; {triple} is the target's.
     """
 
     zig: str
@@ -148,42 +150,42 @@ _LEVELS = {
 
 
 def names() -> list[str]:
-    """Every name that `resolve` accepts."""
+    """Return every name that `resolve` accepts."""
     return ["native", *TARGETS, *ALIASES]
 
 
 def resolve(
     name: str = "native", *, triple: str = "", cpu: str = "", features: str | None = None
 ) -> Platform:
-    """The platform of a target.
+    """Return the platform of a target.
 
     name: a name of `names()`; not read if there is a triple.
     triple: an LLVM triple.
-    cpu, features: LLVM's name of the CPU and its features, in place of those of the name.
+    cpu, features: LLVM's name of the CPU and its features, instead of the name's.
 
     Raises:
         EngineError: the name or the triple is not known.
     """
     if triple:
-        found = _of_triple(triple, triple, cpu or "generic", features, "")
+        platform = _of_triple(triple, triple, cpu or "generic", features, "")
     elif name == "native":
-        found = native()
+        platform = native()
     else:
         row = TARGETS.get(ALIASES.get(name, name))
         if row is None:
             raise EngineError(
                 f"unknown target {name!r}{nearest(name, names())}. Targets: {', '.join(names())}"
             )
-        found = _of_triple(name, *row)
-    target = found.target
+        platform = _of_triple(name, *row)
+    target = platform.target
     if cpu or features is not None:
         new = target.features if features is None else features
         target = replace(target, cpu=cpu or target.cpu, features=new)
-    return replace(found, target=target)
+    return replace(platform, target=target)
 
 
 def of_target(target: Target) -> Platform:
-    """The platform of a target for the kernels, by the system in its triple.
+    """Return the platform of a target for the kernels, by the system in its triple.
 
     Raises:
         EngineError: the system is not known.
@@ -192,15 +194,15 @@ def of_target(target: Target) -> Platform:
 
 
 def native() -> Platform:
-    """The platform of this machine, tuned for the CPU that this process runs on.
+    """Return the platform of this machine, tuned for the CPU that this process runs on.
 
     Raises:
         EngineError: the operating system is not known.
     """
     if sys.platform not in ("linux", "darwin", "win32"):
         raise EngineError(f"target native: unknown system {sys.platform!r}; name a target")
-    found = _of_system("native", host(), *_system(host().triple))
-    return replace(found, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
+    platform = _of_system("native", host(), *_system(host().triple))
+    return replace(platform, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
 
 
 def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: str) -> Platform:
@@ -214,7 +216,8 @@ def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: st
 
 
 def _system(triple: str) -> tuple[str, str]:
-    """The name in `_SYSTEMS` of a triple's system, and the version it names or an empty string.
+    """Return the name in `_SYSTEMS` of a triple's system, and the version it names or an empty
+    string.
 
     Raises:
         EngineError: the system is not known.
@@ -227,14 +230,14 @@ def _system(triple: str) -> tuple[str, str]:
             match = re.fullmatch(rf"{mark}[a-z]*(\d+(?:\.\d+)?)?[.\d]*", word)
             if match:
                 version = match[1] or ""
-                if mark == "darwin":  # the kernel, whose version 20 is that of macOS 11
+                if mark == "darwin":  # the kernel, whose version 20 belongs to macOS 11
                     version = f"{int(float(version)) - 9}.0" if version else ""
                 return system + "-simulator" * ("simulator" in words), version
     raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
 
 
 def _level(level: str, features: str) -> str:
-    """The widest level of x86 that a list of LLVM features allows; other levels stay."""
+    """Return the widest level of x86 that a list of LLVM features allows; other levels stay."""
     flags = set(features.split(","))
     if level == "sse" and {"+avx512f", "+avx512vl", "+avx512dq"} <= flags:
         return "avx512"

@@ -65,7 +65,7 @@ CASES = (
          reference=_fused_matmul),
     Case("FusedMatMul", (f32(4, 3), f32(6, 4)), {"transA": 1, "transB": 1}, grad=(0, 1), domain=MS,
          reference=_fused_matmul),
-    # Batch axes behind axis 0: of both operands, of one of them, and broadcast.
+    # Batch axes after axis 0: of both operands, of one of them, and broadcast.
     Case("FusedMatMul", (f32(4, 2, 3, 5), f32(6, 2, 3, 5)),
          {"transBatchA": 1, "transBatchB": 1, "transB": 1, "alpha": 0.5}, grad=(0, 1), domain=MS,
          reference=_fused_matmul),

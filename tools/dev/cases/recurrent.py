@@ -171,7 +171,7 @@ CASES = (
            name=f"{kind.lower()}-{way}-{layout}")
       for kind in GATES for way, layout in (("forward", 1), ("reverse", 0), ("bidirectional", 0),
                                             ("bidirectional", 1))),
-    # What is read of R, and its products, in more than one panel and block of K.
+    # R and its products in more than one panel and block of K.
     *(case(kind, 3, 7, 4, 70, "bh", name=f"{kind.lower()}-wide") for kind in GATES),
     *(case(kind, 1, 1, 1, 1, "b", opset=7, name=f"{kind.lower()}-one") for kind in GATES),
     case("LSTM", 2, 2, 0, 4, "b", attrs={"direction": "bidirectional"}, name="lstm-no-inputs"),
@@ -179,7 +179,7 @@ CASES = (
     *(case(kind, 4, 2, 3, 5, "blhc", kept=(k,), attrs=BOTH, name=f"{kind.lower()}-only-{k}")
       for kind, k in (("RNN", 0), ("RNN", 1), ("GRU", 0), ("GRU", 1), ("LSTM", 0), ("LSTM", 1),
                       ("LSTM", 2))),
-    # The reset gate behind R_n.
+    # The reset gate after R_n.
     *(case("GRU", 5, 5, 3, 6, given, attrs={"linear_before_reset": 1, **attrs}, name=name)
       for given, attrs, name in (
           ("blh", BOTH, "gru-after"), ("", {"layout": 1}, "gru-after-bare"),

@@ -60,7 +60,7 @@ CASES = (
     _row((1, 3, 9, 10), (1, 1, 0.4, 0.3), mode="cubic", antialias=1, exclude_outside=1),
     _row(_SMALL, (1, 1, 1.5, 0.5), mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5),
     _row((1, 17, 3, 4, 3), (1, 1, 2, 0.5, 1.4), mode="linear"),
-    _row((1, 2, 3, 4, 3), (1, 1, 2, 1, 1.4), mode="linear"),  # two axes that are no neighbours
+    _row((1, 2, 3, 4, 3), (1, 1, 2, 1, 1.4), mode="linear"),  # two axes that are not neighbours
     _row((2, 3, 9), (1, 1, 2), mode="cubic"),
     _row((4, 5), (2, 0.5), mode="linear"),
     _row((6,), (1.5,), mode="linear"),

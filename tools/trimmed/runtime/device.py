@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def _load(name: str) -> Any:
-    """The module beside this one that calls the library."""
+    """Return the module beside this one that calls the library."""
     spec: Any = importlib.util.spec_from_file_location(f"{__name__}_library", HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -39,7 +39,9 @@ _C, _check = _L.functions, _L.check
 
 
 class Parameter:
-    """One parameter; `data` and `grad` are views: writing into them changes the training."""
+    """Parameter of the model; `data` and `grad` are views: writing into them changes the
+    training.
+    """
 
     def __init__(self, state: CheckpointState, index: int) -> None:
         self._handle, self._index = state._handle, index
@@ -51,8 +53,8 @@ class Parameter:
         address = _C["parameter"](self._handle.pointer, self._index)
         if not address:
             raise StateError("a nominal checkpoint has no values; set them all first")
-        found: np.ndarray = self._handle.view(address, self._info)
-        return found
+        view: np.ndarray = self._handle.view(address, self._info)
+        return view
 
     @data.setter
     def data(self, value: Any) -> None:
@@ -67,7 +69,7 @@ class Parameter:
 
 
 class Parameters(dict[str, Parameter]):
-    """The parameters by name; iterating gives (name, Parameter) sorted by name."""
+    """Parameters by name; iterating gives (name, Parameter) sorted by name."""
 
     def __iter__(self) -> Any:
         return iter(sorted(self.items()))
@@ -114,7 +116,7 @@ class Properties:
 
 
 class CheckpointState:
-    """All that a training remembers; made by `load_checkpoint` or `from_bytes`."""
+    """State of a training; made by `load_checkpoint` or `from_bytes`."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -138,8 +140,8 @@ class CheckpointState:
         _state(state)._handle.call("save", path, bool(include_optimizer_state))
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
-        found: bytes = self._handle.content(bool(include_optimizer_state))
-        return found
+        content: bytes = self._handle.content(bool(include_optimizer_state))
+        return content
 
 
 def _state(value: Any) -> CheckpointState:
@@ -149,7 +151,7 @@ def _state(value: Any) -> CheckpointState:
 
 
 class Module:
-    """The model: a call is a training step, or in eval mode an evaluation step."""
+    """Model: a call is a training step, or in eval mode an evaluation step."""
 
     def __init__(self, train_model_uri: Any, state: CheckpointState, *_: Any, **__: Any) -> None:
         self.training, self._state, self._handle = True, _state(state), _state(state)._handle
@@ -192,7 +194,7 @@ class Module:
         self._handle.call("lazy_reset_grad")
 
     def set_seed(self, seed: int) -> None:
-        """Seed of the random numbers of dropout, 0 at first."""
+        """Set the seed of the random numbers of dropout, initially 0."""
         self._handle.call("set_seed", _L.whole(seed, "seed"))
 
     def input_names(self, side: int = 0) -> list[str]:
@@ -217,7 +219,7 @@ class Module:
         self._handle.call("set_parameters", values.ctypes.data, values.size, int(trainable_only))
 
     def inference_model_to_bytes(self, graph_output_names: Sequence[str] | None = None) -> bytes:
-        """The forward model with the current parameters, its outputs chosen by the build."""
+        """Return the forward model with the current parameters, its outputs chosen by the build."""
         spec = self._handle.inference
         if spec is None or list(graph_output_names or spec["outputs"]) != spec["outputs"]:
             raise StateError(f"this build exports {spec and spec['outputs']}: build --output")
@@ -239,7 +241,7 @@ class Module:
 
 
 class Optimizer:
-    """Updates the trainable parameters from their gradients."""
+    """Optimizer, which updates the trainable parameters from their gradients."""
 
     def __init__(self, optimizer_uri: Any, module: Module) -> None:
         if not isinstance(module, Module):
@@ -248,7 +250,7 @@ class Optimizer:
 
     @property
     def is_joined(self) -> bool:
-        """Whether a training step updates the parameters itself; `step` is an error then."""
+        """True if a training step updates the parameters itself; `step` is an error then."""
         return bool(_C["is_joined"](self._handle.pointer))
 
     def step(self) -> None:
@@ -264,7 +266,7 @@ class Optimizer:
         return int(_C["get_step"](self._handle.pointer))
 
     def get_skipped(self) -> int:
-        """How many updates were skipped since the checkpoint was loaded."""
+        """Return how many updates were skipped since the checkpoint was loaded."""
         return int(_C["get_skipped"](self._handle.pointer))
 
 
@@ -295,7 +297,7 @@ class LinearLRScheduler:
 
 
 class Trainer:
-    """Model, optimizer and checkpoint in one: the short way.
+    """Model, optimizer and checkpoint in one.
 
     inputs, outputs: names of the inputs of a training step, and of what the model computes.
     batches: the numbers of samples that there are plans for.
@@ -328,11 +330,11 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """How many updates have been done, those before a checkpoint included."""
+        """Number of updates, including those before a checkpoint."""
         return self.optimizer.get_step()
 
     def step(self, *inputs: Any) -> Any:
-        """One training step; returns the loss, or all outputs of the training model."""
+        """Run one training step; return the loss, or all outputs of the training model."""
         result = self.module.train()(*inputs)
         if not self.optimizer.is_joined:
             self.optimizer.step()
@@ -340,16 +342,18 @@ class Trainer:
         return result
 
     def evaluate(self, *inputs: Any) -> Any:
-        """The loss of a batch, or all outputs of the evaluation model; nothing is learned."""
+        """Return the loss of a batch, or all outputs of the evaluation model; nothing is
+        learned.
+        """
         return self.module.eval()(*inputs)
 
     def predict(self, *inputs: Any) -> Any:
         return self.module._run("infer", inputs)
 
     def predict_batch(self, *inputs: Any) -> dict[str, np.ndarray]:
-        """What the model computes of a batch without labels, by name."""
-        found = self.predict(*inputs)
-        every = found if isinstance(found, tuple) else (found,)
+        """Return the results of the model for a batch without labels, by name."""
+        results = self.predict(*inputs)
+        every = results if isinstance(results, tuple) else (results,)
         return {name: every[i] for i, name in enumerate(self.outputs)}
 
     def save(self, path: File) -> None:

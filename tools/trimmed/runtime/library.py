@@ -1,4 +1,4 @@
-"""The C functions of a library of `edgegrad build`, and models as handles; numpy and ctypes.
+"""Interface to the C functions of a library of `edgegrad build`, with numpy and ctypes.
 
 For Python 3.9 or newer and numpy 1.19 or newer, which Raspberry Pi OS 11 has.
 """
@@ -73,18 +73,18 @@ if functions["build"]().decode() != INFO["build"]:
 
 
 def path_of(value: Any, what: str) -> str:
-    """A path as text; `what` it is called in errors."""
+    """Return a path as text; `what` is its name in errors."""
     try:
-        found = os.fsdecode(value)
+        path = os.fsdecode(value)
     except TypeError:
         raise InputError(f"{what}: expected a path, got {value!r}") from None
-    if not found or "\0" in found:
-        raise InputError(f"{what}: {found!r} is no path")
-    return found
+    if not path or "\0" in path:
+        raise InputError(f"{what}: {path!r} is not a path")
+    return path
 
 
 def text(value: Any, what: str) -> bytes:
-    """Text as C has it."""
+    """Return text in C's form."""
     if not isinstance(value, str) or "\0" in value:
         raise InputError(f"{what}: expected text without null characters, got {value!r}")
     try:
@@ -94,25 +94,25 @@ def text(value: Any, what: str) -> bytes:
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number of 64 bits."""
+    """Return a whole number of 64 bits."""
     if not isinstance(value, (int, np.integer, np.bool_)) or not -(2**63) <= int(value) < 2**63:
         raise InputError(f"{what}: expected a whole number of 64 bits, got {value!r}")
     return int(value)
 
 
 def number(value: Any, what: str) -> float:
-    """A finite number that float32 can hold."""
+    """Return a finite number that float32 can hold."""
     try:
-        found = ctypes.c_float(value).value
+        value_ = ctypes.c_float(value).value
     except TypeError:
-        found = math.nan
-    if not math.isfinite(found):
+        value_ = math.nan
+    if not math.isfinite(value_):
         raise InputError(f"{what}: expected a finite number, got {value!r}")
-    return found
+    return value_
 
 
 def array(value: Any, dtype: Any, what: str) -> np.ndarray:
-    """A value as an array; one that is none yet gets this element type."""
+    """Return a value as an array; other values than arrays get this element type."""
     try:
         return np.asarray(value, None if isinstance(value, np.ndarray) else dtype)
     except (TypeError, ValueError, OverflowError) as error:
@@ -121,10 +121,10 @@ def array(value: Any, dtype: Any, what: str) -> np.ndarray:
 
 def check(array: np.ndarray, info: dict[str, Any], what: str, batches: Any = ()) -> None:
     if list(array.shape) != info["shape"] or array.dtype != info["dtype"]:
-        found = f"{array.dtype}{list(array.shape)}"
+        description = f"{array.dtype}{list(array.shape)}"
         more = f" (batches: {', '.join(map(str, batches))})" if len(batches) > 1 else ""
         expected = f"{info['dtype']}{info['shape']}{more}"
-        raise InputError(f"{what}: this build has {expected}, got {found}")
+        raise InputError(f"{what}: this build has {expected}, got {description}")
 
 
 # --- models
@@ -171,7 +171,7 @@ def write(path: str, content: bytes) -> None:
 
 
 class Handle:
-    """A model of the library; calls of several threads wait for one another.
+    """Model of the library; calls of several threads wait for one another.
 
     A signal handler runs between two lines of Python in the main thread, so it can interrupt a call
     there.  A call that it makes itself could only wait for ever, and is a StateError.  So is one in
@@ -192,7 +192,7 @@ class Handle:
         code = functions[create](ctypes.byref(self.pointer), *sized, message)
         if code:
             raise _CODE[code](message.value.decode(errors="replace"))
-        if plan is not None:  # behind the plans: a line of JSON, the inference model
+        if plan is not None:  # after the plans: a line of JSON, the inference model
             sizes = (int.from_bytes(given[0][at : at + 8], "little") for at in (16, 24))
             rest = given[0][sum(sizes) :]
             line, _, self.model = rest.partition(b"\n")
@@ -207,18 +207,18 @@ class Handle:
         self.phases = [self._ports(batch) for batch in self.batches]
 
     def _ports(self, batch: int) -> dict[str, tuple[list[dict[str, Any]], ...]]:
-        """Inputs and outputs by phase."""
-        found: dict[str, tuple[list[dict[str, Any]], ...]] = {}
+        """Return inputs and outputs by phase."""
+        phases: dict[str, tuple[list[dict[str, Any]], ...]] = {}
         m = self.pointer
         functions["set_batch"](m, batch)
         for p, phase in enumerate(("train", "eval", "infer")):
             if functions["output_count"](m, p):
                 ins, outs = functions["input_count"](m, p), functions["output_count"](m, p)
-                found[phase] = (
+                phases[phase] = (
                     [_info(functions["input_info"](m, p, i)) for i in range(ins)],
                     [_info(functions["output_info"](m, p, i)) for i in range(outs)],
                 )
-        return found
+        return phases
 
     def __del__(self) -> None:
         if "process" in self.__dict__ and not self._is_forked():
@@ -229,7 +229,7 @@ class Handle:
 
     @contextlib.contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Nobody else calls the model meanwhile."""
+        """Keep other threads from calling the model meanwhile."""
         with self.lock:
             if self.busy:
                 raise StateError(f"{what}: called inside another call, as by a signal handler")
@@ -253,7 +253,7 @@ class Handle:
             raise _CODE[code](functions["message"](self.pointer).decode(errors="replace"))
 
     def content(self, include_optimizer_state: bool) -> bytes:
-        """The checkpoint."""
+        """Return the checkpoint."""
         with self.turn("save_to"):
             size = functions["checkpoint_size"](self.pointer, include_optimizer_state)
             out = ctypes.create_string_buffer(size)
@@ -261,7 +261,7 @@ class Handle:
         return out.raw
 
     def view(self, address: int, info: dict[str, Any]) -> np.ndarray:
-        """The tensor at an address, a view that keeps the model alive."""
+        """Return the tensor at an address, a view that keeps the model alive."""
         kind = np.dtype(info["dtype"])
         size = int(np.prod(info["shape"], dtype=np.int64)) * kind.itemsize
         memory = (ctypes.c_char * size).from_address(address)

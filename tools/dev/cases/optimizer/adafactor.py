@@ -16,7 +16,7 @@ from engine.tools.dev.cases.optimizer.case import DECAY, Case, Options, State
 
 def adafactor(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
     beta2 = 1 - t ** o["beta2_decay"]
-    # The machine epsilon is that of the parameters: the cases that are compared name a number.
+    # The machine epsilon is the parameters': the cases that are compared name a number.
     eps1, eps2 = o["eps"]
     square = g**2
     if g.ndim > 1:

@@ -1,4 +1,4 @@
-"""What the case files of optimizers are made of."""
+"""Parts of the case files of optimizers."""
 
 from __future__ import annotations
 
