@@ -56,10 +56,10 @@ class Arrays(Dataset):
             raise InputError("no arrays")
         lengths = [len(column) for column in self.columns]
         if len(set(lengths)) > 1:
-            found = ", ".join(
+            lengths_text = ", ".join(
                 f"{field_name(self.names, i)} has {length}" for i, length in enumerate(lengths)
             )
-            raise ShapeError(f"arrays of different lengths: {found}")
+            raise ShapeError(f"arrays of different lengths: {lengths_text}")
         if not lengths[0]:
             raise InputError("no samples: the arrays have length 0")
         mapped = [isinstance(value, np.memmap) for value in values]
@@ -74,16 +74,16 @@ class Arrays(Dataset):
         return len(self.columns[0])
 
     def __getitem__(self, index: int) -> Sample:
-        found = tuple(read_only(column[index]) for column in self.columns)
-        self._check([array[np.newaxis] for array in found], [index])
-        return found
+        sample = tuple(read_only(column[index]) for column in self.columns)
+        self._check([array[np.newaxis] for array in sample], [index])
+        return sample
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
         if any(isinstance(column, list) for column in self.columns):
             return super().take(indices)
-        found = tuple(np.take(column, indices, axis=0) for column in self.columns)
-        self._check(found, indices)
-        return found
+        batch = tuple(np.take(column, indices, axis=0) for column in self.columns)
+        self._check(batch, indices)
+        return batch
 
     def _check(self, arrays: Sequence[Array], indices: Sequence[int] | Indices) -> None:
         """Look for NaN in what was read of memory-maps."""
@@ -104,7 +104,7 @@ class Arrays(Dataset):
 
 
 def _column(what: str, value: Any) -> Array | Ragged:
-    """An array, or a list of arrays if they have unequal lengths."""
+    """Return an array, or a list of arrays if they have unequal lengths."""
     if isinstance(value, list | tuple) and len({_length(item) for item in value}) > 1:
         return [to_array(f"{what}, sample {i}", item) for i, item in enumerate(value)]
     array = to_array(what, value)
@@ -114,7 +114,7 @@ def _column(what: str, value: Any) -> Array | Ragged:
 
 
 def _length(item: Any) -> int:
-    """The length of a sequence; -1 of a single value."""
+    """Return the length of a sequence; -1 of a single value."""
     if isinstance(item, str | bytes):
         return -1
     try:

@@ -37,7 +37,7 @@ class PictureAugmentation(ABC):
 
     @abstractmethod
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        """The changed picture; both are height x width x channels.  The given one stays."""
+        """Return the changed picture; both are height x width x channels.  The given one stays."""
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample with its first array changed.
@@ -170,9 +170,9 @@ class ColorJitter(PictureAugmentation):
     saturation: float = 0.2
 
     def __post_init__(self) -> None:
-        found = self.brightness, self.contrast, self.saturation
-        if min(found) < 0 or max(found) > 1:
-            raise InputError(f"ColorJitter: {found}; expected numbers from 0 to 1")
+        strengths = self.brightness, self.contrast, self.saturation
+        if min(strengths) < 0 or max(strengths) > 1:
+            raise InputError(f"ColorJitter: {strengths}; expected numbers from 0 to 1")
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
         if picture.shape[2] not in (1, 3):

@@ -66,8 +66,8 @@ class Buckets:
         """
         if self.lengths is None:
             shares = np.arange(1, self.count + 1) / self.count
-            found = np.quantile(lengths, shares, method="higher").astype(np.intp)
-            return np.unique(np.maximum(found, 1))
+            quantiles = np.quantile(lengths, shares, method="higher").astype(np.intp)
+            return np.unique(np.maximum(quantiles, 1))
         edges = np.unique(np.asarray(self.lengths, np.intp))
         if not self.truncate and lengths.max() > edges[-1]:
             index = int(lengths.argmax())
@@ -89,9 +89,11 @@ class Buckets:
         values = dict(zip(fields, self.pad.values(), strict=True))
         padded = []
         for sample in samples:
-            found = {i: len(sample[i]) for i in fields}
-            if len(set(found.values())) > 1:
-                told = ", ".join(f"{field_name(names, i)} has {n}" for i, n in found.items())
+            field_lengths = {i: len(sample[i]) for i in fields}
+            if len(set(field_lengths.values())) > 1:
+                told = ", ".join(
+                    f"{field_name(names, i)} has {n}" for i, n in field_lengths.items()
+                )
                 raise ShapeError(f"bucket_by: sequences of unequal lengths in a sample: {told}")
             padded.append(
                 tuple(
@@ -151,8 +153,8 @@ class Bucketed:
         lengths = dataset.lengths(first)
         self.edges = buckets.edges(lengths)
         self.of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
-        found = list(self.groups(0))
-        self.count, self.samples = len(found), sum(map(len, found))
+        batches = list(self.groups(0))
+        self.count, self.samples = len(batches), sum(map(len, batches))
 
     def __len__(self) -> int:
         return self.count
@@ -167,12 +169,12 @@ class Bucketed:
         if self.shuffle:
             order = randomness.permutation(len(self.of), self.seed, epoch)
         size = self.batch_size
-        found = []
+        batches = []
         for bucket in range(len(self.edges)):
             members = order[self.of[order] == bucket]
             end = len(members) // size * size if self.drop_last else len(members)
-            found += [members[i : min(i + size, end)] for i in range(0, end, size)]
+            batches += [members[i : min(i + size, end)] for i in range(0, end, size)]
         if self.shuffle:
             rng = randomness.generator(self.seed, randomness.SHUFFLE, epoch, 1)
-            found = [found[i] for i in rng.permutation(len(found))]
-        return iter(found[start:])
+            batches = [batches[i] for i in rng.permutation(len(batches))]
+        return iter(batches[start:])

@@ -29,8 +29,8 @@ class Numbers:
 
     def encode(self, column: Any, rows: Indices) -> Features:
         """Return the features of some rows, given a learned `Number`."""
-        found: Features = column.encode(self.values[rows])
-        return found
+        encoded: Features = column.encode(self.values[rows])
+        return encoded
 
 
 class Texts:
@@ -45,8 +45,8 @@ class Texts:
 
     def encode(self, column: Any, rows: Indices) -> Features:
         """Return the features of some rows, given a learned `Category`."""
-        found: Features = column.encode(self.codes[rows])
-        return found
+        encoded: Features = column.encode(self.codes[rows])
+        return encoded
 
 
 Raw = Numbers | Texts
@@ -110,14 +110,14 @@ class Table:
             InputError: some cells are numbers and some are not, or one is infinite.
         """
         cells = self.cells(name)
-        found = np.full(len(cells), math.nan)
+        parsed = np.full(len(cells), math.nan)
         wrong: int | None = None
         right = False
         for i, cell in enumerate(cells):
             if not cell:
                 continue
             try:
-                found[i] = float(cell)
+                parsed[i] = float(cell)
                 right = True
             except ValueError:
                 wrong = i if wrong is None else wrong
@@ -128,11 +128,11 @@ class Table:
                 f"{self.place(wrong, name)}: {cells[wrong]!r} is not a number, but others in "
                 f"this column are; if they are names, pass categorical=[{name!r}]"
             )
-        flawed = np.flatnonzero([bool(cell) for cell in cells] & ~np.isfinite(found))
+        flawed = np.flatnonzero([bool(cell) for cell in cells] & ~np.isfinite(parsed))
         if flawed.size:
             i = int(flawed[0])
             raise InputError(f"{self.place(i, name)}: {cells[i]!r} is not finite")
-        return found
+        return parsed
 
     def column(self, name: str, categorical: bool, known: Number | Category | None) -> Raw:
         """Return a column of features, of the known kind or the kind of its cells."""

@@ -83,8 +83,8 @@ def _bank(up: int, down: int) -> Floats:
     distance = np.arange(up)[:, np.newaxis] / up - taps
     inside = np.maximum(0.0, 1 - (distance * cutoff / LOBES) ** 2)
     bank = np.sinc(cutoff * distance) * np.i0(KAISER * np.sqrt(inside)) * (inside > 0)
-    found: Floats = (bank / bank.sum(1, keepdims=True)).astype(np.float32)
-    return found
+    normalised: Floats = (bank / bank.sum(1, keepdims=True)).astype(np.float32)
+    return normalised
 
 
 _SIZES = Range(high=1 << 24)  # samples, samples a second, bands: beyond any of sounds
@@ -161,8 +161,8 @@ class LogMel:
         low, peak, high = edges[:-2, np.newaxis], edges[1:-1, np.newaxis], edges[2:, np.newaxis]
         bins = np.arange(self.length // 2 + 1) * self.rate / self.length
         rising, falling = (bins - low) / (peak - low), (high - bins) / (high - peak)
-        found: Floats = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
-        return found
+        triangles: Floats = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+        return triangles
 
     def __call__(self, samples: Floats) -> Floats:
         """Compute the features of a sound of one channel: n_mels x frames.

@@ -79,12 +79,12 @@ class DecodedFiles(Dataset):
         kept = self._kept.get(index)
         if kept is not None:
             return kept
-        found = read_only(self.decode(self.paths[index]))
+        array = read_only(self.decode(self.paths[index]))
         with self._lock:
-            if self._used + found.nbytes <= self.cache and index not in self._kept:
-                self._kept[index] = found
-                self._used += found.nbytes
-        return found
+            if self._used + array.nbytes <= self.cache and index not in self._kept:
+                self._kept[index] = array
+                self._used += array.nbytes
+        return array
 
     def read(self, path: str | os.PathLike[str]) -> Array:
         """Return any file in the form of a sample.
@@ -108,8 +108,8 @@ class DecodedFiles(Dataset):
         return self.prepare(changed), *others
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
-        found = np.stack([self.prepare(self.decoded(int(i))) for i in indices])
-        return (found,) if self._targets is None else (found, self._targets[indices])
+        batch = np.stack([self.prepare(self.decoded(int(i))) for i in indices])
+        return (batch,) if self._targets is None else (batch, self._targets[indices])
 
     def labels(self) -> Array:
         if self._targets is None:

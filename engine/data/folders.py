@@ -49,15 +49,15 @@ def classes_of(
     path = arguments.path("folder", folder)
     shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_listed(suffixes)}"
     entries = _entries(path)
-    found = [name for name in entries if os.path.isdir(os.path.join(path, name))]
-    if not found:
+    folders = [name for name in entries if os.path.isdir(os.path.join(path, name))]
+    if not folders:
         loose = [name for name in entries if name.lower().endswith(tuple(suffixes))]
         told = f"{len(loose)} {what}, but no sub-folders" if loose else "nothing to read"
         raise InputError(f"{path!r} has {told}; {shape}")
-    known = found if classes is None else arguments.names("classes", classes)
+    known = folders if classes is None else arguments.names("classes", classes)
     if len(set(known)) < len(known):
         raise InputError(f"classes={known}: a name stands there twice")
-    for name in found:
+    for name in folders:
         if name not in known:
             raise NameNotFoundError(
                 f"{path!r}: the sub-folder {name!r} is none of the classes{nearest(name, known)}"
@@ -68,7 +68,7 @@ def classes_of(
         )
     paths: list[str] = []
     labels: list[int] = []
-    for name in found:
+    for name in folders:
         files = list(files_of(os.path.join(path, name), suffixes))
         if not files:
             raise InputError(f"{path!r}: no {what} in the class {name!r}; {shape}")
@@ -88,10 +88,10 @@ def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
     if os.path.isfile(path):
         return [path]
     _entries(path)
-    found = list(files_of(path, suffixes))
-    if not found:
+    paths = list(files_of(path, suffixes))
+    if not paths:
         raise InputError(f"{path!r}: no {what}; expected {_listed(suffixes)}")
-    return found
+    return paths
 
 
 def files_of(folder: str, suffixes: Sequence[str]) -> Iterator[str]:

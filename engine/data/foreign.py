@@ -149,9 +149,9 @@ class Table(Dataset):
         return self._fields(self.rows[index], f"row {index}")
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
-        found = self.rows[[int(i) for i in indices]]
-        if all(np.asarray(found[name]).dtype != object for name in self.names):
-            return self._fields(found, "rows")
+        batch = self.rows[[int(i) for i in indices]]
+        if all(np.asarray(batch[name]).dtype != object for name in self.names):
+            return self._fields(batch, "rows")
         return stack([self[int(i)] for i in indices], self.names)  # reports unequal lengths
 
     def labels(self) -> Array:
@@ -161,10 +161,10 @@ class Table(Dataset):
     def lengths(self, field: int) -> Indices:
         name = self.names[field]
         rows = self.source.with_format("numpy", columns=[name])
-        found: list[int] = []
+        counts: list[int] = []
         for begin in range(0, len(self), READ):
-            found += [len(value) for value in rows[begin : begin + READ][name]]
-        return np.array(found, np.intp)
+            counts += [len(value) for value in rows[begin : begin + READ][name]]
+        return np.array(counts, np.intp)
 
     def select_columns(self, names: Sequence[str]) -> Dataset:
         return Table(self.source, find_columns(names, self.names, "the dataset"))

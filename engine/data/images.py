@@ -95,11 +95,11 @@ class Images(DecodedFiles):
         )
 
     def decode(self, path: str) -> Pixels:
-        """A picture as augmentations get it: height x width x channels, 0 to 255."""
+        """Return a picture as augmentations get it: height x width x channels, 0 to 255."""
         return pictures.read(path, self.cover, self.color_mode)
 
     def prepare(self, decoded: Array) -> Array:
-        """A picture (height x width x channels, 0 to 255) as a model takes it, in `layout`.
+        """Return a picture (height x width x channels, 0 to 255) as a model takes it, in `layout`.
 
         Raises:
             ShapeError: it is smaller than `size`, or has another number of channels.
@@ -126,14 +126,14 @@ def _size(value: int | tuple[int, int]) -> tuple[int, int]:
         sides = (value, value) if isinstance(value, int) else tuple(value)
     except TypeError:
         raise DTypeError(f"size={value!r}; expected a number, or height and width") from None
-    found = [arguments.count("size", side) for side in sides]
-    if len(found) != 2 or min(found) < 1:
+    counts = [arguments.count("size", side) for side in sides]
+    if len(counts) != 2 or min(counts) < 1:
         raise InputError(f"size={value!r}; expected positive numbers, height and width")
-    return found[0], found[1]
+    return counts[0], counts[1]
 
 
 def _channels(what: str, value: Any, default: float | Sequence[float], count: int) -> Array:
-    found = arguments.cast(what, default if value is None else value, np.dtype(np.float32))
-    if found.ndim > 1 or found.size not in (1, count):
+    array = arguments.cast(what, default if value is None else value, np.dtype(np.float32))
+    if array.ndim > 1 or array.size not in (1, count):
         raise InputError(f"{what}={value!r}; expected {count} numbers, one a channel")
-    return np.broadcast_to(found, (count,))
+    return np.broadcast_to(array, (count,))

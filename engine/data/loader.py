@@ -34,7 +34,7 @@ class Batches(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of batches of an epoch.
+        """Return the number of batches of an epoch.
 
         Raises:
             TypeError: it is unknown.
@@ -42,7 +42,7 @@ class Batches(ABC):
 
     @abstractmethod
     def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from batch `start` on.
+        """Return the batches of an epoch, from batch `start` on.
 
         The same number gives the same batches, augmentation included, whichever `start` is and
         whichever process asks: this is what makes a resumed run exact.  A batch may share the
@@ -55,15 +55,17 @@ class Batches(ABC):
 
 
 def check_position(number: object, start: object) -> tuple[int, int]:
-    """The number of an epoch and of its first batch.
+    """Return the number of an epoch and of its first batch.
 
     Raises:
         InputError, DTypeError: see `Batches.epoch`.
     """
-    found = arguments.count("epoch", number), arguments.count("start", start)
-    if min(found) < 0:
-        raise InputError(f"epoch {found[0]} from batch {found[1]} on; expected numbers from 0 on")
-    return found
+    position = arguments.count("epoch", number), arguments.count("start", start)
+    if min(position) < 0:
+        raise InputError(
+            f"epoch {position[0]} from batch {position[1]} on; expected numbers from 0 on"
+        )
+    return position
 
 
 class InOrder:
@@ -78,7 +80,7 @@ class InOrder:
         return self.count
 
     def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
-        """The indices of each batch of an epoch, from batch `start` on."""
+        """Return the indices of each batch of an epoch, from batch `start` on."""
         order = np.arange(self.total)
         if self.shuffle:
             order = randomness.permutation(self.total, self.seed, epoch)

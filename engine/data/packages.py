@@ -9,7 +9,7 @@ from engine.base.errors import MissingPackageError
 
 
 def require(module: str, extra: str, purpose: str) -> Any:
-    """A module of an optional package.
+    """Return a module of an optional package.
 
     Args:
         module: its dotted name.

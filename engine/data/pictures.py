@@ -26,7 +26,7 @@ TURNED = {5, 6, 7, 8}  # its values for pictures that lie on their side
 
 
 def pillow() -> Any:
-    """The module `PIL.Image`.
+    """Return the module `PIL.Image`.
 
     Raises:
         MissingPackageError: Pillow is not installed.
@@ -35,7 +35,7 @@ def pillow() -> Any:
 
 
 def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
-    """A picture of a file, upright, scaled so that it just covers a height and a width.
+    """Return a picture of a file, upright, scaled so that it just covers a height and a width.
 
     Palettes become colours, 16 bits a channel 8; transparency is dropped; of an animation the first
     picture is taken.  Of one whose longer side would be more than `LONGEST` times as long as needed
@@ -95,13 +95,13 @@ def _open(image_module: Any, path: str) -> Any:
 
 
 def _upright(image: Any) -> Any:
-    """The picture as the camera was held."""
+    """Return the picture as the camera was held."""
     operations = require("PIL.ImageOps", "images", "reading pictures")
     return operations.exif_transpose(image)
 
 
 def _cut(image: Any, cover: tuple[int, int]) -> Any:
-    """The middle of a picture, as much of its longer side as is `LONGEST` times what covers.
+    """Return the middle of a picture, as much of its longer side as is `LONGEST` times what covers.
 
     Scaled whole, a picture of 1 x 1,000,000 pixels would become one of 32 x 32,000,000.
     """
@@ -116,7 +116,7 @@ def _cut(image: Any, cover: tuple[int, int]) -> Any:
 
 
 def _converted(image_module: Any, image: Any, mode: str) -> Any:
-    """The picture in colours or shades of 8 bits."""
+    """Return the picture in colours or shades of 8 bits."""
     if image.mode.startswith("I"):  # 16 bits a shade, which `convert` would cut off at 255
         shades = np.asarray(image, np.int64) >> 8
         image = image_module.fromarray(np.clip(shades, 0, 255).astype(np.uint8))
@@ -128,7 +128,9 @@ def _converted(image_module: Any, image: Any, mode: str) -> Any:
 
 
 def _scaled(size: tuple[int, int], cover: tuple[int, int]) -> tuple[int, int]:
-    """The smallest height and width of the same proportions that cover a height and a width."""
+    """Return the smallest height and width of the same proportions that cover a height and a
+    width.
+    """
     if not min(size):
         raise FileError(f"a picture of {size[1]} x {size[0]} pixels")
     scale = max(cover[0] / size[0], cover[1] / size[1])
@@ -139,6 +141,6 @@ def _scaled(size: tuple[int, int], cover: tuple[int, int]) -> tuple[int, int]:
 
 
 def crop_centre(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """The middle of a picture (height x width x channels) that is at least of this size."""
+    """Return the middle of a picture (height x width x channels) that is at least of this size."""
     top, left = (pixels.shape[0] - size[0]) // 2, (pixels.shape[1] - size[1]) // 2
     return pixels[top : top + size[0], left : left + size[1]]

@@ -14,7 +14,7 @@ T = TypeVar("T")
 def ahead(
     tasks: Iterator[Callable[[], T]], depth: int, threads: int = 1
 ) -> Generator[T, None, None]:
-    """The results of tasks, in their order.
+    """Yield the results of tasks, in their order.
 
     At most `depth` results are finished or being made while the caller works on the one before
     them.  With one thread the tasks run one after another; with more, side by side.  An exception

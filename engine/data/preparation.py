@@ -59,7 +59,7 @@ class Number:
         return cls(name, mean, spread or 1.0, fill)
 
     def encode(self, values: npt.NDArray[np.float64]) -> Features:
-        """A column of the features, rows x 1.
+        """Return a column of the features, rows x 1.
 
         Raises:
             InputError: a feature is beyond what float32 holds.
@@ -93,8 +93,8 @@ class Category:
 
     def encode(self, codes: npt.NDArray[np.intp]) -> Features:
         """Columns of the features, rows x values, of the texts' places; -1 is a missing one."""
-        found: Features = np.equal(codes[:, np.newaxis], np.arange(self.width)).astype(np.float32)
-        return found
+        encoded: Features = np.equal(codes[:, np.newaxis], np.arange(self.width)).astype(np.float32)
+        return encoded
 
 
 @checked
@@ -131,7 +131,7 @@ class Preparation:
         ]
 
     def features(self, rows: Sequence[Mapping[str, Any]]) -> Features:
-        """The features of rows given by column, for prediction: rows x `width`.
+        """Return the features of rows given by column, for prediction: rows x `width`.
 
         Raises:
             NameNotFoundError: a row lacks a column.
@@ -195,15 +195,15 @@ def in_float32(
         InputError: it is beyond what float32 holds, naming the column and the value.
     """
     with np.errstate(over="ignore"):
-        found: Features = exact.astype(np.float32)
-    beyond = np.flatnonzero(np.isinf(found))
+        rounded: Features = exact.astype(np.float32)
+    beyond = np.flatnonzero(np.isinf(rounded))
     if beyond.size:
         most = float(np.finfo(np.float32).max)
         raise InputError(
             f"column {name!r}: {float(values[beyond[0]])!r} is beyond float32, which holds numbers "
             f"up to {most:.3g}"
         )
-    return found
+    return rounded
 
 
 def _moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -231,7 +231,7 @@ def _dtype(column: Number | Category) -> type:
 
 
 def _value(column: Number | Category, row: Mapping[str, Any], index: int) -> float:
-    """A number, or the place of a text."""
+    """Return a number, or the place of a text."""
     if column.name not in row:
         raise NameNotFoundError(
             f"row {index}: no column {column.name!r}{nearest(column.name, map(str, row))}"
@@ -254,7 +254,7 @@ def _value(column: Number | Category, row: Mapping[str, Any], index: int) -> flo
 
 
 def code(column: Category, text: str, place: str) -> int:
-    """The place of a text among the column's values.
+    """Return the place of a text among the column's values.
 
     Raises:
         InputError: it is none of them.

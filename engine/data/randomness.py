@@ -17,7 +17,7 @@ SHUFFLE, AUGMENT, SPLIT, PARTITION = 1, 2, 3, 4  # what random numbers are drawn
 
 
 def check_seed(value: object) -> int:
-    """A seed: a whole number that is not negative.
+    """Return a seed: a whole number that is not negative.
 
     Raises:
         DTypeError, InputError: it is none.
@@ -29,10 +29,10 @@ def check_seed(value: object) -> int:
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
-    """The generator of one place, for example `(AUGMENT, epoch, index)`."""
+    """Return the generator of one place, for example `(AUGMENT, epoch, index)`."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
 
 
 def permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.intp]:
-    """The order in which an epoch visits `count` samples."""
+    """Return the order in which an epoch visits `count` samples."""
     return generator(seed, SHUFFLE, epoch).permutation(count)

@@ -23,7 +23,8 @@ SYNONYMS = {"labels": "label", "label": "labels"}
 
 
 def to_array(what: str, value: Any) -> Array:
-    """An array of an array, a tensor of whatever package, a picture, a number or nested lists.
+    """Return an array of an array, a tensor of whatever package, a picture, a number or nested
+    lists.
 
     Tensors are taken by `detach`, `cpu` and `numpy`, as PyTorch has them; no package is imported.
 
@@ -35,15 +36,15 @@ def to_array(what: str, value: Any) -> Array:
     for method in ("detach", "cpu"):
         if callable(getattr(value, method, None)):
             value = getattr(value, method)()
-    found = arguments.array(what, value)
-    if found.dtype == object:
-        kinds = sorted({type(item).__name__ for item in found.ravel()[:100].tolist()})
+    array = arguments.array(what, value)
+    if array.dtype == object:
+        kinds = sorted({type(item).__name__ for item in array.ravel()[:100].tolist()})
         raise InputError(f"{what}: expected numbers or texts, got objects: {', '.join(kinds)}")
-    return found
+    return array
 
 
 def read_only(array: Any) -> Array:
-    """A view that cannot be written, so that no change of a sample changes the data."""
+    """Return a view that cannot be written, so that no change of a sample changes the data."""
     view: Array = np.asarray(array).view()
     view.flags.writeable = False
     return view
@@ -73,15 +74,16 @@ def _stack(column: Sequence[Array], what: str) -> Array:
         return np.stack(column)
     except ValueError:
         shapes = sorted({np.shape(array) for array in column})
-        found = ", ".join(str(list(shape)) for shape in shapes[:4])
+        shown = ", ".join(str(list(shape)) for shape in shapes[:4])
         raise ShapeError(
-            f"{what}: samples of one batch have the shapes {found}; "
+            f"{what}: samples of one batch have the shapes {shown}; "
             "bucket_by= pads sequences of unequal lengths"
         ) from None
 
 
 def as_sample(value: Any, what: str) -> tuple[list[str] | None, Sample]:
-    """The names and the arrays of what a dataset yields: an array, several, or a mapping of them.
+    """Return the names and the arrays of what a dataset yields: an array, several, or a mapping of
+    them.
 
     Raises:
         InputError: it is none of these.
@@ -95,7 +97,7 @@ def as_sample(value: Any, what: str) -> tuple[list[str] | None, Sample]:
 
 
 def as_batch(value: Any, what: str) -> Batch:
-    """A batch of what an iterable yields: one array, a tuple or list of them, or a mapping.
+    """Return a batch of what an iterable yields: one array, a tuple or list of them, or a mapping.
 
     Raises:
         InputError: it is none of these, or it holds no samples.
@@ -132,13 +134,13 @@ def _listed(lengths: Mapping[str, int]) -> str:
 
 
 def size(batch: Batch) -> int:
-    """The number of samples of a batch."""
+    """Return the number of samples of a batch."""
     first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
     return len(first)
 
 
 def find_columns(wanted: Sequence[str], known: Sequence[str], what: str) -> list[str]:
-    """The columns that hold the inputs of a model, in the order of these.
+    """Return the columns that hold the inputs of a model, in the order of these.
 
     A column `label` serves an input `labels`, and the other way about, as collators of Hugging
     Face's have it.
@@ -146,7 +148,7 @@ def find_columns(wanted: Sequence[str], known: Sequence[str], what: str) -> list
     Raises:
         NameNotFoundError: there is no column for an input.
     """
-    found = []
+    selected = []
     for name in wanted:
         if name not in known and SYNONYMS.get(name) in known:
             name = SYNONYMS[name]
@@ -156,12 +158,14 @@ def find_columns(wanted: Sequence[str], known: Sequence[str], what: str) -> list
                 f"{what}: no column {name!r} for the model's input of that name; "
                 f"there are {columns}{nearest(name, known)}"
             )
-        found.append(name)
-    return found
+        selected.append(name)
+    return selected
 
 
 def ordered(batch: Batch, names: Sequence[str] | None, what: str) -> Batch:
-    """A batch by name as a tuple in the order of `names`, if there are any; a tuple as it is."""
+    """Return a batch by name as a tuple in the order of `names`, if there are any; a tuple as it
+    is.
+    """
     if names is None or not isinstance(batch, dict):
         return batch
     return tuple(batch[column] for column in find_columns(names, list(batch), what))

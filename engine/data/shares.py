@@ -39,7 +39,7 @@ def bounds(samples: int, rank: int, ranks: int) -> tuple[int, int]:
 def shares(
     source: Batches, rank: int, ranks: int, number: int = 0, start: int = 0
 ) -> Generator[Share, None, None]:
-    """The share of a rank in each batch of an epoch, from batch `start` on.
+    """Yield the share of a rank in each batch of an epoch, from batch `start` on.
 
     Of a `Dataset` the samples of this rank alone are read.  Other batches are read whole, since
     nothing else tells which samples they have.
@@ -72,7 +72,7 @@ def _some(begin: int, end: int) -> tuple[int, int]:
 
 
 def turns(source: Batches, rank: int, ranks: int) -> Generator[tuple[int, Batch], None, None]:
-    """The batches of epoch 0 that a rank evaluates, each `ranks`-th, with their numbers."""
+    """Yield the batches of epoch 0 that a rank evaluates, each `ranks`-th, with their numbers."""
     if isinstance(source, DatasetBatches):
         groups = list(source.groups())[rank::ranks]
         numbers = range(rank, len(source), ranks)
@@ -84,7 +84,7 @@ def turns(source: Batches, rank: int, ranks: int) -> Generator[tuple[int, Batch]
 
 
 def cut(batch: Batch, total: int, begin: int, end: int) -> Batch:
-    """Some samples of a batch of `total`, as views.
+    """Return some samples of a batch of `total`, as views.
 
     Raises:
         ShapeError: an array has not as many rows as there are samples, nor a multiple of it.

@@ -88,7 +88,7 @@ class Sounds(DecodedFiles):
         )
 
     def decode(self, path: str) -> Floats:
-        """The samples of a file, as augmentations get them."""
+        """Return the samples of a file, as augmentations get them."""
         samples, rate = self._read_file(path)
         if not len(samples):
             raise FileError(f"cannot read the sound {path!r}: it has no samples")
@@ -106,7 +106,7 @@ class Sounds(DecodedFiles):
         return np.pad(sound, (0, self.length - len(sound)))
 
     def _read_file(self, path: str) -> tuple[Any, int]:
-        """The samples, a column a channel, as far as they are needed, and the rate."""
+        """Return the samples, a column a channel, as far as they are needed, and the rate."""
         try:
             with self._package.SoundFile(path) as file:
                 rate, channels = int(file.samplerate), int(file.channels)

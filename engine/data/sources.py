@@ -161,14 +161,14 @@ def _chain(augment: Augment | Sequence[Augment] | None) -> Augment | None:
     """
     if augment is None:
         return None
-    found = list(augment) if isinstance(augment, Sequence) else [augment]
-    for function in found:
+    functions = list(augment) if isinstance(augment, Sequence) else [augment]
+    for function in functions:
         if not callable(function):
             raise DTypeError(f"augment: expected functions, got {type(function).__name__}")
 
     def chained(sample: Sample, rng: np.random.Generator) -> Sample:
-        for function in found:
+        for function in functions:
             sample = function(sample, rng)
         return sample
 
-    return chained if found else None
+    return chained if functions else None

@@ -78,31 +78,33 @@ class Stream(Batches):
                     "iterator: batches(lambda epoch: ...)"
                 )
             self._used = True
-        found: Iterable[Any] = source
-        return found
+        iterable: Iterable[Any] = source
+        return iterable
 
     def _epoch(self, source: Iterable[Any], start: int) -> Iterator[Batch]:
         iterator = iter(source)
         tasks = (partial(self._read, iterator, index, index >= start) for index in count())
-        found = 0
+        yielded = 0
         try:
             with contextlib.closing(ahead(tasks, self.prefetch)) as batches:
                 for batch in batches:
                     if batch is _END:
                         break
-                    if found >= start:
+                    if yielded >= start:
                         yield batch
-                    found += 1
+                    yielded += 1
         finally:
             if inspect.isgenerator(iterator) and iterator is not self.source:
                 iterator.close()
-        if not found:
+        if not yielded:
             raise InputError(f"{self.what} yields no batches")
-        if found < start:
-            raise InputError(f"start={start}, but {self.what} yields {found} batches")
+        if yielded < start:
+            raise InputError(f"start={start}, but {self.what} yields {yielded} batches")
 
     def _read(self, iterator: Iterator[Any], index: int, keep: bool) -> Any:
-        """The next batch; `_END` after the last one; anything of a batch that is not kept."""
+        """Return the next batch; `_END` after the last one; anything of a batch that is not
+        kept.
+        """
         item = next(iterator, _END)
         if item is _END or not keep:
             return item
@@ -143,12 +145,12 @@ def grouped(samples: Iterable[Any], batch_size: int, drop_last: bool, what: str)
         if not group or (drop_last and len(group) < batch_size):
             return
         named: list[str] | None = None
-        found: list[Sample] = []
+        members: list[Sample] = []
         for item in group:
             names, sample = as_sample(item, f"{what}, batch {index}")
-            if found and names != named:
+            if members and names != named:
                 raise InputError(f"{what}, batch {index}: samples with unequal names of fields")
             named = names
-            found.append(sample)
-        arrays = stack(found, named)
+            members.append(sample)
+        arrays = stack(members, named)
         yield arrays if named is None else dict(zip(named, arrays, strict=True))

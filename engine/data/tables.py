@@ -116,7 +116,7 @@ class Csv(Dataset):
         self._features = self._encoded()
 
     def _learned(self, rows: Indices, classes: Sequence[str] | None) -> Preparation:
-        """The preparation that these rows give."""
+        """Return the preparation that these rows give."""
         columns = [column.learn(rows, self._normalize, self._missing) for column in self._columns]
         known = None if classes is None else tuple(classes)
         return Preparation(tuple(columns), self._targets, known)
@@ -135,8 +135,8 @@ class Csv(Dataset):
         return features, read_only(self._target[self._rows[index]])
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
-        found = self._features[indices]
-        return (found,) if self._target is None else (found, self._target[self._rows[indices]])
+        batch = self._features[indices]
+        return (batch,) if self._target is None else (batch, self._target[self._rows[indices]])
 
     def labels(self) -> Array:
         if self._target is None:

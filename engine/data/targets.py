@@ -93,14 +93,14 @@ def classes_of_column(
                 "whole numbers; task='regression' predicts amounts"
             )
         cells = [str(int(value)) for value in values]
-    found = sorted(set(cells), key=_rank)
+    distinct = sorted(set(cells), key=_rank)
     if known is None:
-        if len(found) < 2:
+        if len(distinct) < 2:
             raise InputError(
-                f"{table.sheet.path!r}: all targets are of one class, {found[0]!r}; "
+                f"{table.sheet.path!r}: all targets are of one class, {distinct[0]!r}; "
                 "a classifier needs two or more"
             )
-        known = found
+        known = distinct
     place = {text: i for i, text in enumerate(known)}
     for i, cell in enumerate(cells):
         if cell not in place:

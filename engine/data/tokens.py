@@ -71,12 +71,12 @@ class Tokens:
         Raises:
             DTypeError: the tokenizer returned no numbers.
         """
-        found = self.tokenizer.encode(text, **self._options)
-        tokens = np.asarray(getattr(found, "ids", found))
+        encoded = self.tokenizer.encode(text, **self._options)
+        tokens = np.asarray(getattr(encoded, "ids", encoded))
         if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
             raise DTypeError(
                 f"tokenizer: encode() of {type(self.tokenizer).__name__} returned "
-                f"{type(found).__name__}; expected a list of numbers"
+                f"{type(encoded).__name__}; expected a list of numbers"
             )
         return tokens.astype(np.int64)
 
@@ -94,9 +94,9 @@ class Tokens:
         look_up = getattr(self.tokenizer, "token_to_id", None)
         if callable(look_up):
             for token in PADS:
-                found = look_up(token)
-                if found is not None:
-                    return int(found)
+                token_id = look_up(token)
+                if token_id is not None:
+                    return int(token_id)
         raise InputError(f"{type(self.tokenizer).__name__} has no token to pad with; pass pad=")
 
 
@@ -134,14 +134,14 @@ def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
     package = require("tokenizers", "text", "training a tokenizer")
     if size < 257:
         raise InputError(f"size={size}; expected 257 at least: the bytes and a token to pad with")
-    found = package.Tokenizer(package.models.BPE())
-    found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = package.decoders.ByteLevel()
+    tokenizer = package.Tokenizer(package.models.BPE())
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
     trainer = package.trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=["<pad>"],
         initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    found.train_from_iterator(texts, trainer)
-    return found
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

@@ -122,7 +122,9 @@ def _noise(low: Floats, high: Floats, loudness: Floats) -> Floats:
 
 
 def _tones_of(frequencies: Floats, loudness: Floats) -> Floats:
-    """The sum of tones; frequencies in Hz and loudness at each setting: [tones, settings]."""
+    """Return the sum of tones; frequencies in Hz and loudness at each setting: [tones,
+    settings].
+    """
     out = np.zeros(loudness.shape[1] * HOP, np.float32)
     heard = np.repeat(loudness.any(0), HOP)
     if heard.any():

@@ -121,10 +121,10 @@ def _powers(low: float, high: float) -> tuple[float, ...]:
         stride = -(-(last - first) // 6)
         return tuple(10.0**e for e in range(first, last + stride, stride))
     factors: Sequence[float] = (1, 2, 5) if last - first <= 2 else (1,)
-    found = [m * 10.0**e for e in range(first, last + 1) for m in factors]
-    below = max((t for t in found if t <= low * (1 + 1e-9)), default=found[0])
-    above = min((t for t in found if t >= high * (1 - 1e-9)), default=found[-1])
-    return tuple(t for t in found if below <= t <= above)
+    ticks = [m * 10.0**e for e in range(first, last + 1) for m in factors]
+    below = max((t for t in ticks if t <= low * (1 + 1e-9)), default=ticks[0])
+    above = min((t for t in ticks if t >= high * (1 - 1e-9)), default=ticks[-1])
+    return tuple(t for t in ticks if below <= t <= above)
 
 
 def _second_unit(high: float) -> float:

@@ -73,15 +73,15 @@ def _across(values: Sequence[float], kind: Kind, up: Axis) -> Axis:
     """Return the horizontal axis: right of the other axis's labels, with room for its own."""
     left = max(LEFT, 10 + LETTER * _longest(up))
     for count in (6, 4, 3, 2):
-        found = axis(
+        scale = axis(
             values, left, WIDTH - RIGHT,
             kind=kind, count=count, is_tight=True, from_zero=kind == "seconds",
         )  # fmt: skip
-        places = [found.place(tick) for tick in found.ticks]
+        places = [scale.place(tick) for tick in scale.ticks]
         gaps = [b - a for a, b in itertools.pairwise(places)]
-        if min(gaps, default=WIDTH) >= LETTER * (_longest(found) + 1):
+        if min(gaps, default=WIDTH) >= LETTER * (_longest(scale) + 1):
             break
-    return found
+    return scale
 
 
 def _longest(found: Axis) -> int:

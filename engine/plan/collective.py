@@ -70,7 +70,7 @@ class Collective:
 
 
 def collectives(plan: Plan) -> tuple[Collective, ...]:
-    """The collective steps of a plan, in order; stripped plan files have none.
+    """Return the collective steps of a plan, in order; stripped plan files have none.
 
     Of a plan that breaks a rule, those that are malformed are of kind "" and buffer -1.
     """
@@ -82,7 +82,7 @@ def collectives(plan: Plan) -> tuple[Collective, ...]:
         elif kernel.spec.template == REDUCE:
             is_known = len(params) > 1 and params[1] in REDUCTIONS
             kinds[kernel.symbol] = params[1] if is_known else ""
-    found = []
+    steps = []
     for n, step in enumerate(plan.steps):
         if step.kernel in kinds:
             kind, args = kinds[step.kernel], step.args
@@ -90,21 +90,22 @@ def collectives(plan: Plan) -> tuple[Collective, ...]:
             known = kind and len(args) > at and args[at].buffer >= 0 and step.consts
             ordinal = step.consts[-1] if known else 0
             buffer = args[at].buffer if known else -1
-            found.append(Collective(n, kind if known else "", buffer, int(ordinal)))
-    return tuple(found)
+            steps.append(Collective(n, kind if known else "", buffer, int(ordinal)))
+    return tuple(steps)
 
 
 def in_place(plan: Plan) -> frozenset[int]:
-    """The collective steps that find what they are to copy where it is to be; they copy nothing.
+    """Return the collective steps that find what they are to copy where it is to be; they copy
+    nothing.
 
     Their number of elements, which is the first of their numbers, is then 0 for the kernel.
     """
-    found = set()
+    steps = set()
     for each in collectives(plan):
         x, y = (plan.buffers[arg.buffer] for arg in plan.steps[each.step].args[:2])
         if each.kind in REDUCTIONS and (x.region, x.offset) == (y.region, y.offset):
-            found.add(each.step)
-    return frozenset(found)
+            steps.add(each.step)
+    return frozenset(steps)
 
 
 class Sums:
@@ -160,7 +161,7 @@ class Sums:
             self._settle()
 
     def _place(self, each: Collective) -> tuple[str, int]:
-        """The bytes that a sum is of."""
+        """Return the bytes that a sum is of."""
         buffer = self._buffers[each.step]
         return buffer.region, buffer.offset
 

@@ -104,7 +104,7 @@ def tile_words(pointers: int, numbers: int, threads: int) -> int:
 
 
 def c_header() -> str:
-    """All of this as lines of a C header."""
+    """Return all of this as lines of a C header."""
     numbers = {"LABEL": LABEL, "INDEX": INDEX, "LENGTH": LENGTH, "SPINS": SPINS}
     return "\n".join(
         [

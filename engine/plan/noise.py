@@ -24,7 +24,7 @@ def set_seed(seed: int) -> None:
 
 
 def checked(seed: int) -> int:
-    """A seed as a number of 64 bits; raises as `set_seed`."""
+    """Return a seed as a number of 64 bits; raises as `set_seed`."""
     value = arguments.count("seed", seed)
     if not -(2**63) <= value < 2**63:
         raise InputError(f"seed {value}: expected an integer of 64 bits")
@@ -32,5 +32,5 @@ def checked(seed: int) -> int:
 
 
 def seed() -> int:
-    """The seed in use."""
+    """Return the seed in use."""
     return _seed

@@ -241,8 +241,8 @@ class Plan(_Sealed):
                     made.setdefault(arg.buffer, {})[step.source] = None
                 elif step.phase == "bwd" and arg.mode in "ru":
                     read.setdefault(arg.buffer, {})[step.source] = None
-        found = sorted(made.keys() & read.keys(), key=lambda b: (-self.buffers[b].nbytes, b))
-        return tuple(Kept(b, tuple(made[b]), tuple(read[b])) for b in found)
+        buffers = sorted(made.keys() & read.keys(), key=lambda b: (-self.buffers[b].nbytes, b))
+        return tuple(Kept(b, tuple(made[b]), tuple(read[b])) for b in buffers)
 
     @property
     def kept_bytes(self) -> int:
@@ -250,7 +250,7 @@ class Plan(_Sealed):
         return sum(self.buffers[k.buffer].nbytes for k in self.kept())
 
     def summary(self) -> str:
-        """One line: sizes of the regions, steps, how good the placement is.
+        """Return one line: sizes of the regions, steps, how good the placement is.
 
         Of a plan that a budget made also the search for it, and what holds most of its memory.
         """
@@ -264,7 +264,9 @@ class Plan(_Sealed):
         )
 
     def fullest(self) -> tuple[int, list[Buffer]]:
-        """The step during which most work bytes live, and the buffers that do, largest first."""
+        """Return the step during which most work bytes live, and the buffers that do, largest
+        first.
+        """
         work = [b for b in self.buffers if b.region == "work"]
         live = [0] * (len(self.steps) + 1)
         for b in work:
@@ -320,7 +322,7 @@ class Plan(_Sealed):
 
 
 def in_bytes(n: int) -> str:
-    """A number of bytes with its unit: B, KiB or MiB."""
+    """Return a number of bytes with its unit: B, KiB or MiB."""
     if n < 10 * 1024:
         return f"{n} B"
     return f"{n / 1024:.1f} KiB" if n < 10 * 1024**2 else f"{n / 1024**2:.1f} MiB"

@@ -137,12 +137,12 @@ COLUMNS = tuple(_columns())
 
 
 def schema(*, stripped: bool) -> dict[str, list[Column]]:
-    """The columns of every table, in the order of the directory."""
-    found: dict[str, list[Column]] = {}
+    """Return the columns of every table, in the order of the directory."""
+    columns: dict[str, list[Column]] = {}
     for column in COLUMNS:
         if column.kept or not stripped:
-            found.setdefault(column.table, []).append(column)
-    return found
+            columns.setdefault(column.table, []).append(column)
+    return columns
 
 
 # --- writing
@@ -206,14 +206,15 @@ class Writer:
             into += numbers or [0] * rows
 
     def once(self, table: str, **values: int) -> int:
-        """The row that has these values, appended if there is none."""
+        """Return the row that has these values, appended if there is none."""
         key = (table, *(values.get(column.name, 0) for column in self._schema[table]))
         if key not in self._rows:
             self._rows[key] = self.add(table, **values)
         return self._rows[key]
 
     def text(self, value: str) -> int:
-        """The byte at which a text begins.  A zero byte ends it; one inside is written as C0 80.
+        """Return the byte at which a text begins.  A zero byte ends it; one inside is written as C0
+        80.
 
         Raises:
             PlanError: it holds half of a surrogate pair.
@@ -228,7 +229,9 @@ class Writer:
         return self._texts[value]
 
     def place(self, content: bytes) -> int:
-        """The offset of these bytes in the block of constants, a multiple of 64, each once."""
+        """Return the offset of these bytes in the block of constants, a multiple of 64, each
+        once.
+        """
         if content not in self._places:
             self._places[content] = len(self.constants)
             self.constants += content + bytes(-len(content) % ALIGN)
@@ -263,7 +266,8 @@ class Writer:
         )
 
     def _call(self, step: Step, kernel: int) -> int:
-        """The row of `call` of a step; steps that call one kernel with the same constants share it.
+        """Return the row of `call` of a step; steps that call one kernel with the same constants
+        share it.
 
         kernel: the row of its kernel.
         """
@@ -307,10 +311,10 @@ class Writer:
             PlanError: the format cannot say it, or the file is stripped and the plan sums over
                 ranks, which libraries do not.
         """
-        found = collectives(plan) if self.stripped else ()
-        if found:
+        sums = collectives(plan) if self.stripped else ()
+        if sums:
             raise PlanError(
-                f"plan {plan.name}: step {found[0].step} sums over the ranks of a group; a library "
+                f"plan {plan.name}: step {sums[0].step} sums over the ranks of a group; a library "
                 "trains alone, so its plans are made without ranks"
             )
         base = self.rows("buffer")
@@ -434,7 +438,7 @@ class Writer:
 
 
 def _word(value: int | float) -> tuple[bool, int]:
-    """A constant of a step: whether it is a float, and its 64 bits."""
+    """Return a constant of a step: whether it is a float, and its 64 bits."""
     if isinstance(value, float):
         return True, cast("int", struct.unpack("<Q", struct.pack("<d", value))[0])
     if not -(1 << 63) <= value < 1 << 63:
@@ -452,7 +456,8 @@ def _width(column: Sequence[int], least: int) -> int:
 
 
 def to_bytes(plans: Sequence[Plan], kernel_set: str) -> bytes:
-    """A whole file of plans for one target and number of threads; equal plans give equal bytes.
+    """Return a whole file of plans for one target and number of threads; equal plans give equal
+    bytes.
 
     Raises:
         PlanError: plans of several targets, or one that holds what the format cannot say.
@@ -539,11 +544,11 @@ class Tables:
             raise PlanError("not one row in table head")
 
     def column(self, table: str, name: str) -> list[int]:
-        """All numbers of a column."""
+        """Return all numbers of a column."""
         return self._columns[table, name]
 
     def text(self, at: int) -> str:
-        """The text that begins at a byte."""
+        """Return the text that begins at a byte."""
         if at not in self._texts:
             raw = self._bytes[at : self._bytes.index(b"\0", at)]
             try:
@@ -553,7 +558,7 @@ class Tables:
         return self._texts[at]
 
     def texts(self, table: str, name: str) -> list[str]:
-        """All texts of a column."""
+        """Return all texts of a column."""
         known = self._texts
         return [known.get(at) or self.text(at) for at in self._columns[table, name]]
 
@@ -565,12 +570,12 @@ class _Parts(Generic[T]):
         self._rest = iter(rows)
 
     def next(self, count: int) -> tuple[T, ...]:
-        """The rows of the next owner."""
+        """Return the rows of the next owner."""
         return tuple(islice(self._rest, count))
 
 
 def from_bytes(data: bytes, kernel_set: str, source: str = "plan file") -> tuple[Plan, ...]:
-    """The plans of a whole file, verified.
+    """Return the plans of a whole file, verified.
 
     kernel_set: the version of the kernels that are here.
 
@@ -582,15 +587,15 @@ def from_bytes(data: bytes, kernel_set: str, source: str = "plan file") -> tuple
         tables = Tables(data)
         if tables.stripped:
             raise PlanError("a stripped file is for libraries: it has no types and no lifetimes")
-        if (found := tables.texts("head", "kernel_set")) != [kernel_set]:
-            raise PlanError(f"made for kernel set {found[0]}, this is {kernel_set}")
+        if (named := tables.texts("head", "kernel_set")) != [kernel_set]:
+            raise PlanError(f"made for kernel set {named[0]}, this is {kernel_set}")
         return tuple(verify(plan) for plan in PlanReader(tables).plans())
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
 
 
 def load(path: str | os.PathLike[str], kernel_set: str) -> tuple[Plan, ...]:
-    """The plans of a file, verified.
+    """Return the plans of a file, verified.
 
     Raises:
         FileError: it cannot be read.
@@ -619,7 +624,7 @@ def _size(shape: Sequence[int]) -> int:
 
 
 def _word_values(t: Tables) -> list[int | float]:
-    """The constants of steps, by their number among `natural`, then `wide`."""
+    """Return the constants of steps, by their number among `natural`, then `wide`."""
     values: list[int | float] = list(t.column("natural", "value"))
     for bits, is_float in zip(*(t.column("wide", c) for c in ("value", "is_float")), strict=True):
         (value,) = struct.unpack("<d" if is_float else "<q", struct.pack("<Q", bits))
@@ -636,7 +641,7 @@ def _kernels(t: Tables) -> list[Kernel]:
         whole = -((value + 1) >> 1) if value & 1 else value >> 1
         parameters.append(t.text(value) if is_text else whole)
     params, takes = _Parts(parameters), _Parts(t.texts("taken", "text"))
-    found = []
+    kernels = []
     rows = zip(
         t.texts("kernel", "symbol"),
         t.texts("kernel", "template"),
@@ -648,8 +653,8 @@ def _kernels(t: Tables) -> list[Kernel]:
         kernel = Kernel(KernelSpec(template, params.next(n_parameters)), takes.next(n_takes))
         if not kernel.spec.params or kernel.symbol != symbol:
             raise PlanError(f"kernel {symbol} is not {template}{kernel.spec.params}")
-        found.append(kernel)
-    return found
+        kernels.append(kernel)
+    return kernels
 
 
 def _buffers(t: Tables) -> list[Buffer]:
@@ -729,16 +734,16 @@ class PlanReader:
         pooled = _choice(self.t.column("word", "pooled"), self.words, "constant")
         columns = [self.t.column("call", c) for c in ("kernel", "args", "first", "words")]
         symbols = [kernel.symbol for kernel in self.kernels]
-        found = []
+        calls = []
         for kernel, args, first, words in zip(*columns, strict=True):
             if kernel >= len(symbols) or first + words > len(pooled):
                 raise PlanError("a call of a kernel or of constants that are not there")
             constants = tuple(pooled[first : first + words])
-            found.append((symbols[kernel], args, constants))
-        return found
+            calls.append((symbols[kernel], args, constants))
+        return calls
 
     def plans(self) -> Iterator[Plan]:
-        """All plans, not verified."""
+        """Yield all plans, not verified."""
         names = [c.name for c in schema(stripped=False)["plan"] if c.name != "name"]
         rows = zip(*(self.t.column("plan", c) for c in names), strict=True)
         for name, row in zip(self.t.texts("plan", "name"), rows, strict=True):
@@ -771,7 +776,7 @@ class PlanReader:
         )
 
     def _buffer(self, row: int) -> int:
-        """The index in its plan of a row of `buffer`."""
+        """Return the index in its plan of a row of `buffer`."""
         if not self.base <= row < self.end:
             raise PlanError("a plan uses a buffer of another")
         return row - self.base
@@ -792,7 +797,9 @@ class PlanReader:
         return self._buffer(row), self.t.constants[place : place + size]
 
     def _arg(self, key: tuple[int, Mode, int, int]) -> Arg:
-        """An argument of the plan at hand that is not known yet; equal ones are one object."""
+        """Return an argument of the plan at hand that is not known yet; equal ones are one
+        object.
+        """
         row, mode, tile, thread = key
         made = self.known[key] = Arg(self._buffer(row - 1) if row else -1, mode, tile, thread)
         return made

@@ -41,7 +41,7 @@ class State:
 
     @classmethod
     def of(cls, row: Sequence[object]) -> State:
-        """The state that a row of its four fields tells.
+        """Return the state that a row of its four fields tells.
 
         Raises:
             ValueError, TypeError: it tells none.
@@ -56,7 +56,7 @@ class State:
         return cls(name, str(form), None if dtype is None else str(dtype), initial)
 
     def shape(self, of: Shape) -> Shape:
-        """The shape of the tensor that is kept for a parameter of shape `of`."""
+        """Return the shape of the tensor that is kept for a parameter of shape `of`."""
         if self.form == "parameter":
             return of
         if 0 in of or (self.form == "rows" and len(of) < 2):
@@ -95,8 +95,8 @@ class Layout:
 
         *Requires* that there are some, and that it keeps the same element type for all of them.
         """
-        found = [self.tensors[k][name] for name in parameters]
-        first, last = found[0], found[-1]
+        slices = [self.tensors[k][name] for name in parameters]
+        first, last = slices[0], slices[-1]
         end = last.offset + align(math.prod(last.shape) * ITEMSIZE[last.dtype])
         return Tensor(first.dtype, ((end - first.offset) // ITEMSIZE[first.dtype],), first.offset)
 

@@ -91,7 +91,7 @@ class _Signature:
 
 @functools.lru_cache(maxsize=4096)
 def _signature(takes: tuple[str, ...]) -> _Signature | None:
-    """The parts of a signature; None if it is malformed."""
+    """Return the parts of a signature; None if it is malformed."""
     pointers = [t[:-1] for t in takes if t.endswith("*")]
     numbers = list(takes[len(pointers) :])
     is_open = bool(pointers) and pointers[-1] == "..."
@@ -228,7 +228,7 @@ class _Check:
         self.needs.append(need)
 
     def index(self, i: int, what: str) -> Buffer:
-        """The buffer with an index; refuses an index that no buffer has."""
+        """Return the buffer with an index; refuses an index that no buffer has."""
         if not 0 <= i < len(self.plan.buffers):
             self.refuse(f"{what}: no buffer %{i}")
         return self.plan.buffers[i]
@@ -282,7 +282,7 @@ class _Check:
     # --- steps, one by one
 
     def kernels(self) -> dict[str, _Signature]:
-        found: dict[str, _Signature] = {}
+        signatures: dict[str, _Signature] = {}
         for k in self.plan.kernels:
             if not k.spec.params:
                 self.refuse(f"kernel {k.spec.template} has no parameters")
@@ -291,11 +291,11 @@ class _Check:
                 self.refuse(
                     f"kernel {k.symbol} takes {' '.join(k.takes)!r}, which is not a signature"
                 )
-            elif k.symbol in found:
+            elif k.symbol in signatures:
                 self.refuse(f"two kernels share a symbol: {k.symbol}")
             else:
-                found[k.symbol] = parts
-        return found
+                signatures[k.symbol] = parts
+        return signatures
 
     def groups(self) -> None:
         """Groups are runs of steps of as many tiles, without a barrier inside."""
@@ -413,15 +413,15 @@ class _Check:
 
     def pairs(self, n: int, step: Step) -> None:
         """Note which buffers may share bytes in this step, since its pairs say so."""
-        found: set[tuple[int, int]] = set()
+        shared_pairs: set[tuple[int, int]] = set()
         for w, r in step.inplace:
             if w == r or not 0 <= w < len(step.args) or not 0 <= r < len(step.args):
                 self.fail(n, f"in-place positions {w} and {r} of {len(step.args)} arguments")
             written, read = step.args[w], step.args[r]
             if written.mode not in "wu" or read.mode not in "ru":
                 self.fail(n, f"in place, {w} is {written.mode!r} and {r} is {read.mode!r}")
-            found.add((written.buffer, read.buffer))
-        self.shared.append(found)
+            shared_pairs.add((written.buffer, read.buffer))
+        self.shared.append(shared_pairs)
 
     # --- bytes
 
@@ -475,7 +475,7 @@ class _Check:
             self.fail(at, f"in place, {self.label(i)} and {self.label(j)} differ in item size")
 
     def meeting(self, i: int, j: int) -> int:
-        """The step in which buffer i takes over the bytes of j in place; -1 if none does.
+        """Return the step in which buffer i takes over the bytes of j in place; -1 if none does.
 
         It is the last one that touches j, and the first one that touches i.  Both live through the
         whole of its group.
@@ -551,11 +551,11 @@ class _Check:
 
     def collectives(self) -> None:
         """Collective steps come in their order, and nobody touches bytes whose sum is under way."""
-        found = {each.step: each for each in collectives(self.plan)}
+        sums = {each.step: each for each in collectives(self.plan)}
         last = 0
         flying: dict[tuple[str, int], int] = {}  # place of bytes -> the step that began their sum
-        for n, step in enumerate(self.plan.steps) if found else ():
-            each = found.get(n)
+        for n, step in enumerate(self.plan.steps) if sums else ():
+            each = sums.get(n)
             if each is not None and (each.kind not in KINDS or each.ordinal <= last or step.tiles):
                 self.fail(
                     n, f"a collective step {each.kind!r}, number {each.ordinal} behind {last}"
@@ -601,15 +601,15 @@ class _Check:
                     ranges.setdefault(b.region, _Ranges()).add(b.offset, b.offset + b.nbytes)
 
     def touched(self, step: Step, modes: frozenset[str]) -> list[int]:
-        """The buffers, without empty ones, that a step uses in one of these modes."""
+        """Return the buffers, without empty ones, that a step uses in one of these modes."""
         buffers = self.plan.buffers
         return [a.buffer for a in step.args if a.mode in modes and buffers[a.buffer].nbytes]
 
     def meets(self, ranges: Mapping[str, _Ranges], i: int) -> bool:
         """Return whether a byte of a non-empty buffer is in sets of bytes by region."""
         b = self.plan.buffers[i]
-        found = ranges.get(b.region)
-        return found is not None and found.touch(b.offset, b.offset + b.nbytes)
+        touched = ranges.get(b.region)
+        return touched is not None and touched.touch(b.offset, b.offset + b.nbytes)
 
 
 def _touch(b: Buffer, c: Buffer) -> bool:

@@ -140,19 +140,21 @@ class Words:
     @property
     def addresses(self) -> int:
         """Leading words that are addresses; a plan gives them as operands."""
-        found = 0
+        count = 0
         for field in self.fields.values():
             if not field.address:
                 break
-            found += field.size
-        return found
+            count += field.size
+        return count
 
     def place(self, name: str) -> int:
-        """The place of a word, by the name that kernels read, among the integers of `pack`."""
+        """Return the place of a word, by the name that kernels read, among the integers of
+        `pack`.
+        """
         return self.members[name].offset - self.addresses
 
     def pack(self, **values: Any) -> Packed:
-        """The words with these values, without the addresses they begin with.
+        """Return the words with these values, without the addresses they begin with.
 
         A field of several names, an array of words takes a sequence; a record takes what its own
         `pack` returned, an array of records a sequence of that.
@@ -174,12 +176,12 @@ class Words:
         out: list[int] = []
         for name, size in self.packed.items():
             field = self.fields[name]
-            found = list(self._flat(name, field, values[name]))
-            if len(found) != size and field.count != OPEN:
+            words = list(self._flat(name, field, values[name]))
+            if len(words) != size and field.count != OPEN:
                 raise ValueError(
-                    f"words {self.title}: {len(found)} words for {name}, which has {field.size}"
+                    f"words {self.title}: {len(words)} words for {name}, which has {field.size}"
                 )
-            out += found
+            out += words
         return Packed(self, tuple(out))
 
     def unpack(self, values: Sequence[int | float]) -> dict[str, Any]:
@@ -197,7 +199,7 @@ class Words:
         return out
 
     def _flat(self, name: str, field: Field, value: Any) -> Iterator[int]:
-        """The integers of one field."""
+        """Yield the integers of one field."""
         several = bool(field.names) or field.count is not None
         for item in value if several else (value,):
             if field.of is None:
@@ -228,7 +230,7 @@ class Words:
         )
 
     def defines(self) -> str:
-        """Lines of a C header: the index of each name, and the number of words."""
+        """Return the lines of a C header: the index of each name, and the number of words."""
         rows = [(own, m.offset, m.field.meaning) for own, m in self.members.items()]
         return "\n".join(
             f"#define {f'{self.title}_{own}'.upper():24s} {value} /* {meaning} */"
@@ -236,7 +238,7 @@ class Words:
         )
 
     def __str__(self) -> str:
-        """The fields and their meanings, a line each: the text of the contract."""
+        """Return the fields and their meanings, a line each: the text of the contract."""
         width = max(map(len, self.fields), default=0)
         return "\n".join(f"{n:{width}s}  {_described(f)}" for n, f in self.fields.items())
 
@@ -254,7 +256,7 @@ class Words:
 
 
 def _described(field: Field) -> str:
-    """The meaning of a field, with its form."""
+    """Return the meaning of a field, with its form."""
     form = ""
     if field.names:
         form = f" ({', '.join(field.names)})"

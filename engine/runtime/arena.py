@@ -58,17 +58,17 @@ def _ask_for_huge_pages(address: int, size: int) -> None:
 
 @functools.cache
 def _madvise() -> Any:
-    """The function of the C library; None where there are no huge pages to ask for."""
+    """Return the function of the C library; None where there are no huge pages to ask for."""
     if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
-    found = ctypes.CDLL(None).madvise
-    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return found
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
 
 
 def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The tensor at a byte offset of a region, without a copy."""
+    """Return the tensor at a byte offset of a region, without a copy."""
     kind = np.dtype(NUMPY[dtype])
     count = math.prod(shape)
-    found: npt.NDArray[Any] = memory[offset : offset + count * kind.itemsize].view(kind)
-    return found.reshape(shape)
+    elements: npt.NDArray[Any] = memory[offset : offset + count * kind.itemsize].view(kind)
+    return elements.reshape(shape)

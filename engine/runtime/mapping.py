@@ -59,10 +59,10 @@ class MappedFile(mmap.mmap):
         Raises:
             FileError: it was changed in place, so that what has been read of it may be wrong.
         """
-        found = self.identity
+        current = self.identity
         with contextlib.suppress(OSError):  # gone: nobody changes it any more
-            found = _identity(os.stat(self.path))
-        if found[:2] == self.identity[:2] and found != self.identity:
+            current = _identity(os.stat(self.path))
+        if current[:2] == self.identity[:2] and current != self.identity:
             raise FileError(f"{self.path!r} was changed while it was in use: open it anew")
 
 
@@ -90,15 +90,16 @@ def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
 def _map(
     descriptor: int, path: str, identity: tuple[int, int, int, int], *, lays: bool
 ) -> MappedFile:
-    found = MappedFile(descriptor, 0, access=mmap.ACCESS_READ)
-    found.path, found.identity, found.lays = path, identity, lays
-    found.address = int(np.frombuffer(found, np.uint8).ctypes.data)
-    _mapped.add(found)
-    return found
+    mapped = MappedFile(descriptor, 0, access=mmap.ACCESS_READ)
+    mapped.path, mapped.identity, mapped.lays = path, identity, lays
+    mapped.address = int(np.frombuffer(mapped, np.uint8).ctypes.data)
+    _mapped.add(mapped)
+    return mapped
 
 
 def read(path: str, what: str) -> Content:
-    """The contents of a regular file; one of `LARGE` bytes or more is mapped, and stays there.
+    """Return the contents of a regular file; one of `LARGE` bytes or more is mapped, and stays
+    there.
 
     what: what errors call it.
 
@@ -142,7 +143,8 @@ def spilled(pieces: Iterable[bytes | memoryview]) -> MappedFile:
 
 
 def room(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """An array for values that are computed to be written; a large one is in a file without a name.
+    """Return an array for values that are computed to be written; a large one is in a file without
+    a name.
 
     The system may take the pages of such a file from memory; arrays of 1 MB or more are large.
 
@@ -184,18 +186,20 @@ def open_array(
                 )
             if count == 0:
                 return np.zeros(0, dtype)
-            found = next((f for f in _mapped if f.lays and f.identity == identity), None)
-            if found is None:
-                found = _map(file.fileno(), path, identity, lays=True)
+            mapped = next((f for f in _mapped if f.lays and f.identity == identity), None)
+            if mapped is None:
+                mapped = _map(file.fileno(), path, identity, lays=True)
     except FileError as error:
         raise FileError(f"{what}: {error}") from None
     except (OSError, ValueError) as error:
         raise FileError(f"{what}: cannot read external data {path!r}: {reason(error)}") from error
-    return np.frombuffer(found, dtype, count, offset)
+    return np.frombuffer(mapped, dtype, count, offset)
 
 
 def source(array: Array) -> Piece | None:
-    """The bytes of a mapped file that an array is, None if it is not, or is not contiguous."""
+    """Return the bytes of a mapped file that an array is, None if it is not, or is not
+    contiguous.
+    """
     if not array.flags.c_contiguous or array.nbytes == 0:
         return None
     at = int(array.ctypes.data)
@@ -206,7 +210,8 @@ def source(array: Array) -> Piece | None:
 
 
 def place_below(array: Array, folder: str) -> tuple[str, int] | None:
-    """The file in a folder or below it whose bytes an array is: its path from there, and where.
+    """Return the file in a folder or below it whose bytes an array is: its path from there, and
+    where.
 
     None if there is no such file, if the bytes do not begin at a multiple of `ALIGN`, as all bytes
     of files in regions do, or if the file was changed or has lost its name.
@@ -233,16 +238,16 @@ def stamp(path: str) -> str:
     Raises:
         FileError: it cannot be read.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             for part in range(_PARTS):
                 file.seek(max(size - _PART, 0) * part // (_PARTS - 1))
-                found.update(file.read(_PART))
+                digest.update(file.read(_PART))
     except OSError as error:
         raise FileError(f"cannot read external data {path!r}: {reason(error)}") from error
-    return f"{size} {found.hexdigest()}"
+    return f"{size} {digest.hexdigest()}"
 
 
 def check_stamps(text: str, model: str) -> None:
@@ -262,8 +267,8 @@ def check_stamps(text: str, model: str) -> None:
         path = os.path.join(os.path.dirname(model), str(name))
         if not names_inside(str(name)):
             raise FileError(f"{model!r}: external data {name!r} is not beside the model")
-        found = stamp(path)
-        if found != expected:
+        current = stamp(path)
+        if current != expected:
             raise FileError(
                 f"{model!r} refers to constants in {path!r}, which has been changed since then: "
                 "make the artifacts again, or put back the file that they were made of"
@@ -272,15 +277,15 @@ def check_stamps(text: str, model: str) -> None:
 
 @functools.cache
 def _mmap() -> Any:
-    """The function of the C library; None where files cannot be laid into regions."""
+    """Return the function of the C library; None where files cannot be laid into regions."""
     if not sys.platform.startswith(("linux", "darwin")):
         return None
-    found = ctypes.CDLL(None, use_errno=True).mmap
-    found.restype = ctypes.c_void_p
-    found.argtypes = (
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = (
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
     )  # fmt: skip
-    return found
+    return function
 
 
 def layable(array: Array) -> Piece | None:
@@ -324,7 +329,7 @@ def laid_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]
 
 
 def region(nbytes: int, laid: Mapping[int, Piece], *, what: str) -> Bytes:
-    """A region of memory, with pieces of files laid into it; everything else is 0.
+    """Return a region of memory, with pieces of files laid into it; everything else is 0.
 
     Like `arena.allocate` it has room for one vector register after its end.  Pages that belong to
     files cannot be written.
@@ -350,7 +355,7 @@ def region(nbytes: int, laid: Mapping[int, Piece], *, what: str) -> Bytes:
             if _identity(os.fstat(file.fileno())) != piece.file.identity:
                 raise FileError(f"{piece.file.path!r} was changed while it was in use")
             how = mmap.PROT_READ, mmap.MAP_PRIVATE | _FIXED
-            found = _mmap()(base + begin, length, *how, file.fileno(), first)
-        if found != base + begin:
+            address = _mmap()(base + begin, length, *how, file.fileno(), first)
+        if address != base + begin:
             raise OutOfMemoryError(f"{what}: {piece.file.path!r} cannot be mapped")
     return made

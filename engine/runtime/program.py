@@ -161,7 +161,9 @@ def _wake(words: Any) -> None:
 
 
 def _constants(plan: Plan, known: MutableMapping[bytes, Bytes]) -> Bytes:
-    """The region `const` of a plan; one that is known already if it has the same contents."""
+    """Return the region `const` of a plan; one that is known already if it has the same
+    contents.
+    """
     made = allocate(plan.region_bytes("const"), what=f"plan {plan.name}: region const")
     for index, data in plan.constants:
         offset = plan.buffers[index].offset
@@ -174,10 +176,10 @@ _teams_lock = RunLock("the start of worker threads")
 
 
 def team(threads: int, resolve: Resolver) -> Team:
-    """The team of that many threads that this process has; it is made when first needed."""
-    found = _teams.get((threads, resolve))
-    if found is not None:
-        return found
+    """Return the team of that many threads that this process has; it is made when first needed."""
+    existing = _teams.get((threads, resolve))
+    if existing is not None:
+        return existing
     with _teams_lock.take():
         key = (threads, resolve)
         if key not in _teams:
@@ -227,7 +229,7 @@ def moved(plan: Plan) -> tuple[tuple[int, int], ...]:
 
     Returns the first byte and the end of each run of bytes.
     """
-    found = {
+    spans = {
         (buffer.offset, buffer.offset + buffer.nbytes)
         for step in plan.steps
         if step.phase != "opt"
@@ -237,7 +239,7 @@ def moved(plan: Plan) -> tuple[tuple[int, int], ...]:
         if buffer.region == "param"
     }
     runs: list[tuple[int, int]] = []
-    for begin, end in sorted(found):
+    for begin, end in sorted(spans):
         if runs and begin <= runs[-1][1]:
             runs[-1] = runs[-1][0], max(end, runs[-1][1])
         else:
@@ -276,13 +278,13 @@ class Program:
             StateError: the plan has collective steps, and there is no group.
         """
         verify(plan)
-        found = collectives(plan)
-        if found and group is None:
+        sums = collectives(plan)
+        if sums and group is None:
             raise StateError(
-                f"plan {plan.name}: step {found[0].step} sums over the ranks of a group; expected "
+                f"plan {plan.name}: step {sums[0].step} sums over the ranks of a group; expected "
                 "a group"
             )
-        self._sums = Sums(plan, found, group) if found and group is not None else None
+        self._sums = Sums(plan, sums, group) if sums and group is not None else None
         self._resolve, self._name, self._threads = resolve, plan.name, plan.threads
         self._target = plan.target
         with forks.compiling():
@@ -374,7 +376,9 @@ class Program:
             at += room
 
     def _team(self) -> Team:
-        """The team that runs the plan, looked up at every run: a forked child has its own."""
+        """Return the team that runs the plan, looked up at every run: a forked child has its
+        own.
+        """
         return team(self._threads, self._resolve)
 
     def bind(self, regions: Mapping[str, Bytes]) -> None:
@@ -469,7 +473,9 @@ class Program:
         yield len(self._table)
 
     def _units(self) -> Iterator[tuple[int, int]]:
-        """The first step and the number of steps of every group, and of every step in none."""
+        """Yield the first step and the number of steps of every group, and of every step in
+        none.
+        """
         i = 0
         while i < len(self._table):
             count = max(int(self._table["group"][i]), 1)
@@ -477,7 +483,7 @@ class Program:
             i += count
 
     def memory(self, buffer: Buffer) -> Array:
-        """The bytes of a buffer of the plan as they are now, as an array; a view.
+        """Return the bytes of a buffer of the plan as they are now, as an array; a view.
 
         Tensors that the plan holds channels-last have their elements in that order.
         """
@@ -490,7 +496,7 @@ class Program:
         self._team().run(at, count, self._status.ctypes.data)
 
     def stopwatch(self) -> Stopwatch:
-        """A stopwatch for this program, which `run` takes.
+        """Return a stopwatch for this program, which `run` takes.
 
         Raises:
             EngineError: the kernel that times is neither shipped nor can be compiled.

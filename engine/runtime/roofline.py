@@ -57,7 +57,8 @@ class Roofline:
         return next((speed for size, speed in self.streams if nbytes <= size), self.memory)
 
     def seconds(self, flops: int, itemsize: int, moves: Iterable[tuple[int, int]]) -> float:
-        """The least time of a step: of its operations or of its bytes, whichever takes longer.
+        """Return the least time of a step: of its operations or of its bytes, whichever takes
+        longer.
 
         itemsize: of the elements that it computes with; a vector has half as many of 8 bytes.
         moves: bytes that it reads and writes, and of how much different memory they are.
@@ -113,8 +114,8 @@ def measure(threads: int, resolve: Resolver) -> Roofline:
         def stream(times: int, n: int = n) -> float:
             return _run(code[STREAM.symbol], (at, at + 4 * n, n, times), threads, resolve)
 
-        found = measured(stream)
-        streams.append((size, ACCESSES * 4 * n / found.each, found.unsure))
+        timed = measured(stream)
+        streams.append((size, ACCESSES * 4 * n / timed.each, timed.unsure))
         peaks.append(measured(peak))
     return _limits(threads, operations, peaks, streams)
 
@@ -125,12 +126,12 @@ def _limits(
     peaks: Sequence[Best],
     streams: Sequence[tuple[int, float, bool]],
 ) -> Roofline:
-    """The limits by all measurements.
+    """Return the limits by all measurements.
 
     operations: of one round.  streams: bytes, how many a second, and whether that is unsure.
     """
-    fastest = min(found.each for found in peaks)
-    sure = [found for found in peaks if not found.unsure and found.each <= CLOSE * fastest]
+    fastest = min(peak.each for peak in peaks)
+    sure = [peak for peak in peaks if not peak.unsure and peak.each <= CLOSE * fastest]
     # No cache is slower than the next one: what says so was disturbed.
     speeds = [max(speed for _, speed, _ in streams[i:]) for i in range(len(streams))]
     is_bad = [
@@ -169,7 +170,7 @@ def _agreeing(times: Sequence[float]) -> int:
 
 
 def _run(kernel: int, words: tuple[int, ...], threads: int, resolve: Resolver) -> float:
-    """The seconds that a call of a kernel takes on all threads."""
+    """Return the seconds that a call of a kernel takes on all threads."""
     arguments = np.array(words, np.int64)
     table, status = np.zeros(1, STEP.dtype), np.zeros(STATUS.size, np.int64)
     table["kernel"], table["arguments"] = kernel, arguments.ctypes.data

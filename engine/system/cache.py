@@ -105,13 +105,15 @@ def seal(kind: str, key: str, content: bytes) -> bytes:
 
 
 def _digest(kind: str, key: str, content: bytes) -> bytes:
-    found = hashlib.sha256(f"{kind}\0{key}\0{len(content)}\0".encode())
-    found.update(content)
-    return found.digest()
+    digest = hashlib.sha256(f"{kind}\0{key}\0{len(content)}\0".encode())
+    digest.update(content)
+    return digest.digest()
 
 
 def unseal(kind: str, key: str, raw: bytes) -> bytes | None:
-    """The content that `seal` was given with this kind and key; None if it is anything else."""
+    """Return the content that `seal` was given with this kind and key; None if it is anything
+    else.
+    """
     if len(raw) < _HEAD.size:
         return None
     magic, size, digest = _HEAD.unpack_from(raw)
@@ -122,7 +124,9 @@ def unseal(kind: str, key: str, raw: bytes) -> bytes | None:
 
 
 def read(entry: Entry) -> bytes | None:
-    """The content that `write` has put there; None if there is none to trust, or it is damaged."""
+    """Return the content that `write` has put there; None if there is none to trust, or it is
+    damaged.
+    """
     try:
         with _told_once():
             trust.walk(entry.path.parent)
@@ -190,10 +194,10 @@ def bound(folder: Path, limit: int) -> None:
     """
     if not trusted(folder):
         return
-    found = sorted(_files(folder))
-    gone = _abandoned(found)
-    total = sum(size for _, size, path in found if not path.endswith(_TEMPORARY))
-    for _, size, path in found:
+    entries = sorted(_files(folder))
+    gone = _abandoned(entries)
+    total = sum(size for _, size, path in entries if not path.endswith(_TEMPORARY))
+    for _, size, path in entries:
         if total > limit and not path.endswith(_TEMPORARY):
             total -= size
             gone.append(path)
@@ -211,7 +215,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _abandoned(found: Iterable[tuple[float, int, str]]) -> list[str]:
-    """The files among those found whose writers have ended long ago."""
+    """Return the files among those found whose writers have ended long ago."""
     oldest = time.time() - _ABANDONED
     return [path for used, _, path in found if path.endswith(_TEMPORARY) and used < oldest]
 

@@ -40,7 +40,7 @@ _VALUES = {  # of switches that have few
 
 
 def switch(name: str) -> str:
-    """The value of `EDGEGRAD_<name>`; empty if it is not set.
+    """Return the value of `EDGEGRAD_<name>`; empty if it is not set.
 
     Raises:
         EngineError: the environment holds an EDGEGRAD_ name that is not in `SWITCHES`, or this
@@ -89,10 +89,10 @@ def threads(requested: object = None) -> int:
         requested = digits(title, text, 1, MAX_THREADS)
     if requested is None:
         return min(usable_cores(), MAX_THREADS)
-    found = count(title, requested)
-    if not 1 <= found <= MAX_THREADS:
-        raise EngineError(f"{title}={found}: expected 1 to {MAX_THREADS}")
-    return found
+    number = count(title, requested)
+    if not 1 <= number <= MAX_THREADS:
+        raise EngineError(f"{title}={number}: expected 1 to {MAX_THREADS}")
+    return number
 
 
 def require_64_bit() -> None:

@@ -29,17 +29,17 @@ NOTE = "edgegrad."  # prefix of this package's own keys in a model's metadata
 
 
 def read(path: str, what: str) -> bytes:
-    """The contents of a regular file; `what` it is called in errors.
+    """Return the contents of a regular file; `what` it is called in errors.
 
     Raises:
         FileError: it is missing, unreadable or no regular file.
         LimitError: it has more bytes than the limit FILE_BYTES; nothing is read.
     """
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # reading a pipe or device may never end
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or device may never end
             raise FileError(f"cannot read {what} {path!r}: not a regular file")
-        limits.check("FILE_BYTES", found.st_size, f"cannot read {what} {path!r}")
+        limits.check("FILE_BYTES", status.st_size, f"cannot read {what} {path!r}")
         with open(path, "rb") as file:
             return file.read()
     except EngineError:
@@ -49,7 +49,7 @@ def read(path: str, what: str) -> bytes:
 
 
 def opened(path: str, model: str = "") -> BinaryIO:
-    """A regular file, open for reading.
+    """Return a regular file, open for reading.
 
     model: the path of the model whose external data it is.  The file must then lie in the folder of
         the model when all symbolic links are followed; or, where the path of the model is itself a
@@ -96,7 +96,9 @@ def _is_inside(place: str, folder: str) -> bool:
 
 
 def _open_inside(folder: str, path: str, flags: int) -> int:
-    """The descriptor of a file below a folder, on whose path no symbolic link is followed."""
+    """Return the descriptor of a file below a folder, on whose path no symbolic link is
+    followed.
+    """
     if os.open not in os.supports_dir_fd:
         return os.open(os.path.join(folder, path), flags)
     *above, name = path.split(os.sep)
@@ -267,15 +269,17 @@ def staging(folder: str) -> Iterator[str]:
 
 
 def _abandoned(folder: str) -> list[str]:
-    """The folders in `folder` that `staging` made long ago, and that nothing was put into since."""
-    oldest, found = time.time() - _ABANDONED, []
+    """Return the folders in `folder` that `staging` made long ago, and that nothing was put into
+    since.
+    """
+    oldest, paths = time.time() - _ABANDONED, []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(_STAGE) and entry.name.endswith(".tmp"):
                 known = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(known.st_mode) and known.st_mtime < oldest:
-                    found.append(entry.path)
-    return found
+                    paths.append(entry.path)
+    return paths
 
 
 def replace_together(moves: Sequence[tuple[str, str]], keys: Sequence[str]) -> None:
@@ -330,7 +334,7 @@ def remove(path: str) -> None:
 
 
 def target(path: str) -> str:
-    """The path to which a file for `path` is written: symbolic links are followed.
+    """Return the path to which a file for `path` is written: symbolic links are followed.
 
     Raises:
         FileError: something else than a regular file is there.

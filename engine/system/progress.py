@@ -21,7 +21,7 @@ PATIENCE = 1.0  # seconds of work that nothing is said of
 
 
 def logger() -> Logger:
-    """The logger `edgegrad`; a start that says nothing does not import logging for it."""
+    """Return the logger `edgegrad`; a start that says nothing does not import logging for it."""
     import logging
 
     return logging.getLogger("edgegrad")

@@ -46,22 +46,23 @@ def walk(folder: str | os.PathLike[str]) -> None:
     if os.name != "posix":
         os.stat(folder)
         return
-    found = os.lstat("/")
+    status = os.lstat("/")
     trusted = {os.geteuid(), 0}
-    owners = trusted | {found.st_uid}
+    owners = trusted | {status.st_uid}
     place = "/"
-    _check(place, found, owners, sticky=True)
+    _check(place, status, owners, sticky=True)
     path = os.fspath(folder)
-    for place, found in _places(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)):
-        if stat.S_ISLNK(found.st_mode):
-            _check_owner(place, found, owners)
+    for place, status in _places(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)):
+        if stat.S_ISLNK(status.st_mode):
+            _check_owner(place, status, owners)
         else:
-            _check(place, found, owners, sticky=True)
-    _check(place, found, trusted, sticky=False)
+            _check(place, status, owners, sticky=True)
+    _check(place, status, trusted, sticky=False)
 
 
 def _places(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder and symbolic link that the system passes on an absolute path, from the root on.
+    """Yield every folder and symbolic link that the system passes on an absolute path, from the
+    root on.
 
     Raises:
         OSError: something is missing or no folder, or links lead in a circle.
@@ -77,16 +78,16 @@ def _places(path: str) -> Iterator[tuple[str, os.stat_result]]:
             yield place, os.lstat(place)
             continue
         inner = os.path.join(place, name)
-        found = os.lstat(inner)
-        yield inner, found
-        if stat.S_ISLNK(found.st_mode):
+        status = os.lstat(inner)
+        yield inner, status
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _LINKS:
                 raise OSError(f"too many symbolic links: {path!r}")
             target = os.readlink(inner)
             rest += target.split("/")[::-1]
             place = "/" if target.startswith("/") else place
-        elif stat.S_ISDIR(found.st_mode):
+        elif stat.S_ISDIR(status.st_mode):
             place = inner
         else:
             raise NotADirectoryError(f"not a folder: {inner!r}")
@@ -124,7 +125,7 @@ def _has_own_group(place: str, found: os.stat_result) -> bool:
 
 
 def opened(path: str, flags: int = 0) -> IO[bytes]:
-    """A regular file, opened to be read; nothing else is waited for.
+    """Return a regular file, opened to be read; nothing else is waited for.
 
     flags: of the system's call, besides those that this takes.
 
@@ -140,7 +141,7 @@ def opened(path: str, flags: int = 0) -> IO[bytes]:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file in a folder that `walk` has found safe.
+    """Return the content of a file in a folder that `walk` has found safe.
 
     Raises:
         Untrusted: it is not a regular file, has a second name, or others own it or can write to it.
@@ -154,11 +155,11 @@ def read(path: str | os.PathLike[str]) -> bytes:
             raise Untrusted(f"{name!r} is a symbolic link") from None
         raise
     with file:
-        found = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         if os.name == "posix":
-            _check_owner(name, found, {os.geteuid(), 0})
-            if found.st_mode & _OTHERS:
+            _check_owner(name, status, {os.geteuid(), 0})
+            if status.st_mode & _OTHERS:
                 raise Untrusted(f"{name!r} can be written by others")
-            if found.st_nlink > 1:  # it may be another file of the user, linked to from here
+            if status.st_nlink > 1:  # it may be another file of the user, linked to from here
                 raise Untrusted(f"{name!r} has another name besides")
         return file.read()

@@ -167,8 +167,8 @@ def elsewhere(name: str) -> KernelSet:
     chosen = source.of_level(level, "shipped", level.systems[0])
     if chosen is None:
         raise EngineError(
-            f"--target {name}: this installation ships no kernels, so it does not know the "
-            "kernels of another; install a wheel of edgegrad (in a checkout: python -m engine.tools.dev.ship)"
+            f"--target {name}: this installation ships no kernels, so it does not know the ones "
+            "for another; install a wheel of edgegrad (in a checkout: python -m engine.tools.dev.ship)"
         )
     return chosen
 

@@ -37,8 +37,8 @@ def default(progress: bool, folder: Path | None) -> list[Callback]:
     folder: of the run, where history.csv, log.jsonl and report.html are kept; None: write no
         files.
     """
-    found: list[Callback] = [Progress()] if progress else []
+    callbacks: list[Callback] = [Progress()] if progress else []
     if folder is not None:
-        found += [CsvLog(folder / "history.csv"), JsonLog(folder / "log.jsonl")]
-        found += [HtmlReport(folder / "report.html")]
-    return found
+        callbacks += [CsvLog(folder / "history.csv"), JsonLog(folder / "log.jsonl")]
+        callbacks += [HtmlReport(folder / "report.html")]
+    return callbacks

@@ -19,7 +19,7 @@ def describe(plans: Sequence[Plan]) -> dict[str, str]:
 
     plans: include the threads and the set of kernels that they use.
     """
-    found = {
+    facts = {
         "edgegrad": VERSION,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()}",
@@ -27,22 +27,22 @@ def describe(plans: Sequence[Plan]) -> dict[str, str]:
         "cores": f"{usable_cores()} usable of {os.cpu_count() or 'an unknown number'}",
     }
     if plans:
-        found["threads"] = ", ".join(sorted({str(plan.threads) for plan in plans}))
-        found["kernels"] = ", ".join(sorted({plan.target for plan in plans}))
-    return {**found, **_versions(), **{PREFIX + n: v for n in SWITCHES if (v := switch(n))}}
+        facts["threads"] = ", ".join(sorted({str(plan.threads) for plan in plans}))
+        facts["kernels"] = ", ".join(sorted({plan.target for plan in plans}))
+    return {**facts, **_versions(), **{PREFIX + n: v for n in SWITCHES if (v := switch(n))}}
 
 
 @cache
 def _versions() -> dict[str, str]:
     from importlib import metadata  # here and in page.py: no training without a page pays for it
 
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 @cache

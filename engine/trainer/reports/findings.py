@@ -127,8 +127,8 @@ class Findings:
             self.counts = np.zeros((classes, classes), np.int64)
         if self.counts is not None and len(self.counts) == classes:
             places = expected[compared] * classes + predicted[compared]
-            found = np.bincount(places, minlength=classes * classes)
-            self.counts += found.reshape(classes, classes)
+            counts = np.bincount(places, minlength=classes * classes)
+            self.counts += counts.reshape(classes, classes)
         if labels.ndim > 1 or len(given) != len(rows):  # more labels than samples
             return
 
@@ -163,8 +163,8 @@ class Findings:
             return
 
         def sample(row: int) -> Sample:
-            truth, found = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))
-            return _sample(given[row], truth, found, float(errors[row]), None)
+            truth, answer = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))
+            return _sample(given[row], truth, answer, float(errors[row]), None)
 
         rows = np.arange(count)
         self._keep_worst(rows, errors, sample)
@@ -193,8 +193,8 @@ def _error(sample: Sample) -> float:
 
 def _smallest(values: Array, limit: int) -> list[int]:
     """Return the indices of the smallest finite values in order; the first of equal ones."""
-    found = np.flatnonzero(np.isfinite(values))
-    order = found[np.argsort(values[found], kind="stable")]
+    finite = np.flatnonzero(np.isfinite(values))
+    order = finite[np.argsort(values[finite], kind="stable")]
     return [int(i) for i in order[:limit]]
 
 

@@ -225,10 +225,10 @@ def _status(record: Record) -> str:
 def _request(folder: Path | None) -> dict[str, Any]:
     """Return the content of run.json; nothing if it is missing or unreadable."""
     try:
-        found = json.loads((folder / "run.json").read_text("utf-8")) if folder is not None else {}
+        content = json.loads((folder / "run.json").read_text("utf-8")) if folder is not None else {}
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _sections(path: Path) -> dict[str, str]:

@@ -31,8 +31,8 @@ def render(record: Record) -> str:
     charts.append(line_chart("Learning rate", "step", [rates], from_zero=True))
     speed = Line("samples a second", steps, [p.rate for p in points])
     charts.append(line_chart("Samples a second", "step", [speed], from_zero=True))
-    found = "".join(charts)
-    return f'<div class="charts">{found}</div>' if found else ""
+    shown = "".join(charts)
+    return f'<div class="charts">{shown}</div>' if shown else ""
 
 
 def _by_epoch(rows: Sequence[Mapping[str, float]], name: str) -> list[Line]:

@@ -75,7 +75,7 @@ def picture(plan: Plan) -> str:
             f'height="{coordinate(max(bottom - top, 0.3))}"><title>{text(_tell(b))}</title></rect>'
         )
     groups = "".join(
-        f'<g class="boxes c{i}">{"".join(found)}</g>' for i, found in enumerate(boxes.values())
+        f'<g class="boxes c{i}">{"".join(shapes)}</g>' for i, shapes in enumerate(boxes.values())
     )
     many = len(known) > MAX_BUFFERS
     note = f" (the {MAX_BUFFERS} largest of {len(known):,} values)" if many else ""

@@ -76,8 +76,8 @@ def _ends(findings: Findings, sample: Sample) -> tuple[str, str]:
         return next(ends), next(ends)
     known = findings.classes or ()
     names = class_names(known, len(known)) if known else []
-    found = [int(v[0]) for v in (sample.predicted, sample.expected)]
-    first, second = (names[i] if i < len(names) else str(i) for i in found)
+    classes = [int(v[0]) for v in (sample.predicted, sample.expected)]
+    first, second = (names[i] if i < len(names) else str(i) for i in classes)
     return first, second
 
 
