@@ -1,4 +1,4 @@
-"""Benches: subjects, what is measured of them, and the machine.
+"""Benches: subjects, measurements, and the machine.
 
     python -m bench                                  the list of benches
     python -m bench NAME --list                      the subjects and options of one
@@ -31,15 +31,15 @@ def chosen(words: Sequence[str]) -> list[tuple[Bench, list[str]]]:
     Raises:
         InputError: there is no such bench, or no such subject.
     """
-    found: list[tuple[Bench, list[str]]] = []
+    pairs: list[tuple[Bench, list[str]]] = []
     modules = set(module_names())
     for word in words:
-        if not found or word.partition(".")[0] in modules:
-            found.append((find(word), []))
+        if not pairs or word.partition(".")[0] in modules:
+            pairs.append((find(word), []))
             continue
-        bench, names = found[-1]
+        bench, names = pairs[-1]
         names += [word] if bench.subjects is None else matching(bench, word)
-    return [(bench, names or usual(bench)) for bench, names in found]
+    return [(bench, names or usual(bench)) for bench, names in pairs]
 
 
 def matching(bench: Bench, word: str) -> list[str]:
@@ -103,14 +103,14 @@ def show(given: Sequence[Bench]) -> None:
 def measure(bench: Bench, names: Sequence[str], options: Namespace) -> Table:
     """Measure subjects of a bench, printing each row as soon as it is known."""
     subjects = bench.all_subjects()
-    found: dict[str, list[Cells]] = {name: [] for name in names}
+    cells_by_name: dict[str, list[Cells]] = {name: [] for name in names}
     with Table(bench.name, bench.titles(options), names, options.format) as table:
         for name in names:
             for cells in bench.measure(subjects.get(name, name), options):
                 table.add(name, cells)
-                found[name].append(cells)
+                cells_by_name[name].append(cells)
                 if bench.page is not None and (options.page or options.document):
-                    bench.page(found, options.document or ROOT / bench.document)
+                    bench.page(cells_by_name, options.document or ROOT / bench.document)
     return table
 
 

@@ -1,4 +1,5 @@
-"""Arenas: the work memory of plans, stage by stage, beside what no order and no placement can beat.
+"""Arenas: the work memory of plans, stage by stage, next to the bound for all orders and
+placements.
 
 A row is a plan of a workload at its usual batch: of the training model, of a training step that
 updates (joined), or of the eval model; golden traces, whose names begin with `golden/`, have batch
@@ -55,7 +56,7 @@ KINDS = ("training", "joined", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Bytes of work memory of a plan; each as a column of the table."""
+    """Bytes of work memory of a plan, each as a column of the table."""
 
     least: int
     graph: int
@@ -76,7 +77,7 @@ class Row:
 
 
 def row(make: Callable[[], Plan]) -> Row:
-    """The row of the plan that a call makes."""
+    """Return the row of the plan that a call makes."""
     with _watched() as seen:
         plan = make()
     return Row(*seen[-1], groups=plan.lower_bound, arena=plan.region_bytes("work"))
@@ -84,7 +85,7 @@ def row(make: Callable[[], Plan]) -> Row:
 
 @contextmanager
 def _watched() -> Iterator[list[tuple[int, int, int]]]:
-    """Inside, `least`, `graph` and `ordered` of every draft that is ordered are noted."""
+    """Yield a list that receives `least`, `graph` and `ordered` of every draft that is ordered."""
     seen: list[tuple[int, int, int]] = []
 
     def noted(draft: Draft) -> Any:
@@ -100,12 +101,12 @@ def _watched() -> Iterator[list[tuple[int, int, int]]]:
 
 
 def _bound(draft: Draft) -> int:
-    """The most bytes that live at one call of a draft as it is."""
+    """Return the most bytes that live at one call of a draft as it is."""
     return liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls)))
 
 
 def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ...]] | int) -> Row:
-    """The row of a plan of artifacts, for shapes of its inputs, or for a batch size alone.
+    """Return the row of a plan of artifacts, for shapes of its inputs, or for a batch size alone.
 
     kind: one of `KINDS`.
     """
@@ -119,12 +120,12 @@ def _plan(
     shapes: Sequence[tuple[int, ...]] | int,
     budget: int | None,
 ) -> Plan:
-    """A plan of artifacts as of `row_of`, within a budget of bytes for all regions."""
+    """Return a plan of artifacts as of `row_of`, within a budget of bytes for all regions."""
     state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
     memory.budget = budget
 
     def opened(name: str) -> Model:
-        """One of the models."""
+        """Return one of the models."""
         return Model(folder / f"{name}_model.onnx", state, memory, threads, name, host())
 
     model, update = opened("eval" if kind == "eval" else "training"), None

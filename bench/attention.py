@@ -1,8 +1,8 @@
 """Attention, forward and backward, with PyTorch's flash kernel beside us.
 
 A row runs softmax(Q K^T / sqrt(width)) V and its three gradients, decomposed as exporters write it;
-planning makes one op a direction of it.  GFLOP/s count the six products that the operation has, and
-% is that of the FMA peak.  With PyTorch of `EDGEGRAD_BENCH_PEERS` the two take turns.
+planning makes one op a direction of it.  GFLOP/s count the six products of the operation, and %
+refers to the FMA peak.  With PyTorch of `EDGEGRAD_BENCH_PEERS` the two take turns.
 """
 
 from __future__ import annotations
@@ -68,10 +68,14 @@ def measure(shape: tuple[int, int, int, int, int], options: Namespace) -> Iterat
             calls: dict[str, Any] = {"ours": program.run}
             if switch("BENCH_PEERS"):
                 calls["torch"] = stack.enter_context(peer("attention", threads, *shape)).run
-            found = in_turns(calls, TURNS)
-        took = median(found["ours"])
+            times_by_name = in_turns(calls, TURNS)
+        took = median(times_by_name["ours"])
         rate = operations(program) / took
-        times = ratio(found["torch"], found["ours"]) if "torch" in found else None
+        times = (
+            ratio(times_by_name["torch"], times_by_name["ours"])
+            if "torch" in times_by_name
+            else None
+        )
         yield threads, 1e3 * took, rate / 1e9, 100 * rate / limits().flops / threads, times
 
 

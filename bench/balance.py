@@ -1,10 +1,10 @@
-"""How evenly a training step is shared by more threads than this machine has cores: a model.
+"""Balance of a training step over more threads than this machine has cores: a model.
 
 Plans for so many threads run here, and each thread's own processor time is taken for each step, so
 that it does not matter how many of them run at once.  Between two barriers the busiest thread
-decides: `busiest / mean` is the sum of the busiest ones by that of the means.  `work` is the
-processor time of all threads by that of a plan for one thread: what sharing adds.  `speed-up` is
-what follows for a machine with as many cores, if barriers cost nothing and memory is no limit.
+decides: `busiest / mean` is the sum of the busiest ones by the sum of the means.  `work` is the
+processor time of all threads by the time of a plan for one thread: the cost of sharing.  `speed-up`
+is the result for a machine with as many cores, if barriers cost nothing and memory is not a limit.
 `serial` is the share of the work in steps that one thread does alone.
 
 `balance.kernels` has the kernels that lose most by imbalance: their share of the loss, and on how
@@ -38,7 +38,7 @@ IDLE = 0.02  # a thread that does less of the busiest one's work only looks whet
 
 
 class ProcessorTime(timing.Clock):
-    """The time for which the thread that asks has run, in the place of the time of day."""
+    """Running time of the calling thread, instead of the time of day."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ProcessorTime(timing.Clock):
 
 @dataclass(frozen=True)
 class Loss:
-    """What the steps of one kernel lose by imbalance, in seconds, and their busy threads."""
+    """Losses of the steps of one kernel by imbalance, in seconds, and their busy threads."""
 
     kernel: str
     seconds: float
@@ -58,7 +58,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Balance:
-    """How the steps of a plan are shared.
+    """Balance of the steps of a plan.
 
     work: processor time of all threads.
     busiest: the sum of the busiest thread's time between barriers.
@@ -79,19 +79,19 @@ class Balance:
 
 
 def intervals(steps: Sequence[StepTime]) -> Iterator[list[StepTime]]:
-    """The steps between two barriers."""
-    found: list[StepTime] = []
+    """Yield the steps between two barriers."""
+    pending: list[StepTime] = []
     for step in steps:
-        if found and (step.barrier or step.plan != found[-1].plan):
-            yield found
-            found = []
-        found.append(step)
-    if found:
-        yield found
+        if pending and (step.barrier or step.plan != pending[-1].plan):
+            yield pending
+            pending = []
+        pending.append(step)
+    if pending:
+        yield pending
 
 
 def balance(steps: Sequence[StepTime]) -> Balance:
-    """What the busy times of steps tell."""
+    """Return the balance of steps, by their busy times."""
     threads = len(steps[0].busy)
     busiest = serial = 0.0
     lost: dict[str, float] = defaultdict(float)
@@ -129,10 +129,10 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     with written(name) as folder:
         alone = of_workload(folder, 1)
         for threads in options.threads:
-            found = of_workload(folder, threads)
-            serial = 100 * found.serial / found.work
-            work, speed_up = found.work / alone.work, alone.work / found.busiest
-            yield threads, found.barriers, work, found.ratio, serial, speed_up
+            shared = of_workload(folder, threads)
+            serial = 100 * shared.serial / shared.work
+            work, speed_up = shared.work / alone.work, alone.work / shared.busiest
+            yield threads, shared.barriers, work, shared.ratio, serial, speed_up
 
 
 def measure_kernels(name: str, options: Namespace) -> Iterator[Cells]:

@@ -1,4 +1,4 @@
-"""What a training step should take on a Raspberry Pi 5: a model, made of counts; no measurement.
+"""Time of a training step on a Raspberry Pi 5: a model from counts, without measurement.
 
 A program that trains a workload on one thread runs under qemu, whose plugin counts how often each
 block of instructions is executed.  llvm-mca says how many cycles a block takes on a Neoverse-N1,
@@ -6,9 +6,9 @@ the sibling of the board's Cortex-A76, with its data in the first-level cache.  
 lines over the batch size, so small batches are counted (`--counted`) and the line through the first
 two goes on to `--batch`; a third tells how straight it is.
 
-The seconds of a kernel are those of its cycles, shared by `THREADS` cores of `CLOCK`, or those of
-the bytes that its steps move where these do not fit into the caches, at `MEMORY` bytes a second,
-whichever are more.  Cache misses of what fits, branch mispredictions, imbalance of threads and the
+The seconds of a kernel are the time of its cycles, shared by `THREADS` cores of `CLOCK`, or the
+time to move the bytes of its steps that do not fit into the caches, at `MEMORY` bytes a second,
+whichever is longer.  Cache misses of what fits, branch mispredictions, imbalance of threads and the
 clock's changes are not in it.
 
 Needs the Debian packages qemu-user, gcc-aarch64-linux-gnu, llvm-19 and binutils-aarch64-linux-gnu.
@@ -50,13 +50,13 @@ Executed = Mapping[tuple[int, int], int]  # how often, by address and number of 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel costs: instructions, and cycles of one core."""
+    """Cost of a kernel: instructions, and cycles of one core."""
 
     instructions: float
     cycles: float
 
     def line(self, other: Cost, at: float) -> Cost:
-        """The point `at` of the line that begins here at 0 and goes through `other` at 1."""
+        """Return the point `at` of the line that begins here at 0 and goes through `other` at 1."""
         return Cost(
             self.instructions + at * (other.instructions - self.instructions),
             self.cycles + at * (other.cycles - self.cycles),
@@ -68,7 +68,7 @@ NOTHING = Cost(0, 0)
 
 @dataclass(frozen=True)
 class Found:
-    """A row of the table.
+    """Row of the table.
 
     bend: how far the third count is from the line through the first two, by itself; None if it was
         not counted.
@@ -94,19 +94,21 @@ class Found:
 
 
 def executed(built: Program, plugin: Path) -> Counter[tuple[int, int]]:
-    """How often the blocks of one step are executed: with a step, less without."""
+    """Return how often the blocks of one step are executed: counts with a step less counts
+    without.
+    """
     counts: list[Counter[tuple[int, int]]] = []
     for steps in (0, 1):
-        found: Counter[tuple[int, int]] = Counter()
+        blocks: Counter[tuple[int, int]] = Counter()
         for address, size, times in _BLOCK.findall(built.run(f"{plugin},blocks=on", steps)):
-            found[int(address, 16), int(size)] += int(times)
-        counts.append(found)
+            blocks[int(address, 16), int(size)] += int(times)
+        counts.append(blocks)
     counts[1].subtract(counts[0])
     return +counts[1]
 
 
 def costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
-    """By symbol of the program, what executed blocks cost.
+    """Return the cost of the executed blocks by symbol of the program.
 
     Blocks that are executed least get as many cycles for an instruction as the others have.
     """
@@ -130,15 +132,15 @@ def costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
 
 
 def moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
-    """By kernel, bytes that its steps move beyond the caches; and those of all steps."""
+    """Return the bytes beyond the caches by kernel, and the bytes of all steps."""
     target = resolve(TARGET).target
     made = plans.make_plans(plans.artifacts(folder), target, THREADS, [batch], {}).plans
-    found, total = defaultdict[str, int](int), 0
+    moved_bytes, total = defaultdict[str, int](int), 0
     for phase in ("train", "optimizer"):
         for step, done in zip(made[phase].steps, work(made[phase]), strict=True):
             total += done.nbytes
-            found[step.kernel] += sum(n for n, memory in done.moves if memory > CACHES)
-    return dict(found), total
+            moved_bytes[step.kernel] += sum(n for n, memory in done.moves if memory > CACHES)
+    return dict(moved_bytes), total
 
 
 def model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
@@ -163,16 +165,16 @@ def model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
         real = sum(cost.instructions for cost in point.values())
         line = sum(cost.instructions for cost in total((size - counted[0]) / step).values())
         bend = abs(line - real) / real
-    found = total((batch - counted[0]) / step)
+    kernel_costs = total((batch - counted[0]) / step)
     seconds = memory_seconds = 0.0
-    for symbol, cost in found.items():
+    for symbol, cost in kernel_costs.items():
         of_core, of_memory = cost.cycles / CLOCK / THREADS, large.get(symbol, 0) / MEMORY
         seconds += max(of_core, of_memory)
         memory_seconds += of_memory if of_memory > of_core else 0
     return Found(
         workload.name,
-        sum(cost.instructions for cost in found.values()),
-        sum(cost.cycles for cost in found.values()),
+        sum(cost.instructions for cost in kernel_costs.values()),
+        sum(cost.cycles for cost in kernel_costs.values()),
         bend, nbytes, seconds, memory_seconds,
     )  # fmt: skip
 

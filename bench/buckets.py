@@ -37,7 +37,7 @@ SIZES = {"one bucket": 1 << 40, "4 MB": 4 << 20, "1 MB": 1 << 20, "256 kB": 1 <<
 
 
 class Link:
-    """A group whose sums change nothing and take the time of a ring.
+    """Group whose sums change nothing and take the time of a ring.
 
     seconds: of all sums so far.  waited: of it, what this rank has waited for.
     """
@@ -49,7 +49,7 @@ class Link:
         self.seconds = self.waited = self._free = 0.0
 
     def _took(self, array: np.ndarray[Any, Any]) -> float:
-        """The seconds of a sum."""
+        """Return the seconds of a sum."""
         took = 2 * (self.size - 1) * (self._alpha + array.nbytes / self.size / self._rate)
         self.seconds += took
         return took
@@ -63,7 +63,7 @@ class Link:
 
 
 class Sum:
-    """A sum on a link, which is there at a time of the clock."""
+    """Sum on a link, complete at a time of the clock."""
 
     def __init__(self, link: Link, there: float) -> None:
         self._link, self._there = link, there
@@ -75,7 +75,7 @@ class Sum:
 
 
 class Rank:
-    """One rank that trains a workload over a link, with buckets of about a number of bytes."""
+    """Rank that trains a workload over a link, with buckets of about a number of bytes."""
 
     def __init__(self, name: str, folder: Path, link: Link, bucket: int, statistics: bool) -> None:
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -110,10 +110,10 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
             rank.link.seconds = rank.link.waited = 0.0
         calls = {f"{link} {size}": rank.run for (link, size), rank in ranks.items()}
         times = in_turns(calls, options.turns, warm_up=0)
-    for ((link, size), rank), found in zip(ranks.items(), times.values(), strict=True):
+    for ((link, size), rank), timings in zip(ranks.items(), times.values(), strict=True):
         sums = 1e3 * rank.link.seconds / options.turns
         hidden = 100 * (1 - min(rank.link.waited / rank.link.seconds, 1))
-        yield link, size, rank.buckets, 1e3 * median(found), sums, hidden
+        yield link, size, rank.buckets, 1e3 * median(timings), sums, hidden
 
 
 BENCHES = (

@@ -1,4 +1,4 @@
-"""What a budget costs: work memory and time of training steps as budgets shrink.
+"""Cost of budgets: work memory and time of training steps as budgets shrink.
 
 Of `budgets` a row is a budget of a workload: the bytes of region work that the budget leaves, in
 percent of what the plan without one takes; the work bytes of the plan that was taken; by how much
@@ -50,7 +50,7 @@ PERCENT = (100, 70, 50, 35, 30)
 
 
 class Trained:
-    """The training step of a workload as one plan, planned within budgets."""
+    """Training step of a workload as one plan, planned within budgets."""
 
     def __init__(self, name: str, folder: Path) -> None:
         MODELS[name].write(folder)
@@ -73,24 +73,24 @@ class Trained:
         raise AssertionError("a plan within a byte")
 
     def plan(self, budget: int) -> Plan:
-        """The plan within a budget of bytes for all regions."""
+        """Return the plan within a budget of bytes for all regions."""
         self.model.memory.budget = budget
         shapes = {name: value.shape for name, value in self.batch.items()}
         return self.model.plan(shapes, update=self.update)
 
     def plans(self) -> dict[str, Plan]:
-        """The plans of all budgets that are enough, by the work bytes these leave."""
+        """Return the plans of all budgets that are enough, by the work bytes these leave."""
         work = self.free.region_bytes("work")
         others = self.free.nbytes - work
-        found = {}
+        by_title = {}
         for percent in PERCENT:
             budget = others + work * percent // 100
             if budget >= self.least:
-                found[f"{percent} %"] = self.plan(budget)
-        return found | {"smallest": self.plan(self.least)}
+                by_title[f"{percent} %"] = self.plan(budget)
+        return by_title | {"smallest": self.plan(self.least)}
 
     def program(self, plan: Plan) -> Program:
-        """A plan ready to run on the batch."""
+        """Return a plan ready to run on the batch."""
         program = self.model.load(plan)
         given = {**self.batch, RATE: 1e-4, COUNT: 1, CHECK: False}
         for name, value in program.inputs.items():
@@ -131,7 +131,7 @@ def measure_growth(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
             rows.append((len(one.free.steps), one.seconds, one.plan(one.least).searched[0]))
         steps, seconds, ways = zip(*rows[-2:], strict=True)
         is_first = len(rows) == 1
-        powers = [None if is_first else exponent(steps, found) for found in (seconds, ways)]
+        powers = [None if is_first else exponent(steps, values) for values in (seconds, ways)]
         yield name, *rows[-1], *powers
 
 

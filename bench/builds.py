@@ -1,10 +1,10 @@
 """Builds as a user meets them: every target, every kind of build, five models.
 
 A row builds a library with ziglang, links a program with it (tests/c/train.c), trains `STEPS` steps
-on the machine or in an emulator, and compares the losses with those of the engine here: for
-libraries of ops with those of the same closed plans.  Programs for macOS, Android and iOS cannot be
-run here; what was linked for them is examined instead.  --page writes docs/build-matrix.md.
-A run takes hours; rows that --folder has of the same sources are not made again.
+on the machine or in an emulator, and compares the losses with the engine's here: for
+libraries of ops with the losses of the same closed plans.  Programs for macOS, Android and iOS
+cannot be run here; their linked files are examined instead.  --page writes docs/build-matrix.md.  A
+run takes hours; rows that --folder has of the same sources are not made again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NAMES = ("native", *TARGETS)
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the matrix: what makes its forward graph, and how many samples a step has."""
+    """Model of the matrix: its maker, and the number of samples of a step."""
 
     graph: Callable[[], Graph]
     batch: int
@@ -75,7 +75,7 @@ MODELS = {
 
 @dataclass
 class Cell:
-    """What came out: bytes of the library, seconds in all, the verdict."""
+    """Result: bytes of the library, total seconds, the verdict."""
 
     size: int
     seconds: float
@@ -83,7 +83,9 @@ class Cell:
 
 
 def engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
-    """The losses of the engine on this machine, of the data that tests/c/train.c makes up."""
+    """Return the losses of the engine on this machine, of the data that tests/c/train.c makes
+    up.
+    """
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
@@ -115,7 +117,7 @@ def verdict(found: Sequence[float], expected: Sequence[float]) -> str:
 
 
 class Matrix:
-    """Makes cells, and keeps each as soon as it is made.
+    """Maker of cells, which keeps each as soon as it is made.
 
     folder: of the sources as they are, within the one that is given.
     chosen: the models, whose ops the libraries of `--ops` are made for.
@@ -137,8 +139,8 @@ class Matrix:
 
     def run(self, target: str, kind: str, name: str) -> Cell:
         """Make a cell, unless it is there already, and return it."""
-        if found := self.cells.get(key(target, name, kind)):
-            return found
+        if existing := self.cells.get(key(target, name, kind)):
+            return existing
         platform, begin = resolve(target), time.perf_counter()
         out = self.folder / "ops" / target if kind == "--ops" else self.folder / "build"
         try:
@@ -182,24 +184,24 @@ class Matrix:
             return examine(platform, out)
         if device.missing():
             return f"linked, not run: needs {', '.join(device.missing())}"
-        found = train(platform, device, out, folder / "checkpoint", kind == "--ops")
+        losses = train(platform, device, out, folder / "checkpoint", kind == "--ops")
         closed = kind == "--ops"
         if (name, closed) not in self.losses:
             self.losses[name, closed] = engine_losses(folder, batch, closed=closed)
-        return verdict(found, self.losses[name, closed])
+        return verdict(losses, self.losses[name, closed])
 
 
 def key(target: str, model: str, kind: str) -> str:
-    """The name of a cell."""
+    """Return the name of a cell."""
     return f"{target} {kind} {model}"
 
 
 def train(
     platform: Platform, device: Emulator, out: Path, checkpoint: Path, planned: bool
 ) -> list[float]:
-    """The losses of a program that is linked with the library in `out`.
+    """Return the losses of a program that is linked with the library in `out`.
 
-    A module of WebAssembly is no library that a program can be linked with: there the program
+    A module of WebAssembly is not a library that a program can be linked with: there the program
     contains the same object of kernels and C source.
     """
     objects = [(out / "src" / "kernels.o").read_bytes()] if platform.is_wasm else []
@@ -222,16 +224,16 @@ def train(
 
 
 def examine(platform: Platform, out: Path) -> str:
-    """What was linked for a platform whose programs do not run here, in words."""
+    """Return a description of the linked file for a platform whose programs do not run here."""
     if platform.sdk:
         return "archive" if (out / "libmnist.a").exists() else "WRONG: no archive"
-    found = binary.read(out / platform.file_name("shared", "mnist"))
-    others = sorted(name for name in found.exports if not name.startswith("mnist_"))
+    facts = binary.read(out / platform.file_name("shared", "mnist"))
+    others = sorted(name for name in facts.exports if not name.startswith("mnist_"))
     return f"WRONG: exports {others[:3]}" if others else "linked, not run"
 
 
 def _digest(chosen: Sequence[str]) -> str:
-    """A digest of all that builds of the chosen models are made of."""
+    """Return a digest of everything that builds of the chosen models depend on."""
     rooms = ("engine", "graphs", "kernels", "tools")
     files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.*"))]
     total = hashlib.sha256(",".join(sorted(chosen)).encode())
@@ -268,7 +270,7 @@ Models: {models}.
 
 
 def page(cells: Mapping[str, str], targets: Sequence[str], chosen: Sequence[str]) -> str:
-    """The document, of the cells that there are, by their keys."""
+    """Return the document for these cells, by their keys."""
     keys = [key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
     head = PAGE.format(

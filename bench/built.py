@@ -1,9 +1,9 @@
-"""Trimmed builds of workloads for this machine: what making one takes, and its steps.
+"""Trimmed builds of workloads for this machine: the cost of making one, and its steps.
 
 built         training steps of a build against the engine's, in turns in one process, on the same
               data: forward, backward and optimizer step
 built.making  time and peak memory of whole processes that make a build, with all kernels cached;
-              peak memory is that of the largest process, linkers included
+              peak memory of the largest process, linkers included
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
                 "engine": Training(folder, threads).step,
                 "build": partial(trainer.step, *batch),
             }
-            found = in_turns(calls, options.turns, warm_up=2)
-            engine, built = found["engine"], found["build"]
+            timings = in_turns(calls, options.turns, warm_up=2)
+            engine, built = timings["engine"], timings["build"]
             yield (
                 threads, 1e3 * median(engine), 1e3 * median(built), 1e3 * min(engine),
                 1e3 * min(built), ratio(built, engine),

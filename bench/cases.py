@@ -24,7 +24,7 @@ def rows() -> Mapping[str, Case]:
 
 
 def measure(case: Case, _: Namespace) -> Iterator[Cells]:
-    """Yield the row of the forward pass, and that of the gradients."""
+    """Yield the row of the forward pass, and the row of the gradients."""
     one = OneNode(case)
     graphs = {"forward": one.graph}
     if case.grad:

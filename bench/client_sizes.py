@@ -1,4 +1,4 @@
-"""How small a client of a federation is: what is downloaded and installed, and what it takes.
+"""Sizes of clients of a federation: downloads, installed files, memory and time.
 
 client_sizes         pip downloads, for Python 3.11, what each client needs beside Python;
                      installed is what the wheels hold unpacked, without bytecode
@@ -30,8 +30,8 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 STEPS = 5
 FLOWER = "flwr>=1.41,<1.42"
-# What pip would install of the example on aarch64; the conditions of torch's own requirements are
-# those of this machine for pip, so that these are listed.
+# Packages that pip would install for the example on aarch64; torch's own requirements depend on
+# the machine, so they are listed here.
 PEER = ("torch==2.5.1", "torchvision==0.20.1")
 OF_PEER = ("filelock", "typing-extensions", "networkx", "jinja2", "fsspec", "sympy==1.13.1",
            "flwr-datasets[vision]>=0.5.0")  # fmt: skip
@@ -88,7 +88,7 @@ def size_of(files: Sequence[Path]) -> tuple[int, int]:
 
 
 def build_for(target: str, workload: str, out: Path) -> Path:
-    """A build with the package of devices, for one batch size; returns its folder."""
+    """Return a build with the package of devices, for one batch size; returns its folder."""
     from engine.tools import cli
 
     if not (out / "artifacts").exists():
@@ -103,7 +103,7 @@ def build_for(target: str, workload: str, out: Path) -> Path:
 
 
 def device_program(made: Path, target: str) -> Path:
-    """The client in C of a build, with the library inside."""
+    """Return the client in C of a build, with the library inside."""
     from engine.tools.trimmed.link import link
     from engine.tools.trimmed.targets import resolve
 
@@ -128,7 +128,7 @@ def packed(made: Path) -> tuple[int, int]:
 
 
 def own_wheel(folder: Path) -> tuple[int, int]:
-    """The wheel of this package without shipped kernels."""
+    """Return the wheel of this package without shipped kernels."""
     from engine.tools.dev import wheels
 
     return size_of([wheels.make_pure_wheel(wheels.make_sdist(folder), folder)])
@@ -152,7 +152,7 @@ def sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[int, int
         place = wheels / machine / name
         if not place.exists():
             download(packages, machine, place)
-    found = {n: size_of(sorted((wheels / machine / n).glob("*.whl"))) for n in groups}
+    package_sizes = {n: size_of(sorted((wheels / machine / n).glob("*.whl"))) for n in groups}
     with tempfile.TemporaryDirectory() as folder:
         made = build_for(TARGETS[machine], workload, Path(folder))
         build, own = packed(made), own_wheel(Path(folder))
@@ -160,9 +160,9 @@ def sizes(machine: str, workload: str, wheels: Path) -> dict[str, tuple[int, int
         alone = program.stat().st_size + (made / "checkpoint").stat().st_size
         rows = {
             "build in C, messages": (alone, alone),
-            "build from Python, messages": _sum(build, found["numpy"]),
-            "build from Python, Flower": _sum(build, found["flower"]),
-            "edgegrad, Flower": _sum(own, found["edgegrad"]),
+            "build from Python, messages": _sum(build, package_sizes["numpy"]),
+            "build from Python, Flower": _sum(build, package_sizes["flower"]),
+            "edgegrad, Flower": _sum(own, package_sizes["edgegrad"]),
         }
     if machine == "aarch64":
         place = wheels / machine / "peer"
@@ -181,7 +181,9 @@ def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
 
 
 def prepare(workload: str, folder: Path) -> None:
-    """Artifacts, a build for this machine, a request and data: what the clients below read."""
+    """Write artifacts, a build for this machine, a request and data, which the clients below
+    read.
+    """
     import numpy as np
 
     from engine import Trainer

@@ -1,4 +1,4 @@
-"""Training steps of this checkout against another one, side by side: what a change costs or gains.
+"""Training steps of this checkout and another one, side by side: the effect of a change.
 
 Two processes a row, one of each checkout, take turns of `STEPS` steps on the same artifacts, so
 that a machine whose speed drifts slows both.  A row gives the medians of a step, of this checkout
@@ -33,7 +33,7 @@ def checkouts(options: Namespace) -> dict[str, dict[str, str]]:
     """Return the variables of the processes of both checkouts.
 
     Raises:
-        InputError: --other is no checkout, or --kernels are not two.
+        InputError: --other is not a checkout, or --kernels are not two.
     """
     other = options.other
     if other is None or not (other / "engine/api.py").is_file():
@@ -60,9 +60,9 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
                     )
                     for side, env in sides.items()
                 }
-                found = in_turns(runs, options.turns, warm_up=3)
-            took = [1e3 * median(times) / steps for times in found.values()]
-            yield threads, *took, ratio(found["this"], found["other"])
+                times_of = in_turns(runs, options.turns, warm_up=3)
+            took = [1e3 * median(times) / steps for times in times_of.values()]
+            yield threads, *took, ratio(times_of["this"], times_of["other"])
 
 
 BENCHES = (

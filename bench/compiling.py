@@ -1,4 +1,4 @@
-"""What compiling costs: processor time by phase, and how long who asks waits.
+"""Cost of compiling: processor time by phase, and how long the caller waits.
 
 A row is a model, whose kernels for training and its optimizer are compiled in new processes.  In
 seconds of processor time, of one process that compiles them all: `import` of the compiler,
@@ -29,7 +29,7 @@ from engine.tools.dev import zoo
 
 
 def kernels(name: str) -> list[KernelSpec]:
-    """The kernels that a workload trains with."""
+    """Return the kernels that a workload trains with."""
     with written(name) as folder:
         plans = [p for p in zoo.of_folder(folder, WORKLOADS[name].x[0]) if p.threads > 1]
     trained = [p for p in plans if p.name in ("training_model", "optimizer_model")]
@@ -37,7 +37,7 @@ def kernels(name: str) -> list[KernelSpec]:
 
 
 def phases(specs: Sequence[KernelSpec]) -> list[float]:
-    """The processor time of importing the compiler, and of each phase for all kernels."""
+    """Return the processor time of importing the compiler, and of each phase for all kernels."""
     target, known = host(), templates()
     start = time.process_time()
     from engine.kernels.compiler import emit, lower
@@ -57,7 +57,9 @@ def phases(specs: Sequence[KernelSpec]) -> list[float]:
 
 
 def wait(specs: Sequence[KernelSpec], cores: int) -> float:
-    """The seconds until all objects are there, of a process that may use so many cores."""
+    """Return the seconds until all objects are complete, in a process that may use `cores`
+    cores.
+    """
     vars(workers)["usable_cores"] = lambda: cores
     with tempfile.TemporaryDirectory() as folder:
         os.environ[PREFIX + "CACHE_DIR"] = folder

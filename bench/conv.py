@@ -7,7 +7,7 @@ conv.depthwise  GB/s of the images that are read and written, each byte once, an
                 this machine's memory gives.  GFLOP/s beside it: windows of 5 may be bound by
                 operations.
 
-Times are those of the kernels of convolutions, without what changes layouts.
+Times are of the kernels of convolutions, without conversions of layouts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast the inner loops of kernels run on cores of ARM that are not here, by LLVM's analyser.
+"""Speed of the inner loops of kernels on other ARM cores, by LLVM's analyser.
 
 The kernels come from training steps of the workloads.  They are emitted for each core as builds for
 its board have them, and their innermost loops are given to llvm-mca, which knows the pipelines of
@@ -52,7 +52,7 @@ cell of another kernel gives the bytes of vectors that its largest loop loads an
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of a kernel on a core: what it does in a turn, and how many cycles that takes."""
+    """Loop of a kernel on a core: its work in one iteration, and its cycles."""
 
     block: Block
     cycles: float
@@ -74,28 +74,28 @@ class Loop:
 
 
 def kernels(names: Sequence[str]) -> list[KernelSpec]:
-    """The kernels of training steps of workloads, on one thread."""
+    """Return the kernels of training steps of workloads, on one thread."""
     target = resolve(BOARDS["neoverse-n1"]).target
-    found: dict[str, KernelSpec] = {}
+    specs: dict[str, KernelSpec] = {}
     for name in names:
         work = WORKLOADS[name]
         with tempfile.TemporaryDirectory() as folder:
             files = plans.artifacts(work.write(Path(folder)))
             made = plans.make_plans(files, target, 1, [work.x[0]], {}).plans
         for phase in ("train", "optimizer"):
-            found |= {spec.symbol: spec for spec in made[phase].specs}
-    return [found[symbol] for symbol in sorted(found)]
+            specs |= {spec.symbol: spec for spec in made[phase].specs}
+    return [specs[symbol] for symbol in sorted(specs)]
 
 
 def analyse(specs: Sequence[KernelSpec], core: str) -> dict[str, list[Loop]]:
-    """By symbol, the loops of kernels that work on vectors, the one that does most first."""
+    """Return the loops of kernels that work on vectors, by symbol, the one with most work first."""
     blocks: dict[str, list[Block]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.o"
         for symbol, code in codes(specs, resolve(BOARDS[core]).target, OBJECT).items():
             path.write_bytes(code)
-            found = loops(disassemble(path))
-            blocks[symbol] = [b for b in found if b.vectors >= PRODUCT and b.vector_memory]
+            inner = loops(disassemble(path))
+            blocks[symbol] = [b for b in inner if b.vectors >= PRODUCT and b.vector_memory]
     counts = iter(cycles([b for bodies in blocks.values() for b in bodies], core))
     peak = CORES[core]
     made = {s: [Loop(b, next(counts), peak) for b in bodies] for s, bodies in blocks.items()}
@@ -150,8 +150,8 @@ def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
 def measure_loops(names: Sequence[str], options: Namespace) -> Iterator[Cells]:
     """Yield a row for every loop on every core."""
     for core, by_kernel in analysed(names, options.kernels).items():
-        for symbol, found in by_kernel.items():
-            for loop in found:
+        for symbol, kernel_loops in by_kernel.items():
+            for loop in kernel_loops:
                 block, share = loop.block, 100 * loop.share
                 counts = len(block.code), block.multiply_adds, block.vector_memory
                 yield core, symbol, block.name, *counts, loop.cycles, share

@@ -26,7 +26,7 @@ class _ConvNeXt(Layers):
     """ConvNeXt (Liu et al., arXiv 2201.03545), its norms and products over the last dimension."""
 
     def block(self, x: str, name: str, channels: int) -> str:
-        """A depthwise convolution, a norm and two products, scaled and added to the input."""
+        """Add a depthwise convolution, a norm and two products, scaled and added to the input."""
         y = self.depthwise(x, f"{name}.dw", channels, 7)
         y = self.layer_norm(self.op("Transpose", y, perm=[0, 2, 3, 1]), f"{name}.n", channels)
         y = self.gelu(self.linear(y, f"{name}.up", channels, 4 * channels))
@@ -35,19 +35,19 @@ class _ConvNeXt(Layers):
         return self.op("Add", x, self.op("Transpose", y, perm=[0, 3, 1, 2]))
 
     def depthwise(self, x: str, name: str, channels: int, taps: int) -> str:
-        """A convolution of each channel alone, with a bias."""
+        """Add a convolution of each channel alone, with a bias."""
         self.shapes |= {f"{name}.w": (channels, 1, taps, taps), f"{name}.b": (channels,)}
         weights, pads = (f"{name}.w", f"{name}.b"), [taps // 2] * 4
         return self.op("Conv", x, *weights, group=channels, pads=pads, strides=[1, 1])
 
     def norm(self, x: str, name: str, channels: int) -> str:
-        """A layer norm of the channels of images."""
+        """Add a layer norm of the channels of images."""
         y = self.layer_norm(self.op("Transpose", x, perm=[0, 2, 3, 1]), name, channels)
         return self.op("Transpose", y, perm=[0, 3, 1, 2])
 
 
 def convnext(depths: tuple[int, ...] = (3, 3, 9, 3), width: int = 96, side: int = 224) -> Graph:
-    """ConvNeXt of 10 classes, Tiny unless told otherwise."""
+    """Return a ConvNeXt with 10 classes, Tiny by default."""
     to = _ConvNeXt()
     y = to.norm(to.convolution("x", "stem", 3, width, 4, 4, bias=True), "stem.n", width)
     for stage, depth in enumerate(depths):
@@ -69,7 +69,7 @@ class _EfficientNet(Layers):
         self, x: str, name: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
         swish: bool = True,
     ) -> str:  # fmt: skip
-        """Convolution, batch normalisation and, for most, x sigmoid(x)."""
+        """Add a convolution, a batch normalisation and, for most, x sigmoid(x)."""
         self.shapes[f"{name}.w"] = (co, ci // group, taps, taps)
         pads, strides = [taps // 2] * 4, [stride] * 2
         y = self.op("Conv", x, f"{name}.w", pads=pads, strides=strides, group=group)
@@ -77,7 +77,7 @@ class _EfficientNet(Layers):
         return self.op("Mul", y, self.op("Sigmoid", y)) if swish else y
 
     def excite(self, x: str, name: str, channels: int, few: int) -> str:
-        """Every channel times what two layers make of all their means."""
+        """Scale every channel by a number that two layers make of all means."""
         y = self.op("GlobalAveragePool", x)
         y = self.convolution(y, f"{name}.less", channels, few, 1, bias=True)
         y = self.op("Mul", y, self.op("Sigmoid", y))
@@ -85,7 +85,7 @@ class _EfficientNet(Layers):
         return self.op("Mul", x, self.op("Sigmoid", y))
 
     def block(self, x: str, name: str, ci: int, co: int, expand: int, stride: int, k: int) -> str:
-        """An inverted residual of k x k taps."""
+        """Add an inverted residual of k x k taps."""
         wide = ci * expand
         y = self.normed(x, f"{name}.wide", ci, wide, 1) if expand > 1 else x
         y = self.normed(y, f"{name}.dw", wide, wide, k, stride, wide)
@@ -95,7 +95,7 @@ class _EfficientNet(Layers):
 
 
 def efficientnet(side: int = 300) -> Graph:
-    """EfficientNet-B3 of 10 classes."""
+    """Return EfficientNet-B3 with 10 classes."""
     to = _EfficientNet()
     y, channels = to.normed("x", "stem", 3, 40, 3, 2), 40
     for stage, (expand, co, depth, stride, taps) in enumerate(STAGES):
@@ -112,7 +112,7 @@ class _UNet(Layers):
     """U-Net (Ronneberger et al., arXiv 1505.04597) with batch norms."""
 
     def twice(self, x: str, name: str, ci: int, co: int) -> str:
-        """Two convolutions, each normalised and rectified."""
+        """Add two convolutions, each normalised and rectified."""
         for n in range(2):
             y = self.convolution(x, f"{name}.{n}", co if n else ci, co, 3, pad=1)
             x = self.op("Relu", self.batch_norm(y, f"{name}.{n}.n", co))
@@ -120,7 +120,7 @@ class _UNet(Layers):
 
 
 def unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
-    """U-Net: a class for every pixel of square images."""
+    """Return a U-Net: a class for every pixel of square images."""
     to = _UNet()
     kept, y, channels = [], "x", 3
     for level in range(levels):
@@ -142,7 +142,7 @@ def unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
 
 
 def bilstm(layers: int = 2, steps: int = 100, features: int = 64, width: int = 128) -> Graph:
-    """Bidirectional LSTMs, the mean over time, and a linear layer to 10 classes."""
+    """Return bidirectional LSTMs, the mean over time, and a linear layer to 10 classes."""
     to = Layers()
     y, n_in = to.op("Transpose", "x", perm=[1, 0, 2]), features
     for n in range(layers):

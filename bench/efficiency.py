@@ -1,10 +1,10 @@
-"""What part of a machine's limits the kernels reach: the table kernels/analysis/efficiency.txt.
+"""Efficiency of kernels, relative to the machine's limits: the table kernels/analysis/efficiency.txt.
 
 A training step of each workload is profiled on 2 threads.
 
 efficiency           for each kernel template how often it ran, the milliseconds, and the limit of
                      kernels/analysis/cost.py over the time; `usual` is of all usual workloads,
-                     and `--page` writes the table, with which plans reckon from then on
+                     and `--page` writes the table, which plans then use
 efficiency.workload  the time of a step as the table now says it, by this machine and by the nominal
                      one, and as it was
 """

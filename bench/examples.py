@@ -1,4 +1,4 @@
-"""The applications of examples/, whole: new projects, made and run as READMEs say, and builds.
+"""Applications of examples/ in full: new projects, made and run as in their READMEs, and builds.
 
 Of each example `edgegrad new` makes a project in build/examples/.  The commands that its README
 begins with are run there: they make data, train, and check what has been reached.  Then an epoch is
@@ -46,13 +46,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an example has come to.
+    """Results of an example.
 
     said: the last line that its training has printed.
     training: seconds of the README's commands, by the clock.
     whole: seconds of all, the comparisons and the build included.
     processor: seconds of processor time of all, which other load on the machine hardly changes;
-        None where processes have a part in it that are not waited for, as those of ray.
+        None if processes contribute that are not waited for, such as ray's.
     """
 
     name: str
@@ -120,7 +120,7 @@ def federate(name: str, folder: Path, begin: float) -> Result:
 
 
 def processor_time() -> float:
-    """Seconds that this process, and those it has waited for, have computed."""
+    """Return the seconds that this process, and the ones it has waited for, have computed."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -148,13 +148,13 @@ def execute(command: str, folder: Path) -> str:
 
 
 def made_up(trainer: Trainer) -> dict[str, Array]:
-    """A batch of values that the training model takes, by the names of its inputs."""
-    found, seed = {}, 1
+    """Return a batch of invented values for the training model, by the names of its inputs."""
+    batch, seed = {}, 1
     for name in trainer.inputs:
         declared = trainer.session.training.interface.inputs[name]
         shape = (BATCH, *(d for d in declared.shape[1:] if isinstance(d, int)))
-        found[name], seed = make_input(declared.dtype, shape, seed)
-    return found
+        batch[name], seed = make_input(declared.dtype, shape, seed)
+    return batch
 
 
 def compare_export(trainer: Trainer, path: Path) -> None:
@@ -171,8 +171,8 @@ def compare_export(trainer: Trainer, path: Path) -> None:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     batch = {name: made_up(trainer)[name] for name in trainer.features}
     expected = trainer.predict_batch(batch)
-    found = session.run(list(expected), batch)
-    for name, values in zip(expected, found, strict=True):
+    outputs = session.run(list(expected), batch)
+    for name, values in zip(expected, outputs, strict=True):
         np.testing.assert_allclose(values, expected[name], RELATIVE, ABSOLUTE, err_msg=name)
     print(f"{path.name}: onnxruntime computes what the trainer does")
 
@@ -203,8 +203,8 @@ def compare_build(trainer: Trainer, folder: Path) -> None:
     np.testing.assert_array_equal(loss, np.float32(trainer.step(batch)), err_msg="loss")
     for name, parameter in trainer.state.parameters:
         if parameter.requires_grad:
-            found = built.state.parameters[name].data
-            np.testing.assert_array_equal(found, parameter.data, err_msg=name)
+            values = built.state.parameters[name].data
+            np.testing.assert_array_equal(values, parameter.data, err_msg=name)
     print("a step of the build is the engine's, to the last bit")
 
 

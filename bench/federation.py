@@ -1,14 +1,14 @@
-"""Federations of twenty clients: accuracy, bytes and time, for clients that are alike and not.
+"""Federations of twenty clients: accuracy, bytes and time, for similar and different clients.
 
 Every row of `federation` is the app of
 examples/federated with other options, its clients one after another in this process: messages,
-client and server are those of `flwr run`, and so are the results (tests/federated/).
-`central` trains on all that the clients train on, for as many epochs as a federation has rounds.
+client, server and results match `flwr run` (tests/federated/).  `central` trains on all that the
+clients train on, for as many epochs as a federation has rounds.
 
-Accuracies are on data that no client has, behind the last round: the mean over seeds, and how far
-they are apart.  A seed decides the weights, the partition and the order of the samples.  Bytes are
-those of all records in the messages to and from all clients; seconds are of the processor, all
-clients together.  The picture has the accuracy over rounds, for digits.
+Accuracies are on data that no client has, after the last round: the mean over seeds, and their
+spread.  A seed decides the weights, the partition and the order of the samples.  Bytes count all
+records in the messages to and from all clients; seconds are processor time of all clients together.
+The picture has the accuracy over rounds, for digits.
 
 `federation.attacks` has federations with malicious clients; see federation_attacks.py.
 """
@@ -87,7 +87,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A federation, or central training.
+    """Federation, or central training.
 
     config: options beside those that all rows have.
     """
@@ -122,9 +122,10 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a row with one seed.
+    """Result of a row with one seed.
 
-    accuracies: behind each round.  sent, received: bytes of the last round.  seconds: of a round.
+    accuracies: after each round.  sent, received: bytes of the last round.  seconds: time of a
+        round.
     failures: of clients, in all rounds.
     """
 
@@ -136,7 +137,7 @@ class Outcome:
 
 
 def options(dataset: str, rounds: int, seed: int) -> dict[str, Any]:
-    """The options of all rows; the modules of the app can be imported behind this."""
+    """Return the options of all rows; afterwards the modules of the app can be imported."""
     if str(APP) not in sys.path:
         sys.path.insert(0, str(APP))
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
@@ -168,7 +169,7 @@ def run(row: Row, rounds: int, seed: int) -> Outcome:
 
 
 def attacked(row: Attacked, rounds: int) -> float:
-    """The accuracy behind the last round of a federation with malicious clients."""
+    """Return the accuracy after the last round of a federation with malicious clients."""
     from engine.federated.flower import simulate
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -186,16 +187,16 @@ def attacked(row: Attacked, rounds: int) -> float:
 
 
 def central(config: Mapping[str, Any], epochs: int) -> list[float]:
-    """Train on the samples of all clients together; the accuracy behind each epoch."""
+    """Train on the samples of all clients together; return the accuracy after each epoch."""
     data, model = map(importlib.import_module, ("data", "model"))
     parts = [data.of_client(number, CLIENTS, config)[0] for number in range(CLIENTS)]
     samples = tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    trainer, found = model.make_trainer(config), []
+    trainer, accuracies = model.make_trainer(config), []
     for epoch in range(epochs):
         trainer.fit(samples, batch_size=config["batch-size"], seed=epoch, progress=False)
         test = data.of_server(config)
-        found.append(trainer.evaluate(test, metrics="accuracy")["accuracy"])
-    return found
+        accuracies.append(trainer.evaluate(test, metrics="accuracy")["accuracy"])
+    return accuracies
 
 
 WIDTH, HEIGHT, TOP, LEFT, BOTTOM = 440, 250, 34, 58, 46
@@ -264,8 +265,8 @@ def measure(row: Row, options: Namespace) -> Iterator[Cells]:
 def measure_attacks(strategy: str, options: Namespace) -> Iterator[Cells]:
     """Yield the accuracies of a strategy, one and two clients of ten being malicious."""
     rows = [row for row in attacked_rows() if row.strategy == strategy]
-    found = in_processes(options.jobs, attacked, [(row, options.rounds) for row in rows])
-    yield cells(strategy, dict(zip(rows, found, strict=True)))
+    accuracies = in_processes(options.jobs, attacked, [(row, options.rounds) for row in rows])
+    yield cells(strategy, dict(zip(rows, accuracies, strict=True)))
 
 
 JOBS = Option("jobs", 1, "runs at the same time")

@@ -1,6 +1,6 @@
-"""What malicious clients do to a federation: the rows of `python -m bench federation.attacks`.
+"""Effects of malicious clients on a federation: the rows of `python -m bench federation.attacks`.
 
-Ten clients with a tenth of the digits each, of which none, one or two are malicious from the first
+Ten clients have a tenth of the digits each; none, one or two of them are malicious from the first
 round on.  A malicious client trains as others do and then sends something else, or trains on labels
 that are wrong; all that it sends has the form that it should have.
 """
@@ -48,7 +48,7 @@ ATTACKS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Attacked:
-    """A federation with malicious clients.
+    """Federation with malicious clients.
 
     strategy: a key of `STRATEGIES`.  attack: a key of `ATTACKS`.
     """
@@ -59,7 +59,7 @@ class Attacked:
 
 
 def rows() -> list[Attacked]:
-    """All federations; without malicious clients each strategy once."""
+    """Return all federations; without malicious clients each strategy once."""
     return [
         Attacked(strategy, attack, malicious)
         for strategy in STRATEGIES
@@ -70,7 +70,7 @@ def rows() -> list[Attacked]:
 
 
 def client_of(row: Attacked) -> Any:
-    """The ClientApp of the template, in which the first clients are malicious."""
+    """Return the ClientApp of the template, in which the first clients are malicious."""
     from flwr.clientapp import ClientApp
 
     from engine.federated.flower import client_app, from_record, to_record
@@ -110,8 +110,8 @@ def cells(strategy: str, accuracies: Mapping[Attacked, float]) -> list[str]:
     """
 
     def share(attack: str, malicious: int) -> str:
-        found = accuracies.get(Attacked(strategy, attack, malicious))
-        return "-" if found is None else f"{found:.0%}"
+        value = accuracies.get(Attacked(strategy, attack, malicious))
+        return "-" if value is None else f"{value:.0%}"
 
     none = share(next(iter(ATTACKS)), 0)
     return [none, *(" / ".join(share(a, k) for k in SHARES[1:]) for a in ATTACKS)]

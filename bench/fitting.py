@@ -1,4 +1,4 @@
-"""What `Trainer.fit` costs beyond the steps it makes, on the MLP at batch 64.
+"""Overhead of `Trainer.fit` beyond its steps, on the MLP at batch 64.
 
 A bare loop of `trainer.step` over the same batches and a `fit` take turns; the ratio of each pair
 is of processor time of one thread.  Where other load makes that too coarse, the second figure is
@@ -28,7 +28,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 
 class Fixed(Batches):
-    """One batch, several times over."""
+    """Batch, several times over."""
 
     def __init__(self, batch: Batch, count: int) -> None:
         self.batch, self.count = batch, count
@@ -43,7 +43,7 @@ class Fixed(Batches):
 
 
 class Idle(Trainer):
-    """A trainer whose steps do nothing."""
+    """Trainer whose steps do nothing."""
 
     def accumulate(self, *batch: Any) -> float:
         return 0.5

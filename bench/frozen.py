@@ -64,7 +64,7 @@ class _Qwen:
         return name
 
     def weights(self, name: str, rows: int, columns: int) -> tuple[str, str]:
-        """A matrix of 4 bits, two a byte, and its scales."""
+        """Return a matrix of 4 bits, two numbers a byte, and its scales."""
         self.values[f"{name}.q"] = self.rng.integers(0, 256, (rows, columns // 2), np.uint8)
         scale = np.full((rows, columns // BLOCK), 0.2 / columns**0.5, np.float32)
         self.values[f"{name}.s"] = scale
@@ -181,9 +181,9 @@ def measure(name: str, _: Namespace) -> Iterator[Cells]:
             yield way, "making", *fresh(make, name, folder, way == "external"), None
             command = [sys.executable, SCRIPTS / "frozen.py", folder, STEPS]
             output(command)  # keeps kernels and plans
-            found = json.loads(output(command))
-            sizes = (size / MIB for size in found["memory"].values())
-            yield way, "training", *sizes, "{0:.4f} to {2:.4f}".format(*found["losses"])
+            reply = json.loads(output(command))
+            sizes = (size / MIB for size in reply["memory"].values())
+            yield way, "training", *sizes, "{0:.4f} to {2:.4f}".format(*reply["losses"])
 
 
 BENCHES = (

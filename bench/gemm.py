@@ -18,7 +18,7 @@ from engine.runtime.program import Program
 
 
 class Size(NamedTuple):
-    """A product of op(A) [m, k] and op(B) [k, n]; `stored` is "t" for each that is transposed."""
+    """Product of op(A) [m, k] and op(B) [k, n]; `stored` is "t" for each transposed operand."""
 
     m: int
     n: int

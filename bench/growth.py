@@ -5,10 +5,10 @@ those that it calls and that have rows of their own.  `exponent` is log(t2 / t1)
 the two largest graphs, n counting their nodes: 1.00 is linear.  Stages below `LEAST` of a second
 have none, because so little is noise.
 
-Of the shapes that train, the artifacts are made of a forward graph, and it is the training model
-that is planned: `nodes` are those of its graph.  Of the others it is the graph that was written.
-The plan is that of a step that updates; `plan of a Module` is the whole time of one that
-accumulates, and with --least `least budget` that of finding the smallest plan of all.
+For shapes that train, artifacts are made from a forward graph, and the training model is planned:
+`nodes` counts its graph.  For the others the written graph is planned.  The plan is for a step that
+updates; `plan of a Module` is the total time for a step that accumulates, and with --least `least
+budget` is the time to find the smallest plan of all.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BATCH = 2  # samples, where a graph leaves them open
 
 
 class Clock:
-    """Processor time by stage.  A stage that calls another one is charged its own time alone."""
+    """Processor time by stage.  A stage that calls another one is charged only its own time."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -72,7 +72,7 @@ class Clock:
 
     @contextlib.contextmanager
     def stage(self, title: str, *, whole: bool = False) -> Iterator[None]:
-        """Inside, time is that of a stage; if `whole`, so is that of the stages that it calls."""
+        """Charge time to a stage; if `whole`, include the stages that it calls."""
         if self._is_whole:
             yield
             return
@@ -87,7 +87,7 @@ class Clock:
             self._is_whole = False
 
     def timed(self, title: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose time is that of a stage."""
+        """Return a function whose time is charged to a stage."""
 
         def call(*args: Any, **more: Any) -> Any:
             with self.stage(title):
@@ -130,7 +130,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
 
 @contextlib.contextmanager
 def watched(clock: Clock) -> Iterator[None]:
-    """Inside, every stage is timed."""
+    """Time every stage."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in STAGES]
     passes = pipeline.PASSES
     try:
@@ -161,7 +161,7 @@ def _plain(
     outputs: Mapping[str, tuple[int, ...]],
     rows: int = 4,
 ) -> Graph:
-    """A graph of nodes over x: f32[rows, 8]; outputs are f32 of these shapes."""
+    """Return a graph of nodes over x: f32[rows, 8]; outputs are f32 of these shapes."""
     types = {n: TensorType("f32", shape) for n, shape in outputs.items()}
     constants = {n: np.asarray(a) for n, a in held.items()}
     inputs = {"x": TensorType("f32", (rows, WIDTH))}
@@ -169,7 +169,7 @@ def _plain(
 
 
 def chain(nodes: int) -> Graph:
-    """Elementwise nodes, each of which reads the one before it."""
+    """Return a chain of elementwise nodes."""
     ops = ("Relu", "Tanh", "Abs", "Sigmoid", "Neg")
     made = [
         Node(ops[i % len(ops)], (f"v{i}" if i else "x",), (f"v{i + 1}",), {}, "", f"n{i}")
@@ -179,7 +179,7 @@ def chain(nodes: int) -> Graph:
 
 
 def mlp(nodes: int) -> Graph:
-    """Layers of a product, a bias and Relu, and their gradients."""
+    """Return layers of a product, a bias and Relu, and their gradients."""
     to = Layers()
     y = "x"
     for i in range(max(nodes // 9, 1)):
@@ -189,7 +189,7 @@ def mlp(nodes: int) -> Graph:
 
 
 def residual(nodes: int) -> Graph:
-    """Blocks of two normalised convolutions beside a shortcut, and their gradients."""
+    """Return blocks of two normalised convolutions beside a shortcut, and their gradients."""
     to = Layers()
     y = "x"
     for i in range(max(nodes // 21, 1)):
@@ -201,33 +201,33 @@ def residual(nodes: int) -> Graph:
 
 
 def attention(nodes: int) -> Graph:
-    """Layers of a transformer, and their gradients."""
+    """Return layers of a transformer, and their gradients."""
     return minilm(positions=4, words=10, layers=max(nodes // 110, 1), width=24)
 
 
 def fan_out(nodes: int) -> Graph:
-    """Nodes that read one value, and the Sum of all that they make."""
+    """Return nodes that read one value, and the Sum of all their results."""
     made = [Node("Tanh", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
     total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
     return _plain("fan-out", [*made, total], {}, {"y": (4, WIDTH)})
 
 
 def softmaxes(nodes: int) -> Graph:
-    """Softmaxes of one value, and the Sum of all: no two of them fuse."""
+    """Return softmaxes of one value, and the Sum of all: no two of them fuse."""
     made = [Node("Softmax", ("x",), (f"v{i}",), {"axis": i % 2}, "", f"n{i}") for i in range(nodes)]
     total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
     return _plain("softmaxes", [*made, total], {}, {"y": (4, WIDTH)})
 
 
 def concat(nodes: int) -> Graph:
-    """One Concat of as many values."""
+    """Return one Concat of `nodes` values."""
     made = [Node("Neg", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
     joint = Node("Concat", tuple(f"v{i}" for i in range(nodes)), ("y",), {"axis": 0}, "", "concat")
     return _plain("concat", [*made, joint], {}, {"y": (4 * nodes, WIDTH)})
 
 
 def split(nodes: int) -> Graph:
-    """One Split, each part of which has a node of its own, and the Sum of these."""
+    """Return one Split, a node for each of its parts, and the Sum of these."""
     parts = tuple(f"p{i}" for i in range(nodes))
     cut = Node("Split", ("x",), parts, {"axis": 0}, "", "split")
     made = [Node("Softmax", (p,), (f"v{i}",), {}, "", f"n{i}") for i, p in enumerate(parts)]
@@ -236,7 +236,7 @@ def split(nodes: int) -> Graph:
 
 
 def loop(nodes: int) -> Graph:
-    """A Loop of four nodes a trip, which is unrolled; its scanned output joins all trips."""
+    """Return a Loop of four nodes a trip, which is unrolled; its scanned output joins all trips."""
     body = Graph(
         "body",
         {
@@ -263,7 +263,7 @@ def loop(nodes: int) -> Graph:
 
 
 def outputs(nodes: int) -> Graph:
-    """Nodes that read one value, each of which makes an output of the graph."""
+    """Return nodes that read one value, and whose results are all outputs of the graph."""
     made = [Node("Tanh", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
     return _plain("outputs", made, {}, {f"v{i}": (4, WIDTH) for i in range(nodes)})
 
@@ -286,7 +286,7 @@ SHAPES: dict[str, tuple[Callable[[int], Graph], bool]] = {  # the graph, and whe
 
 
 def _trained(forward: Graph, folder: Path, clock: Clock, least: bool) -> tuple[Plan, int]:
-    """The plan of a training step with its update, and the nodes of the training model."""
+    """Return the plan of a training step with its update, and the nodes of the training model."""
     with clock.stage("offline: the rest"):
         write_artifacts(forward, folder)
     with clock.stage("open model"):
@@ -310,7 +310,7 @@ def _trained(forward: Graph, folder: Path, clock: Clock, least: bool) -> tuple[P
 
 
 def _planned(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
-    """The plan of a graph that is written to a file, and its nodes."""
+    """Return the plan of a graph that is written to a file, and its nodes."""
     path = folder / "forward.onnx"
     onnx_io.save(graph, path)
     with clock.stage("the rest"):
@@ -319,12 +319,12 @@ def _planned(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
 
 
 def _code(kernels: Iterable[object]) -> Mapping[str, int]:
-    """Addresses of kernels for programs that are not run."""
+    """Return addresses of kernels for programs that are not run."""
     return defaultdict(int)
 
 
 def measured(name: str, nodes: int, *, least: bool = False) -> tuple[int, Clock]:
-    """How many nodes are planned, and the time of every stage, for one graph."""
+    """Return the number of planned nodes, and the time of every stage, for one graph."""
     clock = Clock()
     make, trains = SHAPES[name]
     graph = make(nodes)
@@ -344,7 +344,7 @@ def measured(name: str, nodes: int, *, least: bool = False) -> tuple[int, Clock]
 
 
 def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
-    """Of the two largest graphs, the power of the nodes with which the time grows."""
+    """Return the power of the nodes with which time grows, from the two largest graphs."""
     (n1, n2), (t1, t2) = counts[-2:], seconds[-2:]
     return math.log(t2 / max(t1, 1e-6)) / math.log(n2 / n1)
 

@@ -1,4 +1,4 @@
-"""Wheels with the kernels of some models, as pip installs them: what benchmarks and tests start."""
+"""Wheels with the kernels of some models, as pip installs them, for benchmarks and tests."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@ The program is the trimmed build's, with one thread; kernels of the full engine 
 Needs the Debian package qemu-user (not -static, which has no plugins) and a compiler for each
 target.
 
-Of `instructions.start` the program is Python with the package installed from a wheel, and what is
-counted is the whole process, from `python` to the end of its first step: of the first process ever,
-which plans, and of a later one, which finds the plans kept.  Beside it stands a process that
-imports NumPy alone.  That is Python for x86-64, and with --arm64 that of a folder in which
-tests/arm64.sh has been.  One thread runs; bytecode is cached.  Instructions say nothing of waiting
-for the disk."""
+The program of `instructions.start` is Python with the package installed from a wheel, and the whole
+process is counted, from `python` to the end of its first step: the first process ever, which plans,
+and a later one, which finds the plans in the cache.  For comparison, a process imports only NumPy.
+Python is for x86-64, and with --arm64 from a folder that tests/arm64.sh has prepared.  One thread
+runs; bytecode is cached.  Instructions do not include waiting for the disk.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ int main(int argc, char **argv)
 
 @dataclass(frozen=True)
 class Program:
-    """A program that takes a number of training steps, and what runs it on this machine.
+    """Program that takes a number of training steps, and its emulator on this machine.
 
     file: the program, linked statically.
     """
@@ -74,9 +74,9 @@ class Program:
     checkpoint: Path
 
     def run(self, plugin: str, steps: int) -> str:
-        """What a plugin said of so many steps.
+        """Return the plugin's output for `steps` steps.
 
-        plugin: its file, and its arguments behind commas.
+        plugin: its file, and its arguments after commas.
         """
         words = (self.emulator, "-cpu", "max", "-plugin", plugin, "-d", "plugin")
         return _run(*words, self.file, self.checkpoint, steps)
@@ -95,7 +95,7 @@ def program(artifacts: Path, target: str, batch: int, folder: Path) -> Program:
 
 
 def count(artifacts: Path, target: str, batch: int, folder: Path) -> int:
-    """Instructions of one step: what ten more steps take, by ten."""
+    """Return the instructions of one step: a tenth of the instructions of ten more."""
     built = program(artifacts, target, batch, folder)
     few, many = (_told(built.run(str(folder / "count.so"), steps)) for steps in (2, 12))
     return (many - few) // 10
@@ -124,10 +124,12 @@ def count_starts(artifacts: Path, python: Sequence[object], site: str) -> dict[s
     first_step = (*python, SCRIPTS / "first_step.py", artifacts)
     _run(*first_step, env=env)  # writes bytecode
     shutil.rmtree(work / "cache", ignore_errors=True)
-    found = {name: _told(_run(*first_step, env=env)) for name in ("first ever", "plans kept")}
-    found["import numpy"] = _told(_run(*python, "-c", "import numpy", env=env))
+    instructions = {
+        name: _told(_run(*first_step, env=env)) for name in ("first ever", "plans kept")
+    }
+    instructions["import numpy"] = _told(_run(*python, "-c", "import numpy", env=env))
     shutil.rmtree(work)
-    return found
+    return instructions
 
 
 def _told(said: str) -> int:
@@ -135,16 +137,16 @@ def _told(said: str) -> int:
 
 
 def _interpreters(arm64: Path | None, counting: Sequence[object]) -> dict[str, tuple[object, ...]]:
-    """By name of a level, the words that run a Python for it and count.
+    """Return the words that run a Python for a level and count, by name of the level.
 
     arm64: a folder in which tests/arm64.sh has been, if any.
     """
-    found = {"x86-64-v3": ("qemu-x86_64", "-cpu", "max", *counting, sys.executable)}
+    commands = {"x86-64-v3": ("qemu-x86_64", "-cpu", "max", *counting, sys.executable)}
     if arm64:
         python = arm64 / "root/usr/bin/python3.11"
         emulator = ("qemu-aarch64", "-cpu", "cortex-a72", "-L", arm64 / "root")
-        found["aarch64"] = (*emulator, *counting, python)
-    return found
+        commands["aarch64"] = (*emulator, *counting, python)
+    return commands
 
 
 def _run(*words: object, env: Mapping[str, str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What training steps keep for the backward pass, without running them.
+"""Bytes that training steps keep for the backward pass, without running them.
 
 A row is a workload: the bytes that the forward pass keeps for the backward pass, in how many
 values, and the bytes of the arena.  --without adds a row without these passes of the planner, by

@@ -1,4 +1,4 @@
-"""Large models, and how much memory is taken between their files and their artifacts.
+"""Large models, and the memory that making their artifacts takes.
 
 KIND, of `run`, is what is done between them:
 
@@ -27,9 +27,9 @@ def make(
 ) -> Path:
     """Write `model.onnx`, layers of x w + b with ReLU; return its path.
 
-    side: of the matrices, w0, w1, ..., which are zeros, so that the file is sparse.
-    inline: whether they are in the file itself; else they are in `model.data` beside it.
-    seed: random numbers in the place of zeros.
+    side: the size of the matrices w0, w1, ..., which are zeros, so that the file is sparse.
+    inline: whether they are in the file itself; otherwise they are in `model.data` beside it.
+    seed: use random numbers instead of zeros.
     gap: bytes before each matrix in `model.data`.
     """
     nodes, tensors, value, at = [], [], "x", 0
@@ -77,7 +77,7 @@ def _matrices(seed: int | None, layers: int, side: int) -> list[bytes]:
 
 
 def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | None) -> None:
-    """Write the model with its matrices as `raw_data`, of which zeros are holes in the file.
+    """Write the model with its matrices as `raw_data`, whose zeros are holes in the file.
 
     The graph is written twice, at first without a matrix: protobuf joins fields that stand twice.
     """
@@ -134,12 +134,12 @@ def run(kind: str, path: Path, folder: Path) -> None:
 
 
 def grown(kind: str, path: Path, folder: Path) -> int:
-    """By how many bytes the anonymous memory of this process grows at most.
+    """Return how many bytes the anonymous memory of this process grows at most.
 
     A small model is done first, so that what is imported does not count.
     """
     with tempfile.TemporaryDirectory() as first:
         run(kind, make(Path(first), 2, 64, inline=False), Path(first) / "out")
-    with anonymous_growth() as found:
+    with anonymous_growth() as growth:
         run(kind, path, folder)
-    return found[0]
+    return growth[0]

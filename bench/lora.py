@@ -1,12 +1,12 @@
-"""LoRA beside training a whole model: what is trained, planned bytes, memory of the process, time.
+"""LoRA and training a whole model: parameters, planned bytes, memory of the process, time.
 
 Models are gpt2 (GPT-2 small, float32) and qwen2 (Qwen2.5-0.5B, 4 bits).  Weights are random, the
-batch is one text of 256 words, adapters have rank 8 and stand at queries and values; GPT-2 has
-these and the keys in one matrix.  Every training is a process of its own that finds its plans and
-kernels in the cache.  `process` is its peak memory as the system counts it, `own` what of it is no
-page of a file after the last step: weights of adapted models stay in theirs.  Qwen2.5-0.5B as a
-whole, in float32, is planned and not run.  With --budget, as "64 MB", adapted models are trained
-once more in so many bytes, those of the weights in their file left aside.
+batch is one text of 256 words, adapters have rank 8 and belong to queries and values; GPT-2 has
+these and the keys in one matrix.  Every training is a separate process that finds its plans and
+kernels in the cache.  `process` is its peak memory as the system counts it, `own` its part outside
+mapped files after the last step: weights of adapted models stay in their files.  Qwen2.5-0.5B as a
+whole, in float32, is planned but not run.  With --budget, such as "64 MB", adapted models are also
+trained in this number of bytes, not counting weights in their files.
 
 Published: 361 MB, and 136 MB with gradients of its own kind, for LoRA of Qwen2.5-0.5B at 256 words
 (MeSP, as its paper counts them).
@@ -45,7 +45,7 @@ GPT2: dict[str, int] = {"words": 50257, "layers": 12, "width": 768, "heads": 12}
 
 @dataclass(frozen=True)
 class Row:
-    """What one training takes.
+    """Memory and time of one training.
 
     regions: bytes by name.  peak, own: of the process, in bytes.  seconds: of a step.
     """
@@ -69,7 +69,7 @@ class Row:
 
 
 def language_model(name: str, positions: int, *, quantised: bool = True) -> Graph:
-    """A model of this name."""
+    """Return a model of this name."""
     if name == "gpt2":
         return gpt2(positions, **GPT2)
     return qwen2(Sizes(), positions, PIECES if quantised else 1, quantised)
@@ -107,16 +107,18 @@ def trained(folder: Path, steps: int, budget: str | None) -> Row:
     held, state = trainer.session.memory, trainer.state
     plans = [program.plan for program in held.programs.values()]
     names = ("param", "grad", "state")
-    found = {name: state.regions[name].nbytes for name in names if name in state.regions}
-    found |= {"frozen": held.frozen.nbytes, "work": held.work.nbytes, "io": held.io.nbytes}
-    found["const"] = sum(plan.region_bytes("const") for plan in plans)
+    sizes = {name: state.regions[name].nbytes for name in names if name in state.regions}
+    sizes |= {"frozen": held.frozen.nbytes, "work": held.work.nbytes, "io": held.io.nbytes}
+    sizes["const"] = sum(plan.region_bytes("const") for plan in plans)
     count = sum(state.slots[name].size for name in state.trainable_names())
     name = f"{folder.name} {budget or ''}".strip()
-    return Row(name, count, found, memory("VmHWM"), memory("RssAnon"), median(times[1:] or times))
+    return Row(name, count, sizes, memory("VmHWM"), memory("RssAnon"), median(times[1:] or times))
 
 
 def planned_whole(positions: int) -> Row:
-    """Qwen2.5-0.5B trained whole in float32, by its plan; its weights are zeros, never read."""
+    """Return the row of Qwen2.5-0.5B trained whole in float32, by its plan; its weights are
+    zeros.
+    """
     graph = language_model("qwen2", positions, quantised=False)
     names = [n for n in parameters(graph) if n not in ("cos", "sin")]
     sizes = [align(4 * graph.initializers[n].size) for n in names]
@@ -126,8 +128,13 @@ def planned_whole(positions: int) -> Row:
     loss = made.outputs[:1]
     plan = Planner(made, target=host(), threads=THREADS, outputs=loss).plan(shapes)
     total = sum(sizes)
-    found = {"param": total, "grad": total, "state": 2 * total, "work": plan.region_bytes("work")}
-    return Row("qwen2 whole", count, found)
+    region_bytes = {
+        "param": total,
+        "grad": total,
+        "state": 2 * total,
+        "work": plan.region_bytes("work"),
+    }
+    return Row("qwen2 whole", count, region_bytes)
 
 
 def measured(
@@ -152,8 +159,8 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     else:
         yield from (row.cells for row in measured(name, positions, steps, adapts=False))
     budgets = ["", *([options.budget] if options.budget else [])]
-    found = measured(name, positions, steps, adapts=True, budgets=budgets)
-    yield from (row.cells for row in found)
+    rows = measured(name, positions, steps, adapts=True, budgets=budgets)
+    yield from (row.cells for row in rows)
 
 
 BENCHES = (

@@ -1,4 +1,4 @@
-"""Machine code for AArch64 as text: its loops, and how fast LLVM's analyser says that cores run it.
+"""Machine code for AArch64 as text: its loops, and their speed by LLVM's analyser.
 
 Needs the Debian packages binutils-aarch64-linux-gnu (or llvm) and llvm-19.
 """
@@ -31,7 +31,7 @@ _REGION = re.compile(r"Code Region - (\S+)\n(.*?)Total Cycles:\s+(\d+)", re.S)
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its address, its text without comments, and the symbol that it is under."""
+    """Instruction: its address, its text without comments, and its symbol."""
 
     address: int
     text: str
@@ -50,14 +50,14 @@ class Instruction:
         return re.search(r"\b[qv]\d", self.text) is not None
 
     def target(self) -> int | None:
-        """The address that it jumps to, if it is a jump to one."""
-        found = _BRANCH.match(self.text)
-        return int(found[1], 16) if found else None
+        """Address that it jumps to, if it is a jump to one."""
+        match = _BRANCH.match(self.text)
+        return int(match[1], 16) if match else None
 
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions that run one after another again and again: a loop without loops inside."""
+    """Instructions that run repeatedly one after another: an innermost loop."""
 
     code: tuple[Instruction, ...]
 
@@ -80,34 +80,34 @@ class Block:
 
 
 def find_tool(*names: str) -> str:
-    """The path of the first of these programs that there is.
+    """Return the path of the first of these programs that there is.
 
     Raises:
         SystemExit: there is none; says which packages to install.
     """
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
         raise SystemExit(f"{names[0]} is missing: apt-get install {PACKAGES}")
-    return found
+    return path
 
 
 def disassemble(path: Path) -> list[Instruction]:
-    """The code of an object or program for AArch64."""
+    """Return the code of an object or program for AArch64."""
     objdump = find_tool("aarch64-linux-gnu-objdump", "llvm-objdump-19", "llvm-objdump")
     command = [objdump, "-d", "--no-show-raw-insn", str(path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found, symbol = [], ""
+    code, symbol = [], ""
     for line in text.splitlines():
         if heading := _SYMBOL.match(line):
             symbol = heading[2]
         elif parts := _LINE.match(line):
             plain = re.sub(r"//.*|<.*?>", "", parts[2]).strip()
-            found.append(Instruction(int(parts[1], 16), plain, symbol))
-    return found
+            code.append(Instruction(int(parts[1], 16), plain, symbol))
+    return code
 
 
 def loops(code: Sequence[Instruction]) -> Iterator[Block]:
-    """The innermost loops that call nothing, in the order of their ends."""
+    """Yield the innermost loops that call nothing, in the order of their ends."""
     at = {i.address: n for n, i in enumerate(code)}
     begin = -1  # of the last loop that was found
     for n, instruction in enumerate(code):
@@ -142,12 +142,12 @@ def cycles(blocks: Sequence[Block], core: str) -> list[float]:
             "-instruction-info=0", "-resource-pressure=0", file.name,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
-    found: Mapping[str, float] = {
+    numbers: Mapping[str, float] = {
         name: int(total) / ITERATIONS for name, _, total in _REGION.findall(done.stdout)
     }
-    if done.returncode or len(found) != len(blocks):
+    if done.returncode or len(numbers) != len(blocks):
         raise SystemExit(f"{Path(mca).name} -mcpu={core}: {done.stderr.strip()[:500]}")
-    return [found[f"r{number}"] for number in range(len(blocks))]
+    return [numbers[f"r{number}"] for number in range(len(blocks))]
 
 
 def _to_label(text: str, number: int) -> str:

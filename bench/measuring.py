@@ -67,11 +67,11 @@ def in_turns(
 
     Every second turn has the other order.
     """
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(warm_up + turns):
         for name in list(calls)[:: -1 if turn % 2 else 1]:
-            found[name].append(seconds(calls[name]))
-    return {name: values[warm_up:] for name, values in found.items()}
+            times[name].append(seconds(calls[name]))
+    return {name: values[warm_up:] for name, values in times.items()}
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> float:
@@ -93,7 +93,7 @@ def limits(threads: int = 1) -> Roofline:
 
 @dataclass(frozen=True)
 class Finished:
-    """A process that has ended: seconds of the clock and of the processor, and peak bytes."""
+    """Process that has ended: seconds of the clock and of the processor, and peak bytes."""
 
     seconds: float
     processor: float
@@ -148,7 +148,7 @@ def fresh(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Inside, variables of the environment have these values, in new processes too."""
+    """Set variables of the environment, in new processes too."""
     with mock.patch.dict(os.environ, values):
         yield
 
@@ -157,10 +157,10 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def memory(field: str) -> int:
-    """Return a number of bytes that Linux tells of this process.
+    """Return a number of bytes that Linux reports for this process.
 
-    field: of /proc/self/status: VmHWM, the peak; VmRSS; RssAnon, what is no page of a file;
-        RssFile, what is one.
+    field: of /proc/self/status: VmHWM, the peak; VmRSS; RssAnon, pages outside files; RssFile,
+        pages of files.
     """
     text = Path("/proc/self/status").read_text("utf-8")
     return int(text.partition(f"\n{field}:")[2].split()[0]) * 1024
@@ -184,7 +184,7 @@ def anonymous_growth() -> Iterator[list[int]]:
     Another process asks for it a thousand times a second.  Pages of files that are mapped do not
     count: the system takes them back when memory is short.
     """
-    found, before = list[int](), memory("RssAnon")
+    growth, before = list[int](), memory("RssAnon")
     watch = [sys.executable, "-c", _WATCH, str(os.getpid())]
     pipe = subprocess.PIPE
     with subprocess.Popen(watch, stdin=pipe, stdout=pipe, text=True) as watcher:
@@ -192,7 +192,7 @@ def anonymous_growth() -> Iterator[list[int]]:
         assert watcher.stdout is not None
         watcher.stdout.readline()
         try:
-            yield found
+            yield growth
         finally:
             watcher.stdin.close()
-            found.append(max(0, int(watcher.stdout.read()) - before))
+            growth.append(max(0, int(watcher.stdout.read()) - before))

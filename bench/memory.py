@@ -1,4 +1,4 @@
-"""Peak memory of whole processes that train five steps: this engine's, and the peers' beside it.
+"""Peak memory of whole processes that train five steps, of this engine and of its peers.
 
 With a budget, as 150MB, our training keeps to it.  EDGEGRAD_BENCH_PEERS adds the peers.
 """

@@ -1,10 +1,10 @@
 """One optimizer step over the parameters of an MLP and of MiniLM, 64 tensors, one thread.
 
-Another row is that of MiniLM's table of words from the gradients of 1024 words, which are made into
-rows of its gradient block by block.
+Another row is MiniLM's table of words with the gradients of 1024 words, which become rows of its
+gradient block by block.
 
-The time is that of moving memory: the bytes read and written for each parameter, over the bandwidth
-of a core.  Percent are those of the roofline's stream of as much memory.  The MLP's lies in caches:
+The time is for moving memory: the bytes read and written for each parameter, over the bandwidth of
+a core.  Percent refer to the roofline's stream of as much memory.  The MLP's memory lies in caches:
 there square roots and divisions are the limit.
 """
 

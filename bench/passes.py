@@ -1,13 +1,13 @@
 """Passes over memory: the bytes that the steps of a training plan read and write, without running.
 
 Two plans are compared: one whose steps all run whole, and one with groups that run tile by tile.
-What a step of a group finds in the cache, because one before it has touched the same tile, is not
-counted; nor is scratch memory, or what a group makes and uses up.  So much holds of caches that
-keep a tile, but not a tensor: for models whose tensors are small it says more than is moved.
+Bytes that a step of a group finds in the cache, because an earlier one has touched the same tile,
+are not counted; nor is scratch memory, or values that a group makes and consumes.  This models
+caches that keep a tile, but not a tensor: for models with small tensors it overestimates.
 
 A row is a layer: all nodes whose names begin alike, which in the models of `tools/workloads` is a
 convolution or product with its normalisation and activation, forward and backward.  `passes` are
-its bytes, divided by those of the largest tensor that it makes.
+its bytes, divided by the bytes of the largest tensor that it makes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEAST = 1 << 20  # bytes of the largest tensor of a layer that is printed
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes that are read and written, and those of the largest tensor that is written."""
+    """Bytes that are read and written, and the bytes of the largest written tensor."""
 
     read: int = 0
     written: int = 0
@@ -43,18 +43,18 @@ class Traffic:
 
     @property
     def passes(self) -> float:
-        """How often the largest tensor would be moved by as many bytes."""
+        """Number of times that as many bytes would move the largest tensor."""
         return (self.read + self.written) / max(self.largest, 1)
 
 
 def traffic(plan: Plan) -> dict[str, Traffic]:
-    """What each layer of a plan reads from memory and writes to it."""
-    found: dict[str, Traffic] = defaultdict(Traffic)
+    """Return the memory traffic of each layer of a plan."""
+    layers: dict[str, Traffic] = defaultdict(Traffic)
     for steps in _units(plan):
         known: set[int] = set()  # what is in the cache
         stored: set[int] = set()
         for step in steps:
-            layer = found[_layer(step)]
+            layer = layers[_layer(step)]
             for arg in step.args:
                 if arg.buffer < 0 or arg.mode == "s" or arg.thread:
                     continue
@@ -66,11 +66,11 @@ def traffic(plan: Plan) -> dict[str, Traffic]:
                     layer.largest = max(layer.largest, nbytes)
                     stored.add(arg.buffer)
                 known.add(arg.buffer)
-    return dict(found)
+    return dict(layers)
 
 
 def _units(plan: Plan) -> Iterator[Sequence[Step]]:
-    """The steps of every group, and every step that is in none."""
+    """Yield the steps of every group, and every step that is in none."""
     n = 0
     while n < len(plan.steps):
         count = max(plan.steps[n].group, 1)
@@ -79,17 +79,17 @@ def _units(plan: Plan) -> Iterator[Sequence[Step]]:
 
 
 def _layer(step: Step) -> str:
-    """The begin of the name of the node of a step, which those of a layer share."""
-    found = re.match(r"[A-Za-z]*\d*", step.source)
-    return (found and found[0]) or step.source
+    """Return the prefix of the name of a step's node that the nodes of a layer share."""
+    prefix = re.match(r"[A-Za-z]*\d*", step.source)
+    return (prefix and prefix[0]) or step.source
 
 
 def plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
-    """The training plan of a workload without groups, and with them."""
+    """Return the training plan of a workload without groups, and with them."""
     workload = WORKLOADS[name]
     workload.write(folder)
     images, labels = workload.batch()
-    found = []
+    made = []
     for tile_bytes in (WHOLE, host().tile_bytes):
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         target = replace(host(), tile_bytes=tile_bytes)
@@ -97,8 +97,8 @@ def plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
         model = Model(training, state, Memory(), threads, "training model", target)
         inputs = [i for i in model.inputs if i not in state.parameters]
         shapes = dict(zip(inputs, (images.shape, labels.shape), strict=False))
-        found.append(model.plan(shapes))
-    return found[0], found[1]
+        made.append(model.plan(shapes))
+    return made[0], made[1]
 
 
 def measure(name: str, _: Namespace) -> Iterator[Cells]:

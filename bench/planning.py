@@ -1,14 +1,14 @@
 """Time of planning models, and of long and wide graphs.
 
-Of `planning.models` a row is a model: `first` is its first plan, `half` and `double`
-those of half and twice the batch by the same model, each with its ratio to the first; `decode`,
-`verify` and `bind` what it takes to read the plan from a plan file, to verify it, and to bind it.
-All are milliseconds of processor time, medians of five.
+A row of `planning.models` is a model: `first` is its first plan, `half` and `double` the plans of
+half and twice the batch by the same model, each with its ratio to the first; `decode`, `verify` and
+`bind` the times to read the plan from a plan file, to verify it, and to bind it. All are
+milliseconds of processor time, medians of five.
 
-Of `planning` a row is a graph, written to a file and read back.  `plan` is all from the file to
-the verified plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` that of
-planning what this wrote.  All are seconds of processor time.  `terms` is the number of terms in the
-formulas of all different kernels, which is what a compiler would get; subjects are the ops, and
+A row of `planning` is a graph, written to a file and read back.  `plan` is everything from the file
+to the verified plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` the
+times of planning the written models.  All are seconds of processor time.  `terms` is the number of
+terms in the formulas of all different kernels, the input of a compiler; subjects are the ops, and
 `GRAPHS`.
 """
 
@@ -63,7 +63,7 @@ OPSET = 20
 
 
 class Builder:
-    """Writes a graph of values of one shape: `first`, which is x w, and what `add` appends."""
+    """Writer of a graph of values of one shape: `first`, which is x w, and the results of `add`."""
 
     def __init__(self, name: str) -> None:
         types = {"x": TensorType("f32", SHAPE)}
@@ -80,26 +80,28 @@ class Builder:
         return name
 
     def cast(self, value: str, kind: str) -> str:
-        """The value as another element type."""
+        """Return the value as another element type."""
         if self.kinds[value] == kind:
             return value
         return self.add("Cast", value, kind=kind, to=ONNX_CODE[kind])
 
     def finish(self, value: str) -> Graph:
-        """The graph, whose output is the mean of a value."""
+        """Return the graph, whose output is the mean of a value."""
         mean = self.add("ReduceMean", self.cast(value, "f32"), keepdims=0)
         self.graph.outputs, self.graph.types = [mean], {mean: TensorType("f32", ())}
         return self.graph
 
 
 def elementwise() -> dict[str, Op]:
-    """The ops of ONNX and of onnxruntime that are formulas, by title."""
-    found = {op.title: op for op in ops().values() if op.expr and op.domain != OURS}
-    return {title: op for title, op in found.items() if title not in OTHERS}
+    """Return the ops of ONNX and of onnxruntime that are formulas, by title."""
+    formulas = {op.title: op for op in ops().values() if op.expr and op.domain != OURS}
+    return {title: op for title, op in formulas.items() if title not in OTHERS}
 
 
 def kinds_of(op: Op, attrs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
-    """Element types that an op takes, as few inputs as it needs, and the one that it makes."""
+    """Return the element types of the fewest inputs that an op takes, and the type that it
+    makes.
+    """
     choices = ("f32", "b1", "u32", "i64")
     for count in range(INPUTS.get(op.title, 1), 4):
         for kinds in itertools.product(choices, repeat=count):
@@ -124,7 +126,7 @@ def kinds_of(op: Op, attrs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
 
 
 def chain(titles: Sequence[str], nodes: int) -> Graph:
-    """`nodes` nodes of these ops in turns, each of which reads the one before it.
+    """Return a chain of `nodes` nodes of these ops in turns.
 
     An op of several inputs reads it several times.  Where a type does not fit, a Cast stands
     between.
@@ -144,7 +146,7 @@ def chain(titles: Sequence[str], nodes: int) -> Graph:
 
 
 def dense(layers: int, join: Callable[[Builder, list[str]], str]) -> Graph:
-    """Layers of which each reads what `join` makes of the values of all earlier ones."""
+    """Return layers, each with the join of the values of all earlier ones as its input."""
     builder = Builder("dense")
     values = [builder.first]
     for _ in range(layers):
@@ -154,12 +156,12 @@ def dense(layers: int, join: Callable[[Builder, list[str]], str]) -> Graph:
 
 
 def sum_of(builder: Builder, values: list[str]) -> str:
-    """One Sum of all values."""
+    """Return one Sum of all values."""
     return builder.add("Sum", *values)
 
 
 def added(builder: Builder, values: list[str]) -> str:
-    """The sum of all values by one Add after the other."""
+    """Return the sum of all values by one Add after the other."""
     total = values[0]
     for value in values[1:]:
         total = builder.add("Add", total, value)
@@ -167,14 +169,14 @@ def added(builder: Builder, values: list[str]) -> str:
 
 
 def concatenated(builder: Builder, values: list[str]) -> str:
-    """The mean of the concatenation of all values along a new axis."""
+    """Return the mean of the concatenation of all values along a new axis."""
     parts = [builder.add("Unsqueeze", value, "axis") for value in values]
     whole = builder.add("Concat", *parts, axis=0)
     return builder.add("ReduceMean", whole, "axis", keepdims=0)
 
 
 def fan_out(nodes: int) -> Graph:
-    """One value that all nodes read, and the sum of what they make."""
+    """Return one value that all nodes read, and the sum of their results."""
     builder = Builder("fan-out")
     source = builder.add("Relu", builder.first)
     return builder.finish(builder.add("Sum", *(builder.add("Tanh", source) for _ in range(nodes))))
@@ -184,7 +186,7 @@ MIX = ("Relu", "Mul", "LeakyRelu", "Tanh", "Add", "Sigmoid", "Abs", "Sub", "Neg"
 
 
 def graph_of(name: str, nodes: int, layers: int) -> Graph:
-    """The graph of a row."""
+    """Return the graph of a row."""
     match name:
         case "mix":
             return chain(MIX, nodes)
@@ -211,12 +213,12 @@ def figures(plan: Plan) -> tuple[int, int, int]:
 
 
 def planned(model: Path, state: CheckpointState) -> Plan:
-    """The plan of a model whose parameters are in a state."""
+    """Return the plan of a model whose parameters are in a state."""
     return Model(model, state, Memory(), 2, model.stem, host()).plan({"x": SHAPE})
 
 
 def measure(name: str, options: Namespace) -> Iterator[Cells]:
-    """Yield a row for the plan of a graph, and for those of the models that train it."""
+    """Yield a row for the plan of a graph, and for the plans of the models that train it."""
     graph, target = graph_of(name, options.nodes, options.layers), host()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -246,13 +248,13 @@ REPEATS = 5
 
 
 def further(model: Model, shape: Sequence[int]) -> Plan:
-    """The plan of a training model for one shape of its first input; its labels follow."""
+    """Return the plan of a training model for one shape of its first input; its labels follow."""
     x, labels = model.inputs
     return model.plan({x: tuple(shape), labels: tuple(shape[:1])})
 
 
 def decoded(data: bytes) -> Plan:
-    """The plan of a plan file, not verified."""
+    """Return the plan of a plan file, not verified."""
     (plan,) = plan_file.PlanReader(plan_file.Tables(data)).plans()
     return plan
 
@@ -282,9 +284,9 @@ def measure_model(name: str, _: Namespace) -> Iterator[Cells]:
             regions = {region: allocate(size, zero=False) for region, size in plan.regions}
             addresses((LAUNCH, WORKER, *plan.kernels))  # compiled before it is timed
             noted("bind", partial(Bound, plan, addresses, regions))
-    found = {what: statistics.median(values) for what, values in times.items()}
-    ratios = (found[what] / found["first"] for what in ("half", "double"))
-    yield *(found[what] for what in STAGES), *ratios
+    medians = {what: statistics.median(values) for what, values in times.items()}
+    ratios = (medians[what] / medians["first"] for what in ("half", "double"))
+    yield *(medians[what] for what in STAGES), *ratios
 
 
 STAGES = ("first", "half", "double", "decode", "verify", "bind")

@@ -1,4 +1,4 @@
-"""Memory of planning: how far a process grows from the first byte of a model to its plan.
+"""Memory of planning: the growth of a process from the first byte of a model to its plan.
 
 A row is a model in a process of its own that has imported everything before; kernels are not
 compiled.  Of workloads `forward` is the model as exporters write it, whose weights are constants of
@@ -8,11 +8,11 @@ training model that this writes.  The others ask for as much as the limits let t
 Of large models with sparse files `lora` is `Trainer.from_onnx(lora=)`, `full` the artifacts that
 train all of it, and `adapted` a model with adapters that is written and merged again.
 
-`model` is the size of the file and of its external data, `largest` that of its largest tensor,
-`peak` how far the anonymous memory of the process (RssAnon) rises above that before, and `allowed`
-1.3 times the largest tensor, twice what in the file is no weight, and 500 MB.  All are MB.  Pages
-of files that are mapped are no memory of the process: the system takes them back.  A row whose peak
-is above is WRONG.  Linux only: it asks /proc for the peak.
+`model` is the size of the file and of its external data, `largest` the size of its largest tensor,
+`peak` the rise of the anonymous memory of the process (RssAnon), and `allowed` 1.3 times the
+largest tensor, plus twice the rest of the file without weights, plus 500 MB.  All are MB.  Pages of
+mapped files do not count: the system takes them back.  A row whose peak is above is WRONG.  Linux
+only: it asks /proc for the peak.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def folded(count: int, size: int) -> bytes:
 
 
 def written(steps: list[NodeProto], *constants: TensorProto, size: int = 2) -> bytes:
-    """The bytes of a model from x, float[size, size], to y."""
+    """Return the bytes of a model from x, float[size, size], to y."""
     given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size, size])]
     made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     graph = helper.make_graph(steps, "m", given, made, list(constants))
@@ -79,7 +79,7 @@ def written(steps: list[NodeProto], *constants: TensorProto, size: int = 2) -> b
 
 
 def told(text: str) -> bytes:
-    """The bytes of a model in the text form of ONNX."""
+    """Return the bytes of a model in the text form of ONNX."""
     data: bytes = parser.parse_model(f"<{OPSETS}> m {text}").SerializeToString()
     return data
 
@@ -133,7 +133,7 @@ LARGE: dict[str, tuple[str, int, int, bool]] = {  # kind, layers, side, whether 
 
 
 def grown(kind: str, path: Path) -> int:
-    """By how many bytes this process grows at most while it plans a model, or makes artifacts.
+    """Return how many bytes this process grows at most while it plans a model, or makes artifacts.
 
     kind: as the rows say.  Batches have 4 samples, and so has every symbolic dimension.
     """
@@ -143,7 +143,7 @@ def grown(kind: str, path: Path) -> int:
     target = resolve("x86-64-v3").target
     if kind in ("lora", "full", "adapted"):
         return large_models.grown(kind, path, path.parent / "out")
-    with anonymous_growth() as found:
+    with anonymous_growth() as growth:
         if kind == "artifacts":
             write_artifacts(onnx_io.load(path), path.parent)
         else:
@@ -156,11 +156,13 @@ def grown(kind: str, path: Path) -> int:
                 batch = WORKLOADS[path.parent.name].batch(4)
                 shapes |= {n: a.shape for n, a in zip(graph.inputs, batch, strict=False)}
             make_plan(graph, shapes, target=target, threads=2)
-    return found[0]
+    return growth[0]
 
 
 def amounts(path: Path) -> tuple[int, int, int]:
-    """The bytes of a model, of its largest tensor, and of what in its file is no weight."""
+    """Return the bytes of a model, of its largest tensor, and of the rest of its file without
+    weights.
+    """
     held = [a.nbytes for a in onnx_io.load(path).initializers.values()]
     beside = sum((path.parent / name).stat().st_size for name in onnx_io.external_files(str(path)))
     size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""What dry runs tell of memory and time, beside what training takes.
+"""Predictions of dry runs for memory and time, next to the training's.
 
 A row is a workload: the most bytes of a process that trains it, predicted and measured, and the
 time of a step, predicted and measured; each with the ratio of the two.  The process is a fresh one
@@ -53,14 +53,14 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Measured:
-    """The most bytes of a process that trained, and the median seconds of its steps."""
+    """Peak bytes of a process that trained, and the median seconds of its steps."""
 
     peak: int
     seconds: float
 
 
 def predicted(folder: Path, machine: Roofline | None = None) -> Check:
-    """The dry run of a workload that was written to a folder.
+    """Return the dry run of a workload that was written to a folder.
 
     machine: as `check` takes it.
     """
@@ -96,22 +96,22 @@ def measure(work: Workload, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload."""
     with tempfile.TemporaryDirectory() as made:
         folder = work.write(Path(made))
-        found = measured(folder, STEPS)
+        trained = measured(folder, STEPS)
         told = predicted(folder, machine()).figures
     assert told is not None
     assert told.process is not None, "this system does not tell the memory of a process"
-    pair = 1e3 * told.seconds, 1e3 * found.seconds
-    yield *_memory(told.process, found), *pair, pair[0] / pair[1]
+    pair = 1e3 * told.seconds, 1e3 * trained.seconds
+    yield *_memory(told.process, trained), *pair, pair[0] / pair[1]
 
 
 def measure_cold(work: Workload, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload in a process that finds nothing kept."""
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as empty:
         folder = work.write(Path(made))
-        found = measured(folder, 1, Path(empty))
+        trained = measured(folder, 1, Path(empty))
         told = predicted(folder).cold
     assert told is not None, "this system does not tell the memory of a process"
-    yield _memory(told, found)
+    yield _memory(told, trained)
 
 
 def _memory(told: int, found: Measured) -> Cells:
@@ -122,7 +122,7 @@ MEMORY = ("process MiB, predicted:.0f", "measured:.0f", "ratio:.2f")
 BENCHES = (
     Bench(
         "predictions",
-        "what dry runs tell of memory and time, beside what training takes",
+        "predictions of dry runs for memory and time, next to the training's",
         WORKLOADS,
         (*MEMORY, "step ms, predicted:.3g", "measured:.3g", "ratio:.2f"),
         measure,
@@ -130,7 +130,7 @@ BENCHES = (
     ),
     Bench(
         "predictions.cold",
-        "what dry runs tell of the memory of a first process, beside what it takes",
+        "predictions of dry runs for the memory of a first process, next to its memory",
         WORKLOADS,
         MEMORY,
         measure_cold,

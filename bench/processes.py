@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 class Worker:
-    """A process that reads numbers of steps from standard input, and answers each by `done`."""
+    """Process that reads numbers of steps from standard input, and answers each by `done`."""
 
     def __init__(self, name: str, ask: IO[str], answers: IO[str]) -> None:
         self._name, self._ask, self._answers = name, ask, answers

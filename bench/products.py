@@ -1,9 +1,9 @@
 """Every matrix product and convolution of a training step, where it runs: time and % of peak.
 
 A row is a product as it stands in the plan of the workload: how it is stored, its batch and its
-sizes m, n and k (those of convolutions are the pixels, the channels written and the length of the
-sums), how often it is there, the time of all of them (medians of 20 steps, from `Module.profile`),
-GFLOP/s, and percent of what multiply-adds on registers alone reach on as many threads.
+sizes m, n and k (for convolutions the pixels, the written channels and the length of the sums), how
+often it is there, the time of all of them (medians of 20 steps, from `Module.profile`), GFLOP/s,
+and percent of the speed of multiply-adds on registers with as many threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 
 class Product(NamedTuple):
-    """What a step multiplies: the kernel, matrices of a batch, and sizes of each."""
+    """Product of a step: the kernel, matrices of a batch, and sizes of each."""
 
     kernel: str
     batch: int
@@ -63,18 +63,18 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
         plan = made.module.plan(made.x.shape, made.y.shape)
         specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
         peak = profile.roofline.flops
-        found: dict[tuple[str, Product], list[float]] = defaultdict(list)
+        spans: dict[tuple[str, Product], list[float]] = defaultdict(list)
         for time in profile.steps:
             step = plan.steps[time.number]
             spec = specs[step.kernel]
             call = KernelCall(templates()[spec.template], spec.params, step.consts)
             if (one := product(call)) is not None:
-                found[time.phase, one].append(time.seconds)
-        for (phase, p), times in sorted(found.items(), key=lambda item: -sum(item[1])):
+                spans[time.phase, one].append(time.seconds)
+        for (phase, p), times in sorted(spans.items(), key=lambda item: -sum(item[1])):
             rate = p.flops * len(times) / sum(times)
             yield threads, phase, *p, len(times), 1e3 * sum(times), rate / 1e9, 100 * rate / peak
-        flops = sum(p.flops * len(times) for (_, p), times in found.items())
-        spent = sum(map(sum, found.values()))
+        flops = sum(p.flops * len(times) for (_, p), times in spans.items())
+        spent = sum(map(sum, spans.values()))
         empty = [None] * 6
         yield threads, "all", *empty, 1e3 * spent, flops / spent / 1e9, 100 * flops / spent / peak
         yield threads, "whole step", *empty, 1e3 * profile.seconds, None, None

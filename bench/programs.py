@@ -1,4 +1,4 @@
-"""What benches run: plans of graphs bound to memory, and training steps of workloads."""
+"""Programs for benches: plans of graphs bound to memory, and training steps of workloads."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ BLOCK, TURNS = 32, 30
 
 
 class Layer(NamedTuple):
-    """A linear layer of n outputs and k inputs on m rows."""
+    """Linear layer of n outputs and k inputs on m rows."""
 
     m: int
     n: int
@@ -58,9 +58,14 @@ def measure(layer: Layer, _: Namespace) -> Iterator[Cells]:
     for bits in (4, 8):
         for back in (False, True):
             calls = {"mine": program(layer, bits, back).run, "float": program(layer, 32, back).run}
-            found = in_turns(calls, TURNS)
-            took = [1e3 * median(found[name]) for name in calls]
-            yield bits, "back" if back else "forward", *took, ratio(found["mine"], found["float"])
+            timings = in_turns(calls, TURNS)
+            took = [1e3 * median(timings[name]) for name in calls]
+            yield (
+                bits,
+                "back" if back else "forward",
+                *took,
+                ratio(timings["mine"], timings["float"]),
+            )
 
 
 BENCHES = (

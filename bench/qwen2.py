@@ -33,7 +33,7 @@ class _Qwen2(Layers):
         self.head = sizes.width // sizes.heads
 
     def named(self, op: str, name: str, *inputs: str, domain: str = "", **attrs: object) -> str:
-        """A node of one output, both called `name`."""
+        """Add a node of one output, both called `name`."""
         self.nodes.append(Node(op, inputs, (name,), attrs, domain, name))
         return name
 
@@ -45,7 +45,7 @@ class _Qwen2(Layers):
         return self.constant(f"{name}.weight", numbers), self.constant(f"{name}.scale", scale)
 
     def product(self, x: str, name: str, columns: int, rows: int, bias: bool = False) -> str:
-        """A linear layer."""
+        """Add a linear layer."""
         shift = self.vector(f"{name}.bias", rows, 0.0) if bias else ""
         if not self.quantised:
             self.constants[f"{name}.weight"] = np.zeros((columns, rows), np.float32)
@@ -71,7 +71,7 @@ class _Qwen2(Layers):
         return self.named("RotaryEmbedding", name, x, *tables, num_heads=heads)
 
     def block(self, x: str, name: str) -> str:
-        """A layer: attention with fewer heads of keys and values, and a gated pair of products."""
+        """Add a layer: attention with fewer heads of keys and values, and gated products."""
         s = self.sizes
         y = self.norm(x, f"{name}.input_layernorm")
         at = f"{name}.self_attn"
@@ -92,13 +92,14 @@ class _Qwen2(Layers):
 
 
 def qwen2(sizes: Sizes, positions: int, pieces: int, quantised: bool = True) -> Graph:
-    """Numbers of words x[1, positions] and labels[positions] to the mean loss.
+    """Return the mean loss from numbers of words x[1, positions] and labels[positions].
 
     The table of words is the last layer, too.
 
-    pieces: into how many the positions are cut for the last layer and the loss, so that the scores
-        of all words exist for one piece at a time.
-    quantised: weights are random and of 4 bits; else float32 and zero, which a plan does not ask.
+    pieces: the number of parts of the positions for the last layer and the loss, so that the scores
+        of all words exist for one part at a time.
+    quantised: weights are random and of 4 bits; otherwise float32 and zero, because plans do not
+        depend on them.
     """
     to = _Qwen2(sizes, positions, quantised)
     if quantised:

@@ -1,14 +1,14 @@
-"""Runs the recipes of docs/from-pytorch.md, and compares each with PyTorch.
+"""Recipes of docs/from-pytorch.md, each run and compared with PyTorch.
 
 Needs torch, torchvision, timm, transformers and onnxruntime beside edgegrad.  A recipe is the
 snippet under a heading of the page; it leaves a `module`, a `trainer`, a `batch` and the `losses`
 of five steps.  Of these are compared
 
-    losses      of the five steps with those of torch's AdamW on the same batch
-    inference   the outputs of the exported inference model, by onnxruntime, with those of the
+    losses      of the five steps with torch's AdamW on the same batch
+    inference   the outputs of the exported inference model, by onnxruntime, with the outputs of the
                 module that the weights went back into, relative to the largest if that is above 1
 
-`--page` writes the rows into the page.  What is farther off than `TOLERANCE` is WRONG.
+`--page` writes the rows into the page.  Differences above `TOLERANCE` are WRONG.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A snippet of the page under its heading."""
+    """Snippet of the page under its heading."""
 
     title: str
     code: str
 
 
 def recipes(page: str) -> Iterator[Recipe]:
-    """The recipes of the page, in order."""
+    """Yield the recipes of the page, in order."""
     for section in page.split("\n### ")[1:]:
         title, _, rest = section.partition("\n")
         yield Recipe(title, rest.partition("```python\n")[2].partition("```")[0])
@@ -117,7 +117,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """How far a recipe is from torch."""
+    """Difference of a recipe from torch."""
 
     title: str
     parameters: int
@@ -149,20 +149,20 @@ def run(recipe: Recipe) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "inference.onnx")
         trainer.export(path)
-        found = elsewhere(path, dict(zip(trainer.features, batch, strict=False)), trainer.outputs)
+        outputs = elsewhere(path, dict(zip(trainer.features, batch, strict=False)), trainer.outputs)
     expected = outputs_of(module, batch[:count])
     return Result(
         recipe.title,
         sum(p.data.size for _, p in trainer.state.parameters if p.requires_grad),
         float(np.abs(np.subtract(room["losses"], theirs)).max()),
-        max(relative(a, b) for a, b in zip(found, expected, strict=True)),
+        max(relative(a, b) for a, b in zip(outputs, expected, strict=True)),
     )
 
 
 def torch_steps(
     module: Any, loss_of: Callable[..., Any], features: Any, targets: Any
 ) -> list[float]:
-    """The losses of five steps of torch's AdamW on a copy of the module."""
+    """Return the losses of five steps of torch's AdamW on a copy of the module."""
     import torch
 
     net = copy.deepcopy(module)
@@ -181,18 +181,18 @@ def torch_steps(
 
 
 def outputs_of(module: Any, features: Any) -> list[Array]:
-    """What the module returns in evaluation mode."""
+    """Return the outputs of the module in evaluation mode."""
     import torch
 
     with torch.no_grad():
-        found = module.eval()(*(torch.from_numpy(np.array(x)) for x in features))
-    if isinstance(found, torch.Tensor):
-        return [found.numpy()]
-    return [x.numpy() for x in found.values()]
+        outputs = module.eval()(*(torch.from_numpy(np.array(x)) for x in features))
+    if isinstance(outputs, torch.Tensor):
+        return [outputs.numpy()]
+    return [x.numpy() for x in outputs.values()]
 
 
 def elsewhere(path: str, features: dict[str, Array], outputs: list[str]) -> list[Array]:
-    """What onnxruntime gives for a model."""
+    """Return the outputs of a model by onnxruntime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -200,7 +200,7 @@ def elsewhere(path: str, features: dict[str, Array], outputs: list[str]) -> list
 
 
 def relative(found: Array, expected: Array) -> float:
-    """The largest difference, relative to the largest value if that is above 1."""
+    """Return the largest difference, relative to the largest value if that is above 1."""
     scale = max(1.0, float(np.abs(expected).max()))
     return float(np.abs(found - expected).max()) / scale
 

@@ -1,10 +1,9 @@
 """LSTM and GRU over sequences, forward and backward, with PyTorch beside us.
 
-A row computes Y and, from a gradient of Y, those of X, W, R, B and of the initial states; batch 32,
-100 steps, 256 inputs and hidden units.  A row of ours prints GFLOP/s and their percent of what the
-multiply-adds of its threads allow; the products alone are counted, `work`: 10.1 GFLOP of the LSTM,
-7.5 of the GRU.  PyTorch of `EDGEGRAD_BENCH_PEERS` takes turns with it: eager, without oneDNN and
-with it.
+A row computes Y and, from a gradient of Y, the gradients of X, W, R, B and of the initial states;
+batch 32, 100 steps, 256 inputs and hidden units.  A row of ours prints GFLOP/s and their percentage
+of the peak of its threads; only the products are counted, `work`: 10.1 GFLOP of the LSTM, 7.5 of
+the GRU.  PyTorch of `EDGEGRAD_BENCH_PEERS` takes turns with it: eager, without oneDNN and with it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def work(kind: str, directions: int = 1) -> float:
 
 
 def training(kind: str, **attrs: Any) -> tuple[Graph, dict[str, np.ndarray]]:
-    """Return the graph of all gradients from those of Y, and its inputs."""
+    """Return the graph of all gradients from the gradient of Y, and its inputs."""
     given = "bhc" if kind == "LSTM" else "bh"
     row = case(
         kind,
@@ -63,11 +62,11 @@ def measure(kind: str, options: Namespace) -> Iterator[Cells]:
             for who in PEERS if switch("BENCH_PEERS") else ():
                 words = (kind, threads, int(who == "onednn"), STEPS, BATCH, WIDTH, HIDDEN)
                 calls[who] = stack.enter_context(peer("recurrent", *words)).run
-            found = in_turns(calls, 20, warm_up=3)
-        rate = work(kind) / median(found["ours"])
+            timings = in_turns(calls, 20, warm_up=3)
+        rate = work(kind) / median(timings["ours"])
         share = 100 * rate / limits().flops / threads
-        ratios = (ratio(found[who], found["ours"]) if who in found else None for who in PEERS)
-        yield threads, 1e3 * median(found["ours"]), rate / 1e9, share, *ratios
+        ratios = (ratio(timings[who], timings["ours"]) if who in timings else None for who in PEERS)
+        yield threads, 1e3 * median(timings["ours"]), rate / 1e9, share, *ratios
 
 
 BENCHES = (

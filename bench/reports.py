@@ -1,6 +1,6 @@
-"""What the default reports add to a thousand batches, and what writing their page takes.
+"""Overhead of the default reports for a thousand batches, and the time to write their page.
 
-hooks   a bar on a terminal, CSV, JSON lines and the page, told of 1000 batches of no work
+hooks   a bar on a terminal, CSV, JSON lines and the page, for 1000 batches without work
 page    one writing of the page after a training of many points
 """
 
@@ -27,14 +27,14 @@ BATCHES, SAMPLES = 1000, 64
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """Stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def new_fit() -> Fit:
-    """A training without a model."""
+    """Return a training without a model."""
     trainer: Any = SimpleNamespace(
         features=[], inputs=[], outputs=[], module=SimpleNamespace(plans=list)
     )
@@ -67,10 +67,10 @@ def hook_seconds(folder: Path) -> list[float]:
                 for hook in group:
                     hook(fit)
 
-    found = repeat(epoch)
+    times = repeat(epoch)
     for callback in callbacks:
         callback.on_fit_end(fit)
-    return found
+    return times
 
 
 def page_seconds(folder: Path) -> list[float]:
@@ -85,8 +85,8 @@ def page_seconds(folder: Path) -> list[float]:
 def measure(run: Callable[[Path], list[float]], _: Namespace) -> Iterator[Cells]:
     """Yield a row, as on a terminal."""
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(Terminal()):
-        found = run(Path(folder))
-    yield 1e3 * median(found), 1e3 * min(found)
+        timings = run(Path(folder))
+    yield 1e3 * median(timings), 1e3 * min(timings)
 
 
 BENCHES = (

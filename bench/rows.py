@@ -1,7 +1,7 @@
-"""The declaration of a bench: its subjects, the columns that are measured of each, its options.
+"""Declaration of a bench: its subjects, its columns, its options.
 
-A module of this folder that measures something ends in `BENCHES`.  The name of a bench is that of
-its module, or begins with it: `scaling.boards` stands in bench/scaling.py.
+A module of this folder that measures something ends in `BENCHES`.  The name of a bench is the name
+of its module, or begins with it: `scaling.boards` is in bench/scaling.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRONG = "WRONG"  # how a cell begins that makes the exit status 1
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`--name` of a bench.
+    """Option `--name` of a bench.
 
     default: decides the type; of a tuple the option takes several values, of False none.
     kind: the type of a value where the default is None or an empty tuple.
@@ -51,7 +51,7 @@ THREADS = Option("threads", (1, 2), "numbers of threads")
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A table: a subject, or several rows of it, in each line.
+    """Table with one or several rows for each subject.
 
     subjects: by name, what `measure` is called with; a function makes them when they are asked for.
         None: the words of the command are the subjects, such as folders.
@@ -113,6 +113,6 @@ def find(name: str) -> Bench:
     module, known = name.partition(".")[0], module_names()
     if module not in known:
         raise InputError(f"no bench {name!r}{nearest(name, known)}")
-    if name not in (found := benches(module)):
-        raise InputError(f"no bench {name!r}{nearest(name, found)}")
-    return found[name]
+    if name not in (named := benches(module)):
+        raise InputError(f"no bench {name!r}{nearest(name, named)}")
+    return named[name]

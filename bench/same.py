@@ -1,8 +1,9 @@
-"""The workloads and their twins in PyTorch do the same work: same weights, losses, multiply-adds.
+"""Workloads and their twins in PyTorch: a check of weights, losses and multiply-adds.
 
-The Python of EDGEGRAD_BENCH_PEERS needs PyTorch.  A row of a workload tells its trained parameters,
-the multiply-adds of a forward pass, and the losses of training steps; it is WRONG where those of
-the two differ."""
+The Python of EDGEGRAD_BENCH_PEERS needs PyTorch.  A row of a workload has its trained parameters,
+the multiply-adds of a forward pass, and the losses of training steps; it is WRONG if the two
+differ.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ TOLERANCE = 1e-3  # of a loss, by the first one: AdamW's first step takes roundi
 
 
 def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
-    """The parameters in the order of their first use, as PyTorch's layers hold them.
+    """Yield the parameters in the order of their first use, as PyTorch's layers hold them.
 
     Queries, keys and values of their own layers become the thirds of one; gates of an LSTM change
     their order, and its biases are two.
@@ -59,7 +60,7 @@ def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _gates(name: str, value: np.ndarray, is_bias: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """ONNX has the gates in the order iofc, PyTorch in the order ifgo, where g is c."""
+    """Reorder the gates: ONNX has iofc, PyTorch ifgo, where g is c."""
     halves = np.split(value[0], 2) if is_bias else [value[0]]
     for i, half in enumerate(halves):
         blocks = np.split(half, 4)
@@ -67,7 +68,8 @@ def _gates(name: str, value: np.ndarray, is_bias: bool) -> Iterator[tuple[str, n
 
 
 def multiply_adds(graph: Graph, x: Sequence[int]) -> int:
-    """Those of the products and convolutions of a forward pass; PyTorch's counter sees no others.
+    """Return the multiply-adds of products and convolutions of a forward pass, the only ones
+    PyTorch counts.
 
     x: the shape of the input.
     """
@@ -85,7 +87,7 @@ def multiply_adds(graph: Graph, x: Sequence[int]) -> int:
 
 
 def losses(folder: Path) -> list[float]:
-    """Return those of `STEPS` training steps by this engine."""
+    """Return the losses of `STEPS` training steps by this engine."""
     made = Training(folder, 1)
     made.optimizer.set_learning_rate(RATE)
     return [made.step() for _ in range(STEPS)]

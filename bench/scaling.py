@@ -1,24 +1,24 @@
-"""Several ranks of one training: how long a step takes, how many bytes travel, what is the same.
+"""Several ranks of one training: time of a step, bytes sent, equality of results.
 
 scaling           1 and 2 ranks of one thread on this machine
 scaling.equality  2 and 4 ranks against one process
 scaling.boards    2 to 16 Raspberry Pis: a model, no measurement
 
-Weak scaling keeps the samples of a rank, strong scaling those of the batch.  Needs the extra mpi.
-The bytes are those that a rank sends of gradients: 2 (n - 1) / n of their size, as every good
+Weak scaling keeps the samples of a rank, strong scaling the samples of the batch.  Needs the extra
+mpi.  The bytes are the gradients that a rank sends: 2 (n - 1) / n of their size, as every good
 all-reduce does (Rabenseifner 2004; Patarasu and Yuan 2009).
 
 The model of n boards of one network takes for a step of B samples on each
 
     t(n) = c + s + w / k + max(0, w (1 - 1 / k) - 2 c / 3)   gradients beside the backward pass
-    t(n) = c + s + w                                         gradients behind it
+    t(n) = c + s + w                                         gradients after it
     w = 2 (n - 1) / n * G / R + 2 (n - 1) L k                G bytes of gradients in k buckets
     s = 2 log2(n) L q                                        q sums of a few bytes
 
-with the rate R of a message and its latency L, those of gigabit Ethernet with TCP.  c is the time
-of the step on one board, two thirds of which are the backward pass; the last bucket begins when
-that is over.  A ring of n boards makes w, recursive doubling s.  q counts two sums for each batch
-normalisation that trains, the weights of the shares, the loss, and the question who stops.
+with the rate R of a message and its latency L, of gigabit Ethernet with TCP.  c is the time of the
+step on one board, two thirds of it for the backward pass; the last bucket begins when that is
+over.  A ring of n boards makes w, recursive doubling s.  q counts two sums for each batch trained
+normalisation, the weights of the shares, the loss, and the decision to stop.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from engine.tools.benchmark.workload import parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
 GOLDENS = ROOT / "tests/data/goldens"
-TRACED = ("mlp", "cnn", "mobilenet")  # whose steps are those of a trace of onnxruntime-training
+TRACED = ("mlp", "cnn", "mobilenet")  # whose steps are from a trace of onnxruntime-training
 CASES = (*TRACED, "transformer")  # the golden transformer fixes 4 samples; this is the workload
 MEASURED = {"mlp": 256, "mobilenet": 4, "resnet18": 2}  # samples of a rank
-# Seconds of a step of 16 images of 224x224 on a Raspberry Pi 5: the model of bench/boards.py.
+# Seconds of a step of 16 images of 224x224 on a Raspberry Pi 5, by bench/boards.py.
 BOARDS = {
     "resnet18": 1.22, "mobilenet": 0.752, "mobilenet_v3": 0.187, "vit": 1.37,
     "mobilenet_head": 0.154,
@@ -65,8 +65,8 @@ def launch(count: int, *words: object) -> dict[str, float]:
     if mpirun is None:
         raise InputError("there is no mpirun: pip install 'edgegrad[mpi]'")
     command = [mpirun, "-n", count, sys.executable, SCRIPTS / "ranks.py", *words]
-    found: dict[str, float] = json.loads(output(command, EDGEGRAD_THREADS="1"))
-    return found
+    reply: dict[str, float] = json.loads(output(command, EDGEGRAD_THREADS="1"))
+    return reply
 
 
 # --- tables
@@ -92,12 +92,13 @@ def measure_equality(case: str, _: Namespace) -> Iterator[Cells]:
         traced = GOLDENS / case
         folder = traced if case in TRACED else stack.enter_context(written(case, 6))
         for count in (2, 4):
-            found = launch(count, "equal", folder)
-            yield count, found["losses"], found["parameters"]
+            reply = launch(count, "equal", folder)
+            yield count, reply["losses"], reply["parameters"]
 
 
 def step_seconds(alone: float, nbytes: float, small: int, boards: int) -> tuple[float, float]:
-    """Seconds of a step on so many boards: with the sums beside the backward pass, and behind it.
+    """Return the seconds of a step on `boards` boards, with the sums during the backward pass, and
+    after it.
 
     alone: seconds of a step of one board.  nbytes: of gradients.  small: the number of small sums.
     """
@@ -112,7 +113,7 @@ def step_seconds(alone: float, nbytes: float, small: int, boards: int) -> tuple[
 
 
 def gradients(name: str) -> tuple[int, int]:
-    """The bytes of the gradients of a workload, and how many small sums a step has."""
+    """Return the bytes of the gradients of a workload, and how many small sums a step has."""
     workload = WORKLOADS[name]
     graph = workload.build()
     trained = [

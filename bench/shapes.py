@@ -1,10 +1,10 @@
-"""What a new input shape costs: time to its first step, and memory of the process.
+"""Cost of a new input shape: time to its first step, and memory of the process.
 
-Each row is a process of its own that trains one model on fifty input shapes, the largest first:
-the transformer at lengths 129 down to 80, MobileNetV2 (64x64) at batches of 50 down to 1.  It gives
-the median processor time of a first step at a shape less that of a second one, how many kernels the
-later shapes needed besides those of the first, and the resident memory after the first shape, after
-all of them, and after all of them once more.
+Each row is a process of its own that trains one model on fifty input shapes, the largest first: the
+transformer at lengths 129 down to 80, MobileNetV2 (64x64) at batches of 50 down to 1.  It gives the
+median processor time of a first step at a shape less the time of a second one, how many more
+kernels the later shapes needed, and the resident memory after the first shape, after all of them,
+and after all of them once more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sparse updates: what a training step keeps and takes when a part of a model is trained.
+"""Sparse updates: memory and time of a training step that trains a part of a model.
 
 A row is a choice of what is trained: parameters that train, bytes kept for the backward pass,
 bytes of the arena and of all regions, the optimizer's states among them, and the predicted time of
@@ -41,7 +41,7 @@ CHOICES: Mapping[str, tuple[list[str], str, list[str]]] = {
 
 
 def updates(name: str) -> dict[str, SparseUpdate | None]:
-    """What is trained of a workload, by the title of the row."""
+    """Return the sparse updates of a workload, by the title of the row."""
     blocks, channels, head = CHOICES[name]
     return {
         "full": None,
@@ -54,7 +54,7 @@ def updates(name: str) -> dict[str, SparseUpdate | None]:
 
 
 def trainer(name: str, update: SparseUpdate | None, folder: Path) -> Trainer:
-    """A trainer of a workload of which a part is trained."""
+    """Return a trainer of a workload with a sparse update."""
     folder.mkdir()
     onnx_io.save(WORKLOADS[name].build(), folder / "forward.onnx")
     with warnings.catch_warnings():

@@ -40,7 +40,7 @@ THREADS, ROUNDS = 2, 7
 
 @dataclass(frozen=True)
 class Found:
-    """What a process finds of earlier ones, and where its kernels are from (EDGEGRAD_KERNELS)."""
+    """State that a process finds, and the source of its kernels (EDGEGRAD_KERNELS)."""
 
     kernels: str
     has_kernels: bool = True
@@ -95,11 +95,11 @@ def measure(name: str, _: Namespace) -> Iterator[Cells]:
         made.mkdir()
         WORKLOADS[name].write(folder)
         site = make_site(name, folder, made)
-        for title, found in ROWS.items():
+        for title, state in ROWS.items():
             times = []
             for _turn in range(1 if title == "cold" else ROUNDS + 1):
-                found.prepare(cache)
-                times.append(seconds(partial(start, site, folder, found.kernels, cache)))
+                state.prepare(cache)
+                times.append(seconds(partial(start, site, folder, state.kernels, cache)))
             times = times[1:] or times
             yield title, median(times), min(times)
         if switch("BENCH_PEERS"):

@@ -1,10 +1,9 @@
 """Training steps of known models, with other libraries beside them where a Python has them.
 
 It is `edgegrad bench`, and adds for each peer its step and its ratio: the median of its turns over
-that of ours, of processes that take turns.  A Python of --peers has onnxruntime-training-cpu, torch
-or both, and is asked which; by default it is that of EDGEGRAD_BENCH_PEERS.  scripts/peer.py says
-what the kinds are; ort and torch are the usual ones.  `edgegrad bench --compare` reads what --json
-writes.
+the median of ours, of processes that take turns.  A Python of --peers has onnxruntime-training-cpu,
+torch or both, and is asked which; by default it is EDGEGRAD_BENCH_PEERS.  scripts/peer.py explains
+the kinds; ort and torch are the usual ones.  `edgegrad bench --compare` reads what --json writes.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure
     Raises:
         InputError: one cannot run, or has none.
     """
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for python in pythons:
         words = [word for kind in kinds for word in (kind, KINDS[kind])]
         try:
@@ -74,8 +73,8 @@ def peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure
             wanted = " nor ".join(dict.fromkeys(KINDS[kind] for kind in kinds))
             raise InputError(f"--peers {python}: has no {wanted}")
         for kind in has:
-            found.setdefault(kind, python)
-    return [(kind, opener(found[kind], kind)) for kind in kinds if kind in found]
+            installed.setdefault(kind, python)
+    return [(kind, opener(installed[kind], kind)) for kind in kinds if kind in installed]
 
 
 def titles(options: Namespace) -> tuple[str, ...]:
@@ -124,7 +123,7 @@ BENCHES = (
         options=(
             THREADS,
             Option("time", measure.SECONDS, "seconds of the steps of a row"),
-            Option("batch", 0, "samples of a step; 0: those of the workload"),
+            Option("batch", 0, "samples of a step; 0: the workload's number"),
             Option("peers", (), "Pythons with other libraries"),
             Option("kinds", USUAL_KINDS, f"of {', '.join(KINDS)}"),
             Option("json", None, "a file for `edgegrad bench --compare`", Path),

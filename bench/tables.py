@@ -23,7 +23,7 @@ def about() -> str:
 
 
 class Table:
-    """The table of a bench, printed row by row.
+    """Table of a bench, printed row by row.
 
     titles: of the columns, each with the format of its cells after a colon.
     """
@@ -87,13 +87,13 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 def lines_of(bench: Bench, rows: Mapping[str, Sequence[Cells]], *titles: str) -> list[str]:
     """Return the table of a bench in Markdown, for a page.
 
-    titles: in place of those of the columns, from the first on.
+    titles: instead of the columns' titles, from the first on.
     """
     assert not callable(bench.columns)
     formats = ["", *(column.partition(":")[2] for column in bench.columns)]
     names = ["", *(column.partition(":")[0] for column in bench.columns)]
     names[: len(titles)] = titles
-    every = ((name, *cells) for name, found in rows.items() for cells in found)
+    every = ((name, *cells) for name, every_cells in rows.items() for cells in every_cells)
     return markdown(
         names, [[text(v, f) for v, f in zip(row, formats, strict=True)] for row in every]
     )

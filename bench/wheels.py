@@ -1,10 +1,10 @@
-"""What an installed wheel trains, where nothing but NumPy is installed: old CPUs, and 64-bit ARM.
+"""Training with an installed wheel and nothing but NumPy: old CPUs, and 64-bit ARM.
 
 The golden models are prepared here for every level (`edgegrad prepare`), and trained by Pythons
 that have NumPy and the wheel alone: on this CPU, and under qemu's user mode on models of old ones.
 The wheels hold the kernels of these models.  A cell compares parameters, losses and the checkpoint
-with those of a process that has all packages, and compiles the same kernels itself for the level:
-`equal` to the last bit, or the largest relative difference of a loss.  --arm64 is a folder in which
+with a process that has all packages, and compiles the same kernels itself for the level: `equal` to
+the last bit, or the largest relative difference of a loss.  --arm64 is a folder in which
 tests/arm64.sh has been; without it there are no rows for ARM.  --page writes the table of
 docs/wheels.md.
 """
@@ -46,7 +46,7 @@ Result = dict[str, Any]  # what train_steps.py prints
 
 @dataclass(frozen=True)
 class Cpu:
-    """A CPU to run on.
+    """CPU to run on.
 
     name: of the model that qemu emulates; empty: this CPU.
     level: the level that must be chosen on it.
@@ -62,7 +62,7 @@ class Cpu:
 
 
 def cpus() -> list[Cpu]:
-    """Every CPU that rows are made for."""
+    """Return every CPU that rows are made for."""
     x86 = (("Nehalem", "x86-64-v2"), ("Haswell", "x86-64-v3"))
     arm = ("cortex-a53", "cortex-a72", "cortex-a76")
     here = [Cpu("", levels()[0].name)]
@@ -97,7 +97,7 @@ class Wheels:
         return home / "bin" / "python"
 
     def prepared(self, model: str, place: str) -> Path:
-        """A copy of the artifacts of a golden model, with plans for every level."""
+        """Return a copy of the artifacts of a golden model, with plans for every level."""
         batch = zoo.batch_of(GOLDENS / model)
         made = self.folder / "prepared" / model
         if not made.exists():
@@ -116,7 +116,7 @@ class Wheels:
         return {"PYTHONPATH": str(self.sites[machine()])}
 
     def compiled(self, model: str, cpu: Cpu) -> Result:
-        """The result of a process that compiles all kernels for the level of a CPU.
+        """Return the result of a process that compiles all kernels for the level of a CPU.
 
         It runs on this CPU, or for another architecture on the first CPU that it is asked for.
         """
@@ -132,14 +132,14 @@ class Wheels:
         return self._compiled[model, cpu.level]
 
     def shipped(self, model: str, cpu: Cpu) -> Result:
-        """The result of a process with the wheel and NumPy alone, on a CPU."""
+        """Return the result of a process with the wheel and NumPy alone, on a CPU."""
         folder = self.prepared(model, cpu.name or "here")
         python, env = self._interpreter(cpu)
         env |= {"EDGEGRAD_CACHE_DIR": str(self.folder / "unused"), "OPENBLAS_NUM_THREADS": "1"}
         return told(run([*python, SCRIPT, folder], env, self.folder))
 
     def _interpreter(self, cpu: Cpu) -> tuple[list[object], dict[str, str]]:
-        """The words that run a Python on a CPU, and its environment."""
+        """Return the words that run a Python on a CPU, and its environment."""
         if not cpu.name:
             return [self.python], {"PYTHONPATH": ""}
         if cpu.arch == machine():
@@ -151,7 +151,7 @@ class Wheels:
         return self._emulated(cpu, self.sites[cpu.arch], self.arm64 / "numpy")
 
     def _emulated(self, cpu: Cpu, *places: Path) -> tuple[list[object], dict[str, str]]:
-        """The same of the Python for 64-bit ARM, with packages in these places."""
+        """Return the same for the Python for 64-bit ARM, with packages in these places."""
         emulator = ["qemu-aarch64-static", "-cpu", cpu.name, "-L", self.arm64 / "root"]
         path = os.pathsep.join(map(str, places))
         return [*emulator, self.arm64 / ARM64_PYTHON], {"PYTHONPATH": path}
@@ -186,13 +186,13 @@ def run(words: Sequence[object], env: dict[str, str], cwd: Path) -> str:
 
 
 def told(printed: str) -> Result:
-    """The last line that a program printed, which is JSON."""
+    """Return the last line that a program printed, which is JSON."""
     result: Result = json.loads(printed.splitlines()[-1])
     return result
 
 
 def compare(found: Result, wanted: Result, level: str) -> str:
-    """What a cell says.
+    """Return the text of a cell.
 
     Raises:
         RuntimeError: another level was chosen, or something was imported that need not be there.

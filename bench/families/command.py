@@ -1,16 +1,16 @@
-"""Do model families exported from library code train as in PyTorch, and run elsewhere afterwards?
+"""Families of models exported from library code: training as in PyTorch, then use elsewhere.
 
 families            exports of a library, by EDGEGRAD_BENCH_PEERS
 families.rewritten  the recorded models after others have written them again, without PyTorch; see
                     rewrites.py
 
 The peers' Python needs torch, torchvision, timm and transformers.  Every family is exported in the
-ways of `exports.EXPORTS`.  Of each model a row has the largest difference of three training losses
+ways of `exports.EXPORTS`.  A row for each model has the largest difference of three training losses
 (AdamW) and of the first gradients from PyTorch's, and of the outputs of the trained model, exported
-for inference and run by stock onnxruntime, from the engine's.  It is WRONG where one is above what
-`train` tolerates, or where the engine refuses a model.  What an exporter cannot do, or does
-wrong, is told but is no failure; nor is a documented limit of `train.LIMITS`, as long as the engine
-refuses the model by name and trains it with static axes.
+for inference and run by stock onnxruntime, from the engine's.  It is WRONG if one exceeds the
+tolerance of `train`, or if the engine refuses a model.  Limits and faults of an exporter are
+reported but do not count as failures; nor is a documented limit of `train.LIMITS`, as long as the
+engine refuses the model by name and trains it with static axes.
 
 Subjects are families, exports of a family by their tags, `all`, and `recorded`: what
 tests/bench/test_families.py trains without PyTorch, and `--record` keeps.  `--page` writes the
@@ -44,7 +44,7 @@ SECONDS = 300  # more for one model is a failure
 
 
 def sources(python: str) -> dict[str, str]:
-    """Every family and the library that its code is from."""
+    """Return every family and the library that its code is from."""
     done = subprocess.run(
         [python, "-m", "bench.families.peer", "--list"], cwd=ROOT, check=True, capture_output=True
     )
@@ -83,7 +83,9 @@ def exported(python: str, folder: Path, tags: list[str]) -> Iterator[tuple[str, 
 
 
 def compared(path: Path) -> Comparison:
-    """The engine's side, in a process of its own, which may neither crash nor take for ever."""
+    """Return the engine's side, in a process of its own, which may neither crash nor take for
+    ever.
+    """
     command = [sys.executable, "-m", "bench.families.train", str(path)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
@@ -104,8 +106,8 @@ def tags_of(subject: str, known: Collection[str]) -> list[str]:
     if subject == "recorded":
         return list(RECORDED)
     every = [f"{name}-{how.tag}" for how in EXPORTS for name in known]
-    if found := [tag for tag in every if subject in ("all", tag, parts(tag)[0])]:
-        return found
+    if chosen := [tag for tag in every if subject in ("all", tag, parts(tag)[0])]:
+        return chosen
     raise InputError(f"no family or export {subject!r}{nearest(subject, known)}")
 
 
@@ -118,12 +120,12 @@ def measure(subject: str, options: Namespace) -> Iterator[Cells]:
         for tag, reason in exported(python, folder, tags_of(subject, sources(python))):
             start = time.perf_counter()
             if reason is not None:
-                found = Comparison(fault=f"exporter: {reason}", is_ours=False)
+                comparison = Comparison(fault=f"exporter: {reason}", is_ours=False)
             else:
-                found = compared(folder / f"{tag}.onnx")
+                comparison = compared(folder / f"{tag}.onnx")
             took = time.perf_counter() - start
-            fault = f"{WRONG}: {found.fault}" if found.fails else found.fault
-            yield tag, found.losses, found.gradients, found.inference, took, fault
+            fault = f"{WRONG}: {comparison.fault}" if comparison.fails else comparison.fault
+            yield tag, comparison.losses, comparison.gradients, comparison.inference, took, fault
             if not (options.record or options.models):
                 for file in folder.glob(f"{tag}.*"):
                     file.unlink()
@@ -140,9 +142,9 @@ def write_page(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
 
 def measure_rewritten(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a way to write models again."""
-    found = rewritten.compare_all(name)
-    verdict = f"{WRONG}: {found.faults}" if found.wrong else found.faults
-    yield *found.cells, verdict
+    row = rewritten.compare_all(name)
+    verdict = f"{WRONG}: {row.faults}" if row.wrong else row.faults
+    yield *row.cells, verdict
 
 
 def write_section(found: Mapping[str, Sequence[Cells]], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of docs/families.md: every family and export, how far it is off, and why where it is."""
+"""Page docs/families.md: every family and export, its differences, and their reasons."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cells(line: str) -> list[str]:
 
 
 def kept_rows(page: Path) -> dict[str, str]:
-    """The rows of the page as it is, by tag."""
+    """Return the rows of the page as it is, by tag."""
     if not page.exists():
         return {}
     lines = page.read_text("utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Runs PyTorch's side of the comparison, in the Python that EDGEGRAD_BENCH_PEERS names.
+"""PyTorch's side of the comparison, run in the Python that EDGEGRAD_BENCH_PEERS names.
 
     python -m bench.families.peer --list
     python -m bench.families.peer FOLDER TAG ...

@@ -1,7 +1,7 @@
-"""Ways in which others write a model again: optimisers, converters, functions, names.
+"""Rewritings of models by other tools: optimisers, converters, functions, names.
 
 A rewriting takes a model and gives another that computes the same.  Those of packages need onnxslim
-and onnxsim, which are no dependencies of this project; the others need onnx and onnxruntime.
+and onnxsim, which are not dependencies of this project; the others need onnx and onnxruntime.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def with_numbers_for_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_prefix(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose names, but those of inputs and outputs, all begin alike."""
+    """Return a model with a common prefix of all names except inputs and outputs."""
     edges = [v.name for v in (*model.graph.input, *model.graph.output)]
     out = compose.add_prefix(model, "left/", rename_inputs=False, rename_outputs=False)
     assert edges == [v.name for v in (*out.graph.input, *out.graph.output)]

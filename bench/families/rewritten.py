@@ -1,10 +1,10 @@
-"""Do rewritten models train as the models did that they were made of?
+"""Rewritten models: a check that they train like the original ones.
 
     python -m bench.families --rewritten [--page] [REWRITING ...]
 
-Rewrites recorded models in every way of `rewrites.REWRITINGS`; needs onnxslim and onnxsim,
-and no PyTorch.  Where the rewriter has left every parameter what it was, three losses, the
-gradients and the export are compared, else the first loss and the export.
+Rewrites recorded models in every way of `rewrites.REWRITINGS`; needs onnxslim and onnxsim, and no
+PyTorch.  If the rewriter has not changed any parameter, three losses, the gradients and the export
+are compared, otherwise the first loss and the export.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ FOLDED = "the rewriter folded a parameter"
 def survivors(model: onnx.ModelProto, rewritten: onnx.ModelProto, names: list[str]) -> Found:
     """Find the parameters of a model among the initializers of a rewritten one.
 
-    A parameter is known by its values: in their order, whatever its name and shape are now, or in
-    that of its transpose, or, where its gradient cannot be told from them, in any order.
+    A parameter is recognised by its values: in their order, whatever its new name and shape, or in
+    the order of its transpose, or, if its gradient does not depend on it, in any order.
     """
     held = {i.name: onnx.numpy_helper.to_array(i) for i in rewritten.graph.initializer}
     floats = {n: a for n, a in held.items() if a.dtype.kind == "f"}
-    found: Found = {}
+    matches: Found = {}
     for tensor in model.graph.initializer:
         if tensor.name not in names:
             continue
         value = onnx.numpy_helper.to_array(tensor)
         own = {tensor.name: floats[tensor.name]} if tensor.name in floats else floats
         for name, other in own.items():
-            if other.size != value.size or name in found:
+            if other.size != value.size or name in matches:
                 continue
             if np.array_equal(other.ravel(), value.ravel()):
-                found[name] = tensor.name, "same"
+                matches[name] = tensor.name, "same"
             elif value.ndim == 2 and np.array_equal(other.ravel(), value.T.ravel()):
-                found[name] = tensor.name, "transposed"
+                matches[name] = tensor.name, "transposed"
             elif value.size > 1 and np.array_equal(np.sort(other, None), np.sort(value, None)):
-                found[name] = tensor.name, "mixed"
+                matches[name] = tensor.name, "mixed"
             else:
                 continue
             break
-    return found
+    return matches
 
 
 def has_computed(model: onnx.ModelProto, rewritten: onnx.ModelProto, kept: Found) -> bool:
@@ -95,12 +95,12 @@ def compare_rewritten(tag: str, rewriting: Rewriting, folder: Path) -> Compariso
     path = folder / f"{tag}.onnx"
     onnx.save(rewritten, path)
     is_whole = len(kept) == len(data["names"]) and not has_computed(model, rewritten, kept)
-    found = compare_as_it_is(path, wanted(data, rewritten, kept, is_whole=is_whole), folder)
-    if not found.fault and not is_whole:
-        found.fault, found.is_ours = FOLDED, False
-    if found.fault.startswith("exporter"):
-        found.fault = "rewriter" + found.fault.removeprefix("exporter")
-    return found
+    comparison = compare_as_it_is(path, wanted(data, rewritten, kept, is_whole=is_whole), folder)
+    if not comparison.fault and not is_whole:
+        comparison.fault, comparison.is_ours = FOLDED, False
+    if comparison.fault.startswith("exporter"):
+        comparison.fault = "rewriter" + comparison.fault.removeprefix("exporter")
+    return comparison
 
 
 def wanted(
@@ -125,23 +125,23 @@ def wanted(
 
 @dataclass(slots=True)
 class Row:
-    """What became of the models of one rewriting."""
+    """Results of one rewriting."""
 
     found: list[Comparison] = field(default_factory=list)
 
     @property
     def refused(self) -> list[str]:
-        """How the engine refused models."""
+        """Reasons why the engine refused models."""
         return [c.fault for c in self.found if c.fails and c.fault.startswith("UnsupportedOp")]
 
     @property
     def wrong(self) -> int:
-        """How many models are neither right nor refused, by the engine's fault."""
+        """Number of models that are neither right nor refused, by the engine's fault."""
         return sum(c.fails for c in self.found) - len(self.refused)
 
     @property
     def faults(self) -> str:
-        """What the models that are not alike have; nothing of those that were folded."""
+        """Faults of the models that differ, except folded ones."""
         return "; ".join(c.fault for c in self.found if c.fault and c.fault != FOLDED)
 
     @property

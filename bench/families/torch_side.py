@@ -1,4 +1,4 @@
-"""PyTorch's side of the comparison: exported models, and what their first steps give.
+"""PyTorch's side of the comparison: exported models, and the results of their first steps.
 
 Needs torch, torchvision, timm and transformers, and nothing of the engine.  For each tag,
 `<family>-<export>`, `main` writes FOLDER/<tag>.onnx and FOLDER/<tag>.npz, then FOLDER/<tag>.json,
@@ -8,9 +8,9 @@ steps, the gradients of the first, `grad.<name>`, and its `logits`; `names` are 
 train, `lost` the parameters that the exporter has folded into something else.
 
 Dropout is 0 everywhere, and a family that draws random numbers in its steps is refused, as nobody
-else can draw the same.  Weights are random, with seed 0.  What float32 makes chaotic is exported in
-float64: a model of which PyTorch's own results in both differ by more than a tenth of what
-`bench.families` tolerates.
+else can draw the same.  Weights are random, with seed 0.  Models that are chaotic in float32 are
+exported in float64: those whose own results in PyTorch differ between both by more than a tenth of
+the tolerance of `bench.families`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def export(net: nn.Module, inputs: Any, path: Path, how: Export) -> None:
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy of classes, the mean square of numbers, or what the model ends in."""
+    """Return the cross-entropy of classes, the mean square of numbers, or the model's own loss."""
     if target is None:
         return output.reshape(())
     if target.is_floating_point():
@@ -66,9 +66,11 @@ def loss_of(output: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
 
 
 def steps(net: nn.Module, inputs: Any, target: torch.Tensor | None) -> dict[str, Any]:
-    """What three AdamW steps give: losses, and of the first the output and the gradients."""
+    """Return the results of three AdamW steps: losses, and the output and gradients of the
+    first.
+    """
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.0)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     losses: list[float] = []
     for _ in range(3):
         optimizer.zero_grad()
@@ -76,17 +78,17 @@ def steps(net: nn.Module, inputs: Any, target: torch.Tensor | None) -> dict[str,
         loss = loss_of(output, target)
         loss.backward()
         if not losses:
-            found["logits"] = output.detach().numpy().copy()
+            results["logits"] = output.detach().numpy().copy()
             for name, p in net.named_parameters(remove_duplicate=False):
                 if p.requires_grad and p.grad is not None:
-                    found[f"grad.{name}"] = p.grad.numpy().copy()
+                    results[f"grad.{name}"] = p.grad.numpy().copy()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return {**found, "losses": losses}
+    return {**results, "losses": losses}
 
 
 def is_chaotic(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether PyTorch's own results, in float32 and in float64, are too far from one another."""
+    """Return whether PyTorch's own results in float32 and float64 are too far apart."""
     if not np.allclose(a["losses"], b["losses"], rtol=0, atol=CHAOS):
         return True
     names = [n for n in a if n.startswith("grad.")]
@@ -108,7 +110,7 @@ def in_doubles(made: Made) -> Made:
 
 
 def make(family: str, how: Export) -> tuple[Made, dict[str, Any]]:
-    """The model to export and what its steps give; in float64 where float32 is too coarse.
+    """Return the model to export and what its steps give; in float64 where float32 is too coarse.
 
     Raises:
         ValueError: its steps draw random numbers.
@@ -120,22 +122,22 @@ def make(family: str, how: Export) -> tuple[Made, dict[str, Any]]:
     net.train(how.trains)
     made = (net, inputs, target)
     before = torch.get_rng_state()
-    found = steps(copy.deepcopy(net), inputs, target)
+    results = steps(copy.deepcopy(net), inputs, target)
     if not torch.equal(before, torch.get_rng_state()):
         raise ValueError(f"{family} draws random numbers in {how.tag}: is a dropout not 0?")
     try:
         wide = in_doubles(made)
         exact = steps(copy.deepcopy(wide[0]), *wide[1:])
     except (RuntimeError, TypeError, ValueError):  # library code that names float32 in its body
-        return made, found
-    return (wide, exact) if is_chaotic(found, exact) else (made, found)
+        return made, results
+    return (wide, exact) if is_chaotic(results, exact) else (made, results)
 
 
 def to_train(path: Path, net: nn.Module, gradients: set[str]) -> tuple[list[str], list[str]]:
-    """The initializers that are the parameters of `net`, and the parameters that are none.
+    """Return the initializers that are the parameters of `net`, and the lost parameters.
 
     An exporter that folds transposes a weight, or joins several, and gives that another name: it is
-    known by its values, all of which are parameters' values.
+    known by its values, which are all parameters' values.
     """
     values = {
         n: p.detach().numpy().ravel()
@@ -152,14 +154,16 @@ def to_train(path: Path, net: nn.Module, gradients: set[str]) -> tuple[list[str]
         if value.size and np.isin(value, sought).all():
             names.append(name)
             seen.append(value)
-    found = np.concatenate(seen)
-    gone = [n for n, value in lost.items() if not np.isin(value, found).all()]
+    seen_values = np.concatenate(seen)
+    gone = [n for n, value in lost.items() if not np.isin(value, seen_values).all()]
     buffers = [b.detach().numpy().ravel() for b in net.buffers()]
     return names, sorted(gone) + _computed(held, names, buffers)
 
 
 def _computed(held: dict[str, Any], names: list[str], buffers: list[Any]) -> list[str]:
-    """The constants that an exporter may have computed of parameters, or stored a second time."""
+    """Return the constants that an exporter may have computed of parameters, or stored a second
+    time.
+    """
     kept = np.concatenate([*(b for b in buffers if b.dtype.kind == "f"), np.empty(0)])
     arrays = {n: onnx.numpy_helper.to_array(i).ravel() for n, i in held.items()}
     trained = np.concatenate([*(arrays[n] for n in names), np.empty(0)])
@@ -172,7 +176,9 @@ def _computed(held: dict[str, Any], names: list[str], buffers: list[Any]) -> lis
 
 
 def computed_of_parameters(path: Path, net: nn.Module, inputs: Any, how: Export) -> list[str]:
-    """The float constants of an export that are others if the parameters are, and are none."""
+    """Return the float constants of an export that are others if the parameters are, and are
+    none.
+    """
     other = copy.deepcopy(net)
     for p in other.parameters():
         p.data = 0.9 * p.data
@@ -196,7 +202,7 @@ def computed_of_parameters(path: Path, net: nn.Module, inputs: Any, how: Export)
 def write(tag: str, folder: Path) -> str | None:
     """Export one model and run its steps; why the exporter does not do it, or None."""
     family, how = parts(tag)
-    (net, inputs, target), found = make(family, how)
+    (net, inputs, target), results = make(family, how)
     path = folder / f"{tag}.onnx"
     try:
         export(copy.deepcopy(net), inputs, path, how)
@@ -208,21 +214,21 @@ def write(tag: str, folder: Path) -> str | None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         first = lines[0].partition("  [Caused by")[0] if lines else ""  # then paths and addresses
         return f"{type(error).__name__}: {first}"[:200]
-    gradients = {n.removeprefix("grad.") for n in found if n.startswith("grad.")}
+    gradients = {n.removeprefix("grad.") for n in results if n.startswith("grad.")}
     names, lost = to_train(path, net, gradients)
     if how.exporter == "new" and how.folds:
         lost += [n for n in computed_of_parameters(path, net, inputs, how) if n not in names]
     data = {f"in{i}": x.numpy() for i, x in enumerate(inputs)}
     if target is not None:
         data["target"] = target.numpy()
-    np.savez(folder / f"{tag}.npz", names=names, lost=lost, **data, **found)
+    np.savez(folder / f"{tag}.npz", names=names, lost=lost, **data, **results)
     return None
 
 
 def main(arguments: list[str]) -> None:
     """List the families with their sources, or write those that are named."""
     reports = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no report
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of libraries is not part of the report
     if arguments == ["--list"]:
         json.dump({name: f.source for name, f in FAMILIES.items()}, reports)
         return

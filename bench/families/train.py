@@ -1,4 +1,4 @@
-"""The engine's side of the comparison: train an exported model, export it, run that elsewhere.
+"""Engine's side of the comparison: train an exported model, export it, run that elsewhere.
 
     python -m bench.families.train FOLDER/TAG.onnx
 
@@ -46,13 +46,14 @@ WRONG = {  # by export: what its exporter writes wrongly; written rightly, its o
 
 @dataclass(slots=True)
 class Comparison:
-    """How far a model's training and its inference model are from PyTorch's and onnxruntime's.
+    """Differences of a model's training and inference model from PyTorch's and onnxruntime's.
 
-    losses: the largest difference of three losses.  gradients: that of any gradient of the first
-    step, relative to its largest element.  inference: that of the outputs of the engine's eval
-    model and of its inference model in stock onnxruntime, relative to the largest of them, if that
-    is above 1.  fault: what is wrong, "" if nothing is.  is_ours: whether it is the engine's fault.
-    is_limit: whether it is one of `LIMITS`; the numbers are then those with static axes.
+    losses: the largest difference of three losses.  gradients: the largest difference of the first
+        gradients, relative to their largest element.  inference: the largest difference between the
+        outputs of the engine's eval model and of its inference model in stock onnxruntime, relative
+        to the largest of them, if that is above 1.  fault: a description, or "".  is_ours: whether
+        it is the engine's fault. is_limit: whether it is one of `LIMITS`; the numbers then refer to
+        static axes.
     """
 
     losses: float | None = None
@@ -64,13 +65,13 @@ class Comparison:
 
     @property
     def fails(self) -> bool:
-        """Whether the engine does what it should not."""
+        """True if the engine misbehaves."""
         return bool(self.fault) and self.is_ours and not self.is_limit
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What three steps gave, and the module that made them."""
+    """Results of three steps, and the module that made them."""
 
     module: Module
     losses: list[float]
@@ -89,8 +90,9 @@ def train(
     losses: list[float] = []
     gradients: dict[str, Array] = {}
     for _ in range(3):
-        found = module(*batch_of(data))
-        losses.append(float(np.reshape(found[0] if isinstance(found, tuple) else found, ())))
+        outputs = module(*batch_of(data))
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        losses.append(float(np.reshape(loss, ())))
         if not gradients:
             gradients = {n: np.array(state.parameters[n].grad) for n in parameters}
         optimizer.step()
@@ -99,7 +101,7 @@ def train(
 
 
 def gradient_difference(found: dict[str, Array], data: dict[str, Array]) -> tuple[float, str]:
-    """The largest relative difference of a gradient from PyTorch's, and whose it is.
+    """Return the largest relative difference of a gradient from PyTorch's, and whose it is.
 
     A gradient that is far smaller than the others is compared with a thousandth of the largest.
     Those of parameters that the exporter transposed are left out.
@@ -121,7 +123,7 @@ def gradient_difference(found: dict[str, Array], data: dict[str, Array]) -> tupl
 def run_elsewhere(
     model: onnx.ModelProto, data: dict[str, Array], *, optimises: bool = True
 ) -> Array:
-    """What stock onnxruntime gives for a model's `OUTPUT`; it may rewrite the graph if `optimises`.
+    """Return a model's `OUTPUT` by stock onnxruntime, which may rewrite the graph if `optimises`.
 
     Where that has no kernel, as for convolutions in float64, onnx's reference does it.
     """
@@ -152,7 +154,7 @@ def check_valid(model: onnx.ModelProto) -> None:
 
 
 def relative(found: Array, expected: Array) -> float:
-    """The largest difference, relative to the largest value if that is above 1."""
+    """Return the largest difference, relative to the largest value if that is above 1."""
     if found.shape != expected.shape:
         return float("inf")
     scale = max(1.0, float(np.abs(expected).max(initial=0)))
@@ -160,17 +162,17 @@ def relative(found: Array, expected: Array) -> float:
 
 
 def inference_difference(module: Module, data: dict[str, Array]) -> float:
-    """How far the inference model is from the eval model; raises where it is not valid."""
+    """Return the difference of the inference model from the eval model; raise if it is invalid."""
     module.eval()
-    found = module(*batch_of(data))
-    ours = found[1] if isinstance(found, tuple) else found
+    outputs = module(*batch_of(data))
+    ours = outputs[1] if isinstance(outputs, tuple) else outputs
     exported = onnx.load_from_string(module.inference_model_to_bytes([OUTPUT]))
     check_valid(exported)
     return relative(np.reshape(run_elsewhere(exported, data), np.shape(ours)), np.asarray(ours))
 
 
 def in_training_mode(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose normalisations use the statistics of the batch.
+    """Return a copy whose normalisations use the statistics of the batch.
 
     The exporter over `torch.export` does not write `training_mode`, whatever the module's mode is.
     """
@@ -187,7 +189,7 @@ def in_training_mode(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def fault_of_export(path: Path, data: dict[str, Array]) -> str:
-    """What is wrong with the exported model itself, "" if nothing is.
+    """Return the fault of the exported model itself, or "".
 
     onnxruntime runs it as it is written: its optimiser takes some normalisations in training mode
     for others.
@@ -212,7 +214,7 @@ def fault_of_export(path: Path, data: dict[str, Array]) -> str:
 
 
 def with_axes_of(data: dict[str, Array], model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose inputs have the shapes of the data."""
+    """Return a copy whose inputs have the shapes of the data."""
     out = onnx.ModelProto()
     out.CopyFrom(model)
     for i in out.graph.input:
@@ -229,57 +231,59 @@ def compare(path: Path, folder: Path) -> Comparison:
     """
     with np.load(path.with_suffix(".npz")) as file:
         data = dict(file)
-    found = compare_as_it_is(path, data, folder)
+    comparison = compare_as_it_is(path, data, folder)
     limit = LIMITS.get(path.stem)
     if limit is None:
-        return found
-    if not found.fault:
-        found.fault = "it is not refused any more, but is in LIMITS"
-    elif found.fault.startswith(REFUSALS[limit]):
+        return comparison
+    if not comparison.fault:
+        comparison.fault = "it is not refused any more, but is in LIMITS"
+    elif comparison.fault.startswith(REFUSALS[limit]):
         static = folder / path.name
         onnx.save(with_axes_of(data, onnx.load(path)), static)
-        found = compare_as_it_is(static, data, folder)
-        found.is_limit = not found.fault
-        found.fault = (
-            f"with static axes: {found.fault}"
-            if found.fault
+        comparison = compare_as_it_is(static, data, folder)
+        comparison.is_limit = not comparison.fault
+        comparison.fault = (
+            f"with static axes: {comparison.fault}"
+            if comparison.fault
             else f"refused: {limit} (works with static axes)"
         )
-    return found
+    return comparison
 
 
 def compare_as_it_is(path: Path, data: dict[str, Array], folder: Path) -> Comparison:
     """Train and export one model as it is; as many losses are compared as `data` has."""
-    found = Comparison()
+    comparison = Comparison()
     is_training = parts(path.stem)[1].trains
     try:
         trained = train(onnx.load(path), data, folder, is_training=is_training)
         expected = data["losses"].tolist()
-        found.losses = float(np.max(np.abs(np.subtract(trained.losses[: len(expected)], expected))))
-        found.gradients, whose = gradient_difference(trained.gradients, data)
-        if not found.losses <= TOLERANCE:
-            found.fault = f"losses {trained.losses}, PyTorch {expected}"
-        elif not found.gradients <= GRADIENT_TOLERANCE:
-            found.fault = f"the gradient of {whose}"
+        differences = np.subtract(trained.losses[: len(expected)], expected)
+        comparison.losses = float(np.max(np.abs(differences)))
+        comparison.gradients, whose = gradient_difference(trained.gradients, data)
+        if not comparison.losses <= TOLERANCE:
+            comparison.fault = f"losses {trained.losses}, PyTorch {expected}"
+        elif not comparison.gradients <= GRADIENT_TOLERANCE:
+            comparison.fault = f"the gradient of {whose}"
     except EngineError as error:
-        found.fault = first_line(error)
-    if found.fault:
+        comparison.fault = first_line(error)
+    if comparison.fault:
         export = fault_of_export(path, data)
-        found.fault, found.is_ours = (
-            (f"exporter: {export}", False) if export else (found.fault, True)
+        comparison.fault, comparison.is_ours = (
+            (f"exporter: {export}", False) if export else (comparison.fault, True)
         )
-        return found
+        return comparison
     try:
-        found.inference = inference_difference(trained.module, data)
-        if not found.inference <= TOLERANCE:
-            found.fault = f"the inference model is {found.inference:.0e} from the eval model"
+        comparison.inference = inference_difference(trained.module, data)
+        if not comparison.inference <= TOLERANCE:
+            off = f"{comparison.inference:.0e}"
+            comparison.fault = f"the inference model is {off} from the eval model"
     except Exception as error:  # the checker's and onnxruntime's own, of many classes
-        found.fault, found.is_ours = blame(path, data, error)
-    return found
+        comparison.fault, comparison.is_ours = blame(path, data, error)
+    return comparison
 
 
 def blame(path: Path, data: dict[str, Array], error: Exception) -> tuple[str, bool]:
-    """What is wrong with an inference model, and whether the export was not so before."""
+    """Return the fault of an inference model, and whether it arose after the export."""
     said = first_line(error)
     try:
         model = onnx.load(path)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # of bench.twins
 
 
 def ort(folder: Path, threads: int) -> Callable[[], object]:
-    """A training step by onnxruntime-training from our artifacts."""
+    """Return a training step by onnxruntime-training from our artifacts."""
     import onnxruntime
     from onnxruntime.training.api import CheckpointState, Module, Optimizer
 
@@ -44,7 +44,7 @@ def ort(folder: Path, threads: int) -> Callable[[], object]:
 
 
 def torch(workload: str, folder: Path, threads: int, kind: str) -> Callable[[], object]:
-    """A training step by PyTorch; kind: one of those that begin with torch."""
+    """Return a training step by PyTorch; kind: one of those that begin with torch."""
     import torch
     from torch import nn
 

@@ -32,11 +32,11 @@ def timed(folder: Path, samples: int) -> None:
         trainer.step(*batch)
         seconds.append(time.perf_counter() - begin)
     if group is None or group.rank == 0:
-        found = {
+        times = {
             "seconds": statistics.median(seconds[WARM:]),
             "bytes": trainer.state.region_bytes("grad"),
         }
-        print(json.dumps(found))
+        print(json.dumps(times))
 
 
 def equal(folder: Path) -> None:
@@ -51,8 +51,8 @@ def equal(folder: Path) -> None:
     several, one = (Trainer(folder, group=each, threads=1) for each in (group, None))
     losses: list[list[float]] = [[], []]
     for x, y, rate in batches:
-        for trainer, found in zip((several, one), losses, strict=True):
-            found.append(trainer.step(x, y))
+        for trainer, trainer_losses in zip((several, one), losses, strict=True):
+            trainer_losses.append(trainer.step(x, y))
             trainer.learning_rate = float(rate)
     a, b = (t.module.get_contiguous_parameters() for t in (several, one))
     if group.rank == 0:

@@ -1,9 +1,9 @@
-"""Train a golden model for a few steps, and print what comes out as a line of JSON.
+"""Train a golden model for a few steps, and print the results as a line of JSON.
 
     python train_steps.py FOLDER [LEVEL]
 
 FOLDER has artifacts, and trace.npz with batches.  Needs NumPy and an installed wheel of edgegrad.
-With a LEVEL kernels are compiled here for that level, in place of those that the wheel ships.
+With a LEVEL kernels are compiled here for that level, instead of the shipped ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HEAVY = {"flatbuffers", "llvmlite", "numba", "onnx", "tqdm"}
 
 def main(folder: Path, level: str) -> None:
     if level:
-        (found,) = (v for v in LEVELS if v.name == level)
-        compiled = source.KernelSet("compiled here", found.target())
+        (chosen,) = (v for v in LEVELS if v.name == level)
+        compiled = source.KernelSet("compiled here", chosen.target())
         source.current = lambda *prepared: compiled
     batches = np.load(folder / "trace.npz")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")

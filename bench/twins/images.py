@@ -18,7 +18,7 @@ def mlp() -> Any:
 
 
 def cnn() -> Any:
-    """Two 3x3 convolutions on 28x28, maxpool, 9216-128-10."""
+    """Return two 3x3 convolutions on 28x28, maxpool, 9216-128-10."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),

@@ -30,7 +30,9 @@ class _Mean(nn.Module):
 
 
 def wav2vec2() -> Any:
-    """The convolutional encoder of wav2vec 2.0, the mean over time and a layer to 10 classes."""
+    """Return the convolutional encoder of wav2vec 2.0, the mean over time and a layer to 10
+    classes.
+    """
     layers: list[Any] = []
     channels = 1
     for taps, stride in zip((10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2), strict=True):
@@ -50,5 +52,5 @@ class _Lstm(nn.Module):
 
 
 def lstm() -> Any:
-    """An LSTM of 256 over 64 features, and a classifier of the mean over time."""
+    """Return an LSTM of 256 over 64 features, and a classifier of the mean over time."""
     return _Lstm(64, 256)

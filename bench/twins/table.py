@@ -24,7 +24,8 @@ TWINS: Mapping[str, Callable[[], Any]] = {
 
 
 def make(workload: str) -> Any:
-    """The twin of a workload; of one whose name ends in _head only the last linear layer trains.
+    """Return the twin of a workload; of one whose name ends in _head only the last linear layer
+    trains.
 
     Frozen batch normalisations use their running statistics.
     """
@@ -45,7 +46,7 @@ def load(net: Any, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def _in_order(module: Any) -> Iterator[Any]:
-    """Parameters as they are used; PyTorch's encoder layer has its norms behind all else."""
+    """Yield parameters as they are used; PyTorch's encoder layer has its norms at the end."""
     yield from module.parameters(recurse=False)
     children = dict(module.named_children())
     if isinstance(module, nn.TransformerEncoderLayer):

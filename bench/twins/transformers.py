@@ -38,7 +38,7 @@ class _Embedding(nn.Module):
 
 
 def transformer() -> Any:
-    """An encoder of 4 layers of 256."""
+    """Return an encoder of 4 layers of 256."""
     return _Encoder(256, 4, 4, "relu")
 
 

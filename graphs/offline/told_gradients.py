@@ -48,7 +48,7 @@ def note(graph: Graph, told: Iterable[ToldGradient]) -> None:
 
 
 def read(graph: Graph) -> list[ToldGradient]:
-    """Return the told gradients that the metadata of a graph note.
+    """Return the gradients that the metadata of a graph list.
 
     Raises:
         ModelError: they are damaged.
@@ -57,10 +57,12 @@ def read(graph: Graph) -> list[ToldGradient]:
     if text is None:
         return []
     try:
-        found = [ToldGradient(row["node"], row["given"], row["made"]) for row in json.loads(text)]
-        names = {n for each in found for n in (*each.given.items(), *each.made.items())}
-        if all(isinstance(n, str) for n in (*sum(names, ()), *(each.node for each in found))):
-            return found
+        gradients = [
+            ToldGradient(row["node"], row["given"], row["made"]) for row in json.loads(text)
+        ]
+        names = {n for each in gradients for n in (*each.given.items(), *each.made.items())}
+        if all(isinstance(n, str) for n in (*sum(names, ()), *(each.node for each in gradients))):
+            return gradients
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     raise ModelError(

@@ -477,18 +477,18 @@ def _scan(to: _Unroll) -> list[str]:
     if len({len(p) for p in parts}) > 1:
         to.fail(f"sequences of lengths {[len(p) for p in parts]}", "equal lengths")
     weights = to.weights(body)
-    found: list[list[str]] = [[] for _ in ends]
+    ended: list[list[str]] = [[] for _ in ends]
     for elements in zip(*parts, strict=True):
         made = to.body(body, weights, *states, *elements)
         states = made[:n]
         for k, end in enumerate(made[n:]):
-            found[k].append(end)
+            ended[k].append(end)
     axes = given("scan_output_axes", len(ends))
     backward = given("scan_output_directions", len(ends))
     return [
         *states,
         *(
-            to.stacked(body, n + k, found[k][:: -1 if backward[k] else 1], axes[k])
+            to.stacked(body, n + k, ended[k][:: -1 if backward[k] else 1], axes[k])
             for k in range(len(ends))
         ),
     ]

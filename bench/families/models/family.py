@@ -1,4 +1,4 @@
-"""What a family is, and pieces that many families are made of.
+"""Family of models, and pieces that many families share.
 
 A family is a function that makes a small model: the module, its inputs, and the target its output
 is compared with.  A target of integers is one of classes, a target of floats is one of numbers, and

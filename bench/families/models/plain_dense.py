@@ -83,9 +83,9 @@ def pooled_pyramid() -> Made:
                 maps.append(functional.interpolate(small, size=(8, 8), mode="bilinear"))
             y = self.head(torch.cat(maps, 1))
             wanted = functional.one_hot(truth, 3).permute(0, 3, 1, 2).to(y.dtype)
-            found = y.softmax(1)
-            over = (found * wanted).sum((0, 2, 3))
-            dice = 1 - 2 * over / (found.sum((0, 2, 3)) + wanted.sum((0, 2, 3)) + 1)
+            shares = y.softmax(1)
+            over = (shares * wanted).sum((0, 2, 3))
+            dice = 1 - 2 * over / (shares.sum((0, 2, 3)) + wanted.sum((0, 2, 3)) + 1)
             return functional.cross_entropy(y, truth) + dice.mean()
 
     return Pyramid(), (*image(16, 2), labels(3, 2, 8, 8)), None
@@ -140,9 +140,9 @@ def free_anchors() -> Made:
             self, x: torch.Tensor, sides: torch.Tensor, kinds: torch.Tensor
         ) -> torch.Tensor:
             h = self.tower(self.body(x))
-            found = torch.exp(self.scale * self.sides(h)).permute(0, 2, 3, 1).flatten(0, 2)
-            area, own = ((s[:, 0] + s[:, 2]) * (s[:, 1] + s[:, 3]) for s in (sides, found))
-            least = torch.minimum(found, sides)
+            predicted = torch.exp(self.scale * self.sides(h)).permute(0, 2, 3, 1).flatten(0, 2)
+            area, own = ((s[:, 0] + s[:, 2]) * (s[:, 1] + s[:, 3]) for s in (sides, predicted))
+            least = torch.minimum(predicted, sides)
             over = (least[:, 0] + least[:, 2]) * (least[:, 1] + least[:, 3])
             iou = (over + 1) / (area + own - over + 1)
             pairs = sides.view(-1, 2, 2)
@@ -197,16 +197,16 @@ def depth_estimation() -> Made:
 
         def forward(self, x: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
             h = functional.elu(self.up(self.down(x)))
-            found = torch.sigmoid(self.head(torch.cat([h, x], 1)))
-            depth = 1 / (0.1 + 9.9 * found)
+            inverse = torch.sigmoid(self.head(torch.cat([h, x], 1)))
+            depth = 1 / (0.1 + 9.9 * inverse)
             off = torch.log(depth) - torch.log(truth)
             scale_free = torch.sqrt(
                 (off.square().mean() - 0.85 * off.mean().square()).clamp(min=1e-6)
             )
-            even = found / (found.mean((2, 3), keepdim=True) + 1e-7)
+            even = inverse / (inverse.mean((2, 3), keepdim=True) + 1e-7)
             loss = scale_free
             for axis in (2, 3):
-                n = found.shape[axis]
+                n = inverse.shape[axis]
                 step = (even.narrow(axis, 1, n - 1) - even.narrow(axis, 0, n - 1)).abs()
                 edge = (x.narrow(axis, 1, n - 1) - x.narrow(axis, 0, n - 1)).abs()
                 loss = loss + 0.1 * (step * torch.exp(-edge.mean(1, keepdim=True))).mean()
@@ -277,8 +277,8 @@ def residual_dense() -> Made:
             h = start = self.first(x)
             for conv in self.convs:
                 h = torch.cat([h, conv(h).relu()], 1)
-            found = self.up(start + self.local(h))
-            small = functional.pixel_unshuffle(found - truth, 2)
+            predicted = self.up(start + self.local(h))
+            small = functional.pixel_unshuffle(predicted - truth, 2)
             return torch.sqrt(small.square() + 1e-4).mean()
 
     return Dense(), (*image(8, 2), torch.randn(2, 3, 16, 16)), None

@@ -101,8 +101,8 @@ def flow_matching() -> Made:
 
         def forward(self, x: torch.Tensor, noise: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
             at = torch.lerp(noise, x, t[:, None])
-            found = self.net(torch.cat([at, time_waves(t)], 1))
-            return (found - (x - noise)).square().mean()
+            velocity = self.net(torch.cat([at, time_waves(t)], 1))
+            return (velocity - (x - noise)).square().mean()
 
     return Matching(), (torch.randn(8, 2), torch.randn(8, 2), torch.rand(8)), None
 

@@ -339,9 +339,9 @@ def yolo_head() -> Made:
             union = size.prod(-1) + own - over.prod(-1)
             iou = over.prod(-1) / union.clamp(min=1e-6)
             box = ((1 - iou) * seen).sum() / seen.sum()
-            found = functional.binary_cross_entropy_with_logits(h[..., 4], seen)
+            objectness = functional.binary_cross_entropy_with_logits(h[..., 4], seen)
             wide = seen[..., None].expand(-1, -1, -1, -1, 2)
-            return box + found + functional.binary_cross_entropy_with_logits(h[..., 5:], wide)
+            return box + objectness + functional.binary_cross_entropy_with_logits(h[..., 5:], wide)
 
     low = torch.rand(3, 2, 4, 4, 2) * 0.5
     boxes = torch.cat([low, low + 0.1 + torch.rand(3, 2, 4, 4, 2)], -1)
@@ -367,8 +367,8 @@ def centernet_head() -> Made:
             near = torch.log(heat) * (1 - heat).pow(2) * is_peak
             far = torch.log(1 - heat) * heat.pow(2) * (1 - truth).pow(4) * (1 - is_peak)
             flat = self.offset(h).flatten(2).transpose(1, 2)
-            found = flat.gather(1, at[..., None].expand(-1, -1, 2))
-            return functional.l1_loss(found, off) - (near + far).sum() / is_peak.sum()
+            offsets = flat.gather(1, at[..., None].expand(-1, -1, 2))
+            return functional.l1_loss(offsets, off) - (near + far).sum() / is_peak.sum()
 
     truth = torch.rand(2, 2, 16, 16)
     truth[truth > 0.95] = 1.0

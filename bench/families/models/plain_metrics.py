@@ -200,12 +200,12 @@ def distilled_student() -> Made:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             shown = self.teacher[0](x).relu()
             h = self.first(x).relu()
-            found, wanted = self.last(h), self.teacher(x)
+            scores, wanted = self.last(h), self.teacher(x)
             soft = functional.kl_div(
-                (found / 3).log_softmax(1), (wanted / 3).softmax(1), reduction="batchmean"
+                (scores / 3).log_softmax(1), (wanted / 3).softmax(1), reduction="batchmean"
             )
             return (
-                functional.cross_entropy(found, y)
+                functional.cross_entropy(scores, y)
                 + 9 * soft
                 + (self.match(h) - shown).square().mean()
             )

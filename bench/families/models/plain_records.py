@@ -172,8 +172,8 @@ def gated_tasks() -> Made:
             h = torch.stack([e(x).relu() for e in self.experts], 1)
             both = zip(self.gates, self.heads, strict=True)
             p = [torch.sigmoid(t((g(x).softmax(1)[..., None] * h).sum(1)))[:, 0] for g, t in both]
-            found = torch.stack([p[0], p[0] * p[1]], 1).clamp(1e-6, 1 - 1e-6)
-            return functional.binary_cross_entropy(found, y)
+            rates = torch.stack([p[0], p[0] * p[1]], 1).clamp(1e-6, 1 - 1e-6)
+            return functional.binary_cross_entropy(rates, y)
 
     return Tasks(), (torch.randn(8, 6), labels(2, 8, 2).float()), None
 

@@ -101,9 +101,9 @@ def temporal_fusion() -> Made:
             h = self.net(h)[0]
             q, k = (a.unflatten(-1, (2, 4)).transpose(1, 2) for a in (self.query(h), self.key(h)))
             weight = (q @ k.transpose(-1, -2) / 2).softmax(-1).mean(1)
-            found = self.head(self.out(weight @ self.value(h))[:, -1])
+            predicted = self.head(self.out(weight @ self.value(h))[:, -1])
             quantiles = torch.tensor([0.1, 0.5, 0.9], dtype=x.dtype)
-            off = y[:, None] - found
+            off = y[:, None] - predicted
             return torch.maximum(quantiles * off, (quantiles - 1) * off).mean()
 
     return Fusion(), (torch.randn(4, 9, 3), torch.randn(4)), None
@@ -259,14 +259,14 @@ def sound_separation() -> Made:
             h = functional.relu(self.encode(x[:, None]))
             y = self.down(self.norm(h))
             masks = torch.sigmoid(self.mask(y + self.body(y))).unflatten(1, (2, 12))
-            found = self.decode((masks * h[:, None]).flatten(0, 1)).view(-1, 2, 40)
-            found, clean = (
-                found - found.mean(-1, keepdim=True),
+            decoded = self.decode((masks * h[:, None]).flatten(0, 1)).view(-1, 2, 40)
+            decoded, clean = (
+                decoded - decoded.mean(-1, keepdim=True),
                 clean - clean.mean(-1, keepdim=True),
             )
-            scale = (found * clean).sum(-1, keepdim=True) / clean.square().sum(-1, keepdim=True)
+            scale = (decoded * clean).sum(-1, keepdim=True) / clean.square().sum(-1, keepdim=True)
             aim = scale * clean
-            ratio = aim.square().sum(-1) / ((found - aim).square().sum(-1) + 1e-8)
+            ratio = aim.square().sum(-1) / ((decoded - aim).square().sum(-1) + 1e-8)
             return -10 * torch.log10(ratio + 1e-8).mean()
 
     return TasNet(), (torch.randn(2, 40), torch.randn(2, 2, 40)), None

@@ -131,12 +131,12 @@ class Detector(nn.Module):
         self.body, self.head = Pyramid(width), head
 
     def forward(self, x: torch.Tensor, classes: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-        found = self.head(self.body(x))
-        scores = ops.sigmoid_focal_loss(found["cls_logits"], classes, reduction="mean")
-        loss = scores + functional.smooth_l1_loss(found["bbox_regression"], boxes)
-        if "bbox_ctrness" in found:
+        heads = self.head(self.body(x))
+        scores = ops.sigmoid_focal_loss(heads["cls_logits"], classes, reduction="mean")
+        loss = scores + functional.smooth_l1_loss(heads["bbox_regression"], boxes)
+        if "bbox_ctrness" in heads:
             loss = loss + functional.binary_cross_entropy_with_logits(
-                found["bbox_ctrness"][..., 0], classes[..., 0]
+                heads["bbox_ctrness"][..., 0], classes[..., 0]
             )
         return loss
 
@@ -178,8 +178,8 @@ def box_head() -> Made:
         def forward(
             self, x: torch.Tensor, boxes: torch.Tensor, classes: torch.Tensor
         ) -> torch.Tensor:
-            found = ops.roi_align(self.body(x), boxes, (3, 3), 0.25, 2, aligned=True)
-            scores, offsets = self.predict(self.head(found))
+            crops = ops.roi_align(self.body(x), boxes, (3, 3), 0.25, 2, aligned=True)
+            scores, offsets = self.predict(self.head(crops))
             return functional.cross_entropy(scores, classes) + offsets.square().mean()
 
     return Boxes(), (*image(32, 2), regions(), labels(4, 5)), None

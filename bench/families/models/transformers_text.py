@@ -214,7 +214,7 @@ def deberta_v2() -> Made:
 
 @family
 def fnet() -> Made:
-    """Fourier transforms in place of attention."""
+    """Fourier transforms instead of attention."""
     config = tf.FNetConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=64,
         hidden_dropout_prob=0.0, max_position_embeddings=32, num_labels=3,
@@ -235,7 +235,7 @@ DECODER: dict[str, Any] = {
 
 @family
 def gemma2() -> Made:
-    """Soft caps of scores and logits, norms before and behind."""
+    """Soft caps of scores and logits, norms before and after."""
     config = tf.Gemma2Config(
         num_key_value_heads=2, intermediate_size=48, head_dim=8, sliding_window=4,
         query_pre_attn_scalar=8, attn_implementation="eager", **DECODER,
@@ -255,7 +255,7 @@ def falcon() -> Made:
 
 @family
 def bloom() -> Made:
-    """Linear biases in place of positions."""
+    """Linear biases instead of positions."""
     config = tf.BloomConfig(
         vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, use_cache=False,
         hidden_dropout=0.0, attention_dropout=0.0, tie_word_embeddings=False, pad_token_id=0,
