@@ -134,7 +134,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _lacking(report: Any) -> str:
-    """The reason of a skip for want of a tool, `needs ...`; else an empty string."""
+    """Return the reason of a skip for a missing tool, `needs ...`, or an empty string."""
     if not report.skipped or not isinstance(report.longrepr, tuple):
         return ""
     reason = str(report.longrepr[2]).removeprefix("Skipped: ")

@@ -1,8 +1,8 @@
 """Wrong values for every parameter of every public function, class and method.
 
-What is not of the kind that its annotation says ends in an `EngineError` that names the parameter:
-no TypeError from inside, no warning of NumPy, nothing that is silently done.  Numbers that mean
-nothing are refused, too, but where `SIGNED` says that they mean something.
+A value that does not fit its annotation ends in an `EngineError` that names the parameter: no
+TypeError from inside, no warning of NumPy, no silent conversion.  Numbers that mean nothing are
+refused, too, but where `SIGNED` says that they mean something.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[Any, str]] = {  # values, and what an annotation has that
 
 @functools.cache
 def given() -> dict[str, Any]:
-    """What parameters are, where nothing else is asked for, by their annotation."""
+    """Return default values of parameters, by annotation."""
     mlp = GOLDENS / "mlp"
     state = CheckpointState.load_checkpoint(mlp / "checkpoint")
     module = Module(mlp / "training_model.onnx", state, mlp / "eval_model.onnx", threads=1)
@@ -159,7 +159,7 @@ def sample(parameter: inspect.Parameter) -> Any:
 def outcome(
     function: Callable[..., Any], parameters: list[inspect.Parameter], name: str, value: Any
 ) -> str:
-    """What comes of a value for one parameter, with samples for all others that are required."""
+    """Return the result of a value for one parameter, with samples for all other required ones."""
     needed = [p for p in parameters if p.default is p.empty and p.kind not in REST]
     try:
         with warnings.catch_warnings():

@@ -449,7 +449,7 @@ def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("part", FILES)
 def test_mutated_models(part: str) -> None:
-    """Whatever happens to a model: it works, or an error says why it does not."""
+    """A mutated model either works, or an error says why it does not."""
     outcomes = set()
     for seed in range(60):
         rng = random.Random(f"{part} {seed}")
@@ -708,7 +708,7 @@ class Compiler:
         return BITCODE
 
     def ask(self) -> int:
-        """How often it compiled for one request, whose answer must be right."""
+        """Return how often it compiled for one request, whose answer must be right."""
         before = self.calls
         assert load.bitcode(LAUNCH, host()) == BITCODE
         return self.calls - before

@@ -243,7 +243,7 @@ def nested(levels: int) -> onnx.ModelProto:
 
 
 def test_subgraphs_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages of files end at 33 of them; those of a program need not."""
+    """Messages of files end at 33 of them; graphs of a program need not."""
     with pytest.raises(LimitError, match=r"^model: subgraphs are nested to 90 levels"):
         onnx_io.load(nested(90))
     monkeypatch.setenv("EDGEGRAD_MAX_DEPTH", "9000")

@@ -78,7 +78,7 @@ def test_clang_has_no_warnings_and_windows_no_clash(tmp_path: Path) -> None:
 @needs_cc
 @pytest.mark.parametrize(("compiler", "standard"), [("gcc", "c11"), ("g++", "c++20")])
 def test_the_header_has_real_names(compiler: str, standard: str, tmp_path: Path) -> None:
-    """What users read and editors complete is `mnist_create`: no macro, no mark, no `model_`."""
+    """Users read, and editors complete, `mnist_create`: no macro, no mark, no `model_`."""
     for library in (False, True):
         text = source("mnist", library=library).header()
         assert "int mnist_train_step(mnist *m" in text
@@ -135,7 +135,7 @@ def test_a_name_that_gives_a_word_two_meanings_is_refused() -> None:
 
 
 def test_no_word_of_the_runtime_ends_as_a_public_name_does() -> None:
-    """Else a build called by the rest of the word would have two functions of one name."""
+    """Otherwise a build named like the rest of the word would have two functions of one name."""
     public = {word for word in source("model")._aliases() if word.lower().startswith("model_")}
     ends = {word[len("model") :] for word in public | {"model_plan_memory"}}
     for part in (*PARTS, "selftest.c"):

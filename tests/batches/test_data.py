@@ -219,7 +219,7 @@ def test_memory_maps_are_read_batch_by_batch(tmp_path: Path) -> None:
 
 
 class Tensor:
-    """What tensors of PyTorch do: numbers come out after detach and cpu alone."""
+    """Tensor like PyTorch's: numbers come out after detach and cpu only."""
 
     def __init__(self, value: Array, ready: int = 0) -> None:
         self.value, self.ready = value, ready

@@ -1,6 +1,6 @@
 """Loaders and datasets of other packages, known by what they can do; the packages are stood in for.
 
-What these stand-ins have is what PyTorch 2.13 and datasets 5.2 have.
+These stand-ins match PyTorch 2.13 and datasets 5.2.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ soundfile = pytest.importorskip("soundfile")
 
 
 def png(width: int, height: int, depth: int = 1, colour: int = 0, rows: int | None = None) -> bytes:
-    """A black PNG of which only so many rows are there; two thousand bytes for a million pixels."""
+    """Return a black PNG with only some of its rows; two thousand bytes for a million pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         body = kind + data
@@ -123,7 +123,7 @@ def test_pictures(tmp_path: Path, name: str) -> None:
 
 
 def test_the_middle_of_a_long_picture_is_what_it_was(tmp_path: Path) -> None:
-    """What is cut off first is not what the middle is made of."""
+    """The part that is cut off first does not contain the middle."""
     rows = np.arange(40 * 16 * 25, dtype=np.int64).reshape(-1, 40) // 40 % 251
     picture = Image.fromarray(rows.astype(np.uint8))
     picture.save(tmp_path / "long.png")

@@ -1,4 +1,4 @@
-"""Dry runs: what is told of a training before its first step, and that it is so."""
+"""Dry runs: predictions of a training before its first step, and a check of them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_trainer_tells_of_a_batch_or_its_shapes(artifacts: Path) -> None:
 
 
 def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
-    """What would help comes with the figures of its own plan, in the error of a step, too."""
+    """Suggestions come with the figures of their own plans, also in the error of a step."""
     free = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2), variants=False)
     assert free.figures is not None
     most = free.figures.nbytes

@@ -47,7 +47,7 @@ def save(path: Path, pixels: Array, **options: Any) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of three pictures, 8 x 8, without loss; and files that are no data."""
+    """Return two classes of three pictures, 8 x 8, without loss; and files that are not data."""
     for name in ("cat", "dog"):
         for i in range(3):
             save(tmp_path / "photos" / name / f"{i}.png", picture())

@@ -97,7 +97,7 @@ def test_within_a_budget_one_ladder_is_made(
 
 
 def place(shown: Page) -> tuple[float, float, float, float]:
-    """What the picture shows, in steps and blocks."""
+    """Return the place in the picture, in steps and blocks."""
     x, y, w, h = map(float, shown.ask(f"{INNER}.getAttribute('viewBox')").split())
     return x, y, w, h
 

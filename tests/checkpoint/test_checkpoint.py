@@ -36,7 +36,7 @@ DTYPES = [np.dtype(t) for t in ("?", *"bBhHiIqQfd")]
 
 
 def array(value: np.ndarray | NominalTensor) -> np.ndarray:
-    """The value, which is that of a complete checkpoint."""
+    """Return the value in a complete checkpoint."""
     assert isinstance(value, np.ndarray)
     return value
 
@@ -507,7 +507,7 @@ def tolerates(data: bytes, external: bytes | None = None) -> bool:
 def test_every_truncation(name: str) -> None:
     data = (CHECKPOINTS / name).read_bytes()
     accepted = [n for n in range(len(data)) if tolerates(data[:n])]
-    # What may be cut unnoticed is the padding that ends the file.
+    # Only the padding at the end of the file may be cut unnoticed.
     assert all(not any(data[n:]) and len(data) - n < 8 for n in accepted)
 
 
@@ -880,7 +880,7 @@ def test_a_crash_before_any_system_call_leaves_the_old_or_the_new(
         found = storage.read(path)
         assert plain(found) in (plain(sample(1.0)), plain(sample(2.0)))
         seen.append(found.properties["epoch"])
-        # Whatever was left behind, the next write cleans up, and the one after a crash counts.
+        # Whatever was left, the next write cleans up, and the one after a crash counts.
         put(3.0, path, new if nth % 2 else old)
         assert plain(storage.read(path)) == plain(sample(3.0))
         left = [f for f in os.listdir(path.parent) if not f.endswith(".tmp")]

@@ -94,7 +94,7 @@ def joined(text: str, group: ThreadGroup, statistics: bool = True, **options: An
 
 
 def _results(found: list[Any]) -> list[Any]:
-    """What ranks return; the first error that is not of another rank's end, if one has any."""
+    """Return the results of ranks; raise the first error that is not due to another rank's end."""
     errors = [each for each in found if isinstance(each, BaseException)]
     for error in sorted(errors, key=lambda each: isinstance(each, GroupError)):
         raise error
@@ -102,7 +102,7 @@ def _results(found: list[Any]) -> list[Any]:
 
 
 def ranks_of(cuts: Sequence[int], work: Callable[[ThreadGroup, tuple[int, int]], Any]) -> list[Any]:
-    """What each rank returns, given its part of the samples."""
+    """Return the results of the ranks, given their parts of the samples."""
     return _results(
         run(len(cuts) - 1, lambda group: work(group, (cuts[group.rank], cuts[group.rank + 1])))
     )
@@ -291,7 +291,7 @@ def test_a_rank_that_ends_leaves_nobody_waiting() -> None:
 
 
 def test_a_pull_to_anchors_counts_once() -> None:
-    """The term of FedProx is no part of the loss, and is not added by each rank."""
+    """The term of FedProx is not part of the loss, and each rank does not add it again."""
     one = made(PLAIN, proximal=True)
     set_anchors(one.state, 3.0)
     losses = [one.step(X, LABELS) for _ in range(3)]
@@ -306,7 +306,7 @@ def test_a_pull_to_anchors_counts_once() -> None:
 
 
 def test_ranks_keep_to_a_budget() -> None:
-    """Each to a plan of its own: what runs again is no collective step."""
+    """Each rank keeps to a plan of its own: collective steps do not run again."""
     text, options = MODELS["cnn"][0], dict[str, Any](optimizer=SGD(0.05))
     one = made(text, **options)
     losses = [one.step(IMAGES, LABELS) for _ in range(2)]

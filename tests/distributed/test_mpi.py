@@ -39,7 +39,7 @@ def test_a_rank_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_leaves_for_another_call_is_named(tmp_path: Path) -> None:
-    """What it sums there is no length of a message, which would be one of 4 EiB."""
+    """Its sum is not the length of a message, which would be 4 EiB."""
     done = ranks.run(tmp_path, 3, PROGRAM, "leave")
     assert done.returncode != 0
     assert "rank 1 did not answer, and what it told is of another call" in done.stderr

@@ -24,7 +24,7 @@ from tests.support.places import GOLDENS
 from tests.trimmed.test_build_face import _Newer
 
 pytestmark = needs_cc
-# What a device lacks: an import of it fails, whoever asks.
+# Packages that a device lacks: importing them always fails.
 DEVICE = """
 import sys
 class Missing:
@@ -111,7 +111,7 @@ def test_a_device_needs_the_build_alone(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_copied_is_small_and_closed(folder: Path) -> None:
-    """Nothing of it names the package it comes from, and it is no copy of half of that."""
+    """The copy does not name its package, and is less than half of it."""
     files = sorted((folder / "mnist_federated").rglob("*.py"))
     for path in files:
         tree = ast.parse(path.read_text("utf-8"))

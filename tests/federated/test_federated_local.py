@@ -1,4 +1,4 @@
-"""What a device does in a round: one trainer is many clients, and each goes on where it was."""
+"""A device's part of a round: one trainer serves many clients, and each continues its own state."""
 
 from __future__ import annotations
 

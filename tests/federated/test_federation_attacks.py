@@ -187,7 +187,7 @@ def test_robust_strategies_take_the_median_of_statistics() -> None:
 
 
 def test_krum_chooses_by_the_distances_of_updates() -> None:
-    """Of parameters that are a million times as large, of which float32 would keep nothing."""
+    """Parameters are a million times as large, so that float32 would lose the distances."""
     rng = np.random.default_rng(0)
     middle = rng.standard_normal(50)
     updates = [middle + 1e-3 * (k + 1) * rng.standard_normal(50) for k in range(6)]
@@ -264,7 +264,9 @@ def test_an_app_says_in_its_history_who_was_left_out(tmp_path: Path) -> None:
 
 
 def test_numbers_that_not_all_have_are_not_averaged(caplog: pytest.LogCaptureFixture) -> None:
-    """A name more, or less, is no reason to leave a client out: which one, would others decide."""
+    """A missing or additional name is not a reason to leave a client out, or others would
+    decide.
+    """
     app = ClientApp()
 
     @app.train(mods=[protect])
@@ -319,7 +321,7 @@ Fields = dict[str, Any]
 
 
 def put(name: str, made: Callable[[Any], Any]) -> Callable[[Fields], None]:
-    """What makes another value of a field, in the stage that has it."""
+    """Return a message with another value of a field, in its stage."""
 
     def spoil(fields: Fields) -> None:
         if name in fields:

@@ -38,7 +38,7 @@ def app_of(spoil: Reply, when: str, encoding: Encoding) -> ClientApp:
         return number == 2 and context.node_config["partition-id"] == BAD
 
     def spoiler(message: Message, context: Context, call_next: Any) -> Message:
-        """A mod outside of that of the engine: what it changes is what is sent."""
+        """Change the reply outside of the engine's mod, just before it is sent."""
         reply: Message = call_next(message, context)
         if when == "sent" and bad(message, context):
             spoil(reply.content)

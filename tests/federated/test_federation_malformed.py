@@ -1,7 +1,7 @@
-"""Malicious clients: whatever one of them replies, the others' work is what it is without it.
+"""Malicious clients: whatever one of them replies, the others' work is the same as without it.
 
 Every malformed reply of a list, with every strategy and kind of privacy: the rounds end, and the
-result is to the last bit that of a federation whose client has failed instead.
+result equals, to the last bit, a federation whose client has failed instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Spoil = Callable[[RecordDict], None]
 
 
 class Failing(Exception):
-    """What the client raises in the federation that all others are compared with."""
+    """Error of the client in the federation with which all others are compared."""
 
 
 def fail(_: RecordDict) -> None:
@@ -243,7 +243,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Hostile(LocalGrid):
-    """Clients, one of which replies in round 2 as it likes."""
+    """Clients, one of which replies arbitrarily in round 2."""
 
     def __init__(self, spoil: Spoil, duplicate: str, config: dict[str, Any]) -> None:
         super().__init__(app_of(spoil), CLIENTS, config)
@@ -276,7 +276,7 @@ def app_of(spoil: Spoil) -> ClientApp:
     app = ClientApp()
 
     def spoiler(message: Message, context: Context, call_next: Any) -> Message:
-        """A mod outside of that of the engine: what it changes is what is sent."""
+        """Change the reply outside of the engine's mod, just before it is sent."""
         told = message.content.config_records["config"]["server-round"]
         reply: Message = call_next(message, context)
         if told == 2 and context.node_config["partition-id"] == BAD:
@@ -318,7 +318,7 @@ def federated(
         (lambda values, norm, _: values * (norm / max(norm, noise.length_of(values))))
         if mode.get("privacy") == "local"
         else noise.noisy
-    )  # of the clients, whose order is that of random ids
+    )  # of the clients, which are in the order of random ids
     privacy, encoding = options(mode)
     numbers = {"num-examples": Number(True, 1, 1 if privacy.kind == "local" else 10**6, True)}
     if privacy.kind == "client-adaptive":

@@ -93,7 +93,7 @@ def test_epsilon_is_that_of_published_accountants(kind: str, z: float, rounds: i
     privacy = Privacy(kind, noise_multiplier=z, clients=1000)
     spent = privacy.spent(rounds)
     assert spent == privacy.spent(rounds, replacing=False)
-    assert renyi * 0.999 < spent <= renyi  # all orders, and not those of a grid
+    assert renyi * 0.999 < spent <= renyi  # all orders, not only those on a grid
     assert more_or_less < spent < 1.1 * more_or_less
     assert replaced < privacy.spent(rounds, replacing=True) < 1.1 * replaced
 

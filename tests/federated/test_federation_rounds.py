@@ -99,7 +99,7 @@ def test_nodes_that_do_not_say_who_they_are_still_take_part(
 def test_the_same_seed_gives_the_same_result(
     more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the ids of the nodes and the order of replies are, and whoever draws of `random`."""
+    """Ids of nodes, the order of replies, and other uses of `random` do not matter."""
     first, rows = federate(tmp_path / "a", **more)
     pull, nodes = simulation.LocalGrid.pull_messages, simulation.LocalGrid.get_node_ids
 

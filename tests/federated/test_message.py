@@ -76,7 +76,9 @@ def test_a_message_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_package_safetensors_reads_the_same_layout() -> None:
-    """By the format's own words: wider elements first, no gap, offsets from behind the header."""
+    """The layout follows the specification: wider elements first, no gap, offsets from the end of
+    the header.
+    """
     data = (
         request()
         .trained({"half": np.ones(3, np.float16), "i": np.arange(2), "f": B}, {"num-examples": 1})

@@ -16,7 +16,7 @@ LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 
 
 def holds_each_once(parts: Sequence[Indices], samples: int) -> bool:
-    """Whether every sample is in one part, and every part is ascending."""
+    """Return whether every sample is in one part, and every part is ascending."""
     ascending = all((np.diff(part) > 0).all() for part in parts)
     whole = np.concatenate([np.zeros(0, np.int64), *parts])
     return ascending and whole.dtype == np.int64 and (np.sort(whole) == np.arange(samples)).all()

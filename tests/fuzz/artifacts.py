@@ -154,7 +154,7 @@ class Training(Artifact):
 
 
 class Eval(Artifact):
-    """Eval models, of which some are those of others."""
+    """Eval models, some of them from other artifacts."""
 
     name = "evals"
 
@@ -223,5 +223,5 @@ def _files() -> tuple[bytes, ...]:
 
 @functools.cache
 def changes() -> Changes:
-    """What is put into models comes from the models of all sets."""
+    """Return changes that insert parts of the models of all sets."""
     return Changes([onnx.load_from_string(data) for given in sets() for data in given[:3]])

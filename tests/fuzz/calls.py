@@ -120,7 +120,7 @@ OPTIONS: dict[Callable[..., None], dict[Any, dict[str, Any]]] = {
 
 @functools.cache
 def calls() -> tuple[Call, ...]:
-    """What is called, with arguments that are right."""
+    """Return the functions to call, with valid arguments."""
     given, (state, module, optimizer) = sets()[0], _module()
     options = [
         (call, {"kind": kind, **values})

@@ -121,7 +121,7 @@ def copy(model: ModelProto) -> ModelProto:
 
 @functools.cache
 def changes() -> Changes:
-    """What is put into models comes from all of them, and from some of the case rows."""
+    """Return changes that insert parts of all models, and of some case rows."""
     some = [malformed.model_of(cases[0]) for cases in list(rows().values())]
     return Changes([*models(), *some])
 

@@ -1,4 +1,4 @@
-"""What is mutated: the classes of inputs that the fuzzer knows have this form."""
+"""Kinds of mutated input: the form of the classes of inputs that the fuzzer knows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Kind:
         raise NotImplementedError
 
     def content(self, subject: Any) -> bytes:
-        """What a file holds from which a person can see what was wrong."""
+        """Return the content of a file from which a person can see what was wrong."""
         return bytes(subject)
 
     # --- mutations
@@ -51,7 +51,7 @@ class Kind:
         subject, steps = self.begin(rng), rng.choice(STEPS)
         for step in range(steps):
             if only is None or step in only:
-                # What is broken already does not allow every change.
+                # Input that is already broken does not allow every change.
                 with contextlib.suppress(Exception):
                     subject = self.change(subject, random.Random(f"{self.name} {seed} {step}"))
         return subject, steps

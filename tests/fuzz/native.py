@@ -26,7 +26,7 @@ READERS = ("checkpoint", "plan", "message")
 
 
 def sources(reader: str) -> list[str]:
-    """What the driver of a reader is compiled from, besides tests/c/fuzz.c, and how."""
+    """Return the sources of the driver of a reader, besides tests/c/fuzz.c, and the flags."""
     if reader == "message":
         return [f"-I{made('mlp') / 'src'}"]
     folder = library() if reader == "plan" else made("mlp")

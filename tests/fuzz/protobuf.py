@@ -170,7 +170,7 @@ def _zero(field: Any) -> Any:
 
 
 def _scalar(field: Any, old: Any, model: ModelProto, rng: random.Random) -> Any:
-    """Another value of a field that is no message."""
+    """Return another value for a field that is not a message."""
     if field.type == field.TYPE_STRING:
         if field.name == "op_type":
             names = [m.op_type for m in inner(model) if isinstance(m, NodeProto)]

@@ -31,7 +31,7 @@ from tests.fuzz.kind import Kind
 from tests.fuzz.models import models
 
 KERNELS = "0123456789abcdef"
-_CHECKSUM = 8  # where the head of a plan file has it; it is of all that is behind
+_CHECKSUM = 8  # its place in the head of a plan file; it covers everything after it
 
 
 class _File(Kind):
@@ -255,7 +255,7 @@ class Tensors(Messages):
 
 
 class Interfaces(_File):
-    """What is kept of models, without the seal of its record."""
+    """Kept interfaces of models, without the seal of their record."""
 
     name, plans = "interfaces", True
 

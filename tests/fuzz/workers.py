@@ -39,9 +39,9 @@ Task = tuple[str, int]  # the name of a kind, and a seed
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a mutation.
+    """Result of a mutation.
 
-    outcome: "planned", "ran", "refused: ModelError", "defect: ..."; equal for what is alike.
+    outcome: "planned", "ran", "refused: ModelError", "defect: ..."; equal for similar results.
     detail: of a defect, its traceback.
     """
 
@@ -135,7 +135,7 @@ def _work(pipe: Any, kinds: Sequence[Kind], log: str) -> None:
                     found = timed(known[name], seed)
                     pipe.send(found)
                     if found.outcome == "defect: memory":
-                        return  # its peak would hide those of others
+                        return  # its peak would hide the peaks of others
                 pipe.send(None)
 
 

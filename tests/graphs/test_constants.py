@@ -1,4 +1,4 @@
-"""What is computed of constants while planning is what kernels compute of the same numbers."""
+"""Constants computed while planning equal the results of kernels for the same numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG = ("LpNormalization", "Softmax", "LogSoftmax", "Hardmax", "LRN", "GlobalMa
 
 
 def small(case: Case) -> bool:
-    """Whether a row can be computed in no time."""
+    """Return whether a row can be computed in no time."""
     return all(np.prod(getattr(given, "shape", ())) <= MOST for given in case.ins)
 
 
@@ -36,7 +36,7 @@ def by_reference() -> list[Any]:
 
 
 def constant(case: Case) -> tuple[OneNode, Graph]:
-    """A row, and its graph with constants in place of inputs."""
+    """Return a row, and its graph with constants instead of inputs."""
     one = OneNode(case)
     graph = one.graph.copy()
     graph.inputs = {}

@@ -23,7 +23,7 @@ def graph(
     constants: dict[str, Any] | None = None,
     opset: int = 17,
 ) -> Graph:
-    """A graph of float inputs whose outputs are those of the last node."""
+    """Return a graph of float inputs whose outputs are the last node's."""
     types = {n: TensorType("f32", s) for n, s in inputs.items()}
     arrays = {n: np.asarray(a) for n, a in (constants or {}).items()}
     return Graph("g", types, list(nodes[-1].outputs), arrays, nodes, {"": opset})
@@ -237,12 +237,12 @@ def test_a_size_that_data_decide_for_some_sizes_only_gets_a_name() -> None:
 
 
 def test_values_that_sizes_decide_are_named() -> None:
-    """They are no constants of the graph, and no values that data decide either."""
+    """They are not constants of the graph, nor values that data decide."""
     assert infer(computed_shape()).varying == {"s", "t", "u"}
 
 
 def test_an_input_may_have_the_size_of_a_polynomial() -> None:
-    """Labels of all positions: n and 6*n are no two symbols."""
+    """Labels of all positions: n and 6*n are not two symbols."""
     nodes = [
         Node("Reshape", ("x", "flat"), ("scores",)),
         Node("SoftmaxCrossEntropyLoss", ("scores", "labels"), ("loss", "log")),

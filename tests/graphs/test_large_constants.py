@@ -1,7 +1,7 @@
 """Large constants lie in memory that all plans share; those that decide shapes are known, too.
 
 An initializer of `FROZEN_BYTES` or more is an input of the plan, whose value planning cannot see.
-Whoever needs it, the sizes of a Split or the mask of a Compress, gets it nevertheless: in the
+Nodes that need it, for the sizes of a Split or the mask of a Compress, get it nevertheless: in the
 backend, in a `Module`, in its eval model and in builds.
 """
 

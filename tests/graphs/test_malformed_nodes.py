@@ -1,7 +1,7 @@
 """Nodes with one thing wrong are refused by what is wrong with them, never by a crash of a rule.
 
 Every case row is a node that works.  Here its attributes, inputs, outputs, constants and opset are
-changed one at a time.  Whatever comes of it is a plan or an error that blames the model: an
+changed one at a time.  The result must be a plan or an error that blames the model: an
 `InternalError` would mean that a rule assumed what neither reading nor its shape rule had checked.
 """
 

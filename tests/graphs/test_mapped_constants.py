@@ -1,4 +1,4 @@
-"""Constants in a file of their own stay there: pages of region frozen are those of the file."""
+"""Constants in a file of their own stay there: region frozen consists of the file's pages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_pieces_lie_as_in_their_files(tmp_path: Path) -> None:
     pieces = [piece for a in arrays if (piece := mapping.layable(a)) is not None]
     assert len(pieces) == len(arrays)
     offsets, laid, size = mapping.laid_out(pieces)
-    assert len(laid) == 3  # the second is behind the first
+    assert len(laid) == 3  # the second follows the first
     memory = mapping.region(size, laid, what="numbers")
     for array, at in zip(arrays, offsets, strict=True):
         np.testing.assert_array_equal(memory[at : at + array.nbytes].view(kind), array)
@@ -115,7 +115,7 @@ def test_pieces_lie_as_in_their_files(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
-    """Another file of the name does no harm; one that is changed in place is told of."""
+    """Another file of the name does no harm; a file that is changed in place is reported."""
     path = tmp_path / "numbers"
     np.arange(4096).tofile(path)
     found = mapping.open_array(str(path), np.dtype(np.int64), 4096, 0, "numbers")

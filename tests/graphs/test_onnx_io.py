@@ -103,7 +103,7 @@ def model(
 
 
 def stock(data: bytes | str, feeds: Feeds) -> list[Any]:
-    """What stock onnxruntime computes."""
+    """Return the results of stock onnxruntime."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -51,7 +51,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 def test_weights_have_the_modules_names(form: str) -> None:
-    """All but those of the module's own names; a layer that is used twice has a weight twice."""
+    """All except the module's own names; a layer that is used twice has a weight twice."""
     found, graph = paths_of(form), onnx_io.load(model(form))
     names = {found.value(name) for name, a in graph.initializers.items() if a.ndim == 2}
     layers = [f"layers.{i}.{part}.weight" for i in range(2) for part in ("mlp.0", "mlp.2", "q")]
@@ -167,7 +167,7 @@ def test_tables_and_refusals_name_the_submodule() -> None:
 
 
 def keras(tmp_path: Path) -> Path:
-    """A model as tf2onnx names it: a dense layer behind one that is a constant transposed."""
+    """Return a model with tf2onnx's names: a dense layer after one with a transposed constant."""
     place = "StatefulPartitionedCall/sequential/dense"
     values = {
         f"{place}/Cast/ReadVariableOp:0": np.ones((4, 3), np.float32),

@@ -1,4 +1,4 @@
-"""What exporters have folded is told, and told only where something was folded.
+"""Changes by exporters are reported, and only if there are any.
 
 tests/support/make_exports.py has made the models of tests/data/exports, and says what each form is.
 """
@@ -104,7 +104,7 @@ def test_artifacts_of_other_models_do_not(model: str, form: str, tmp_path: Path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         generate_artifacts(path, floats(path), loss=LossType.MSELoss, artifact_directory=tmp_path)
-    copied = (model, form) == ("tied", "old_folded")  # of which tests/offline/test_ties.py has more
+    copied = (model, form) == ("tied", "old_folded")  # tests/offline/test_ties.py has more
     assert ["trained separately" in str(w.message) for w in caught] == [True] * copied
 
 

@@ -1,4 +1,4 @@
-"""Who may read which name: functions of a model see their inputs, bodies what is around them."""
+"""Scopes of names: functions of a model see their inputs, bodies the graphs around them."""
 
 from __future__ import annotations
 

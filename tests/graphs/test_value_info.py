@@ -1,4 +1,4 @@
-"""The types that files say hold: those of inference models, and those of training artifacts.
+"""Types in files are right, in inference models and in training artifacts.
 
 Inference models pass ONNX's strict inference and run in stock onnxruntime; see
 export_checks.py.
@@ -30,7 +30,7 @@ Inputs = dict[str, np.ndarray]
 
 
 def faults(folder: Path, outputs: list[str], batches: list[list[np.ndarray]]) -> list[str]:
-    """What is wrong with the types of artifacts and of the model that they export.
+    """Return the faults of the types of artifacts and of the model that they export.
 
     batches: of the module's inputs, the labels among them.
     """
@@ -123,7 +123,7 @@ def shared_key() -> Graph:
 
 
 def test_a_shared_key_and_joined_positions(tmp_path: Path) -> None:
-    """The labels have one size, of which the batch is a part, and each gradient its own shape."""
+    """The labels have one size, a multiple of the batch, and each gradient its own shape."""
     trained = ["wq", "wk", "wv", "wo"]
     onnx_io.save(shared_key(), tmp_path / "forward.onnx")
     artifacts.generate_artifacts(

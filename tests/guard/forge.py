@@ -149,7 +149,7 @@ def _tiles(plan: Plan, n: int, step: Step, rng: random.Random) -> Forged | None:
 
 
 def passes(plan: Plan, target: Target) -> bool:
-    """Whether a plan is let pass."""
+    """Return whether a plan is let pass."""
     try:
         check(verify(plan), Machine.of(target))
     except PlanError:

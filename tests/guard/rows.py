@@ -1,8 +1,8 @@
-"""What is run between guard pages: the case rows, as plans of several kinds.
+"""Programs between guard pages: the case rows, as plans of several kinds.
 
-A row is planned for float32 and float64, forward and backward, one thread and two, with kernels
-for its formulas and with the interpreter.  Where sizes of a row may be others, it is run with each
-of them one larger, so that there are tails of other lengths.
+A row is planned for float32 and float64, forward and backward, one thread and two, with kernels for
+its formulas and with the interpreter.  If sizes of a row may differ, it is also run with each of
+them one larger, so that there are tails of other lengths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.tools.dev.cases.case import Case, Given, Tensor
 
 @functools.cache
 def cases() -> list[Case]:
-    """All rows, behind each those of other sizes."""
+    """Return all rows, each followed by its variants of other sizes."""
     return [made for case in all_cases() for made in (case, *larger(case))]
 
 
@@ -51,7 +51,7 @@ def _grown(given: Any, size: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a row is planned."""
+    """Way in which a row is planned."""
 
     threads: int = 1
     double: bool = False

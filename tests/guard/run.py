@@ -23,7 +23,7 @@ ENDS = signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGVT
 
 @dataclass
 class Report:
-    """What a run has found.
+    """Results of a run.
 
     strays: one text for each kernel call that reads or writes outside of its operands.
     """
@@ -64,7 +64,7 @@ def _read(report: Report, lines: list[dict[str, Any]], level: str) -> bool:
 
 
 def _worker(level: str, kinds: str, rows: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What a worker printed, and its last note."""
+    """Return the output of a worker, and its last note."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "note")
         path.write_bytes(bytes(NOTE))
@@ -101,7 +101,7 @@ def _named(level: str, note: dict[str, Any]) -> str:
 
 @dataclass
 class Forgery:
-    """What came of forged plans.
+    """Results of forged plans.
 
     strays: a text for each that was let pass and reads or writes outside.  slow: for each whose
         call took too long, which no reach bounds.

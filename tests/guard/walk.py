@@ -30,7 +30,7 @@ class StrayError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is about to run; operand: the only one beside a guard, None where all are."""
+    """Next call; operand: the only one beside a guard, None if all are."""
 
     step: int
     side: Side
@@ -38,7 +38,7 @@ class Call:
 
 
 class Walk:
-    """A plan between guard pages.
+    """Plan between guard pages.
 
     regions: the bytes of every region that the plan uses.
     announce: told of every call before it runs, since the process may end in it.
@@ -170,7 +170,7 @@ class Walk:
     def pointer(
         self, step: Step, i: int, moved: Mapping[tuple[str, int], int], tile: int, thread: int
     ) -> int:
-        """What a call is given as its argument i."""
+        """Return the argument i of a call."""
         a = step.args[i]
         if a.buffer < 0:
             return 0

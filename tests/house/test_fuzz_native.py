@@ -85,7 +85,7 @@ def test_the_loop_finds_a_fault_and_leaves_the_input(fault: str, tmp_path: Path)
 
 @pytest.mark.parametrize(("reader", "target"), EMULATED)
 def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -> None:
-    """Whatever took a way of its own here, on 32 and 64 bits of ARM: the same answers."""
+    """Inputs that took a new path here give the same answers on ARM with 32 and 64 bits."""
     platform, found = resolve(target), emulator(target)
     assert found is not None
     is_model = reader == "checkpoint"

@@ -63,7 +63,7 @@ def test_no_loose_ends(path: Path) -> None:
 
 @pytest.mark.parametrize("path", C_FILES, ids=_name)
 def test_c_is_written_as_the_rest(path: Path) -> None:
-    """What ruff and the test above ask of Python: short lines, no tabs, no loose ends."""
+    """The rules of ruff and of the test above hold for C: short lines, no tabs, no loose ends."""
     text = path.read_text("utf-8")
     for number, line in enumerate(text.splitlines(), 1):
         assert len(line) <= COLUMNS, f"line {number} has {len(line)} columns"

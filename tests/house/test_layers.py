@@ -230,7 +230,9 @@ def test_the_compiler_is_behind_its_rooms() -> None:
 
 
 def test_only_the_commands_know_the_library_of_commands() -> None:
-    """What they call works, and is tested, without click; so does a device with numpy alone."""
+    """Functions that commands call work, and are tested, without click; so does a device with only
+    numpy.
+    """
     for path in files("engine", "graphs", "kernels", "tools"):
         if not name_of(path).startswith(("tools/commands/", "tools/cli.py")):
             assert not breaches(path, "click", kinds=("top", "function", "typing"))

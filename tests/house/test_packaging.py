@@ -1,4 +1,4 @@
-"""What people install: four packages under one name, whatever the checkout looks like."""
+"""Packaging: four packages under one name, whatever the checkout looks like."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_models_train_with_numpy_alone(installed: Wheels) -> None:
 @needs_qemu
 @needs_arm64
 def test_models_train_with_numpy_alone_on_arm(installed: Wheels) -> None:
-    """With the same results on every CPU, which are those of other CPUs to rounding."""
+    """The results are the same on every CPU, and equal other CPUs' within rounding."""
     first, *others = (cpu for cpu in wheel_runs.cpus() if cpu.arch == "aarch64")
     for model in installed.models:
         found = installed.shipped(model, first)
@@ -188,7 +188,7 @@ def test_a_wheel_that_does_not_fit_is_refused(
 
 
 def _job(plan: Plan, regions: dict[str, np.ndarray], numbers: dict[str, int]) -> bytes:
-    """What tests/c/shipped.c reads."""
+    """Return the input of tests/c/shipped.c."""
     words = [len(regions), *(a.nbytes for a in regions.values())]
     steps = [len(plan.steps)]
     for step in plan.steps:

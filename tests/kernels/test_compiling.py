@@ -70,7 +70,7 @@ class Watched:
         monkeypatch.setattr(load, "compile_kernel", compiled)
 
     def ended(self) -> bool:
-        """Whether no process is left in a while, of those that a process has made, either."""
+        """Return whether no process, nor any child of one, is left after a while."""
         groups = {process.program.pid for process in self.processes}
         for _ in range(600):
             running = [p for p in self.processes if p.program.poll() is None]
@@ -370,7 +370,7 @@ def test_two_programs_share_a_cold_cache(cache: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
 def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
-    """And those of its parent end with the parent, although the child lives on."""
+    """Processes of its parent end with the parent, although the child lives on."""
     script = (
         "import os, sys, warnings\n"
         "from engine.kernels.compiler import load, workers\n"

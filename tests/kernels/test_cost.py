@@ -43,7 +43,7 @@ def test_the_table_is_what_the_bench_writes(
 
 
 def test_bytes_that_are_in_a_cache_take_less() -> None:
-    """What was written just before is nearer than what was written long ago."""
+    """Recently written values are closer than values written long ago."""
     first = call(MAP, "a", "b", "c", nbytes=1 << 20)
     again = call(MAP, "c", "c", "d", nbytes=1 << 20)
     other = call(MAP, "e", "f", "g", nbytes=1 << 28)

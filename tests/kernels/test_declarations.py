@@ -1,7 +1,7 @@
-"""What ops declare to call and to become is what they call and become, no more and no less.
+"""Declarations of ops: they call and become exactly what they declare.
 
-Planning refuses what is not declared; so the case rows, the goldens and the optimizers
-show that nothing is missing.  That nothing is left over they show as they are recorded here.
+Planning refuses undeclared calls, so the case rows, the goldens and the optimizers show that
+nothing is missing.  Recording them here shows that nothing is superfluous.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Record:
 
 
 class Watched:
-    """A `Lowering` or `Nodes`, with functions to tell of the calls of some of its methods."""
+    """`Lowering` or `Nodes` that reports the calls of some of its methods."""
 
     def __init__(self, inner: Any, **told: Callable[..., None]) -> None:
         self._inner, self._told = inner, told
@@ -126,7 +126,7 @@ def symbolic(graph: Graph) -> Graph:
 
 @functools.cache
 def recorded() -> Record:
-    """What the rows, the goldens and the optimizers call and become."""
+    """Return the calls and results of the rows, the goldens and the optimizers."""
     with recording() as record:
         for case in all_cases():
             one = OneNode(case)

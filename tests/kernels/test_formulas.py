@@ -80,7 +80,7 @@ def test_every_form_of_the_grammar() -> None:
 
 
 def instructions(name: str, kind: str, *, signed: bool) -> int:
-    """How many instructions a function of vectors of this type is emitted as."""
+    """Return the number of instructions that a function of vectors of this type takes."""
     f = FUNCTIONS[name]
     vector = ir.VectorType(scalars.element(kind), 16)
     function = ir.Function(ir.Module(), ir.FunctionType(vector, [vector] * f.arity), name)

@@ -99,7 +99,7 @@ def named(target: Target, T: str) -> Body:
         y[0] = difference(y=n, x=10)
         y[1] = difference(n, y=1)
         y[2] = imax(b=n, a=1)
-        # a is read and written, c is no operand of the program.
+        # a is read and written, c is not an operand of the program.
         y[3] = add(length=2, c=y, b=n, a=off(y, 4))
 
     return body

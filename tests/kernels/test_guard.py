@@ -74,7 +74,7 @@ def test_forged_plans_are_refused_or_stay_inside() -> None:
 
 
 def refusal(plan: Plan) -> str:
-    """What a plan is refused with, which all other rules let pass."""
+    """Return the refusal of a plan that all other rules let pass."""
     with pytest.raises(PlanError) as refused:
         check(verify(plan), Machine.of(host()))
     return str(refused.value)
@@ -135,7 +135,7 @@ def resize() -> Plan:
 
 
 def reading(plan: Plan, step: int, at: int) -> tuple[Arg, ...]:
-    """The arguments of a step, of which one is said to be read."""
+    """Return the arguments of a step, one of them marked as read."""
     args = list(plan.steps[step].args)
     args[at] = replace(args[at], mode="r")
     return tuple(args)
@@ -182,7 +182,9 @@ Walk(plan, linker(host()).addresses(plan.kernels), memory(plan, {{}}), lambda ca
 def test_a_forged_plan_beside_artifacts_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who can write the file can write its digests; the step that would stray is named."""
+    """An attacker who can write the file can write its digests; the error names the straying
+    step.
+    """
     artifacts.generate_artifacts(
         tiny.forward(),
         requires_grad=tiny.NAMES,

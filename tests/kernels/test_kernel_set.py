@@ -29,11 +29,11 @@ from engine.tools.trimmed.opset import OpSet, of_graphs, parse
 from tests.support.harness import run
 
 NAMES = {t.name: t.cpp for t in ELEMENT_TYPES.values()}
-# What computes with integers in doubles: its config has to allow them.
+# Ops that compute with integers in doubles: their config has to allow them.
 WIDER = {"Pow": ("double",), "Shrink": ("double",)}
 # Kernels with activations that a model chooses in them: a library has them by --models.
 OF_MODELS = {"rnn", "rnn_grad", "lstm", "lstm_grad", "gru", "gru_grad_after", "gru_grad_before"}
-# ChannelSums is internal: no closed plan has others than those of batch normalisation's gradient.
+# ChannelSums is internal: closed plans have it in gradients of batch normalisation only.
 DECLARED = [case for case in all_cases() if case.op != "ChannelSums"]
 
 

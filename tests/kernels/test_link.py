@@ -51,7 +51,7 @@ int main(void) { return hidden(-WORD); }
 #endif
 """
 SPEC = KernelSpec("gemm", ("f32", 0, 0))
-# What a module of WebAssembly exports beside its functions.
+# Exports of a WebAssembly module besides its functions.
 MODULE = {"memory", "_initialize", "__stack_pointer", "malloc", "free"}
 # The oldest systems that named targets promise to run on.
 OLDEST = {"macos-arm64": "11.0", "macos-x86_64": "11.0", "ios-arm64": "13.0"}
@@ -244,7 +244,7 @@ def test_outputs_are_reproducible_and_name_no_path(
 
 
 def test_what_the_compiler_says_is_reported(tmp_path: Path) -> None:
-    """And nothing is left behind."""
+    """No file is left either."""
     (tmp_path / "bad.c").write_text("int main(void) { return missing; }\n")
     with pytest.raises(EngineError, match=r"'missing' undeclared|undeclared identifier"):
         link([], [tmp_path / "bad.c"], resolve("native"), tmp_path / "x", kind="executable")

@@ -1,4 +1,4 @@
-"""What loading a checkpoint allocates, and that nothing depends on its file afterwards."""
+"""Loading of checkpoints: allocations, and independence from the file afterwards."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(
 
 @pytest.mark.parametrize("name", ["adamw_runtime", "dtypes", "nominal", "properties", "empty"])
 def test_files_are_read_as_bytes_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of the blocks, and with few of them kept."""
+    """Any size of blocks gives the same result, with few of them kept."""
     path = CHECKPOINTS / name
     whole = storage.encode(storage.decode(path.read_bytes()))
     for block, count in ((1, 1), (7, 2), (64, 3), (4096, 64)):

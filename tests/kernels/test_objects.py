@@ -158,7 +158,7 @@ def test_damaged_objects_are_linked_into_their_own_pages_or_not_at_all(
         return 0
 
     monkeypatch.setattr(objects, "_protect", protect)
-    monkeypatch.setattr(objects, "_pages", [])  # those of this test, which can go
+    monkeypatch.setattr(objects, "_pages", [])  # this test's own, which can go
     code, rng, kinds = object_code(SUM, host()), random.Random(15), Counter[str]()
     for _ in range(3000):
         try:

@@ -39,7 +39,9 @@ HERE = levels.levels()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shipped kernels for this machine: those of two models, and an interpreter for the rest."""
+    """Return shipped kernels for this machine, enough for two models, and an interpreter for the
+    rest.
+    """
     out = tmp_path_factory.mktemp("shipped")
     used = zoo.kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
     rest = {

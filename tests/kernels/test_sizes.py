@@ -29,7 +29,7 @@ ASKED: dict[str, Callable[..., Any]] = {
 
 
 def noted(sizes: Sizes, work: Callable[[], Any]) -> tuple[Any, Noted]:
-    """What some work returns, and what it asked."""
+    """Return the result of some work, and its questions."""
     with sizes.noting() as answers:
         result = work()
     return result, answers

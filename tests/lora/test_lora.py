@@ -304,7 +304,7 @@ def test_a_tied_weight_is_adapted_where_it_is_multiplied(tmp_path: Path) -> None
 
 
 def tower(path: Path, layers: int = 3) -> Path:
-    """Linear layers of 6 values, each with a Relu behind it but the last."""
+    """Return linear layers of 6 values, each followed by a Relu except the last."""
     nodes, values, x = [], {}, "x"
     for i in range(layers):
         out = "y" if i == layers - 1 else f"h{i}"

@@ -117,7 +117,7 @@ def test_one_value_twice_in_a_node() -> None:
 
 
 def test_only_what_is_wanted_is_computed() -> None:
-    """No gradient of x, none behind it, and none through the branch beside the loss."""
+    """No gradient of x, none before it, and none through the branch beside the loss."""
     nodes = [
         Node("Floor", ("x",), ("f",)),
         Node("Mul", ("f", "w"), ("y",), name="mul"),

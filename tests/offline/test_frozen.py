@@ -29,7 +29,7 @@ from engine.training.model import Model
 PARTS = ("head", "last blocks", "first layer", "every second layer", "biases", "norms")
 SAMPLE = [("cnn", "biases"), ("mobilenet_v3", "last blocks"), ("transformer", "first layer")]
 PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
-LINEAR = {  # whose gradients need nothing but those of the outputs, and shapes
+LINEAR = {  # whose gradients need only the outputs' gradients, and shapes
     "Add", "Sub", "Neg", "Sum", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Concat", "Split", "Slice", "Gather", "Expand", "Pad", "ReduceMean", "ReduceSum",
     "AveragePool", "GlobalAveragePool", "Cast", "Where", "Constant", "ConstantOfShape",
@@ -39,7 +39,7 @@ BESIDES = {"LSTM": 5, "MaxPool": 2}  # times the output: gates and cells; places
 
 
 def trained(graph: Graph, part: str) -> list[str] | SparseUpdate:
-    """What `requires_grad` or `update` is, of a forward graph."""
+    """Return the options `requires_grad` or `update` for a forward graph."""
     names = parameters(graph)
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     if part in ("biases", "norms"):
@@ -51,7 +51,7 @@ def trained(graph: Graph, part: str) -> list[str] | SparseUpdate:
 
 
 def planned(name: str, part: str, folder: Path, size: int = 2) -> tuple[Plan, Model, list[str]]:
-    """The training plan of a workload of which a part is trained; the parameters that are."""
+    """Return the training plan of a partly trained workload, and its trained parameters."""
     work = WORKLOADS[name]
     graph = work.build()
     onnx_io.save(graph, folder / "forward.onnx")

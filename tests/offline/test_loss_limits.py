@@ -1,6 +1,6 @@
 """Losses where they are hard: nothing to learn from, perfect answers, extreme scores, flat boxes.
 
-What they are in between, PyTorch says: tests/offline/test_losses.py.
+For ordinary values see the comparison with PyTorch in tests/offline/test_losses.py.
 """
 
 from __future__ import annotations

@@ -548,7 +548,7 @@ def test_blocks_show_the_parameters_of_their_settings(settings: type) -> None:
     block = getattr(room, settings.__name__)
     assert settings.__name__ in room.__all__
     shown, own = inspect.signature(block).parameters, inspect.signature(settings).parameters
-    mine = [(n, p.default) for n, p in own.items() if n != "lr"]  # which is no part of a model
+    mine = [(n, p.default) for n, p in own.items() if n != "lr"]  # which is not a part of a model
     assert [(n, p.default) for n, p in shown.items()] == mine
     assert settings.__doc__
     assert block.__doc__ == settings.__doc__

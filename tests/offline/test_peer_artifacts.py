@@ -1,4 +1,4 @@
-"""What onnxruntime-training needs of artifacts, as tests/support/peer_artifacts.py found it."""
+"""Requirements of onnxruntime-training for artifacts, as tests/support/peer_artifacts.py found them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_gradients_are_those_of_the_loss_and_mu_times_the_distance(
     for mu, exact in ((0.0, True), (0.25, False)):
         held.parameters[MU].data[...] = mu
         loss, found = step(tmp_path / "held", held, kind)
-        assert loss == expected  # it is that of the data
+        assert loss == expected  # it is the data's
         for name, gradient in found.items():
             far = held.parameters[name].data - held.parameters[name + ANCHOR].data
             want = before[name] + held.parameters[name].data.dtype.type(mu) * far
@@ -134,7 +134,7 @@ def test_a_trainer_holds_on_and_exports_the_model_alone(tmp_path: Path) -> None:
 
 
 def test_the_pull_is_one_kernel_for_each_parameter(tmp_path: Path) -> None:
-    """One at most, as some join a map that is there; and no memory but that of the anchors."""
+    """At most one, as some join an existing map; and the anchors are the only new memory."""
     found = {}
     for held in (False, True):
         made(tmp_path, optimizer=AdamW(), proximal=held)

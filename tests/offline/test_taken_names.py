@@ -1,8 +1,8 @@
 """A model may use any name that artifacts add, and trains as with any other name.
 
-The names are collected from artifacts.  Each is given to an input, the output, a parameter, a
-value and a node of a model, and to a value inside a body of control flow.  What
-onnxruntime-training knows by name alone is refused there, with the name.
+The names are collected from artifacts.  Each is given to an input, the output, a parameter, a value
+and a node of a model, and to a value inside a body of control flow.  Names that
+onnxruntime-training fixes are refused there, with the name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OPTIMIZERS: dict[str, Any] = {"adamw": AdamW(0.05), "sgd": SGD(0.1, momentum=0.9
 
 
 def target(loss: Loss) -> np.ndarray:
-    """What the loss compares with."""
+    """Return the values with which the loss compares."""
     return LABELS if isinstance(loss, CrossEntropyLoss) else TARGETS
 
 
@@ -102,7 +102,9 @@ def _add_branches(proto: onnx.ModelProto, name: str) -> None:
 def trained(
     proto: onnx.ModelProto, loss: Loss, optimizer: str, *, proximal: bool = False
 ) -> list[Any]:
-    """What two steps give, one plan and two: losses, parameters by their values, predictions."""
+    """Return the results of two steps, one plan and two: losses, parameters by value,
+    predictions.
+    """
     method = OPTIMIZERS[optimizer]
     trainer = Trainer.from_onnx(proto, loss, method, threads=1, proximal=proximal)
     found: list[Any] = [trainer.step(X, target(loss)), trainer.accumulate(X, target(loss))]
@@ -116,7 +118,7 @@ def trained(
 
 @cache
 def added(loss: str, *, proximal: bool) -> tuple[str, ...]:
-    """The names of all values and nodes that artifacts have beside those of the model."""
+    """Return the names of all values and nodes that artifacts add to the model."""
     kind: Loss = {"classes": CrossEntropyLoss(), "mse": MSELoss(), "bce": BCEWithLogitsLoss()}[loss]
     proto = named("node", "node1")
     method = AdamW(0.05, clip_grad=1.0, skip_nonfinite=True)
@@ -155,7 +157,7 @@ def check(role: str, name: str, loss: str, optimizer: str, *, proximal: bool = F
 
 
 def is_fixed(name: str) -> bool:
-    """Whether onnxruntime-training, or a federation, knows what is meant by the name alone."""
+    """Return whether onnxruntime-training, or a federation, relies on the name."""
     return name in (RESET, "proximal_mu") or ".accumulation." in name or name.endswith(".anchor")
 
 

@@ -1,4 +1,4 @@
-"""Parameters that exporters have copied: they are found, told of, and trained as one."""
+"""Parameters that exporters have copied: they are found, reported, and trained as one."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def values(*shape: int) -> Array:
 
 
 def fused(plan: Plan) -> tuple[int, int]:
-    """How many kernels of attention a plan calls: forward, backward."""
+    """Return how many kernels of attention a plan calls: forward, backward."""
     names = [step.kernel.rpartition("_f")[0] for step in plan.steps]
     return names.count("attention"), names.count("attention_grad")
 

@@ -361,7 +361,7 @@ def test_gradient_ops_name_all_outputs_as_onnxruntime_training_wants(tmp_path: P
 @pytest.mark.parametrize("training", [0, 1])
 @pytest.mark.parametrize(("own", "running"), [("float", "float"), ("double", "float")])
 def test_vectors_may_be_of_other_types_than_x(own: str, running: str, training: int) -> None:
-    """The result and all gradients are those of a model of one type with the same values."""
+    """The result and all gradients equal a model of one type with the same values."""
     rng = np.random.default_rng(4)
     outputs = "y, mean, var" if training else "y"
     text = f"""<ir_version: 8, opset_import: ["": 17]>

@@ -31,10 +31,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """An op whose operands are broadcast.
+    """Op whose operands are broadcast.
 
     shapes: of the operands.  free: for each operand the axes, from the end, that may be 1.
-    conditions: operands that are no floats.  constants: inputs behind the operands.
+    conditions: operands other than floats.  constants: inputs after the operands.
     """
 
     op: str
@@ -97,7 +97,7 @@ def patterns(row: Row, every: bool) -> Iterator[tuple[Shape, ...]]:
 
 
 def declared(row: Row, shapes: tuple[Shape, ...], style: str) -> list[tuple[int | str, ...]]:
-    """The shapes that the model's inputs have: symbols, or numbers for those of one operand."""
+    """Return the shapes of the model's inputs: symbols, or numbers for one operand."""
     out: list[tuple[int | str, ...]] = []
     for i, shape in enumerate(shapes):
         is_known = style == f"number {i}"

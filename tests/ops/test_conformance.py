@@ -57,7 +57,9 @@ def cases() -> dict[str, TestCase]:
 
 
 def kinds(case: TestCase) -> set[str]:
-    """What its inputs and outputs are: element types, or "sequence_type", "optional_type"."""
+    """Return the kinds of its inputs and outputs: element types, or "sequence_type",
+    "optional_type".
+    """
     found = set()
     for value in (*graph_of(case).input, *graph_of(case).output):
         kind = value.type.WhichOneof("value")

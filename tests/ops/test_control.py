@@ -177,7 +177,7 @@ PARTS = """m (double[batch, 8] x) => (double[batch, 2, 4] y) {
 def test_shapes_of_the_batch_are_asked_about_again() -> None:
     """A second question keeps the value of a shape that the first one has met.
 
-    The batch is open, so that the shape is no constant, and its type alone says nothing of what is
+    The batch is open, so the shape is not a constant, and its type alone does not determine what is
     reshaped with it.
     """
     proto = model(PARTS)

@@ -1,4 +1,4 @@
-"""Batches without samples: outputs and gradients are those of sums of nothing, or are refused."""
+"""Batches without samples: outputs and gradients equal empty sums, or are refused."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ TIMES = 25  # that a call is repeated, so that another thread is faster now and 
 
 
 def reports(graph: Graph, inputs: dict[str, Any]) -> set[str]:
-    """What calls with many bad values report."""
+    """Return the reports of calls with many bad values."""
     shapes = {name: array.shape for name, array in inputs.items()}
     run_once = runner(make_plan(graph, shapes, target=host(), threads=2))
     found = set()

@@ -38,7 +38,7 @@ def rows() -> list[Any]:
 
 
 def ignored() -> list[Any]:
-    """The rows of several real outputs that no gradient is checked of: the first of each op.
+    """Yield the rows of several real outputs whose gradients are not checked: the first of each op.
 
     What is fake has the gradient of something else.
     """
@@ -61,7 +61,7 @@ def test_gradient(case: Case, closed: bool) -> None:
 
 @pytest.mark.parametrize("case", ignored())
 def test_a_loss_of_all_outputs_has_its_gradient_or_is_refused(case: Case) -> None:
-    """A rule that reads the gradient of the first output alone left out those of the others."""
+    """A rule that reads only the gradient of the first output left out the others."""
     stop = ops()[case.domain, case.op].no_gradient
     floats = [i for i, given in enumerate(case.ins) if isinstance(given, Tensor) and i not in stop]
     wrt = [i for i in floats if OneNode(case).inputs[f"x{i}"].dtype == np.float32]

@@ -72,7 +72,10 @@ ORACLES: dict[str, Callable[..., Array]] = {
     "atanh": np.arctanh,
 }
 CIRCULAR = ("sin", "cos", "tan")
-LIMITS = {np.float32: 2.0**20, np.float64: 2.0**30}  # beyond, long double is no oracle of these
+LIMITS = {
+    np.float32: 2.0**20,
+    np.float64: 2.0**30,
+}  # beyond, long double cannot judge these
 UNARY = [name for name in ORACLES if name != "pow"]
 EXACT: dict[str, Callable[..., Array]] = {
     "floor": np.floor,

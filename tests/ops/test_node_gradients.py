@@ -88,7 +88,7 @@ def _finite(a: Any) -> Any:
 
 
 def _is_real(case: TestCase) -> bool:
-    """Whether a test has an input of real numbers, and tensors alone."""
+    """Return whether a test has an input of real numbers, and only tensors."""
     graph = graph_of(case)
     if any(v.type.WhichOneof("value") != "tensor_type" for v in (*graph.input, *graph.output)):
         return False
@@ -196,7 +196,7 @@ class _Case:
         return (losses[0] - losses[1]) / (2 * eps)
 
     def differs(self, noise: float, shift: float) -> str:
-        """How far both derivatives are apart; empty where they agree."""
+        """Return how far both derivatives are apart; empty if they agree."""
         rng = np.random.default_rng(2)
         start = {n: self.arrays[n] + shift + noise * rng.standard_normal(self.arrays[n].shape)
                  for n in self.fed}  # fmt: skip

@@ -146,7 +146,7 @@ def test_a_learning_rate_that_is_too_high_ends_with_finite_checkpoints(tmp_path:
 
 
 def test_what_is_drawn_at_random_is_drawn_again() -> None:
-    """The same numbers are dropped in the second computation, else the node would be another."""
+    """The second computation drops the same numbers, otherwise the node would differ."""
     text = DROPPING.replace("s = MatMul(r, head", "q = Log(r)\n    s = MatMul(q, head")
     trainer, seen = made(text.replace("t = Tanh(b)", "t = Exp(b)")), []
 

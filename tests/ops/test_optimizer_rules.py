@@ -50,7 +50,9 @@ Arrays = dict[str, np.ndarray]
 
 
 def model(dtype: Any = np.float32, wide: Sequence[str] = ()) -> onnx.ModelProto:
-    """y = the sum of x times the sum of every parameter; those of `wide` are of float64."""
+    """Return y = the sum of x times the sum of every parameter; parameters in `wide` are
+    float64.
+    """
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     rng = np.random.default_rng(0)
     nodes, sums = [], []
@@ -107,7 +109,7 @@ GROUPS = (
 
 
 def scale_and_decay(name: str, own: float, groups: Any) -> tuple[float, float]:
-    """What GROUPS say of a parameter."""
+    """Return the settings of a parameter in GROUPS."""
     if not groups:
         return 1.0, own
     return (0.25, 0.0) if name in ("a.bias", "b.bias", "c") else (2.0 if name[0] == "b" else 1, own)

@@ -1,4 +1,4 @@
-"""Models with half floats or integers in place of weights: trained, or told what they are."""
+"""Models with half floats or integers as weights: trained, or refused with advice."""
 
 from __future__ import annotations
 

@@ -84,7 +84,9 @@ def test_rows_of_a_table_are_taken_as_integers() -> None:
 
 
 def test_activations_and_other_readers_stay_as_they_are() -> None:
-    """What a node has quantised is no weight; what others read as floats becomes floats."""
+    """Results of quantising nodes are not weights; values that others read as floats become
+    floats.
+    """
     nodes = """a = QuantizeLinear(x, s) b = DequantizeLinear(a, s) d = DequantizeLinear(q, s)
     e = MatMul(d, b) y = Relu(e)"""
     graph = onnx_io.load(model(nodes, f"float[{K},5]", q=integers(N, K, dtype="uint8"), s=scale()))
@@ -129,7 +131,7 @@ FROZEN: dict[str, tuple[str, str, dict[str, np.ndarray]]] = {
 
 @pytest.mark.parametrize("kind", FROZEN)
 def test_gradients_flow_through_integers(tmp_path: Path, kind: str) -> None:
-    """The gradient is that of the same weights as floats; nothing of their size is a float."""
+    """The gradient equals the same weights' as floats; nothing of their size is a float."""
     first, frozen, values = FROZEN[kind]
     module = artifacts(tmp_path, first, frozen, values)
     w, q, s = (values[n] for n in ("w", "q", "s"))

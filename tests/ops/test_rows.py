@@ -72,7 +72,7 @@ def step_plan(trainer: Trainer) -> Plan:
 
 
 def makers(plan: Plan) -> int:
-    """How many steps make rows of a gradient."""
+    """Return how many steps make rows of a gradient."""
     return sum(step.kernel.startswith("gather_grad_rows") for step in plan.steps)
 
 

@@ -1,4 +1,4 @@
-"""What a new input shape costs is counted: kernels, and bytes that a plan has for itself."""
+"""Cost of a new input shape, in kernels and in bytes of the plan."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def values(
 
 @pytest.mark.parametrize("what", ["Y", "dX", "dW"])
 def test_strided_layers_are_direct(what: str) -> None:
-    """Wide ones too, in all directions, and so dX is that of float64."""
+    """Wide ones too, in all directions, and so is dX of float64."""
     given = layer(((1, 64, 18, 18), 64, [1, 1, 1, 1], 1), "Y", np.float32)
     given["dy"] = given["x"][:, :, :9, :9].copy()
     if what == "Y":
@@ -126,7 +126,7 @@ def test_it_computes_what_the_direct_kernel_does(
 
 @pytest.mark.parametrize("what", ["Y", "dX", "dW"])
 def test_both_algorithms_count_as_the_same_work(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """A rate of operations is that of the operation, so that the two can be compared."""
+    """A rate of operations counts the operation, so the two can be compared."""
     given, counts = layer(LAYERS[1], what, np.float32), []
     for is_winograd in (DIRECT, WINOGRAD):
         choose(monkeypatch, is_winograd)

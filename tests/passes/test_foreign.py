@@ -1,4 +1,4 @@
-"""What only onnxruntime-training's artifacts hold: its own forms of nodes and of gradients."""
+"""Nodes and gradients in the forms that only onnxruntime-training's artifacts have."""
 
 from __future__ import annotations
 

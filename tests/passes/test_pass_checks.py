@@ -1,4 +1,4 @@
-"""What a pass breaks is found behind it: types and names, with the pass and the node."""
+"""Faults of passes are found right after them: types and names, with the pass and the node."""
 
 from __future__ import annotations
 

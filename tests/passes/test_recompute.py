@@ -1,4 +1,4 @@
-"""What is computed twice so as not to be kept, and that numbers do not change by it."""
+"""Values that are computed twice instead of being kept, with the same numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def graph_of(formula: str, reads_x: str) -> Graph:
         Node("InPlaceAccumulatorV2", ("v_buffer", "dv"), ("v_done",), {}, MS, "add_v"),
     ]
     one = TensorType("f32", ())
-    first = Node("Exp", ("u",), ("x",), name="first")  # x is no input of the graph
+    first = Node("Exp", ("u",), ("x",), name="first")  # x is not an input of the graph
     inputs = {"u": TensorType("f32", (1, LARGE)), "w_buffer": one, "v_buffer": one}
     return Graph("g", inputs, ["loss"], {}, [first, *nodes], {"": 17})
 

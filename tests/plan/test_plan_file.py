@@ -114,7 +114,7 @@ def test_integers_of_64_bits_and_floats_survive() -> None:
 
 
 def read_unverified(data: bytes) -> Plan:
-    """A plan whose constants are not those of its kernels."""
+    """Return a plan whose constants do not fit its kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_file, "verify", lambda plan: plan)
         return read(data)

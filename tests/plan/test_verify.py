@@ -1,4 +1,4 @@
-"""`verify` against mutated plans: what it lets pass must run as safely as what was planned.
+"""`verify` against mutated plans: a plan that it lets pass must run as safely as the original.
 
 The judge is a second, slow description of a run, `Model`: it walks the steps, notes for every byte
 who wrote it, and knows from the plan as it was made what kernels really do (`truth`).  It shares no
@@ -101,7 +101,7 @@ Block = tuple[str, int]  # region, offset of 64 bytes
 
 
 class Unsafe(Exception):
-    """What the model found."""
+    """Fault that the model found."""
 
 
 def need(b: Buffer) -> int:
@@ -111,7 +111,7 @@ def need(b: Buffer) -> int:
 class Model:
     """One run of a plan, byte ranges at a time; `results` is what it leaves behind.
 
-    truth: the plan as it was made.  Kernels reach as far and do to their operands what it says.
+    truth: the original plan, which says how far kernels reach and what they do to operands.
     """
 
     def __init__(self, plan: Plan, truth: Plan) -> None:
@@ -147,7 +147,7 @@ class Model:
             self.memory[b.region, at] = (tag, at - b.offset)
 
     def read(self, i: int, n: int) -> tuple[Any, ...]:
-        """Who wrote the bytes of a buffer: the writers, and which of their bytes are where."""
+        """Return the writers of the bytes of a buffer, and where their bytes are."""
         b = self.plan.buffers[i]
         found: list[tuple[Any, int]] = []
         for at in self.blocks(i):
@@ -169,7 +169,7 @@ class Model:
         for n, (step, true) in enumerate(zip(self.plan.steps, self.steps, strict=True)):
             if step.barrier or self.plan.threads == 1:
                 reads, writes = set(), set()
-            # What a kernel does to an operand is known of the operands it was planned with.
+            # The effect of a kernel on an operand is known for the planned operands.
             is_planned = [a.buffer for a in step.args] == [a.buffer for a in true.args]
             modes = [a.mode for a in (true if is_planned else step).args]
             mine: list[tuple[str, set[Block]]] = []
@@ -268,7 +268,7 @@ def mutated(data: st.DataObject, value: Any, plan: Plan, field: str) -> tuple[An
     return data.draw(st.sampled_from([*TEXTS, value + "x", *symbols])), field
 
 
-# What stands in a tuple that is empty now.
+# An element for a tuple that is now empty.
 ELEMENTS: dict[str, tuple[Any, ...]] = {
     "Step.operands": ("f32",), "Step.consts": (0,), "Step.inplace": ((0, 1),),
     "Step.args": (Arg(0, "r"),), "Buffer.shape": (0,), "Port.shape": (0,), "Kernel.takes": ("i64",),
@@ -304,7 +304,7 @@ def sequence(
 
 
 def judge(mutant: Plan, plan: Plan, changed: set[str]) -> None:
-    """Whether a mutant that `verify` lets pass may pass."""
+    """Return whether a mutant that `verify` lets pass may pass."""
     try:
         run = Model(mutant, plan)
     except Unsafe as reason:

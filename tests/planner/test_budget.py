@@ -39,9 +39,10 @@ SIDE = 64
 
 @pytest.fixture(autouse=True)
 def only_the_loss_is_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only gradients need of `Drawn` is its backward pass, though they are outputs.
+    """Let values of `Drawn` that only gradients need count as backward pass, though they are
+    outputs.
 
-    Else all of it were the forward pass, in which nothing runs again.
+    Otherwise all of it would be the forward pass, in which nothing runs again.
     """
 
     def part(graph: Graph) -> set[Node]:
@@ -194,7 +195,9 @@ def test_plans_within_a_budget_are_the_same_every_time() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_timelines_know_what_lives(seed: int) -> None:
-    """Whatever runs again: as what the draft then takes, small values and scratch aside."""
+    """Timelines equal the draft's memory for any set of repeated calls, small values and scratch
+    aside.
+    """
     one, rng = Drawn(seed), np.random.default_rng(seed)
     draft = one.planner._recipes[0][2].draft()
     whole, known = work_bytes(draft), repeats(draft)
@@ -211,7 +214,9 @@ def test_timelines_know_what_lives(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
-    """Whatever is chosen or given up after what: to the byte, and so is the excess foretold."""
+    """Profiles of changes in any order equal new ones to the byte, and so does the predicted
+    excess.
+    """
     one, rng = Drawn(seed), np.random.default_rng(seed)
     draft = one.planner._recipes[0][2].draft()
     whole, known = work_bytes(draft), repeats(draft)

@@ -1,4 +1,4 @@
-"""What a build takes while it is made, and what it does to the folder it is made in."""
+"""Builds: memory and time while they are made, and changes to their folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Planning is near-linear: graphs of four times the nodes take about four times the work.
 
-What is counted is work, not time: executed lines of Python, and comparisons of names, of which a
-search in a list makes many that are on no line of ours.  `python -m bench growth` has
-the times of larger graphs.
+Work is counted, not time: executed lines of Python, and comparisons of names, because a search in a
+list makes many that are not lines of ours.  `python -m bench growth` has the times of larger
+graphs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ def with_counted_names(graph: Graph) -> Graph:
 
 
 def compared(name: str, nodes: int) -> int:
-    """How often names are compared for artifacts of a graph, and for the plan of its training."""
+    """Return how often names are compared for a graph's artifacts, and for the plan of its
+    training.
+    """
     make, trains = SHAPES[name]
     graph = with_counted_names(make(nodes))
     begin = Counted.compared
@@ -151,6 +153,6 @@ def compared(name: str, nodes: int) -> int:
 
 @pytest.mark.parametrize("name", ["mlp", "residual", "outputs", "concat", "loop"])
 def test_names_are_not_searched_for_in_lists(name: str) -> None:
-    """Whether a value is an output or trained was asked of lists, for every node."""
+    """Lists were searched to see if a value is an output or trained, for every node."""
     few, many = (compared(name, nodes) for nodes in (FEW, TIMES * FEW))
     assert few < many < MOST * few

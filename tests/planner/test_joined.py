@@ -134,7 +134,7 @@ def test_bad_data_change_nothing(optimizer: str, bad: str) -> None:
 
 
 def test_the_signal_waits_for_faults_that_only_the_backward_pass_sees() -> None:
-    """The indices of the gradient are others than those of the forward pass."""
+    """The indices of the gradient differ from the forward pass's."""
     from engine.graphs.planner.draft import Call, Draft, Value
     from engine.graphs.planner.updates import settle_updates
     from engine.kernels.vocabulary.op import TensorType

@@ -1,4 +1,4 @@
-"""What ops keep for their gradients: a limit for each, by the plan of a small training step.
+"""Values that ops keep for their gradients: a limit for each, by the plan of a small training step.
 
 An op that is new, or is changed so that it keeps more, shows here and not in somebody's memory.
 """
@@ -23,7 +23,7 @@ from tests.support.harness import run
 
 WIDTH = 256  # of h, which has as many rows
 
-# h = x w; y = op(h); z = y v: the gradient of v reads y, and that of the op what it needs.
+# h = x w; y = op(h); z = y v: the gradient of v reads y, and the op's gradient what it needs.
 LINEAR = """<ir_version: 8, opset_import: ["": 20]>
 g (float[256,256] x, float[256,256] w, float[256,256] v, float[256] s, float[256] b,
    float ratio, bool on) => (float loss) {{
@@ -66,12 +66,12 @@ def training(text: str) -> Graph:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models here are so short that a second computation would come right behind the first."""
+    """Let a second computation come right after the first, because the models here are short."""
     monkeypatch.setattr(recompute, "NEAR", 0)
 
 
 def kept_bytes(graph: Graph) -> int:
-    """What a step keeps for its backward pass but for z, which its loss reads."""
+    """Return the bytes that a step keeps for its backward pass, without z, which its loss reads."""
     plan = make_plan(graph, {}, target=host(), threads=1)
     sizes = {plan.buffers[k.buffer].name: plan.buffers[k.buffer].nbytes for k in plan.kept()}
     return sum(size for name, size in sizes.items() if name != "z")

@@ -38,7 +38,7 @@ def outcome(plan: Plan | EngineError) -> str:
 
 
 def known(planner: Planner, shapes: Shapes) -> str:
-    """What a planner makes of shapes."""
+    """Return a planner's results for shapes."""
     try:
         return outcome(planner.plan(shapes))
     except EngineError as error:
@@ -46,7 +46,9 @@ def known(planner: Planner, shapes: Shapes) -> str:
 
 
 def anew(graph: Graph, shapes: Shapes) -> str:
-    """What is made of a graph whose dimensions are these numbers, so that it has no sizes."""
+    """Return the results for a graph whose dimensions are these numbers, so that it has no
+    sizes.
+    """
     try:
         return outcome(make_plan(bind(graph, shapes), {}, target=TARGET, threads=2))
     except EngineError as error:
@@ -176,7 +178,7 @@ def work(planner: Planner, shapes: Shapes) -> tuple[Plan, int, int]:
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
 def test_a_further_batch_size_runs_no_pass(case: str) -> None:
-    """No pass, no rule of a node: the plan is that of a planner that knows nothing."""
+    """No pass or rule runs, and the plan equals a new planner's."""
     graph, places = golden(case)
     regions = {"param": 1 << 30, "grad": 1 << 30}
     planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)

@@ -73,7 +73,7 @@ def shallow(frames: int) -> Iterator[None]:
 
 
 def programs(plan: Plan) -> list[Program]:
-    """What the maps of a plan compute, each kernel once."""
+    """Return the programs of the maps of a plan, each kernel once."""
     return [Program.of(str(k.params[0])) for k in plan.specs if k.template == "map"]
 
 
@@ -298,14 +298,14 @@ def test_of_nodes_that_are_alike_one_is_asked_for_its_types(
     """Every node was asked three times: when it was inferred, checked, and fused."""
     asked = Asked(monkeypatch)
     few, many = (asked.of(graph_of(name, nodes, 1)) for nodes in (180, 360))
-    assert many <= few + 2 < 60  # the rest of a chain that is no whole kernel is a map of its own
+    assert many <= few + 2 < 60  # the rest of a chain may be a smaller map
 
 
 def test_an_expansion_asks_its_own_nodes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole graph was inferred anew for each depth of expansions."""
 
     def graph(count: int) -> Graph:
-        """Values of `count` different shapes, and an op that expands behind them."""
+        """Return values of `count` different shapes, followed by an op that expands."""
         held = {"pads": np.array([0, 0, 0, 0, 0, 0, 1, 0], np.int64)}
         nodes, value = [], "x"
         for i in range(count):

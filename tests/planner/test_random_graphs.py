@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 
 def test_random_graphs_agree_in_all_ways(tmp_path: Path) -> None:
-    """The seeds are fixed; `make test-random` takes those of the day."""
+    """The seeds are fixed; `make test-random` takes new ones every day."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.random_graphs", "30", "--closed", "--folder", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True,
@@ -113,7 +113,7 @@ def test_what_recurrent_training_forms_keep_has_no_gradient(
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
 def test_the_largest_of_a_layer_norm_that_is_computed_again(op: str) -> None:
-    """What is computed again was rounded otherwise, so that nothing equalled the largest."""
+    """A repeated computation was rounded differently, so nothing equalled the largest."""
     text = f"""g (double[8,2,2] x, double[2] s, double[2] b) => (double[8,1,2] y) {{
         n = LayerNormalization(x, s, b)
         y = {op}<axes = [1]>(n)

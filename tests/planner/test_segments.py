@@ -146,7 +146,7 @@ class Joined:
         return self.model.plan(shapes, update=self.update)
 
     def run(self, plan: Plan) -> Array:
-        """What a step makes of the parameters and of what the optimizer keeps."""
+        """Return the parameters and optimizer states after a step."""
         program = self.model.load(plan)
         program._memory["work"].view(np.uint8)[...] = 0xFF  # NaN: what is read unwritten shows
         kept = {name: np.array(r) for name, r in self.state.regions.items()}

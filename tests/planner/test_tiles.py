@@ -58,7 +58,7 @@ TRAINED = ["w1", "scale1", "shift1", "w2", "scale2", "shift2", "w3", "scale3", "
 
 
 def model(text: str) -> onnx.ModelProto:
-    """The model of a text with random initializers in place of all its inputs but x."""
+    """Return the model of a text with random initializers instead of all its inputs except x."""
     proto, rng = parser.parse_model(text), np.random.default_rng(2)
     for value in list(proto.graph.input)[1:]:
         shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -332,7 +332,7 @@ def test_buffers_live_through_all_of_a_group(plan: Plan) -> None:
 
 
 def test_threads_meet_behind_a_group(plan: Plan) -> None:
-    """What follows a group and reads what it made has a barrier before it."""
+    """Steps after a group that read its results have a barrier before them."""
     n, steps = next(groups(plan))
     after = n + len(steps)
     assert plan.steps[after].barrier

@@ -97,7 +97,7 @@ class DifferentError(AssertionError):
 
 @dataclass
 class Report:
-    """What became of the comparisons of a model.
+    """Results of the comparisons of a model.
 
     done: how often each was made.  refused: the reasons of refusals, by comparison.
     changed: the passes that changed a graph.  unstable: outputs that were left out.
@@ -150,7 +150,7 @@ def plain_plan(graph: Graph) -> Plan:
 
 
 def runner(plan: Plan) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """What runs a plan: its outputs, and the inputs that it changes."""
+    """Return a function that runs a plan: its outputs, and the inputs that it changes."""
     run = harness.runner(plan)
 
     def quiet(fed: Mapping[str, Array]) -> dict[str, Array]:
@@ -161,7 +161,7 @@ def runner(plan: Plan) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
 
 
 def numbers(plan: Plan, fed: Mapping[str, Array]) -> dict[str, Array]:
-    """What a plan makes of what it is fed."""
+    """Return the results of a plan for its inputs."""
     return runner(plan)(fed)
 
 
@@ -348,7 +348,7 @@ def accumulated(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 
 def with_buffers(graph: Graph, fed: Mapping[str, Array], seed: int) -> dict[str, Array]:
-    """What a training graph is fed: the model's inputs, the flag, and buffers."""
+    """Return the inputs of a training graph: the model's inputs, the flag, and buffers."""
     rng = np.random.default_rng(seed)
     found = dict(fed)
     for name, t in graph.inputs.items():
@@ -380,7 +380,7 @@ def compare(model: Model, open_too: bool = True) -> Report:
 
     Raises:
         DifferentError: two ways do not agree.
-        InternalError, and any other error that is no EngineError: a defect.
+        InternalError, and any error other than EngineError: a defect.
     """
     report, rng = Report(), random.Random(model.seed)
     with however_few():
@@ -525,7 +525,7 @@ def steps(
     report: Report,
     rng: random.Random,
 ) -> None:
-    """Train what has gradients: steps as one plan are those of two calls, to the last bit."""
+    """Train graphs with gradients: one plan and two calls must give the same steps."""
     ends = [o for o in model.graph.outputs if any(n.name == f"mul_{o}" for n in graph.nodes)]
     made = max(
         (trimmed(model, [end]) for end in ends),
@@ -614,7 +614,7 @@ def stock(model: Model, check: Check) -> None:
 
 
 def has_edges(model: Model) -> bool:
-    """Whether a model has what onnxruntime ends at, or takes otherwise.
+    """Return whether a model has a node at which onnxruntime ends, or differs.
 
     MaxPool of no images ends its process, and so does a Split with an output that is left out; a
     sequence of no steps ends with zeros, not with the state that it began with; a mean of no labels
@@ -785,9 +785,9 @@ def counting(counts: Counter[str]) -> AbstractContextManager[None]:
 
 
 def stops(model: Model, names: Container[str]) -> bool:
-    """Whether something between inputs and outputs lets no gradient through that there would be.
+    """Return whether an op between inputs and outputs stops a gradient that would exist.
 
-    That are inputs which ops declare so, and quantisers, which pass gradients straight through.
+    These are inputs that ops declare, and quantisers, which pass gradients straight through.
     """
     graph = unroll(model.graph.copy())
     moved = {n for n in graph.inputs if n in names}
@@ -829,7 +829,7 @@ def slopes(check: Check, names: Mapping[str, str], report: Report, rng: random.R
 
 
 def _shapes(check: Check, rng: random.Random) -> None:
-    """Plan for another size of a dimension first: the next plan is that of a new planner."""
+    """Plan for another size of a dimension first: the next plan must equal a new planner's."""
     sizes = sorted({d for t in check.graph.inputs.values() for d in t.dims})
     if not sizes:
         return

@@ -28,7 +28,7 @@ TRIES = 6  # to add something, for each thing that is added
 
 
 def make(seed: int, dtype: str = "", nodes: int = MOST_NODES) -> tuple[Model, Sketch]:
-    """The model of a seed, and the sketch that it was, which knows what was refused.
+    """Return the model of a seed, and its sketch, which knows the refusals.
 
     dtype: of its real numbers; by default the seed decides: mostly float64, where rounding hides
         least.  nodes: at most, but for those of the last pattern.

@@ -118,7 +118,9 @@ def save(path: Path, text: str) -> None:
 
 
 def failure(model: Model, open_too: bool = True) -> tuple[str, str]:
-    """How a model fails, equal for what is alike, and all that is known; empty if it does not."""
+    """Return how a model fails, equal for similar failures, and all details; empty if it does
+    not.
+    """
     try:
         compare(model, open_too)
     except DifferentError as error:

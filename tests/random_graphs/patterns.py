@@ -70,12 +70,14 @@ def activation(sketch: Sketch, x: str) -> str:
 
 
 def after_layer(sketch: Sketch, y: str) -> str:
-    """What stands behind a layer: mostly a Relu, which the layer can apply itself."""
+    """Add what follows a layer: mostly a Relu, which the layer can apply itself."""
     return str(sketch.add("Relu", y)) if sketch.rng.random() < 0.5 else activation(sketch, y)
 
 
 def weight(sketch: Sketch, shape: tuple[int, ...]) -> str:
-    """What a layer multiplies by: a weight, also one that is read before, or joined of two."""
+    """Return an operand of a layer: a weight, also one that was read before, or is joined of
+    two.
+    """
     rng = sketch.rng
     if rng.random() < 0.1:
         same = [n for n in sketch.fed if sketch.shape(n) == shape]
@@ -212,7 +214,7 @@ def add_residual(sketch: Sketch, x: str) -> None:
 
 
 def add_movement(sketch: Sketch, x: str) -> None:
-    """Transposes and reshapes in a row, some of which cancel."""
+    """Add transposes and reshapes in a row, some of which cancel."""
     rng = sketch.rng
     for _ in range(rng.choice((1, 2, 2, 3))):
         known = sketch.shape(x)
@@ -259,7 +261,7 @@ def add_product(sketch: Sketch, x: str) -> None:
 
 
 def add_convolution(sketch: Sketch, x: str) -> None:
-    """A convolution, and what stands behind convolutions."""
+    """Add a convolution, and nodes that follow convolutions."""
     rng = sketch.rng
     x = image(sketch, x)
     _, channels, *space = sketch.shape(x)

@@ -29,7 +29,7 @@ def fit(sketch: Sketch, name: str, shape: Shape) -> str:
 
 
 def _ways(sketch: Sketch, name: str, found: Shape, shape: Shape) -> list[Way]:
-    """What leads from one shape to another in a step or two."""
+    """Return ways from one shape to another in a step or two."""
     ways: list[Way] = []
     if count(found) == count(shape):
         ways.append(lambda: reshaped(sketch, name, shape))
@@ -190,7 +190,9 @@ def gathered(sketch: Sketch, name: str, shape: Shape) -> str:
 
 
 def tame(sketch: Sketch, name: str, low: float, high: float) -> str:
-    """A value whose elements are in [low, high): itself if they are, else squeezed into it."""
+    """Return a value with elements in [low, high): itself if they are, otherwise squeezed into
+    it.
+    """
     array = sketch.values[name]
     if array.dtype.kind != "f" or np.all((array >= low) & (array < high)):
         return name

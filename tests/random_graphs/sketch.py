@@ -136,12 +136,12 @@ class Sketch:
         domain: str = "",
         **attrs: Any,
     ) -> Any:
-        """Add a node; return the name of its output, or a list of names if `outs` is no 1.
+        """Add a node; return the name of its output, or a list of names if `outs` is not 1.
 
         outs: how many outputs, or for each whether it is wanted.
 
         Raises:
-            UnfitError: the node is refused, or what it makes is too large or not finite.
+            UnfitError: the node is refused, or its result is too large or not finite.
         """
         wanted = [True] * outs if isinstance(outs, int) else list(outs)
         fresh = (f"v{at}" for at in itertools.count(len(self.made)))
@@ -163,7 +163,7 @@ class Sketch:
         return kept[0] if outs == 1 else kept
 
     def evaluate(self, node: Node) -> dict[str, Array]:
-        """What a node makes of the arrays of its inputs, alone.
+        """Return the results of a node for the arrays of its inputs, alone.
 
         Raises:
             UnfitError: it is refused.
@@ -213,7 +213,7 @@ class Sketch:
         return Model(graph, fed, alone={n: self.values[n] for n in self.made})
 
     def state(self) -> tuple[int, ...]:
-        """How far it has grown; see `restore`."""
+        """Return the size so far; see `restore`."""
         return tuple(map(len, (self.fed, self.constants, self.nodes, self.made)))
 
     def restore(self, state: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What a machine can do at most, measured while other processes take it: by clocks of our own."""
+"""Limits of a machine, measured while other processes use it: by simulated clocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNIT = 3e-6  # seconds of one round, where nothing disturbs it
 
 
 def machine(seed: int, share: float, slice_: float) -> Callable[[int], float]:
-    """A machine on which others take slices; a run of it, by the time that its clock shows.
+    """Simulate a machine on which others take slices; return a run of it, by its own clock.
 
     share: of slices that are another's, each of which a run has to wait for.
     """

@@ -100,7 +100,7 @@ def artifacts(scale: float, optimizer: OptimType, *, external: bool) -> Callable
 
 
 def foreign(folder: Path) -> None:
-    """Artifacts that do not say of which set they are, as those of versions before."""
+    """Return artifacts that do not name their set, as earlier versions wrote them."""
     artifacts(1.0, OptimType.AdamW, external=False)(folder)
     for path in folder.glob("*.onnx"):
         model = onnx.load(path)
@@ -112,7 +112,7 @@ def foreign(folder: Path) -> None:
 
 
 def trains_as(folder: Path) -> str:
-    """Which of two sets a folder trains as, by all that is in its files."""
+    """Return which of two sets a folder trains as, by all its files."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     train, evaluation = folder / "training_model.onnx", folder / "eval_model.onnx"
     module = Module(train, state, evaluation, threads=1)
@@ -142,7 +142,7 @@ def checkpoint(value: float, threshold: int) -> Callable[[Path], None]:
 
 
 def loads_as(folder: Path) -> str:
-    """Which of two checkpoints is in a folder."""
+    """Return which of two checkpoints is in a folder."""
     found = storage.read(folder / "checkpoint")
     (value,) = {*np.unique(found.trainable["w"]), float(found.properties["epoch"])}  # type: ignore[arg-type]  # arrays
     return _word(float(value))
@@ -161,7 +161,7 @@ def run(step: int) -> Callable[[Path], None]:
 
 
 def run_is_at(folder: Path) -> str:
-    """Which step the last checkpoint of a run is of."""
+    """Return the step of the last checkpoint of a run."""
     found = RunFolder(folder / "run")
     last = found.last
     if last is None:
@@ -182,7 +182,7 @@ def exported(scale: float, *, external: bool) -> Callable[[Path], None]:
 
 
 def model_is(folder: Path) -> str:
-    """Which of two models it is."""
+    """Return which of two models it is."""
     values = onnx_io.load(folder / "model.onnx").initializers
     (value,) = {float(v) for name in ("w", "scale", "shift") for v in np.unique(values[name])}
     return _word(value)
@@ -198,7 +198,7 @@ def prepared(value: int) -> Callable[[Path], object]:
 
 
 def prepared_is(folder: Path) -> str:
-    """Which of two prepared plans are there; damaged ones are made anew."""
+    """Return which of two prepared plans are there; damaged ones are made again."""
     found = plan_cache.Prepared(os.fspath(folder / plan_cache.PREPARED)).get("ab" * 32)
     if found is None:
         raise EngineError("nothing is prepared")
@@ -213,7 +213,7 @@ def adapter(value: float) -> Callable[[Path], None]:
 
 
 def adapter_is(folder: Path) -> str:
-    """Which of two adapters is there."""
+    """Return which of two adapters is there."""
     found = Adapter.load(folder / "adapter")
     assert found.alpha is not None
     (value,) = {found.alpha, *(float(v) for t in found.tensors.values() for v in np.unique(t))}
@@ -230,7 +230,7 @@ def _entry(folder: Path) -> cache.Entry:
 
 
 def cached_is(folder: Path) -> str:
-    """What the cache finds; what is damaged is made anew."""
+    """Return what the cache returns; damaged entries are made again."""
     found = cache.read(_entry(folder))
     if found is None:
         raise EngineError("not in the cache")
@@ -257,7 +257,7 @@ def answered(folder: Path) -> None:
 
 
 def asks_for(folder: Path) -> str:
-    """What is asked for; an answer that is there is one to that."""
+    """Return the request that is there; an answer that is there belongs to it."""
     place = Folder(folder / "device")
     (path,) = (folder / "device").glob("*train.safetensors")
     values = safetensors.read(os.fspath(path))[0]["w"]
@@ -275,7 +275,7 @@ def report(value: int) -> Callable[[Path], None]:
 
 
 def report_is(folder: Path) -> str:
-    """Which of two files it is."""
+    """Return which of two files it is."""
     found: int = json.loads(files.read(os.fspath(folder / "report"), "report"))["value"]
     return _word(found)
 
@@ -315,7 +315,7 @@ FORGETS = ("cache",)  # what is lost there is made anew: nothing is synced
 
 @dataclass(frozen=True)
 class Result:
-    """What was tried.
+    """Counts of one case.
 
     crashes: how many moments, choices of names and losses of data.
     kinds: how many of the states that differ were old, new and refused.

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def export_faults(model: Path, inputs: Mapping[str, Array]) -> list[str]:
-    """What is wrong with an inference model: one text for each fault.
+    """Return the faults of an inference model, one text for each.
 
     It must pass ONNX's checker and its strict inference, stock onnxruntime must run it with and
     without optimisations, and each value must have the shape that the file says.

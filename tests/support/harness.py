@@ -21,7 +21,7 @@ from engine.tools.dev.case_graphs import OneNode, widen
 
 
 def untyped(value: object) -> Any:
-    """The value, of which a type checker knows nothing: for arguments that must be refused."""
+    """Return the value, untyped for type checkers: for arguments that must be refused."""
     return value
 
 
@@ -33,7 +33,9 @@ def evaluate(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[A
 
 
 def identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
-    """y<i> = x<i> + w<i>, w<i> zero: the gradient by w<i> is that of the loss by y<i>."""
+    """Compute y<i> = x<i> + w<i>, w<i> zero: the gradient by w<i> is the gradient of the loss by
+    y<i>.
+    """
     nodes = [helper.make_node("Add", [x, f"w{x}"], [f"y{x}"], f"add{x}") for x in inputs]
     kinds = {n: helper.np_dtype_to_tensor_dtype(a.dtype) for n, a in inputs.items()}
     infos = [helper.make_tensor_value_info(n, kinds[n], a.shape) for n, a in inputs.items()]
@@ -87,7 +89,9 @@ def execute(
 def runner(
     plan: Plan, target: Target | None = None
 ) -> Callable[[Mapping[str, np.ndarray], bool], dict[str, np.ndarray]]:
-    """What runs a plan, as often as one likes: takes inputs, and whether they may change."""
+    """Return a function that runs a plan repeatedly: it takes inputs, and whether they may
+    change.
+    """
     work = allocate(plan.region_bytes("work"), zero=False)
     program = Program(plan, linker(target or host()).addresses, {"work": work})
 

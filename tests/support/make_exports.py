@@ -38,7 +38,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 class Convolution(nn.Module):
-    """A batch normalisation behind a convolution."""
+    """Convolution followed by a batch normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Convolution(nn.Module):
 
 
 class Plain(nn.Module):
-    """A batch normalisation without scale and bias, behind one that was never trained."""
+    """Batch normalisation without scale and bias, after one that was never trained."""
 
     def __init__(self) -> None:
         super().__init__()

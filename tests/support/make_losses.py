@@ -124,7 +124,7 @@ def ctc(
     x: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor, lengths: torch.Tensor,
     logits: bool = True, batch_first: bool = False, **options: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """Torch's gradient is that of scores, whatever it is given."""
+    """Compute the CTC loss; torch's gradient is always with respect to scores."""
     logs = functional.log_softmax(x, -1)
     return functional.ctc_loss(
         logs.transpose(0, 1) if batch_first else logs, targets, inputs, lengths, **options

@@ -94,7 +94,7 @@ def change_attribute(model: ModelProto, rng: random.Random) -> None:
 
 
 def add_attribute(model: ModelProto, rng: random.Random) -> None:
-    """One that the op has and the node left out, of any value; else one that nobody knows."""
+    """Add an attribute of the op that the node left out, of any value, otherwise an unknown one."""
     node = model.graph.node[0]
     plain = Node(node.op_type, (), (), {}, node.domain)
     opsets = {o.domain: o.version for o in model.opset_import}

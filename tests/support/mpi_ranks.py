@@ -38,7 +38,7 @@ def main(ending: str) -> None:
         raise ValueError("a bad sample")
     if rank == 1 and ending == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if ending == "leave":  # to where ranks sum something else, in place of the lengths of messages
+    if ending == "leave":  # to a place where ranks sum something other than lengths of messages
         if rank == 1:
             group.sum(np.full(size, 4.0))
             time.sleep(10)

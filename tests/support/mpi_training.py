@@ -1,4 +1,4 @@
-"""A program for mpirun: trainings of several ranks against those of one process.
+"""Program for mpirun: trainings of several ranks, compared with trainings of one process.
 
 Rank 0 does each training once more by itself and compares.  test_mpi_training.py runs it.
 """
@@ -124,7 +124,7 @@ class _Interrupting(Callback):
 
 
 def ends(group: Group, folder: Path) -> None:
-    """Errors of one rank are those of all, which go on afterwards; so is Ctrl-C."""
+    """Check that an error of one rank, or Ctrl-C, ends all ranks, which continue afterwards."""
     trainer = made(PLAIN, group=group)
     labels = LABELS.copy()
     labels[19] = 3  # in the share of the last rank

@@ -1,10 +1,10 @@
-"""The Python face of a build under another Python, such as that of Raspberry Pi OS 11.
+"""Python face of a build under another Python, such as Raspberry Pi OS 11's.
 
     python3.9 -m venv old && old/bin/pip install numpy==1.19.5
     python -m tests.support.old_python old/bin/python
 
 The other Python needs numpy alone.  It trains, evaluates, predicts, saves and exports; its losses,
-its checkpoint and its model must be those that this Python gives.  CI has no other Python; there
+its checkpoint and its model must equal this Python's.  CI has no other Python; there
 `tests/trimmed/test_build_face.py` checks the syntax.
 """
 
@@ -47,7 +47,7 @@ except mnist.InputError as error:
 
 
 def said(python: str, folder: Path) -> str:
-    """What the program prints under a Python."""
+    """Return the output of the program under a Python."""
     with tempfile.TemporaryDirectory() as work:
         words = [python, "-c", PROGRAM, str(folder), work]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout

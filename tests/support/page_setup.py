@@ -1,4 +1,4 @@
-"""What pages take for granted and their readers bring: files in the current folder."""
+"""Files in the current folder that pages assume and their readers bring."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ The fenced blocks of a page run in order, in the current folder:
     python   statements; the Python blocks of a page share their names
     pycon    a Python session, whose output must be what stands there; "..." is anything
     sh       commands; a block ends with an error at the first that fails
-    console  commands behind "$ ", whose output must be what stands there
+    console  commands after "$ ", whose output must be what stands there
 
-Blocks of other languages are only shown.  A comment that readers do not see changes what the block
-behind it is, or adds to the page:
+Blocks of other languages are only shown.  A comment that readers do not see changes the block after
+it, or adds to the page:
 
     <!-- file: run.toml -->          the block is written to that file and not run
     <!-- not run: needs a board -->  the block is not run, and why
@@ -45,9 +45,9 @@ SECONDS = 300  # a command that takes longer hangs
 
 @dataclass(frozen=True)
 class Block:
-    """A code block of a page.
+    """Code block of a page.
 
-    language: the first word behind the fence; "hidden" of a comment, "" of an indented block.
+    language: the first word after the fence; "hidden" for a comment, "" for an indented block.
     line: of the block's first line of text in the page, from 1.
     file: where it is written to.
     why: the reason for which it is not run.
@@ -129,7 +129,7 @@ def _is_there(package: str) -> bool:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Variables of commands: `python` and `edgegrad` are those of this checkout."""
+    """Return variables for commands: `python` and `edgegrad` of this checkout."""
     for name, module in (("python", ""), ("python3", ""), ("edgegrad", " -m engine.tools.cli")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
         (folder / name).chmod(0o755)

@@ -38,7 +38,7 @@ Gradients = dict[str, Any]
 def write(folder: Path, word: str, *, whole: bool = False) -> list[str]:
     """Write a folder for each row: forward model, artifacts, batch and our gradients.
 
-    Returns the titles of the rows; that of row i is in the folder named i.  Rows that make no
+    Returns the titles of the rows; row i is in the folder named i.  Rows that make no
     artifacts are printed and left out: of running statistics, and of nodes that no file may have.
     """
     from engine.errors import EngineError
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def verdict(folder: Path) -> tuple[str, str]:
-    """What became of a row, and why."""
+    """Return the result of a row, and the reason."""
     found = {side: json.loads((folder / f"{side}.json").read_text()) for side in (OURS, THEIRS)}
     expected = dict(np.load(folder / "expected.npz"))
     off = {side: difference(folder / f"{side}.npz", expected) for side in (OURS, THEIRS)}

@@ -1,6 +1,6 @@
 """Models that onnxruntime-training 1.19.2 can train, as rows for tests/support/peer_artifacts.py.
 
-`MODELS` are whole models, among them those of tests/data/goldens; `of_case` makes a row of a case.
+`MODELS` are whole models, including tests/data/goldens; `of_case` makes a row of a case.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Row:
 
 
 def is_trainable(case: Case) -> bool:
-    """Whether a case is of ONNX's domain, and differentiates inputs of float32."""
+    """Return whether a case is of ONNX's domain, and differentiates inputs of float32."""
     kinds = {str(getattr(case.ins[i], "dtype", "")) for i in case.grad}
     return not case.domain and kinds == {"float32"}
 

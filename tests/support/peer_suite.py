@@ -41,7 +41,7 @@ REWRITES = (
     ("import onnxruntime.training.onnxblock as onnxblock", "import engine.onnxblock as onnxblock"),
     ("from onnxruntime.training.api import", "from engine.api import"),
     ("from onnxruntime.training import artifacts", "from engine import artifacts"),
-    # What runs graphs with training operators.
+    # Runs graphs with training operators.
     ("onnxruntime.InferenceSession(", "peer_suite.Session("),
     ("import onnxruntime\n", "import onnxruntime\nfrom tests import peer_suite\n"),
     # Where PyTorch's side of a comparison runs, and which of its exporters has these options.
@@ -60,7 +60,7 @@ DIFFERS = {
 
 
 class Session:
-    """What `onnxruntime.InferenceSession` is to the suite: it runs graphs of every kind.
+    """Substitute for `onnxruntime.InferenceSession` in the suite: it runs graphs of every kind.
 
     A training graph is run by a Module, whose state has the parameters that it is given.  An
     optimizer graph is run by an Optimizer, on gradients that it is given.

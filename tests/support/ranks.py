@@ -56,7 +56,7 @@ class Started:
     folder: Path
 
     def written(self, kind: str) -> str:
-        """What the ranks have written until now, one after the other; kind: out or err."""
+        """Return the output of the ranks so far, one after the other; kind: out or err."""
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"*.{kind}")))
 
     def line(self, begin: str) -> str:
@@ -97,9 +97,9 @@ def start(
 
 
 def finish(started: Started) -> subprocess.CompletedProcess[str]:
-    """Wait for the end of what `start` has started; it is ended where it takes too long.
+    """Wait for the end of the process that `start` has started; end it if it takes too long.
 
-    The output is that of the ranks, and then that of the launcher.
+    The output is the ranks' output, and then the launcher's.
     """
     process = started.process
     try:

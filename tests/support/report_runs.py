@@ -59,7 +59,7 @@ def samples(count: int, seed: int = 0) -> tuple[Array, Array]:
 
 
 class Run:
-    """A training as `Trainer.fit` would tell of it, epoch by epoch."""
+    """Training as `Trainer.fit` would report it, epoch by epoch."""
 
     def __init__(self, report: HtmlReport, trainer: Any = None, **more: Any) -> None:
         self.report = report

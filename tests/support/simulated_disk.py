@@ -1,20 +1,19 @@
-"""A disk that loses what was not synced: all states in which a kill or a power cut leaves files.
+"""Disk that loses unsynced data: all states in which a kill or a power cut leaves files.
 
     with Disk(folder) as disk:        # what this process writes into the folder is recorded
         save()
     for state in disk.states():       # and then lost in every way
         state.write(other_folder)
 
-What POSIX promises, and nothing more (Pillai et al., "All File Systems Are Not Created Equal", OSDI
-2014): the data of a file is on the disk once the file was synced, and a name once its folder was.
-Until then each may be there or not, in any order:
+It keeps the guarantees of POSIX, and nothing more (Pillai et al., "All File Systems Are Not Created
+Equal", OSDI 2014): the data of a file is on the disk once the file was synced, and a name once its
+folder was.  Until then each may be there or not, in any order:
 
     data      as written, as last synced, as zeros of the full length, half of it, half and zeros
     names     any of the made, renamed and removed entries of folders, up to `SUBSETS` of them
 
-A rename is one step: its two names change together.  A kill is the case in which all is there.
-A file that something else than this process has written into a recorded folder counts as never
-synced.
+A rename is one step: its two names change together.  A kill is the case in which all is there.  A
+file that another process has written into a recorded folder counts as never synced.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class File:
     synced: bytes = b""  # of one that is there when recording begins
 
     def after(self, how: str, content: bytes, synced: bytes) -> bytes:
-        """What is left of it; how: a word of `DATA`."""
+        """Return the remaining data; how: a word of `DATA`."""
         if how == "written" or content == synced:
             return content
         if how == "synced":

@@ -80,9 +80,9 @@ class ThreadPending:
 
 
 class ThreadGroup:
-    """One thread's place in the group.
+    """Place of one thread in the group.
 
-    calls: of every sum so far, how it was asked for, and of how many elements of which type.
+    calls: for every sum so far, the method, the number of elements and their type.
     """
 
     def __init__(self, room: _Room, rank: int) -> None:
@@ -128,7 +128,7 @@ def _sum(arrays: list[Array]) -> Array:
 
 
 def run(size: int, rank: Callable[[ThreadGroup], Result]) -> list[Result | BaseException]:
-    """What the function returns for each of `size` threads, or the error that it ended with."""
+    """Return the results of the function for each of `size` threads, or raise its error."""
     room = _Room(size)
     found: list[Any] = [None] * size
 

@@ -51,7 +51,7 @@ BATCH = 8  # so that the third of three batches has 4 samples
 
 
 def forward(text: str = PLAIN, seed: int = 1) -> onnx.ModelProto:
-    """The model of a text with random initializers in place of all its inputs but x."""
+    """Return the model of a text with random initializers instead of all its inputs except x."""
     proto = parser.parse_model(re.sub(r"([a-z])\.([a-z])", r"\1__\2", text))  # names have no dots
     rng = np.random.default_rng(seed)
     for node in proto.graph.node:

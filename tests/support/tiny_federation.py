@@ -20,7 +20,7 @@ def trainer(_: Mapping[str, Any]) -> Trainer:
 
 
 def share(context: Context) -> tuple[Any, Any]:
-    """What a client trains on and evaluates on."""
+    """Return a client's data for training and evaluation."""
     rows = slice(int(context.node_config["partition-id"]), None, CLIENTS)
     return (tiny.X[rows], tiny.LABELS[rows]), (tiny.X[:6], tiny.LABELS[:6])
 

@@ -58,7 +58,7 @@ def overwritten(path: Path) -> None:
 
 
 def swapped(path: Path) -> None:
-    """Two renames, of which either may come first."""
+    """Return two renames; either may come first."""
     for name in ("file", "other"):
         os.rename(path / f"{name}2", path / name)
 

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def flags(address: int) -> set[str]:
-    """The kernel's flags of the memory at an address; `hg` is that of huge pages asked for."""
+    """Return the kernel's flags of the memory at an address; `hg` means that huge pages are
+    requested.
+    """
     found, inside = set[str](), False
     for line in SMAPS.read_text().splitlines():
         if head := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

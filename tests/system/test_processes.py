@@ -136,7 +136,7 @@ def test_a_fork_while_another_thread_compiles() -> None:
 
 
 def stepped(_: int) -> float:
-    """What a process of a pool does: a training of its own."""
+    """Do the work of a process in a pool: a training of its own."""
     folder = GOLDENS / "mlp"
     with np.load(folder / "trace.npz") as trace:
         x, y = trace["x"][0], trace["y"][0]

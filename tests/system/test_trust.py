@@ -343,7 +343,7 @@ def test_code_under_the_name_of_other_code_is_made_anew(shared: Cache) -> None:
     assert whole.stat().st_mtime_ns == before
 
 
-# --- what is left behind, and what is said
+# --- remaining files, and messages
 
 
 def test_what_killed_writers_left_is_removed(shared: Cache) -> None:

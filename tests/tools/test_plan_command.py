@@ -19,7 +19,7 @@ FORWARD = str(MLP / "forward.onnx")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
-    """What `edgegrad plan` prints."""
+    """Return the output of `edgegrad plan`."""
     assert cli.main(["plan", *map(str, words)]) == status
     return capsys.readouterr().out
 

@@ -30,7 +30,7 @@ FAST = ("--batch", "8", "--lr", "0.05", "--threads", "1")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
-    """What a command prints, or the error with which it ends."""
+    """Return the output of a command, or the error with which it ends."""
     assert cli.main([*map(str, words)]) == status, capsys.readouterr().err
     found = capsys.readouterr()
     if status == 1:
@@ -287,7 +287,7 @@ def test_a_softmax_at_the_end_goes(
 def test_a_model_that_fixes_its_batch_is_trained_in_batches_of_that_size(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What does not fill a batch is left out, and is told of; predictions leave out nothing."""
+    """An incomplete batch is left out with a message; predictions leave out nothing."""
     model = onnx.load(write_classifier(tmp_path / "model.onnx"))
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 5

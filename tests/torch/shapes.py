@@ -546,7 +546,7 @@ def graph_net() -> Made:
 
 @shape
 def experts() -> Made:
-    """A mixture of which the best two are taken."""
+    """Return a mixture that takes the two best experts."""
 
     def run(s: Any, x: Any) -> Any:
         best, index = s.gate(x).topk(2, -1)

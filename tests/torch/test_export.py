@@ -76,7 +76,7 @@ def test_a_module_trains_as_in_torch_and_takes_its_weights_back(tmp_path: Path, 
     for (name, a), (_, b) in zip(mine.named_parameters(), net.named_parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
     torch.testing.assert_close(mine.norm.running_mean, net.norm.running_mean)
-    # The moving variance is that of the batch in ONNX, and n / (n - 1) times it in torch; n = 252.
+    # The moving variance is the batch's in ONNX, and n / (n - 1) times it in torch; n = 252.
     torch.testing.assert_close(mine.norm.running_var, net.norm.running_var, rtol=1e-3, atol=0)
     scores = trainer.predict_batch(x.numpy())["output"]
     np.testing.assert_allclose(scores, mine.eval()(x).detach().numpy(), atol=1e-5)
@@ -350,7 +350,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_an_export_that_is_another_model_is_refused(tmp_path: Path) -> None:
-    """What torch.export cannot see: values that the module reads from outside."""
+    """torch.export cannot see values that the module reads from outside."""
 
     class Counts(nn.Linear):
         calls = 0

@@ -84,7 +84,7 @@ def test_bags_with_weights(tmp_path: Path) -> None:
 
 
 class Recurrent(nn.Module):
-    """An LSTM with projections of which all outputs are read; first states may be parameters."""
+    """LSTM with projections whose outputs are all read; first states may be parameters."""
 
     def __init__(self, has_state: bool, **options: Any) -> None:
         super().__init__()

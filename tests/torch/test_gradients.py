@@ -1,4 +1,4 @@
-"""What a module tells autograd holds after its export: every gradient is torch's."""
+"""Gradients that a module defines hold after its export: every gradient is torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reports keep of a validation."""
+"""Findings of a validation that reports keep."""
 
 from __future__ import annotations
 

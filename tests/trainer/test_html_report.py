@@ -335,7 +335,7 @@ class Kill(Callback):
 
 
 def test_a_training_that_is_killed_and_resumed_repeats_no_row(tmp_path: Path) -> None:
-    """The last checkpoint is some steps behind what the logs have."""
+    """The last checkpoint is some steps older than the logs."""
     run, log = tmp_path / "run", tmp_path / "steps.jsonl"
     more = {"checkpoint_every": 4, "progress": False}
     with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""Options from tables: names, types and defaults are those of what takes them."""
+"""Options from tables: names, types and defaults match the functions that take them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shapes:
 
 
 class Reader:
-    """A class that is no dataclass."""
+    """Class that is not a dataclass."""
 
     def __init__(self, path: str, *, rate: int = 3, exact: bool = False) -> None:
         self.made = (path, rate, exact)

@@ -1,8 +1,8 @@
 """Refused steps leave nothing behind: parameters, states, gradients and running statistics stay.
 
-A step is refused for a label out of range, or for a loss that is not finite where that is asked
-for; an update is skipped for gradients that are not finite.  Of each way to train all that is kept
-is compared to the last bit with what it was before.
+A step is refused for a label out of range, or on request for a loss that is not finite; an update
+is skipped for gradients that are not finite.  For each way to train the whole state is compared
+with the state before, to the last bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.thread_group import run
 from tests.support.tiny import LABELS, NORMED, X, forward, made
 from tests.training.test_skip import BAD
 
-WRONG = np.where(np.arange(20) == 19, 3, LABELS)  # the last label is no class
+WRONG = np.where(np.arange(20) == 19, 3, LABELS)  # the last label is not a class
 STATISTICS = ("norm.mean", "norm.var")
 
 
@@ -63,7 +63,7 @@ def test_statistics_move_in_steps_that_count(folder: Path) -> None:
 
 @pytest.mark.parametrize("waiting", [0, 1, 2])
 def test_a_bad_label_in_two_calls(folder: Path, waiting: int) -> None:
-    """Whether or not gradients of other batches wait for the update."""
+    """The result does not depend on waiting gradients of other batches."""
     state, module, optimizer = opened(folder)
     module(X, LABELS)
     optimizer.step()
@@ -143,7 +143,7 @@ def test_a_fit_of_accumulated_batches_that_ends() -> None:
 
 @pytest.mark.parametrize("parts", [{}, KINDS["parts"]], ids=["whole", "parts"])
 def test_ranks_refuse_alike(parts: dict[str, Any]) -> None:
-    """What one rank meets, all refuse; statistics of both ranks stay."""
+    """An error on one rank makes all refuse; statistics of both ranks stay."""
 
     def train(group: Any) -> str:
         trainer = made(NORMED, group=group, skip_nonfinite=True, **parts)

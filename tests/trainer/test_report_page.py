@@ -102,7 +102,7 @@ def test_every_section_is_there_and_linked(page: Page) -> None:
 
 @needs_browser
 def test_the_browser_has_nothing_to_complain_of(page: Page) -> None:
-    """No error, no message, and no request of another file: names of classes are no HTML."""
+    """No error, message or request of another file: names of classes are not HTML."""
     page.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.complaints() == []
     assert page.ask("document.querySelectorAll('script').length") == 1
@@ -110,7 +110,7 @@ def test_the_browser_has_nothing_to_complain_of(page: Page) -> None:
 
 @needs_browser
 def test_the_policy_of_the_page_forbids_all_else(page: Page) -> None:
-    """What a name could smuggle in would neither run nor fetch anything."""
+    """Code that a name could smuggle in would neither run nor fetch anything."""
     page.ask(
         "document.body.insertAdjacentHTML('beforeend', '<img src=\"http://127.0.0.1/x.png\">')"
     )
@@ -196,7 +196,9 @@ def regression(path: Path) -> None:
 
 
 def long_names(path: Path) -> None:
-    """Eighteen classes with long names, samples that are no pictures, one epoch of one batch."""
+    """Return eighteen classes with long names, samples other than pictures, one epoch of one
+    batch.
+    """
     names = [f"class number {i} of a very long name" for i in range(18)]
     labels = np.arange(90) % 18
     scores = np.eye(18)[(labels + labels % 5) % 18]

@@ -51,7 +51,7 @@ def tell(callbacks: Sequence[Callback], hook: str, fit: Fit, *more: Any) -> None
 def train_epoch(
     fit: Fit, callbacks: Sequence[Callback], losses: Sequence[float] = (4.0, 3.0, 2.0, 1.0)
 ) -> None:
-    """What `Trainer.fit` tells of an epoch with a validation of two batches."""
+    """Report an epoch with a validation of two batches, like `Trainer.fit`."""
     tell(callbacks, "on_epoch_begin", fit)
     for n in range(len(losses)):
         fit.batch, fit.samples = n + 1, (n + 1) * SAMPLES

@@ -70,7 +70,7 @@ def outcome(trainer: Trainer, history: History, stopping: EarlyStopping) -> Outc
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run gives that nothing interrupts."""
+    """Return the results of an uninterrupted run."""
     return outcome(*train(tmp_path_factory.mktemp("whole")))
 
 

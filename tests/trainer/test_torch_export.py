@@ -71,7 +71,7 @@ def test_missing_packages_are_named(
 
 
 class Tensor:
-    """What a module of torch holds, as far as weights that come back need it."""
+    """Tensor of a torch module, as far as weights that come back need it."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

@@ -1,7 +1,7 @@
 """Whole models through artifacts, training and export: graphs that people's nets are made of.
 
-Outputs are those of onnx.reference in float64, gradients the differences of its losses; one thread
-and two, sharing bytes or not, and stock onnxruntime on what is exported agree.
+Outputs equal onnx.reference in float64, gradients the differences of its losses; one thread and
+two, sharing bytes or not, and stock onnxruntime on the exported model agree.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CE, MSE, BCE = LossType.CrossEntropyLoss, LossType.MSELoss, LossType.BCEWithLogi
 WEIGHT = np.array([1, 2, 0.5, 3], np.float32)
 SEGMENTS = CrossEntropyLoss(ignore_index=1, weight=WEIGHT)
 
-# name: opset, loss, shape of the output behind the batch, inputs with their shapes (those that
-# begin with x are fed, the others are parameters), nodes in onnx's text form.
+# name: opset, loss, shape of the output after the batch, inputs with their shapes (those that begin
+# with x are fed, the others are parameters), nodes in onnx's text form.
 MODELS: dict[str, tuple[int, Any, tuple[int, ...], str, str]] = {
     "shared weights": (13, MSE, (6,), "x[N,6] w[6,6] b[6]", """
         h = MatMul(x, w) a = Add(h, b) t = Tanh(a) k = MatMul(t, w) r = Add(k, x)
@@ -115,7 +115,7 @@ def build(name: str) -> tuple[onnx.ModelProto, Arrays, dict[str, tuple[int, ...]
 
 
 def make_batch(name: str, fed: dict[str, tuple[int, ...]], size: int) -> Arrays:
-    """Inputs, and the target behind them."""
+    """Return inputs, followed by the target."""
     rng = np.random.default_rng(size)
     batch = {n: rng.normal(size=(size, *s)).astype(np.float32) for n, s in fed.items()}
     _, loss, shape, _, _ = MODELS[name]

@@ -122,7 +122,7 @@ def test_the_gradient_of_an_op_of_ones_own_is_followed(is_crossing: bool) -> Non
         unregister(op)
 
 
-# What autograd was told between `b` and `r`, as the `backward` of an autograd.Function: `d` is the
+# The gradients noted between `b` and `r`, as the `backward` of an autograd.Function: `d` is the
 # gradient of its output, `e` its own.  These treat each sample for itself, or sum over them.
 TOLD = """t = Tanh(b)
     k = engine.StopGradient(t)
@@ -185,7 +185,7 @@ CROSSING = {
 
 
 def told(nodes: str) -> str:
-    """The model with these nodes in place of the Tanh."""
+    """Return the model with these nodes instead of the Tanh."""
     text = PLAIN.replace('["": 17]', '["": 17, "engine": 1]')
     return text.replace("r = Tanh(b)", nodes)
 
@@ -242,7 +242,7 @@ def test_what_mixes_samples_is_refused_by_name() -> None:
         made(PLAIN, micro_batches=0)
 
 
-# What leaves the axis of the samples as it is, between `b` and `r`: each is as torch exports it.
+# Ops between `b` and `r` that keep the axis of the samples, as torch exports them.
 WHOLE = {
     "slice": """z = Constant<value = int64[1] {0}>()
     e = Constant<value = int64[1] {9223372036854775807}>()

@@ -1,6 +1,6 @@
-"""What planning finds out is kept on disk: found again, bounded, never trusted too far.
+"""Results of planning on disk: found again, bounded, never trusted too far.
 
-What is counted: graphs read and plans made, which are what a kept plan spares.
+Graphs read and plans made are counted, because a kept plan spares them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Work:
         monkeypatch.setattr(pipeline.Planner, "plan", counted_plan)
 
     def of(self, call: Callable[[], Any]) -> tuple[int, int]:
-        """How many graphs a call reads, and how many plans it makes."""
+        """Return how many graphs a call reads, and how many plans it makes."""
         before = self.read, self.planned
         call()
         return self.read - before[0], self.planned - before[1]
@@ -503,7 +503,7 @@ def test_files_may_go_once_a_module_is_made(work: Work, tmp_path: Path) -> None:
 
 
 def test_external_data_decides_plans_as_the_file_does(work: Work, tmp_path: Path) -> None:
-    """What is large stays in its file; where what may be folded has changed, all is made anew."""
+    """Large values stay in their file; if foldable values have changed, all is made again."""
     path, data = tmp_path / "table.onnx", tmp_path / "data"
     onnx.save(table(2000), path, save_as_external_data=True, size_threshold=0, location="data")
     x = np.zeros((1, 2000), np.float32)

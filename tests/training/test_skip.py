@@ -1,4 +1,4 @@
-"""Updates whose gradients are not finite: skipped, counted and told of."""
+"""Updates whose gradients are not finite: skipped, counted and reported."""
 
 from __future__ import annotations
 

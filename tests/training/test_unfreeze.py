@@ -57,7 +57,7 @@ def test_what_is_frozen_stays_and_what_is_kept_goes_on() -> None:
         changed = [n for n in NAMES if look.before[epoch][n] != look.after[epoch][n]]
         assert changed == (head if epoch < 2 else NAMES)
     assert look.before[2] == look.after[1]
-    first, second = look.moments[3], look.moments[4]  # at the end of epoch 1, the begin of epoch 2
+    first, second = look.moments[3], look.moments[4]  # at the end of epoch 1, the start of epoch 2
     assert {n: second[n] for n in head} == first
     assert any(np.frombuffer(first["head.weight"], np.float32))
     assert not any(np.frombuffer(second["body.weight"], np.float32))
@@ -165,7 +165,7 @@ def test_the_same_trainer_resumes_its_own_run(tmp_path: Path) -> None:
 
 
 def test_statistics_of_frozen_normalisations_are_not_lost() -> None:
-    """They are constants while scale and bias are frozen, and parameters else."""
+    """They are constants while scale and bias are frozen, and otherwise parameters."""
     trainer, plain = made(NORMED), made(NORMED)
     for each in (trainer, plain):
         each.fit(DATA, **QUIET)  # statistics that differ from the file's

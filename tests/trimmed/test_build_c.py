@@ -30,7 +30,7 @@ SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=
 
 
 def sources(folder: Path) -> tuple[str | Path, ...]:
-    """What a driver is compiled with to have the library's C code inside."""
+    """Return the sources with which a driver contains the library's C code."""
     return (f"-I{folder}", folder / "src" / "mnist.c", folder / "src" / "kernels.o", "-pthread")
 
 

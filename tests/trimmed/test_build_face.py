@@ -130,7 +130,7 @@ def test_what_the_face_refuses_says_what_was_found(row: str, face: Any, trainer:
 
 
 def test_a_trainer_goes_on_with_another_checkpoint(face: Any, trainer: Any) -> None:
-    """Names, rates and counts are those of `engine.Trainer`."""
+    """Names, rates and counts equal `engine.Trainer`'s."""
     engines = Trainer(GOLDENS / "mlp")
     assert trainer.inputs == engines.inputs
     assert trainer.outputs == engines.outputs

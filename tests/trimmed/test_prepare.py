@@ -107,7 +107,7 @@ def test_nothing_is_planned_that_was_prepared(
 
 
 def test_a_state_that_was_saved_fits_the_same_plans(work: Work, folder: Path) -> None:
-    """Files differ in the order of parameters: those of generate_artifacts and those saved."""
+    """Files of generate_artifacts and saved ones differ in the order of parameters."""
     cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
@@ -243,13 +243,13 @@ def test_a_stale_file_is_told_once_and_costs_time_only(
 
 
 def indexed(index: bytes) -> bytes:
-    """A prepared file with an index behind the right digest."""
+    """Return a prepared file with an index after the right digest."""
     sealed = cache.seal("index", "", index)
     return plan_cache._HEAD.pack(plan_cache.MAGIC, len(sealed)) + sealed
 
 
 def wrong_indexes(whole: bytes) -> list[bytes]:
-    """What is whole, and no index; or one of other fields than it should have."""
+    """Return data that are complete but no index, or an index of other fields."""
     magic, size = plan_cache._HEAD.unpack(whole[: plan_cache._HEAD.size])
     text = cache.unseal("index", "", whole[plan_cache._HEAD.size :][:size])
     assert magic == plan_cache.MAGIC
@@ -268,7 +268,7 @@ def wrong_indexes(whole: bytes) -> list[bytes]:
 
 
 def test_no_prepared_file_stops_a_training(work: Work, folder: Path) -> None:
-    """Whatever its bytes are: a result, perhaps after a warning."""
+    """Any bytes in the file lead to a result, perhaps after a warning."""
     expected = train(folder)
     cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
     path = folder / plan_cache.PREPARED
@@ -308,7 +308,7 @@ def test_the_best_set_that_plans_were_prepared_for_is_used(
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shipped kernels for this machine: those of the models."""
+    """Return shipped kernels for this machine, enough for the models."""
     out = tmp_path_factory.mktemp("shipped")
     used = zoo.kernels(plan for name in MODELS for plan in zoo.of_golden(GOLDENS / name))
     ship.ship(used, HERE, sys.platform, out)
@@ -399,7 +399,7 @@ def test_a_device_with_numpy_alone_trains(
         loaded, ours = done.stdout.splitlines()
         assert [m for m in loaded.split() if not m.startswith("_")] == ["engine", "numpy"]
         assert "engine.graphs" not in ours
-        # What was found of the plans the first time, the cache tells the next process.
+        # The cache tells the next process the results of the first planning.
         assert ("engine.kernels.ops.registry" in ours.split()) == (folder == device)
         if folder == device:
             shutil.copytree(device / "cache", again / "cache")

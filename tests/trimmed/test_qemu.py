@@ -1,9 +1,9 @@
 """Trimmed builds of other platforms, run here: by qemu's user mode, Wine, and Node.
 
-A self-test trains a few steps and compares its losses with what this machine's kernels gave.  What
-it needs beyond ziglang are the Debian packages qemu-user-static, wine64, nodejs and C libraries for
-other CPUs; `.ci/run` installs them and passes --no-skips, without which a test that lacks one is
-counted and skipped.  `python -m bench builds` does it for every target, model and kind of build.
+A self-test trains a few steps and compares its losses with this machine's.  Beyond ziglang it needs
+the Debian packages qemu-user-static, wine64, nodejs and C libraries for other CPUs; `.ci/run`
+installs them and passes --no-skips, without which a test that lacks one is counted and skipped.
+`python -m bench builds` does it for every target, model and kind of build.
 """
 
 from __future__ import annotations
