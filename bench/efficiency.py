@@ -1,4 +1,4 @@
-"""Efficiency of kernels, relative to the machine's limits: the table kernels/analysis/efficiency.txt.
+"""Efficiency of kernels relative to the machine: the table in kernels/analysis/efficiency.txt.
 
 A training step of each workload is profiled on 2 threads.
 

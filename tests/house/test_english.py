@@ -41,7 +41,6 @@ CLEAN = (
     "engine/federated",
     "engine/lora",
     "engine/profiling",
-    "engine/reports",
     "engine/runtime",
     "engine/system",
     "engine/trainer/reports",

@@ -1,4 +1,4 @@
-"""Requirements of onnxruntime-training for artifacts, as tests/support/peer_artifacts.py found them."""
+"""Requirements of onnxruntime-training for artifacts, from support/peer_artifacts.py."""
 
 from __future__ import annotations
 

@@ -168,7 +168,8 @@ def elsewhere(name: str) -> KernelSet:
     if chosen is None:
         raise EngineError(
             f"--target {name}: this installation ships no kernels, so it does not know the ones "
-            "for another; install a wheel of edgegrad (in a checkout: python -m engine.tools.dev.ship)"
+            "for another; install a wheel of edgegrad (in a checkout: python -m "
+            "engine.tools.dev.ship)"
         )
     return chosen
 
