@@ -65,7 +65,14 @@ OPEN = (
     "tools/actions/training_run.py",
     "tools/dev/cases",
 )
-UNNAMED = ("tools/commands", "tools/actions/run_config.py")  # they still assign `found`
+# Rooms of `CLEAN` whose functions may still assign `found`.
+UNNAMED = (
+    "engine/loss_types",
+    "engine/onnxblock",
+    "kernels",
+    "tools/actions/run_config.py",
+    "tools/commands",
+)
 
 _NO = r"(?<!there )(?<!there's )"
 _MORE = r"(?:longer|more|less|fewer|sooner|later|better|worse|\w+er than)\b"
@@ -238,7 +245,7 @@ def test_docstrings_comments_and_messages_read_well(place: str) -> None:
     assert not [text for path in files_of(place) if path not in later for text in in_code(path)]
 
 
-@pytest.mark.parametrize("place", sorted({*CLEAN} - {*UNNAMED}))
+@pytest.mark.parametrize("place", [each for each in CLEAN if not each.startswith(UNNAMED)])
 def test_no_function_assigns_found(place: str) -> None:
     later = {path for each in (*OPEN, *UNNAMED) for path in files_of(each)}
     assert not [text for path in files_of(place) if path not in later for text in nameless(path)]
