@@ -239,7 +239,7 @@ def test_checkpoints_fill_initializers(tmp_path: Path) -> None:
     assert storage.read(tmp_path / "n").nominal
     with pytest.raises(CheckpointError, match="a nominal checkpoint holds no values"):
         onnxblock.load_checkpoint_to_model(tmp_path / "n", model)
-    with pytest.raises(DTypeError, match=r"parameters: expected 2 values \(a list, a list\)"):
+    with pytest.raises(DTypeError, match=r"parameters: expected 2 values \(a list"):
         onnxblock.save_checkpoint(untyped(None), tmp_path / "x")
 
 
