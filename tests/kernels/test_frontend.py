@@ -213,6 +213,43 @@ def test_a_call_by_wrong_names_is_refused(
     assert re.search(expected, str(refused.value.__cause__))
 
 
+@kernel("y: update i64[n]  n, step: i64", T=("i64",))
+def add_step(target: Target, T: str) -> Body:
+    """y = y + step, by a body that takes all of its signature by name."""
+
+    @inline
+    def more(call, i):
+        return call.y[i] + call.step
+
+    def body(call, tid, nthreads):
+        for i in range(call.n):
+            call.y[i] = more(call, i)
+
+    return body
+
+
+@kernel("y: update i64[n]  n, step: i64", T=("i64",))
+def add_misspelt(target: Target, T: str) -> Body:
+    """A body that reads a name that its signature does not have."""
+
+    def body(call, tid, nthreads):
+        call.y[0] = call.steps
+
+    return body
+
+
+def test_a_body_takes_its_signature_by_name(call: Callable[..., None]) -> None:
+    y = np.arange(3)
+    call(add_step, "i64", y, 3, 10)
+    assert y.tolist() == [10, 11, 12]
+
+
+def test_a_name_that_the_signature_does_not_have_is_refused(call: Callable[..., None]) -> None:
+    with pytest.raises(InternalError, match="cannot be compiled") as refused:
+        call(add_misspelt, "i64", np.arange(3), 3, 10)
+    assert "the kernel has no 'steps', it has y, n, step" in str(refused.value.__cause__)
+
+
 def test_no_operand_of_a_row_program_is_named_as_its_length_is() -> None:
     with pytest.raises(ValueError, match="an operand named length"):
         loop("f32", "length[] -> sum(length)")

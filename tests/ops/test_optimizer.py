@@ -12,6 +12,7 @@ from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.binaries.load import addresses
 from engine.kernels.machine.target import host
+from engine.kernels.ops.optimizer.update import Formula
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 
@@ -126,3 +127,19 @@ def test_adam_modes_are_checked() -> None:
     scalars = {"lr": np.array([RATE], np.float32), "step": np.array([1])}
     with pytest.raises(UnsupportedOpError, match="adam_mode 0, correct_bias 0"):
         step("AdamWOptimizer", scalars | tensors(4), {"adam_mode": 0, "correct_bias": 0}, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("m = mu * m + g; q = p - rate * m", "'m = mu .* rate . m' does not assign p"),
+        ("p = p - rate * g", "does not assign m"),
+        ("m = mu * m + h; p = p - rate * m", "'h'"),
+        ("fresh -> m = mu * m + fresh * g; p = p - rate * m", "'rate'"),
+    ],
+)
+def test_a_formula_assigns_all_and_reads_what_there_is(text: str, message: str) -> None:
+    run = Formula("m = mu * m + g; p = p - rate * m").rows("f32", ("m",), ("mu",))
+    assert run.name == "update_rows"
+    with pytest.raises(ValueError, match=message):
+        Formula(text).rows("f32", ("m",), ("mu",))

@@ -139,13 +139,19 @@ class Formula:
     row_of: Inline = everything
 
     def rows(self, T: str, states: Sequence[str], numbers: Sequence[str]) -> Native:
-        """Return the native run(call, k, values, i, n) that updates elements i..i + n."""
+        """Return the native run(call, k, values, i, n) that updates elements i..i + n.
+
+        Raises:
+            ValueError: the text breaks the grammar, or leaves p or a state as it is.
+        """
         head, arrow, text = self.text.partition("->")
         if not arrow:
             head, text = "rate", self.text
         vectors = ("p", "g", *states)
         assigned = {m[1] for s in text.split(";") if (m := VALUE.fullmatch(" ".join(s.split())))}
-        written = [name for name in (*states, "p") if name in assigned]
+        written = (*states, "p")
+        if missing := [name for name in written if name not in assigned]:
+            raise ValueError(f"{' '.join(text.split())!r} does not assign {', '.join(missing)}")
         ins = [*(f"{name}[]" for name in vectors), "k", head, *numbers]
         statements = ["g = g * k", text, *(f"{name}[]" for name in written)]
         program = Program.of(f"{' '.join(ins)} -> {'; '.join(statements)}", T)
