@@ -130,7 +130,7 @@ LARGE = 4096  # bytes of a block from which on it is put into the finished objec
 
 
 def _mark(name: str) -> bytes:
-    """What the object has at the start of a large block until its bytes are there."""
+    """Return the mark at the start of a large block until its bytes are there."""
     return hashlib.sha512(name.encode()).digest()
 
 

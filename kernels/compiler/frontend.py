@@ -133,7 +133,7 @@ def _type_of(callee: Callee, _: Any) -> CalleeType:
     return CalleeType(callee)
 
 
-# Where what kernels use of the language is declared; all else of numba is left out.
+# Where what kernels use of the language is declared; the rest of numba is left out.
 _DECLARED = {
     "numba.core.typing.builtins",
     "engine.kernels.compiler.arguments",
@@ -182,7 +182,7 @@ class _CodeContext(CPUContext):
             fastmathpass.rewrite_module(mod, self.fastmath)
 
     def get_function(self, fn: Any, sig: Any, _firstcall: bool = True) -> Any:
-        """What emits a call: callees know it themselves."""
+        """Return the function that emits a call: callees know it themselves."""
         if isinstance(fn, CalleeType):
             emit = fn.emitters[sig]
             return lambda builder, args, loc=None: emit(self, builder, sig, args)
@@ -241,7 +241,7 @@ def compile_function(
 ) -> Any:
     """Compile a bound function to unoptimised IR: numba's result, in a library of its own.
 
-    `returns` is its type, or None to find it.  Who calls holds numba's compiler lock.
+    `returns` is its type, or None to find it.  The caller must hold numba's compiler lock.
     """
     flags = compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
@@ -270,9 +270,9 @@ def called_function(fn: Callable[..., Any], *, inline: bool) -> Callee:
 
     def resolve(context: Any, *args: Any) -> tuple[Any, Emit]:
         if args not in done:
-            found = done[args] = compile_function(fn, args, fn.__name__, None, inline=inline)
+            result = done[args] = compile_function(fn, args, fn.__name__, None, inline=inline)
             if not inline:
-                code = found.library.get_function(found.fndesc.llvm_func_name)
+                code = result.library.get_function(result.fndesc.llvm_func_name)
                 code.add_function_attribute("noinline")
         result = done[args]
 

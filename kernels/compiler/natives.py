@@ -108,7 +108,7 @@ def _select(order: str) -> Callable[[Any, Any, Any], Any]:
 
 
 def _pick(target: Target) -> Any:
-    """pick(c, p, q): the pointer p if the integer c is not 0, else q."""
+    """pick(c, p, q): the pointer p if the integer c is not 0, otherwise q."""
 
     def op(typingctx, c, p, q):
         def emit(context, b, sig, a):
@@ -204,7 +204,7 @@ def _invoke(target: Target, arity: int) -> Any:
     """invoke(f, a...): call the function at address f, with words as given.
 
     Word arguments are i64; f is a pointer all along, never made from an integer.  Three arguments
-    are those of a kernel, which returns nothing: WebAssembly checks that.
+    are for a kernel, which returns nothing: WebAssembly checks that.
     """
     result = (types.void, ir.VoidType()) if arity == 3 else (types.int64, I64)
 

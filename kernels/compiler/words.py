@@ -87,5 +87,5 @@ def _read(context: Any, builder: Any, kind: WordsPointer, value: Any, name: str)
 def _write(context: Any, builder: Any, sig: Any, args: Any, name: str) -> None:
     _, offset, reads = sig.args[0].words.member(name)
     if reads != "word":
-        raise errors.NumbaTypeError(f"{name} of words {sig.args[0].words.title} is no number")
+        raise errors.NumbaTypeError(f"{name} of words {sig.args[0].words.title} is not a number")
     builder.store(args[1], _place(builder, args[0], offset))

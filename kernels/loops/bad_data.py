@@ -1,4 +1,4 @@
-"""What kernels do when they meet bad data: they note it in the status words, and go on.
+"""Bad data that kernels meet: they note it in the status words, and go on.
 
 Several threads, and kernels that run side by side, may meet some at once.  They note it in turns,
 and what comes first stays, so that the report is the same whoever was faster.
@@ -8,7 +8,7 @@ and what comes first stays, so that the report is the same whoever was faster.
         at, bad = ...  # or the lowest position where a value is bad
     report_at(status, INDEX, index, bad, limit)
 
-Taking turns is behind the loop, as it makes one slower even where nothing is bad.
+Taking turns comes after the loop, as it makes one slower even where nothing is bad.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ pause = Native("pause")
 
 @inline
 def report(status, kind, position, value, limit):
-    """Note bad data in the status words, unless what they tell of comes before it.
+    """Note bad data in the status words, unless the data noted there come before it.
 
-    What comes first has the lowest position, and of equal ones the lowest kind, then limit.
+    The first has the lowest position, and of equal ones the lowest kind, then limit.
     """
     known = BUSY
     while known == BUSY:

@@ -1,11 +1,11 @@
-"""How kernels on flat tensors are cut into blocks, each found by its number.
+"""Blocks that kernels on flat tensors are cut into, each found by its number.
 
-A kernel that updates a parameter walks its elements and those of its gradient in one order.  Told
+A kernel that updates a parameter walks its elements and its gradient's in one order.  Told
 tile i of n it works on block i, and the last block may be shorter than the others:
 
     adam(block=64)(p, g, m, v)    cut into n tiles    adam(block=b)(p, g, m, v) of [i b, (i + 1) b)
 
-The pointers stay those of the whole, also where a thread keeps one block of an operand alone:
+The pointers stay on the whole, also where a thread keeps one block of an operand alone:
 that pointer moves back by a block from tile to tile.
 """
 

@@ -3,8 +3,8 @@
     C[m, n] = act(sum_k A[m, k] B[k, n] (+ C[m, n]) (+ bias[n]))
 
 Each thread owns a rectangle of C.  Per block of K it packs a block of B into panels (contiguous for
-the register tile), takes or gathers a block of A, and runs the tiles of `tile.py`.  What A and B
-are is decided by two inline functions, so a convolution differs from a GEMM only in how it fills
+the register tile), takes or gathers a block of A, and runs the tiles of `tile.py`.  Two inline
+functions decide what A and B are, so a convolution differs from a GEMM only in how it fills
 its blocks: no im2col copy exists beyond the block in cache.
 
 Source: Goto, van de Geijn, TOMS 2008; Georganas et al., "High-performance deep learning via a
@@ -139,7 +139,7 @@ def block(
 def panels_reach(c: KernelCall, n: int, depth: int, panel: int, unit: int = 0) -> int:
     """Return the reach into panels of B [depth, n], whose rows are `panel` elements apart.
 
-    unit: columns that are touched together, those of a vector if it is 0: so tiles read.
+    unit: columns that are touched together; 0: a vector of them, as tiles read.
     """
     if not n * depth:
         return 0

@@ -10,9 +10,9 @@ Waiting spins, then sleeps on the condition.  A sleeper announces itself before 
 and a publisher stores before it looks for sleepers, both sequentially consistent: one of them sees
 the other (Dekker's handshake), so no wake-up is lost.
 
-The function that sleeps is that of the system.  POSIX's takes the condition and the mutex; Windows'
-takes two numbers more, how long to sleep, of which -1 is forever, and flags, of which there are
-none.  Both get all four: a function with fewer parameters leaves registers alone.
+The system has the function that sleeps.  POSIX's takes the condition and the mutex; Windows' takes
+two numbers more: how long to sleep, -1 for forever, and flags, here none.  Both get all four: a
+function with fewer parameters leaves registers alone.
 """
 
 from __future__ import annotations

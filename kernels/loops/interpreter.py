@@ -1,7 +1,7 @@
 """Formulas that are data: the elementwise kernel of libraries made for a set of ops.
 
 Forward   outs = formulas(ins), as `map`, whose formula is part of the kernel; here it is words
-Error     that of the functions it names; no product and sum become one operation
+Error     as of the functions it names; no product and sum become one operation
 
 A library for an op set must run formulas that nobody has seen when it is compiled.  The kernel
 interprets them block by block: each instruction is a vector loop over a block in the first-level
@@ -43,7 +43,7 @@ MEMORY = len(MOVES)  # instructions below read or write an operand
 
 
 def _moved(record: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What an instruction moves, and as which type; None if it computes."""
+    """Return what an instruction moves, and as which type; None if it computes."""
     return MOVES[record["code"]] if record["code"] < len(MOVES) else None
 
 
@@ -57,7 +57,7 @@ def _writes(c: KernelCall) -> Iterator[int]:
 def _instructions(
     c: KernelCall,
 ) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], tuple[int, ...]]:
-    """Return the words of a formula, its instructions, and the words behind those with a name."""
+    """Return the words of a formula, its instructions, and the words after those with a name."""
     values = c.content("program")
     if len(values) < FORMULA_WORDS.size:
         c.refuse(f"a formula of {len(values)} words")
@@ -65,7 +65,7 @@ def _instructions(
     rest, code, size = words["rest"], words["code"], INSTRUCTION.size
     c.check_words({n: v for n, v in words.items() if n != "rest"}, FORMULA_WORDS)
     if code + words["count"] * size > len(rest):
-        c.refuse(f"{words['count']} instructions behind word {code} of {len(rest)}")
+        c.refuse(f"{words['count']} instructions after word {code} of {len(rest)}")
     found: list[Mapping[str, Any]] = [
         INSTRUCTION.unpack(rest[code + i * size : code + (i + 1) * size])
         for i in range(words["count"])

@@ -34,7 +34,7 @@ from engine.plan.words import Packed, Words
 
 
 def _operands(program: str, rank: int) -> tuple[str, ...]:
-    """What the pointers of `map` point to.  Copies of one type take all types of its size."""
+    """Return the types of the pointers of `map`.  Copies of one type take all types of its size."""
     made = Program.of(program)
     dtypes = [*made.kinds, *made.outs]
     copies = made.formulas.is_copy and len(set(dtypes)) == 1
@@ -128,7 +128,7 @@ def collapse(
 ) -> tuple[list[int], list[list[int]]]:
     """Return the fewest loop dimensions that walk all operands.
 
-    Takes axes in storage `order`, drops those of size 1 and joins neighbours which every operand
+    Takes axes in storage `order`, drops axes of size 1 and joins neighbours which every operand
     walks as one.  Returns dimensions and, for each operand, their strides.
     """
     dims: list[int] = []
@@ -167,23 +167,23 @@ def lower_formulas(
 ) -> None:
     """As `lower_map`, of formulas that may share values.
 
-    What only copies moves f16 as its bits.
+    Formulas that only copy move f16 as its bits.
     """
     if formulas.is_copy:
         ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
     if outs[0].type.size == 0:
         return
     types, made = [o.type for o in ins], [o.type for o in outs]
-    found = lowering.once(
+    call = lowering.once(
         (_call_of, formulas, len(ins), *[(t.dtype, t.last) for t in (*types, *made)]),
         [t.dims for t in (*types, *made)],
         functools.partial(_call_of, formulas, types, made, lowering.threads),
     )
-    if isinstance(found, int):
-        operand = ins[found]
+    if isinstance(call, int):
+        operand = ins[call]
         lowering.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
     operands: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
-    lowering.call(map(*found.params), operands=operands, may_alias=found.may_alias, g=found.words)
+    lowering.call(map(*call.params), operands=operands, may_alias=call.may_alias, g=call.words)
 
 
 class _Call(NamedTuple):
@@ -245,7 +245,7 @@ def update(lowering: Lowering, formula: Expr, ins: Sequence[Operand], target: Op
 
 
 def constant_inputs(site: Site) -> tuple[Formulas, list[int]]:
-    """The formula of an elementwise node, with single constants in it, and the inputs it reads."""
+    """Return an elementwise node's formula, constants in it, and the inputs that it reads."""
     formula = site.formula()
     kept: list[int] = []
     writer = Writer()

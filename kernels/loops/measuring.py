@@ -55,7 +55,7 @@ def stream(target: Target, T: str) -> Body:
 
 @inline
 def _time(g, now):
-    """What the clock says, in its own units."""
+    """The time of the clock, in its own units."""
     if g.clock_id < 0:
         invoke1(g.clock, now)
     else:

@@ -1,9 +1,9 @@
 """Products with a matrix of integers of 2, 4 or 8 bits, and rows of one, read as they are stored.
 
-    W[r, c] = (Q[r, c] - zero) scale          zero and scale: those of the block of (r, c)
+    W[r, c] = (Q[r, c] - zero) scale          zero and scale: of the block of (r, c)
 
 A block of W is turned into floats on its way into the panels of the register tile, so W is never
-whole in memory, forward or backward.  All behind the panels is `contract.py`.
+whole in memory, forward or backward.  After the panels all is `contract.py`.
 
 Error     none in W against (q - zero) scale in floats; the sum as in gemm.py
 """
@@ -375,7 +375,7 @@ def lower_quantised_gemm(
     kc = balanced(k, target.kc, lanes)
     panels = -(-n // width)
     nc = balanced(-(-panels // across) * width, target.nc, width)
-    # Behind the panels: zero points of a line, then lines that are to be transposed.
+    # After the panels: zero points of a line, then lines that are to be transposed.
     per_thread = kc * nc + max(DEPTH, width) + (lanes * DEPTH if trans else 0)
     work = lowering.temp(kind, (per_thread * threads,))
     lowering.call(

@@ -1,4 +1,4 @@
-"""How one tile of a step in a group is run, by the executor and in profiles."""
+"""The run of one tile of a step in a group, by the executor and in profiles."""
 
 from __future__ import annotations
 

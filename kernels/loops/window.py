@@ -16,7 +16,7 @@ from engine.kernels.vocabulary.op import Dim, Kind, Site, TensorType
 @dataclass(frozen=True, slots=True)
 class Axis:
     """The window along one spatial axis; `pad` and `pad_end` are before the first input and after
-    the last.  The defaults are those of an axis without a window."""
+    the last.  The defaults describe an axis without a window."""
 
     size: int = 1
     out: int = 1
@@ -33,7 +33,7 @@ class Axis:
 
     @property
     def plain(self) -> bool:
-        """Whether output o reads input o and nothing else."""
+        """True if output o reads input o and nothing else."""
         return (self.taps, self.stride, self.pad, self.out) == (1, 1, 0, self.size)
 
 
@@ -146,7 +146,7 @@ def _transposed(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
 
 
 def in_dims(site: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
-    """Return the least spatial dimensions of an input whose output has those of `y`."""
+    """Return the least spatial dimensions of an input whose output has the dimensions of `y`."""
     _check(site, y, kernel)
     out: list[Dim] = []
     for i, (size, taps) in enumerate(zip(y.shape[2:], kernel, strict=True)):

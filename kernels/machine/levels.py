@@ -43,7 +43,7 @@ class Level:
     systems: tuple[str, ...] = tuple(SYSTEMS)
 
     def target(self, system: str = sys.platform) -> Target:
-        """What kernels of this level are compiled for on a system, a value of `sys.platform`."""
+        """Return the target of kernels of this level on a system, a value of `sys.platform`."""
         arch = "arm64" if (self.arch, system) == ("aarch64", "darwin") else self.arch
         features = "+neon" if self.tile == "neon" and self.cpu == "generic" else ""
         return make(

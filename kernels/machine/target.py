@@ -1,4 +1,4 @@
-"""What the kernels must know of a CPU: vector width, register tile, cache blocks.
+"""Facts about a CPU that kernels depend on: vector width, register tile, cache blocks.
 
 One row per instruction-set level; a `Target` is a row bound to a triple, CPU name and features.
 """

@@ -25,7 +25,7 @@ from engine.kernels.vector_ir.vectors import counted
 
 
 class _Format(NamedTuple):
-    """What one width of floats needs."""
+    """The constants for one width of floats."""
 
     significand: int  # bits, the leading one counted
     parts: tuple[float, ...]  # of pi/2, each a full significand
@@ -75,7 +75,7 @@ def _pi(bits: int) -> int:
 
 @functools.cache
 def _short_parts(fmt: _Format) -> tuple[float, ...]:
-    """pi/2 in parts of which all but the last times an n below short_limit are exact."""
+    """pi/2 in parts; all but the last are exact times an n below short_limit."""
     width = fmt.significand - int(math.log2(fmt.short_limit))
     rest, low, parts = _pi(255), 257, []  # pi/2 2**256, of 257 bits
     for _ in range(3):

@@ -58,7 +58,7 @@ class _Columns:
         return read(self.b, value, kind)
 
     def _fixed(self, j: int, i: Any, column: Any, lanes: int, steps: list[Any]) -> Any:
-        """Return the vectors of operand j if all rows share them, else None."""
+        """Return the vectors of operand j if all rows share them, otherwise None."""
         source, b = self.program.ins[j], self.b
         if j == len(self.bases):
             return [self._load(self.beside, b.add(i, u), source.dtype, lanes) for u in steps]
@@ -143,7 +143,7 @@ def column_sums(target: Target, program: Program) -> Any:
 def row_sums(target: Target, program: Program, rank: int) -> Any:
     """row_sums(words, r, j, n, out, ld): out[k ld] += sum of formula k over n elements of row r.
 
-    `words`, r and j are those of `map_rows`.
+    `words`, r and j: as for `map_rows`.
     """
     kind = NUMBA[program.reductions[0][0]]
 

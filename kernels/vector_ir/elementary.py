@@ -206,7 +206,7 @@ def _first(x: Lanes, mask: Lanes, y: Any) -> Any:
 
 
 def pick(mask: Lanes, yes: Any, no: Any) -> Lanes:
-    """`yes` where the mask is set, else `no`; one of them may be a number."""
+    """`yes` where the mask is set, otherwise `no`; one of them may be a number."""
     side = yes if isinstance(yes, Lanes) else no
     return Lanes(mask.b, mask.b.select(mask.value, side._wrap(yes), side._wrap(no)))
 
@@ -286,7 +286,7 @@ def log_sum(k: Lanes, m: Lanes, c: Any = 0.0) -> Lanes:
 
 
 def _log_edges(y: Lanes, x: Lanes) -> Lanes:
-    """y for 0 < x < inf, else the limit of log(x), or NaN."""
+    """y for 0 < x < inf, otherwise the limit of log(x), or NaN."""
     y = pick(x < 0, math.nan, pick(x < math.inf, y, x))
     return pick(x.equal(0), -math.inf, y)
 

@@ -20,7 +20,7 @@ def lines(target: Target, program: Program, count: int) -> Any:
 
     It runs over n elements.  Of its vectors, all of one type, input k < `count` is at x + k x_step,
     or at `outside` unless begin <= k < end; output k is at y + k y_step, or at `outside` unless
-    k < limit.  more: the inputs behind the first `count`.  It is a function of its own, so that its
+    k < limit.  more: the inputs after the first `count`.  It is a function of its own, so that its
     loop has registers for so many pointers, and is not unrolled.
     """
     kind = program.ins[0].dtype

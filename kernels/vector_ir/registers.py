@@ -21,7 +21,7 @@ from engine.kernels.vector_ir.vectors import (
 
 
 def chains(target: Target) -> int:
-    """How many multiply-adds are under way at once: those of a register tile, and 16 at most.
+    """Return how many multiply-adds are under way at once: a register tile's, at most 16.
 
     16 are latency times throughput of the widest cores we know, Apple's, with 4 pipes of 4 cycles.
     """

@@ -135,7 +135,7 @@ class _Loop:
         return integer_op(self.b, _COMBINE[op], [x, y], signed=kind not in UNSIGNED)
 
     def _scalar(self, j: int, source: Input, i: Any, lanes: int) -> Any:
-        """Return an operand that is no array: one value in all lanes, or the element numbers."""
+        """Return an operand that is not an array: a value in all lanes, or the element numbers."""
         b, value = self.b, self.splats[j]
         if source.kind == "i":
             value = b.add(value, b.trunc(i, value.type) if value.type != I64 else i)

@@ -99,7 +99,7 @@ class Emitter:
     def cast(self, v: Any, source: str, to: str) -> Any:
         """Cast as ONNX: float to integer truncates, anything to bool is `!= 0`.
 
-        What does not fit becomes the nearest that does, NaN 0.
+        A value that does not fit becomes the nearest that does, NaN 0.
         """
         b, shape = self.b, vector(element(to), self.lanes)
         if source == to:

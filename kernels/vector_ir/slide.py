@@ -76,7 +76,7 @@ class Channels:
         return ir.Constant(self.vt, [value] * self.lanes)
 
     def read(self, pointer: Any, at: Any, kind: Any = None) -> Any:
-        """Return the vector at an offset; lanes behind the last channel read 0."""
+        """Return the vector at an offset; lanes after the last channel read 0."""
         vt = kind or self.vt
         p, size = self.b.gep(pointer, [at]), self._size(vt)
         if self.mask is None:
@@ -87,7 +87,7 @@ class Channels:
         return self._masked("load", vt, vt, [p, I32(size), self.mask, zero])
 
     def write(self, value: Any, pointer: Any, at: Any) -> None:
-        """Store the vector at an offset, without the lanes behind the last channel."""
+        """Store the vector at an offset, without the lanes after the last channel."""
         p, size = self.b.gep(pointer, [at]), self._size(value.type)
         if self.mask is None:
             store(self.b, value, p, size)
@@ -292,7 +292,7 @@ def spread_max(target: Target, T: str, index_type: str) -> Any:
     """spread_max(dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add).
 
     dx of every tap is dy[c], or when `add` grows by it, where index[c] is the tap's place (counted
-    as by `window_max` for indices of this type), else 0.
+    as by `window_max` for indices of this type), otherwise 0.
     """
     P = types.CPointer(NUMBA[T])
 

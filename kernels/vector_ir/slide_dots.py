@@ -36,8 +36,8 @@ from engine.kernels.vector_ir.vectors import (
 )
 from engine.kernels.vocabulary.kernel import BIAS, RELU
 
-# What the windows of a row of tiles see (`depthwise.py` computes it).  A tile has line 0 and, if
-# `two`, line 1.  "From ... to ..." are distances: in x and w in elements, else in columns of x.
+# The view of the windows of a row of tiles (`depthwise.py` computes it).  A tile has line 0 and, if
+# `two`, line 1.  "From ... to ..." are distances: in elements of x and w, or in columns of x.
 GEOMETRY = (
     "channels",
     "tiles",  # along the lines
@@ -223,10 +223,10 @@ class Tiles:
         taps: Callable[[Any, int], Any],
         add: Callable[[Any, Any, int, int], None],
     ) -> None:
-        """What a row of x gives: add(weights, pixel of x, p, k) for each pixel p and its tap k.
+        """Emit add(weights, pixel of x, p, k) for each pixel p of a row of x and its tap k.
 
         `taps(offset, count)` is a context with the weights of the row from that offset on: of all
-        taps if their number is known, else of one tap at a time, k = 0.
+        taps if their number is known, otherwise of one tap at a time, k = 0.
         """
         b, g = self.b, self.g
         if self.width:
@@ -333,7 +333,7 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
     """filter_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
 
     As `window_dots`, but the sum is over channels too: y0, y1 are one line, of two of its channels,
-    w0, w1 the weights of their two filters, bias those of the two.
+    w0, w1 the weights of their two filters, bias the numbers of the two.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:

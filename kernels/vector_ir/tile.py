@@ -97,7 +97,7 @@ class _Tile:
         """Return the products summed over K; see `Target.by_lane`, `prefetch` and `in_order`.
 
         With `prefetch` A in rows is asked for a tile before, a line of each row at a time, and A in
-        columns `AHEAD` steps before.  What is asked for may lie outside A.
+        columns `AHEAD` steps before.  The lines asked for may lie outside A.
         """
         b = self.b
         zero = ir.Constant(self.vt, [0.0] * self.lanes)
@@ -133,8 +133,8 @@ class _Tile:
         """Return the sums of several products of each turn, and up to which k.
 
         A small tile sums in `chains`, which do not wait for each other, and adds them at the end.
-        In order, all of a turn is loaded before its first product, from addresses of which none is
-        made from another: among products each of these instructions would stop the pipeline.
+        In order, all of a turn is loaded before its first product, from addresses that are
+        not made from each other: among products each of these instructions would stop the pipeline.
         """
         b, in_order = self.b, self.target.in_order
         # Of A in columns several products are that much more code, which only order pays for.
@@ -200,7 +200,7 @@ class _Tile:
         return [[next(found) if v.type == self.vt else v for v in row] for row in loaded]
 
     def _opaque(self, values: list[Any], register: str) -> list[Any]:
-        """Values of one type, through an empty piece of assembly of which LLVM knows nothing."""
+        """Values of one type, through an empty piece of assembly that LLVM cannot look into."""
         kinds = [v.type for v in values]
         out = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
         places = ",".join([f"={register}"] * len(values) + [str(i) for i in range(len(values))])

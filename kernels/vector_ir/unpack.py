@@ -27,7 +27,7 @@ I8 = ir.IntType(8)
 def unpack(target: Target, T: str, bits: int) -> Any:
     """unpack(q, first, into, n, flip, zero, scale): into[i] = ((q_i ^ flip) - zero) scale, i < n.
 
-    q_i is the integer `first + i` of `bits` bits behind q; a byte holds the first of its integers
+    q_i is the integer `first + i` of `bits` bits from q on; a byte holds the first of its integers
     in its lowest bits.  Flipping the highest bit of a signed integer makes it unsigned, larger by
     the value of that bit; so do zero points that are flipped too.
     """

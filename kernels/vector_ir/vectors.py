@@ -158,7 +158,7 @@ def zero_far(target: Target, T: str) -> Any:
 
     A line that is written to a cache is read from memory first.  For what no cache would keep until
     it is read again, these stores take a third of the time.  They reach other threads in order
-    only behind an atomic operation, as barriers are.
+    only after an atomic operation, as barriers are.
     """
     size, line = ITEMSIZE[T], LINE // ITEMSIZE[T]
     lanes = target.lanes(size)

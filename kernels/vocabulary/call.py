@@ -63,11 +63,11 @@ class KernelCall:
 
     template, params: the kernel and its compile-time parameters.
     consts: the numbers of the call, in order.
-    threads: how many share the work: those of the plan, or tiles that are told their numbers.
+    threads: how many share the work: the plan's threads, or tiles that are told their numbers.
     machine: the target that the numbers are made for; None if nobody asks of it.
     elements, itemsizes: of each operand by name, the elements its buffer holds and their bytes.
     contents: the bytes of operands that are constants.
-    owned: operands of which every thread has only the tile that it is at.
+    owned: operands with room for one tile for each thread, the tile that it is at.
     """
 
     template: Template
@@ -213,7 +213,7 @@ class KernelCall:
             self.refuse(f"{name} is {self.numbers[name]}; expected at most {most}")
 
     def scratch(self, stride: int, size: int, threads: int | None = None) -> int:
-        """Return the reach into scratch memory of which each thread has `size` elements.
+        """Return the reach into scratch memory with `size` elements for each thread.
 
         stride: elements from thread to thread.  threads: how many there are at most.
         """

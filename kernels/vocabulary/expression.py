@@ -7,7 +7,7 @@ as text that a plan can carry.  The grammar:
     formula    = [name = value; ...] value     names what it uses more than once
     value      = a Python expression of operands, names, numbers, operators and calls
     operators  = + - * / **  < <= > >= == !=  & | ^ ~ << >>
-    call       = function(value, ...)        the functions are those of `FUNCTIONS`
+    call       = function(value, ...)        a function of `FUNCTIONS`
                | cast(type, value)           an element type, or T: the type the formula is made for
                | const('inf')                a number that Python has no literal of
 
@@ -20,7 +20,7 @@ A row program (`row_program.Program.of`) says what a loop over rows does with fo
                | (nothing)                   a scalar value, used for all
                | ..                          the number of the element, counted from a scalar value
                | [column]                    in sums of columns: a vector that is one for all rows
-    statement  = name = value                names a value for the statements behind it
+    statement  = name = value                names a value for the statements after it
                | name[:type][] = value       writes a vector; `name[]` alone writes what is named so
                | fold(value)                 returns the sum, prod, max or min over all elements
                | value                       returns the value of one element: the loop has n = 1
@@ -57,7 +57,7 @@ class Function:
     """A scalar function: its arity, what kind of value it gives, and its numpy meaning.
 
     cost: about how many instructions it takes for a vector of f32, as
-        tests/kernels/test_formulas.py counts them; those of integers and of f64 are fewer or more.
+        tests/kernels/test_formulas.py counts them; integers and f64 take fewer or more.
     """
 
     arity: int
@@ -166,7 +166,7 @@ def parse(
     expressions that a call puts its arguments into, as inputs.
 
     Raises:
-        ValueError: the text is no formula, or names what it is not made of.
+        ValueError: the text is not a formula, or uses a name that is not an operand.
     """
     known: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(operands)}
     known |= values or {}
@@ -205,7 +205,9 @@ class _Reader:
         match node:
             case ast.Name(id=name):
                 if name not in self.values:
-                    raise ValueError(f"{name!r} is no operand; there are {', '.join(self.values)}")
+                    raise ValueError(
+                        f"{name!r} is not an operand; there are {', '.join(self.values)}"
+                    )
                 return self.values[name]
             case ast.Constant(value=int() | float() as value):
                 return ("const", value)
@@ -238,10 +240,10 @@ def element_type(name: str, T: str) -> str:
     Raises:
         ValueError: there is no such type.
     """
-    found = T if name in ("", "T") else name
-    if found not in NUMPY:
-        raise ValueError(f"{found!r} is no element type")
-    return found
+    dtype = T if name in ("", "T") else name
+    if dtype not in NUMPY:
+        raise ValueError(f"{dtype!r} is not an element type")
+    return dtype
 
 
 def operand_names(count: int) -> tuple[str, ...]:
@@ -258,7 +260,7 @@ def arguments(e: Expr) -> tuple[Expr, ...]:
 
 
 def walk(*expressions: Expr) -> Iterator[Expr]:
-    """Yield all objects among the sub-expressions, each once, behind its arguments."""
+    """Yield all objects among the sub-expressions, each once, after its arguments."""
     seen = set[int]()
     waiting = list(reversed(expressions))
     while waiting:

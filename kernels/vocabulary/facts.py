@@ -40,7 +40,7 @@ NORM = {1: Role.SCALE, 2: Role.SHIFT}
 
 
 class Movement(Enum):
-    """Which elements of its inputs the outputs of an op have."""
+    """The origin of the elements of an op's outputs: its inputs, or a computation."""
 
     COMPUTED = "not said: the outputs are computed"
     KEPT = "output 0 has the elements of input 0 in their order"
@@ -51,7 +51,7 @@ class Movement(Enum):
 
 
 class Samples(Enum):
-    """How an op holds the samples of a batch, which its inputs hold along an axis.
+    """The place of a batch's samples in an op's outputs; its inputs hold them along an axis.
 
     Where no other input is named, input 0 alone has samples.
     """
@@ -68,7 +68,7 @@ class Samples(Enum):
     PADDED = "on an axis that is not padded"
     CONCATENATED = "on an axis of all inputs that is not `axis`, or in turns along `axis`"
     SPLIT = "as CONCATENATED, parted"
-    SLICED = "on an axis of which nothing is left out"
+    SLICED = "on an axis that is left whole"
     GATHERED = "in the data or in the indices, on an axis that is not picked from"
     GATHERED_EACH = "in the data and in the indices, on the same axis, which is not `axis`"
     GATHERED_ND = "on a batch axis of both; or where indices hold the number of each sample"

@@ -56,7 +56,7 @@ def one_dtype(site: Site) -> tuple[TensorType, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attributed:
-    """An expression over the inputs of a node, and behind them its attributes `names`."""
+    """An expression over the inputs of a node, and after them its attributes `names`."""
 
     expr: Expr
     count: int
@@ -73,7 +73,7 @@ class Attributed:
 
 
 def attributed(text: str, inputs: str = "x") -> Attributed:
-    """Parse a formula; names that are no inputs are attributes of the node."""
+    """Parse a formula; names that are not inputs are attributes of the node."""
     names = inputs.split()
     plain = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     attributes = tuple(sorted(plain - {*names, *expression.FUNCTIONS, *NUMPY, "const", "cast"}))

@@ -38,7 +38,7 @@ FORMULA_WORDS = Words(
     room="bytes of work of a thread: its registers",
     rank="number of outer dimensions",
     count="number of instructions",
-    code="where they begin, in words behind those with a name",
+    code="where they begin, in the words after those with a name",
     rest=Field("the dimensions, of each operand its strides, the instructions", count=OPEN),
 )
 OPERANDS = Words("operands", operands=Field("inputs, then outputs", count=OPEN, address=True))
@@ -57,7 +57,7 @@ MOVES = tuple((move, RAW[n]) for move in ("load", "splat", "store") for n in (1,
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """What one instruction computes: a function of registers of some types."""
+    """One instruction: a function of registers of some types."""
 
     function: str
     kinds: tuple[str, ...]
@@ -119,7 +119,7 @@ def encode(
 
 
 def _as_types(formulas: Formulas, kinds: Sequence[str], outs: Sequence[str]) -> Formulas:
-    """The formulas with a cast behind each result that is not of the type it is written as."""
+    """Return the formulas with a cast after each result that is written as another type."""
     writer = Writer()
     places = writer.copy(formulas, [writer.put("in", i) for i in range(len(kinds))])
     own = formulas.results_dtypes(kinds)
@@ -140,7 +140,7 @@ class Code:
         self._free: list[int] = []
 
     def write(self, formulas: Typed, results: Sequence[str]) -> None:
-        """Instructions for all formulas; results are the operands behind the inputs.
+        """Write instructions for all formulas; results: the operands after the inputs.
 
         Raises:
             KeyError: the domain has no instruction for a step.

@@ -83,7 +83,7 @@ REAL, NUMBER, MOVED, ANY, OPEN = "real", "number", "moved", "any", "open"
 class Native:
     """An operation of `natives.py` by name, with its compile-time parameters.
 
-    names: of the arguments, if they are not those of its builder.  A call by name may then pass
+    names: of the arguments, if its builder has none or other ones.  A call by name may then pass
     more, which are ignored.
     """
 
@@ -140,7 +140,7 @@ class Order:
 class Template:
     """A kernel template: `build(target, *params)` returns the body for these parameters.
 
-    `parameters`: those of the body, as the signature declares them (`signature.py`).
+    `parameters`: of the body, as the signature declares them (`signature.py`).
 
     `ranges` says what parameters may be, for libraries that are made before their plans: values,
     or for `T` a kind of element types: REAL (the default), NUMBER, MOVED or ANY.  Integers are
@@ -152,14 +152,14 @@ class Template:
 
     `operands(*params)` gives the types of the pointers among the words of `i64[]`, as
     `engine.plan.plan.Kernel.takes` writes them; `writes(call)` gives the places of those that
-    the kernel writes.  `stands_for(*params)` gives the element types besides `T` that may lie
-    behind a `T*`: those of its size for what only moves data.
+    the kernel writes.  `stands_for(*params)` gives the element types besides `T` that a
+    `T*` may point to: all of its size for kernels that only move data.
 
     `reach(call)` gives the reach into operands whose shape the signature leaves open, and refuses
     calls that it cannot answer for.
 
-    `multiply_adds`: of a call, an expression of its numbers or a function: those of the operation,
-    whatever algorithm computes it.  "" for kernels that only move or map elements.
+    `multiply_adds`: of a call, an expression of its numbers or a function; counted for the
+    operation, whatever algorithm computes it.  "" for kernels that only move or map elements.
 
     `tiling(params, numbers)` says how a call with these numbers is cut into tiles of rows, None if
     it is not.  `samples`: of a kernel that reads neighbours or sums over samples, how a call is cut
@@ -167,7 +167,7 @@ class Template:
     is cut, or a function of the call; "" where `tiling` cuts samples, too.
 
     `joins`: of a kernel that joins partial results, which of its numbers says how many there are;
-    they lie behind its first pointer.
+    its first pointer points to them.
 
     `is_internal`: the runtime calls it, and no plan may.
     """
@@ -195,16 +195,16 @@ class Template:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the signature and `reach` say how far calls reach into their operands."""
+        """True if the signature and `reach` say how far calls reach into their operands."""
         return self.reach is not None or all(p.size for p in self.parameters if p.is_pointer)
 
     @property
     def order(self) -> Order:
-        """How arguments by name become the pointers, the numbers and the words of a call."""
-        found = self._compiled.get("order")
-        if found is None:
-            found = self._compiled["order"] = Order.of(self.parameters, self.words)
-        return found
+        """The order of arguments by name: as pointers, numbers and words of a call."""
+        order = self._compiled.get("order")
+        if order is None:
+            order = self._compiled["order"] = Order.of(self.parameters, self.words)
+        return order
 
     def layouts(self, params: Parameters) -> dict[str, Words]:
         """Return the words of each parameter that is declared to point to some."""
@@ -296,7 +296,7 @@ class Template:
         return int(self.value(self.multiply_adds, call.names()))
 
     def place(self, name: str, params: Parameters) -> int:
-        """Return the position of a number among those of a call."""
+        """Return the position of a number among the numbers of a call."""
         numbers = self.order.numbers
         if name in numbers:
             return numbers.index(name)
@@ -362,8 +362,8 @@ def kernel(
 ) -> Callable[[Callable[..., Body]], Template]:
     """Declare a kernel template; `signature` is a text of `signature.py`, in argument order.
 
-    All else: as `Template` has it.  A kernel whose `T` is MOVED takes all types of the size, if
-    `stands_for` says nothing else.
+    Other arguments: as `Template` has them.  A kernel whose `T` is MOVED takes all types of the
+    size, if `stands_for` says nothing else.
     """
     if stands_for is None and ranges.get("T") == MOVED:
         stands_for = same_size
@@ -400,7 +400,7 @@ off = Native("off")  # off(p, i): the pointer i elements, or records, after p
 udiv = Native("udiv")  # udiv(a, b): a // b for a >= 0, b > 0
 imin = Native("imin")  # imin(a, b) of two i64
 imax = Native("imax")
-pick = Native("pick")  # pick(c, p, q): pointer p if c != 0 else q
+pick = Native("pick")  # pick(c, p, q): pointer p if c != 0, otherwise q
 
 
 @inline

@@ -97,7 +97,7 @@ class Site:
     """A node together with the types and the constant values of its inputs.
 
     `ins[i]` is None for an optional input that is absent; `values[i]` is an input's value when it
-    is constant.  `opset` is that of the node's domain, `expr` the declaration's.
+    is constant.  `opset` belongs to the node's domain, `expr` to the declaration.
     """
 
     op: str
@@ -220,7 +220,7 @@ class Nodes(Protocol):
 
 
 class Grad(Nodes, Protocol):
-    """What a gradient rule is given.  A tensor read by `x` or `y` is kept for the backward pass.
+    """The argument of a gradient rule.  A tensor read by `x` or `y` is kept for the backward pass.
 
     Un-broadcasting helpers, the sum over several uses and type checks are the caller's.
     """
@@ -231,7 +231,7 @@ class Grad(Nodes, Protocol):
     def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
         """Sum `dy` over the axes along which input i was broadcast to `shape`.
 
-        `shape` is that of `dy`; by default the shape of output 0.
+        `shape` is the shape of `dy`; by default of output 0.
         """
 
     def replay(self, value: str, instead: Mapping[str, str]) -> str:
@@ -251,7 +251,7 @@ class Operand:
 
 
 class Lowering(Protocol):
-    """What a lowering is given: operands of the node, temporaries, and kernel calls to append."""
+    """The argument of a lowering: operands of the node, temporaries, and calls to append."""
 
     site: Site
     target: Target
@@ -267,7 +267,7 @@ class Lowering(Protocol):
         """Return whether output i is used."""
 
     def reset(self, i: int) -> Operand | None:
-        """Return the flag "overwrite, do not add" when output i is accumulated, else None."""
+        """Return the flag "overwrite, do not add" when output i is accumulated, otherwise None."""
 
     def temp(self, dtype: str, shape: Sequence[int]) -> Operand:
         """Return a temporary tensor, alive from its first to its last use by this node's calls."""
@@ -285,7 +285,7 @@ class Lowering(Protocol):
         """Return the plan's words `RANDOM`: what random numbers are made of."""
 
     def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
-        """What `make` returns, made once for all nodes of a model that give the same.
+        """Return the result of `make`, made once for all nodes of a model that give the same.
 
         key: what it is made of, but for `shapes`: sequences of numbers that sizes may decide.
         """
@@ -318,7 +318,7 @@ class Lowering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How an op changes parameters.
+    """The update of parameters by an op.
 
     Its inputs are the learning rate, the step unless not `has_step`, all parameters, their
     gradients and the states that it keeps of them.
@@ -436,17 +436,17 @@ class Op:
 
     @property
     def differentiable(self) -> bool:
-        """Whether a gradient can flow through the op: by its rule, or through its expansion."""
+        """True if a gradient can flow through the op: by its rule, or through its expansion."""
         return self.grad is not None or (self.expand is not None and 0 not in self.no_gradient)
 
     @property
     def keeps_elements(self) -> bool:
-        """Whether output 0 has the elements of input 0 in their order, of whatever type."""
+        """True if output 0 has the elements of input 0 in their order, of whatever type."""
         return self.movement in (Movement.KEPT, Movement.CONVERTED)
 
     @property
     def is_for_training(self) -> bool:
-        """Whether the op is found in training graphs alone."""
+        """True if the op is found in training graphs alone."""
         return self.training_only or bool(self.gradient_of) or self.optimizer is not None
 
     @property
@@ -546,7 +546,7 @@ def broadcast_dims(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def fits(t: TensorType, shape: Sequence[Dim]) -> bool:
-    """Whether a tensor may broadcast to a shape without changing it, as far as both are known."""
+    """Return whether a tensor may broadcast to a shape, as far as both are known."""
     if t.rank > len(shape):
         return False
     pairs = zip(reversed(t.shape), reversed(shape), strict=False)

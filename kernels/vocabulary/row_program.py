@@ -53,7 +53,7 @@ class Program:
     ins: the operands; formulas read operand i as `("in", i)`.
     formulas: of all results, of the outputs first.
     outs: the element types of the outputs.
-    reductions: of the results behind the outputs, the element type and sum|max|min|prod.
+    reductions: of the results after the outputs, the element type and sum|max|min|prod.
     """
 
     ins: tuple[Input, ...]
@@ -80,7 +80,7 @@ class Program:
 
     @property
     def selects(self) -> bool:
-        """Whether a formula has a `where`."""
+        """True if a formula has a `where`."""
         return "where" in self.formulas.functions()
 
     def typed(self) -> Typed:
@@ -139,7 +139,7 @@ def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
     for word in head.split():
         match = _OPERAND.fullmatch(word)
         if match is None or match[1] in names:
-            raise ValueError(f"{word!r} is no operand, or a second one of its name")
+            raise ValueError(f"{word!r} is not an operand, or the second of this name")
         names.append(match[1])
         kind = next(k for k, mark in ACCESS.items() if mark == match[3])
         ins.append(Input(element_type(match[2] or "", T), kind))
@@ -160,13 +160,13 @@ def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
             folds.append(fold.name)
             folded.append(parse(fold.formula, T=T, values=values, functions=functions))
     formulas = Formulas.of(*written, *folded)
-    found = formulas.results_dtypes([i.dtype for i in ins])
-    for (kind, statement), made in zip(outs, found, strict=False):
+    dtypes = formulas.results_dtypes([i.dtype for i in ins])
+    for (kind, statement), made in zip(outs, dtypes, strict=False):
         if made not in (None, kind):
             raise ValueError(f"{statement!r} writes {made} as {kind}")
     reductions = tuple(
         (made or element_type("", T), name)
-        for name, made in zip(folds, found[len(outs) :], strict=True)
+        for name, made in zip(folds, dtypes[len(outs) :], strict=True)
     )
     return Program(tuple(ins), formulas, tuple(kind for kind, _ in outs), reductions)
 

@@ -87,18 +87,19 @@ class Parameter:
 
     @property
     def is_pointer(self) -> bool:
-        """Whether it points to an operand."""
+        """True if it points to an operand."""
         return self.kind.endswith("*")
 
     @property
     def is_number(self) -> bool:
-        """Whether it is one number."""
+        """True if it is one number."""
         return self.kind in ("i64", "f64")
 
     @property
     def reach(self) -> str:
         """The elements that a call touches, with the condition, as one expression."""
-        return f"({self.size}) if ({self.condition}) else 0" if self.condition else self.size
+        condition = f"({self.condition})"
+        return f"({self.size}) if {condition} else 0" if self.condition else self.size
 
 
 def parse(text: str) -> tuple[Parameter, ...]:
@@ -171,7 +172,7 @@ def _bracketed(name: str, text: str) -> tuple[str, str]:
 
 
 def _shape(name: str, sizes: str) -> tuple[str, ...]:
-    """Return the extents of a shape; those of records are their number and their words."""
+    """Return the extents of a shape; of records their number and their words."""
     records = _RECORDS.match(sizes)
     if records is not None:
         return records[1], f"record_words[{name!r}]"

@@ -1,6 +1,6 @@
 """Sizes that remember what was asked of them, so that one answer serves many shapes.
 
-While a plan is made, every size that a symbolic dimension decides is a `Size` in place of an int.
+While a plan is made, every size that a symbolic dimension decides is a `Size` instead of an int.
 It computes and compares like the int that it stands for, and `Sizes` notes both: what is computed
 as a term over the given sizes, and each question with its answer.  Where other sizes give the same
 answers to all questions, the same would be done for them, and only the terms have other values.
@@ -9,8 +9,8 @@ answers to all questions, the same would be done for them, and only the terms ha
     asked     y.size > 1024                        noted: batch * 512 > 1024 is true
     result    a call with the words (8, 4096)      kept: (batch, batch * 512)
 
-Nothing can be asked that is not noted: a `Size` is no int to the interpreter and to numpy, so
-whatever else wants its number (an index, a range, a hash, a text, an array) has to ask for it, and
+Nothing can be asked that is not noted: a `Size` is not an int to the interpreter and to numpy, so
+anything that wants its number (an index, a range, a hash, a text, an array) has to ask for it, and
 then it is noted that the size is this number.
 """
 
@@ -88,7 +88,7 @@ class Sizes:
         return all(truths[question] is yes for question, yes in answers.items())
 
     def value(self, number: Any) -> Any:
-        """What stands for a size now, or for an array with sizes; anything else as it is.
+        """Return the present value of a size, or of an array with sizes; anything else as it is.
 
         Nothing is noted: whoever takes it must do the same for all sizes.
         """
@@ -101,7 +101,7 @@ class Sizes:
         return number
 
     def compute(self, function: Function, *numbers: Any, name: object = None) -> Any:
-        """What a function makes of numbers, of which one is a size.
+        """Return the result of a function of numbers; one of them is a size.
 
         name: equal for functions that compute the same; by default the function itself.
         """
@@ -114,7 +114,7 @@ class Sizes:
         return self._put(key, (function, places), function(*(self._values[p] for p in places)))
 
     def ask(self, function: Function, a: Any, b: Any) -> bool:
-        """Return how two numbers compare, of which one is a size.
+        """Return how two numbers compare; one of them is a size.
 
         Raises:
             LookupError: nobody would note the answer.
@@ -309,7 +309,7 @@ class Size:
 class SizedArray(NDArrayOperatorsMixin):
     """A constant tensor some of whose elements are sizes.
 
-    Whatever is not declared here is done with the array of its numbers, which is noted.
+    Operations that are not declared here use the array of its numbers, which is noted.
 
     items: its elements in order.
     """

@@ -2,11 +2,11 @@
 
 An expression (expression.py) is a tree: it has a value once for each use, so that a value used
 twice, by something used twice, and so on, doubles the tree each time.  `Formulas` are a list of
-terms, each there once, behind those that it reads:
+terms, each there once, after the terms that it reads:
 
     x = a + b; x * x      ("in", 0)  ("in", 1)  ("add", 0, 1)  ("mul", 2, 2)      result 3
 
-Whatever is done with formulas is therefore one walk over a list: it takes time in proportion to
+Work on formulas is therefore one walk over a list: it takes time in proportion to
 the number of terms, and no recursion, however deep a formula is.
 """
 
@@ -61,7 +61,7 @@ class Formulas:
 
     @property
     def is_copy(self) -> bool:
-        """Whether every result is an operand as it is."""
+        """True if every result is an operand as it is."""
         return all(self.terms[r][0] == "in" for r in self.results)
 
     def cost(self) -> int:
@@ -74,7 +74,7 @@ class Formulas:
         Only what is read more than once is given a name, and what is nested deeper than `DEPTH`.
         Parsed with the same operands the texts are the same formulas again.
 
-        operands: by default those of `operand_names`.
+        operands: by default `operand_names`.
         """
         names = operands or operand_names(max(self.reads(), default=-1) + 1)
         uses, depths = [0] * len(self.terms), [0] * len(self.terms)
@@ -308,7 +308,7 @@ def moved(term: Term, places: Any) -> Term:
 
 
 def _text(term: Term, texts: Sequence[str], operands: Sequence[str]) -> str:
-    """Return the text of a term; texts: those of the terms before it."""
+    """Return the text of a term; texts: of the terms before it."""
     match term:
         case ("in", i):
             return operands[i]

@@ -103,7 +103,11 @@ def test_a_cost_is_the_number_of_instructions(name: str) -> None:
 
 
 def test_names_are_for_people() -> None:
-    assert loop("f32", "x[] k -> y[] = x * k") == loop("f32", "left[] by -> out[] = left * by")
+    one, other = (
+        loop("f32", text) for text in ("x[] k -> y[] = x * k", "l[] by -> out[] = l * by")
+    )
+    assert one.params == other.params
+    assert one.names == ("x", "k", "y", "length")
 
 
 def test_a_formula_means_what_numpy_computes() -> None:
@@ -115,17 +119,17 @@ def test_a_formula_means_what_numpy_computes() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x[] -> y[] = x + q", "'q' is no operand; there are x"),
-        ("x[] -> y[] = i0", "'i0' is no operand"),
+        ("x[] -> y[] = x + q", "'q' is not an operand; there are x"),
+        ("x[] -> y[] = i0", "'i0' is not an operand"),
         ("x[] -> y[] = foo(x)", "not a formula: foo"),
         ("x[] -> y[] = max(x)", "not a formula: max"),
         ("x[] -> y[] = x @ x", "not a formula: x @ x"),
         ("x[] -> y[] = x and x", "not a formula: x and x"),
         ("x[] -> y[] = 1 < x < 2", "not a formula"),
-        ("x[] -> y[] = cast(f33, x)", "'f33' is no element type"),
-        ("x:T5[] -> y[] = x", "'T5' is no element type"),
-        ("x[] x -> y[] = x", "'x' is no operand, or a second one of its name"),
-        ("x[row] -> y[] = x", "is no operand"),
+        ("x[] -> y[] = cast(f33, x)", "'f33' is not an element type"),
+        ("x:T5[] -> y[] = x", "'T5' is not an element type"),
+        ("x[] x -> y[] = x", "'x' is not an operand, or the second of this"),
+        ("x[row] -> y[] = x", "is not an operand"),
         ("x[] y[] = x", "without '->'"),
         ("x[] -> y[] = x > 0", "writes b1 as f32"),
         ("n:i64 -> y[] = n", "writes i64 as f32"),
@@ -137,5 +141,5 @@ def test_what_the_grammar_has_not_is_refused(source: str, message: str) -> None:
 
 
 def test_a_type_must_be_known() -> None:
-    with pytest.raises(ValueError, match="no element type"):
+    with pytest.raises(ValueError, match="not an element type"):
         Program.of("x[] -> y[] = x")
