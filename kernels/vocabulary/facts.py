@@ -24,7 +24,7 @@ class ChannelsLast:
 
 
 class Role(Enum):
-    """What an input is that is usually a parameter of the model."""
+    """The role of an input that is usually a parameter of the model."""
 
     WEIGHT = "factors of a product, or rows that are picked"
     RECURRENT_WEIGHT = "factors of what the step before has made"

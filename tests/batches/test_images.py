@@ -103,7 +103,7 @@ OFFSET = np.zeros((1, 8, 5, 4), np.float32)
         ("RoiAlign", (X, ROIS, np.array([0, 0])), {"mode": "sum"}, "mode 'sum'; supported: avg"),
         ("MaxRoiPool", (X, np.zeros((2, 5), np.float32)), {}, "pooled_shape None"),
         ("MaxUnpool", (X, np.zeros(X.shape, np.int64), np.array([1, 4, 6, 4])),
-         {"kernel_shape": [1, 1]}, r"output_shape \[1, 4, 6, 4\]"),
+         {"kernel_shape": [1, 1]}, r"output_shape is \[1, 4, 6, 4\]"),
         ("DeformConv", (X, W, OFFSET), {}, "4 channels, but the weights expect 3: 3 in each of"),
         ("DeformConv", (X, X[:, :, :2, :2], OFFSET[:, :7]), {}, r"expected the shape \[1, 8, 5, 4"),
         ("LpPool", (X,), {}, "attribute kernel_shape is missing"),

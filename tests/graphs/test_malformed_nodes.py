@@ -187,7 +187,7 @@ def test_a_crash_of_a_rule_is_a_defect_of_who_wrote_it(
     assert "Mine 'n' (opset" in text
     assert "f32[2,3]" in text
     if domain:
-        assert "a defect of the operator my.ops::Mine, registered from 'tests.test_malf" in text
+        assert "a defect of the operator my.ops::Mine, registered from 'tests.graphs.test_" in text
         assert "edgegrad version" not in text
     else:
         assert "a defect of edgegrad, not of your model or data: report it" in text
