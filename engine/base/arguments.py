@@ -1,4 +1,4 @@
-"""Checks of what callers pass: each names the argument, what was found and what is expected."""
+"""Checks of what callers pass: each names the argument, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def expect(what: str, value: Any, kind: type) -> None:
 
 
 def path(what: str, value: Any) -> str:
-    """A path as text.
+    """Return a path as text.
 
     Raises:
-        DTypeError: it is no path.
+        DTypeError: it is not a path.
         FileError: it holds a null character, so no file can have it, or has no UTF-8 form.
     """
     try:
@@ -59,10 +59,10 @@ def path(what: str, value: Any) -> str:
 
 
 def beginning(what: str, value: Any) -> str:
-    """What the names of files begin with: no folder, so that the files stay where they belong.
+    """Return the beginning of names of files, which has no folder, so that they stay in theirs.
 
     Raises:
-        DTypeError: it is no text.
+        DTypeError: it is not text.
         FileError: as `path`, or it has a separator of paths or a drive.
     """
     name = path(what, value)
@@ -72,7 +72,7 @@ def beginning(what: str, value: Any) -> str:
 
 
 def octets(what: str, value: Any) -> memoryview:
-    """The bytes of a `bytes`, `bytearray` or `memoryview`, without a copy.
+    """Return the bytes of a `bytes`, `bytearray` or `memoryview`, without a copy.
 
     Raises:
         DTypeError: it is none of these, or its bytes do not lie one after another.
@@ -92,10 +92,10 @@ class DefaultName(str):
 
 
 def text(what: str, value: Any) -> str:
-    """Text that can be written to a file as UTF-8.
+    """Return text that can be written to a file as UTF-8.
 
     Raises:
-        DTypeError: it is no text.
+        DTypeError: it is not text.
         InputError: it has no UTF-8 form.
     """
     if not isinstance(value, str):
@@ -114,25 +114,25 @@ def _has_utf_8(value: str) -> bool:
 
 
 def names(what: str, value: Any) -> list[str]:
-    """A list of names.  One text alone is refused, since it would be a list of its letters.
+    """Return a list of names.  One text alone is refused, since it would be a list of its letters.
 
     Raises:
-        InputError: it is no list of names.
+        InputError: it is not a list of names.
     """
     try:
-        found = None if isinstance(value, str | bytes | bytearray | memoryview) else list(value)
+        listed = None if isinstance(value, str | bytes | bytearray | memoryview) else list(value)
     except Exception:
-        found = None
-    if found is None:
+        listed = None
+    if listed is None:
         raise InputError(f"{what}: expected a list of names, got {kind_of(value)}")
-    for name in found:
+    for name in listed:
         if not isinstance(name, str):
             raise InputError(f"{what}: expected a list of names, got {kind_of(name)} in it")
-    return [text(what, name) for name in found]
+    return [text(what, name) for name in listed]
 
 
 def flag(what: str, value: Any) -> bool:
-    """True or False; 1 and 0 stand for them.
+    """Return True or False; 1 and 0 stand for them.
 
     Raises:
         DTypeError: it is neither.
@@ -146,10 +146,10 @@ def flag(what: str, value: Any) -> bool:
 
 
 def count(what: str, value: Any) -> int:
-    """A whole number.
+    """Return a whole number.
 
     Raises:
-        DTypeError: it is none.
+        DTypeError: it is not a whole number.
     """
     try:
         if isinstance(value, bool | np.bool_):
@@ -160,10 +160,10 @@ def count(what: str, value: Any) -> int:
 
 
 def digits(what: str, value: str, low: int, high: int) -> int:
-    """A whole number that a text spells in ASCII digits alone: no sign, space or underscore.
+    """Return a whole number that a text spells in ASCII digits alone: no sign, space or underscore.
 
     Raises:
-        InputError: the text is none, or it is not from `low` to `high`.
+        InputError: the text is not one, or the number is not from `low` to `high`.
     """
     few = len(value) <= _DIGITS
     if not (few and value.isascii() and value.isdecimal() and low <= int(value) <= high):
@@ -173,13 +173,13 @@ def digits(what: str, value: str, low: int, high: int) -> int:
 
 
 def nbytes(what: str, value: Any) -> int:
-    """A number of bytes, at least 1: an integer, or text as "48 MB", "48MiB", "1.5 GB".
+    """Return a number of bytes, at least 1: an integer, or text as "48 MB", "48MiB", "1.5 GB".
 
-    kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024; what is left of a byte goes.
+    kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024; fractions of a byte are dropped.
 
     Raises:
         DTypeError: it is neither an integer nor text.
-        InputError: the text is no number of bytes, or there is not one.
+        InputError: the text does not give a number of bytes, or it is less than 1.
     """
     if isinstance(value, str):
         amount = _AMOUNT.fullmatch(value.strip())
@@ -196,10 +196,10 @@ def nbytes(what: str, value: Any) -> int:
 
 
 def real(what: str, value: Any) -> float:
-    """A finite number.
+    """Return a finite number.
 
     Raises:
-        DTypeError: it is no number.
+        DTypeError: it is not a number.
         InputError: it is not finite, or too large.
     """
     try:
@@ -207,34 +207,34 @@ def real(what: str, value: Any) -> float:
             raise TypeError
         if isinstance(value, np.ndarray) and value.ndim:
             raise TypeError
-        found = float(value)
+        number = float(value)
     except OverflowError:
         raise InputError(f"{what} {value!r} is too large") from None
     except Exception:
         raise DTypeError(f"{what}: expected a number, got {kind_of(value)}") from None
-    if not math.isfinite(found):
+    if not math.isfinite(number):
         raise InputError(f"{what} {value!r} is not finite")
-    return found
+    return number
 
 
 def number(what: str, value: Any) -> float:
-    """A finite number rounded to float32.
+    """Return a finite number rounded to float32.
 
     Raises:
         DTypeError, InputError: as `real`, or it is too large for float32.
     """
     with np.errstate(over="ignore", under="ignore"):
-        found = float(np.float32(real(what, value)))
-    if not math.isfinite(found):
+        rounded = float(np.float32(real(what, value)))
+    if not math.isfinite(rounded):
         raise InputError(f"{what} {value!r} is too large for float32")
-    return found
+    return rounded
 
 
 def shape(what: str, value: Any) -> tuple[int, ...]:
-    """The shape of a tensor that has elements, as a tuple.
+    """Return the shape of a tensor that has elements, as a tuple.
 
     Raises:
-        ShapeError: it is no sequence of positive whole numbers.
+        ShapeError: it is not a sequence of positive whole numbers.
     """
     try:
         dims = tuple(operator.index(d) for d in value)
@@ -246,7 +246,7 @@ def shape(what: str, value: Any) -> tuple[int, ...]:
 
 
 def array(what: str, value: Any) -> Array:
-    """The value as an array: from an array, a tensor with a method `numpy()`, or nested lists.
+    """Return an array from an array, a tensor with a method `numpy()`, or nested lists.
 
     Raises:
         InputError: it is none of these, or has masked elements, whose mask would be lost.
@@ -259,46 +259,46 @@ def array(what: str, value: Any) -> Array:
             value = value.numpy()
         return np.asarray(value)
     except Exception as error:  # lists of unequal lengths, or whatever another package raises
-        raise InputError(f"{what}: {kind_of(value)} is no array: {error}") from error
+        raise InputError(f"{what}: {kind_of(value)} cannot become an array: {error}") from error
 
 
 def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
-    """The value, as `array` takes it, as an array of this element type.
+    """Return the value, as `array` takes it, as an array of this element type.
 
     Raises:
         DTypeError: its elements are of another kind: floats do not become integers.
         InputError: see `array`; or a number is too large for the type.
     """
-    found = array(what, value)
-    if found.dtype == object or not np.can_cast(found.dtype, dtype, "same_kind"):
-        raise DTypeError(f"{what}: expected values of type {dtype}, got {found.dtype}")
+    given = array(what, value)
+    if given.dtype == object or not np.can_cast(given.dtype, dtype, "same_kind"):
+        raise DTypeError(f"{what}: expected values of type {dtype}, got {given.dtype}")
     with np.errstate(over="ignore", under="ignore"):
-        out = found.astype(dtype)
-    lost = out != found if dtype.kind in "iu" else np.isfinite(found) & ~np.isfinite(out)
+        out = given.astype(dtype)
+    lost = out != given if dtype.kind in "iu" else np.isfinite(given) & ~np.isfinite(out)
     if np.any(lost):
-        raise InputError(f"{what}: {found[lost][0]} is too large for {dtype}")
+        raise InputError(f"{what}: {given[lost][0]} is too large for {dtype}")
     return out
 
 
 def numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
-    """The numbers that an array of texts spells, as an array of an element type.
+    """Return the numbers that an array of texts spells, as an array of an element type.
 
     Raises:
         DTypeError: it holds something else than texts.
-        InputError: a text is no number of that type.
+        InputError: a text is not a number of that type.
     """
-    found = array(what, texts)
-    if not all(isinstance(text, str | bytes) for text in found.ravel().tolist()):
-        raise DTypeError(f"{what}: expected texts, got {kind_of(found)}")
+    given = array(what, texts)
+    if not all(isinstance(text, str | bytes) for text in given.ravel().tolist()):
+        raise DTypeError(f"{what}: expected texts, got {kind_of(given)}")
     read = int if dtype.kind in "iu" else float
     try:
-        return np.array([read(text) for text in found.ravel().tolist()], dtype).reshape(found.shape)
+        return np.array([read(text) for text in given.ravel().tolist()], dtype).reshape(given.shape)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{what} is no {dtype}: {error}") from None
+        raise InputError(f"{what}: expected texts of {dtype}: {error}") from None
 
 
 def kind_of(value: Any) -> str:
-    """What a value is called in messages; no method of it is called."""
+    """Return the name of a value in messages, without a call of its methods."""
     kind = type(value)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} array"

@@ -81,7 +81,7 @@ def declaration(field: dataclasses.Field[Any]) -> Declaration:
 
 
 def fields_of(kind: Any) -> list[dataclasses.Field[Any]]:
-    """Return the options of a dataclass: its own ones, then those of its bases."""
+    """Return the options of a dataclass: its own ones, then the inherited ones."""
     own = vars(kind).get("__annotations__", {})
     return sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
 

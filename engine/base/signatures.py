@@ -3,20 +3,20 @@
     @checked(repeats=AT_LEAST_1)
     def profile(path: str | os.PathLike[str], repeats: int = 20) -> Profile: ...
 
-What a parameter may be is said once, by its annotation:
+The annotation of a parameter alone says which values are allowed:
 
     bool, int, float, str     one of these, or a scalar of NumPy; no bool for a number, no NaN or
                               infinity (unless the range says so), no text without a UTF-8 form
     str | os.PathLike[str]    a path, see `arguments.path`
     Sequence[T], tuple[T, ...], Iterable[T], Mapping[K, V]
-                              one of these with such items; a text alone is no sequence of texts
+                              one of these with such items; a text alone is not a sequence of texts
     Literal[...], None, A | B one of these
     Callable[...]             something that can be called
     a class                   an instance of it; of a protocol, something that has its members
     an array of NumPy         what `arguments.array` takes, of numbers
     Any, or no annotation     anything: the function itself checks it
 
-and what numbers mean by a `Range`.  Names that a module imports for type checkers alone are
+A `Range` limits numbers.  Names that a module imports for type checkers alone are
 compared with the names of classes, so that nothing is imported for a check.  Annotations are read
 at the first call, not at import.
 """
@@ -49,7 +49,7 @@ _VARIABLE, _KEYWORDS = 4, 8  # flags of code objects: *args, **options
 
 
 class Range(NamedTuple):
-    """What a number may be, or every number of a sequence, mapping or array.
+    """The range of a number, or of every number of a sequence, mapping or array.
 
     low, high: the bounds, which belong to the range unless `above` or `below` says otherwise.
     finite: whether infinity and NaN are refused.
@@ -62,7 +62,7 @@ class Range(NamedTuple):
     finite: bool = True
 
     def holds(self, value: Any) -> bool:
-        """Whether a number, or each of an array, is in the range; NaN is, if it is not refused."""
+        """Return whether a number, or each of an array, is in the range; NaN always is."""
         low = self.low < value if self.above else self.low <= value
         high = value < self.high if self.below else value <= self.high
         return bool(np.all((low & high) | (value != value)))
@@ -81,7 +81,7 @@ FINITE, ANY, FREE = Range(), Range(finite=False), Range()  # FREE: arrays are no
 
 
 class _Kind(NamedTuple):
-    """What a value may be: its check, and what messages call it."""
+    """A kind of value: its check, and its name in messages."""
 
     check: Check
     words: str
@@ -95,10 +95,10 @@ def checked(**ranges: Range) -> Callable[[T], T]: ...
 def checked(target: Any = None, /, **ranges: Range) -> Any:
     """Check every argument of a function, or of all public methods of a class, before it runs.
 
-    ranges: what numbers may be, by the names of parameters.
+    ranges: the ranges of numbers, by the names of parameters.
 
-    The function gets what was given, but numbers and texts as those of Python, and a list in place
-    of an iterator where a sequence is expected.
+    The function gets the values as given, except that numbers and texts become Python's own, and
+    an iterator becomes a list where a sequence is expected.
 
     Raises, when it is called:
         DTypeError: an argument is of another kind.
@@ -182,7 +182,7 @@ class _Checks(NamedTuple):
 def _function(
     function: Callable[..., Any], ranges: Mapping[str, Range], owner: type | None = None
 ) -> Callable[..., Any]:
-    """A function that checks its arguments first; the same function if it takes anything."""
+    """Return a function that checks its arguments first; the same one if it takes anything."""
     hints = [hint for name, hint in function.__annotations__.items() if name != "return"]
     if all(hint in ("Any", Any) for hint in hints):
         return function
@@ -211,7 +211,7 @@ def _function(
 
 
 def _passed(check: Check, name: str, value: Any) -> Any:
-    """The value as the function gets it."""
+    """Return the value as the function gets it."""
     try:
         return check(name, value)
     except EngineError:
@@ -263,13 +263,13 @@ def _both(first: Check | None, second: Check) -> Check:
 
 
 def _scopes(owner: type) -> dict[str, dict[str, Any]]:
-    """By field of a dataclass: the names that its annotation may hold."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the names that an annotation may hold, by field of a dataclass."""
+    scopes: dict[str, dict[str, Any]] = {}
     for base in reversed(owner.__mro__):
         for name in vars(base).get("__dataclass_fields__", ()):
             if name in vars(base).get("__annotations__", ()):
-                found[name] = vars(sys.modules[base.__module__])
-    return found
+                scopes[name] = vars(sys.modules[base.__module__])
+    return scopes
 
 
 # --- annotations
@@ -314,14 +314,14 @@ class _Scope(dict[str, Any]):
 
 
 def _value(hint: Any, scope: Mapping[str, Any]) -> Any:
-    """What an annotation says; they are texts in every module of this package."""
+    """Evaluate an annotation, which is a text in every module of this package."""
     while isinstance(hint, str):  # twice so for an alias that names what type checkers import
         hint = eval(hint, {}, _Scope(scope))
     return hint
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the one that it is."""
+    """Return the members of a union, or the annotation itself."""
     if isinstance(hint, _Either):
         return tuple(hint)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -330,9 +330,9 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _kind(hint: Any, numbers: Range) -> _Kind | None:
-    """What an annotation allows; None: anything.
+    """Return the kind of value that an annotation allows; None: anything.
 
-    numbers: what numbers may be.
+    numbers: the range of its numbers.
     """
     members = _members(hint)
     paths = [m for m in members if typing.get_origin(m) is os.PathLike]
@@ -343,14 +343,14 @@ def _kind(hint: Any, numbers: Range) -> _Kind | None:
     if any(getattr(m, "__module__", "").startswith("numpy._typing") for m in members):
         return _array(numbers)  # npt.ArrayLike
     kinds = [_one(member, numbers) for member in members]
-    found = [kind for kind in kinds if kind is not None]
-    if len(found) < len(kinds):
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds):
         return None
-    return found[0] if len(found) == 1 else _either(found)
+    return known[0] if len(known) == 1 else _either(known)
 
 
 def _either(kinds: Sequence[_Kind]) -> _Kind:
-    """A value of one of several kinds."""
+    """Return the kind of values that are of one of several kinds."""
     words = [kind.words for kind in kinds]
     told = f"{', '.join(words[:-1])} or {words[-1]}"
 
@@ -371,7 +371,7 @@ def _either(kinds: Sequence[_Kind]) -> _Kind:
 
 
 def _one(hint: Any, numbers: Range) -> _Kind | None:
-    """What an annotation that is no union allows."""
+    """Return the kind of value that an annotation other than a union allows."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in _SCALARS:
         return _scalar(hint, numbers)
@@ -422,32 +422,32 @@ def _scalar(hint: type, numbers: Range) -> _Kind:
     read = _whole if hint is int else _real
 
     def check(what: str, value: Any) -> Any:
-        found = read(what, value, numbers)
-        if not numbers.holds(found):
-            raise InputError(f"{what}={found!r}: expected {numbers}")
-        return found
+        number = read(what, value, numbers)
+        if not numbers.holds(number):
+            raise InputError(f"{what}={number!r}: expected {numbers}")
+        return number
 
     return _Kind(check, "a whole number" if hint is int else "a number")
 
 
 def _within(numbers: Range) -> str:
-    """What a message says of a range, if it is one."""
+    """Return a range in words, for the end of a message; empty if it has no bounds."""
     return f"; {numbers}" if numbers[:2] != FREE[:2] else ""
 
 
 def _whole(what: str, value: Any, numbers: Range) -> int:
-    found = arguments.count(what, value)
-    if abs(found) >= _LARGEST:
-        bits = found.bit_length()
+    number = arguments.count(what, value)
+    if abs(number) >= _LARGEST:
+        bits = number.bit_length()
         raise InputError(f"{what}: a number of {bits} bits is too large{_within(numbers)}")
-    return found
+    return number
 
 
 def _real(what: str, value: Any, numbers: Range) -> float:
     if not numbers.finite and isinstance(value, float | np.floating) and not math.isfinite(value):
         return float(value)
-    found = arguments.real(what, value)
-    return int(value) if type(value) is int else found
+    number = arguments.real(what, value)
+    return int(value) if type(value) is int else number
 
 
 def _instance(name: str, holds: Callable[[Any], bool], words: str = "") -> _Kind:
@@ -477,7 +477,7 @@ def _literal(values: tuple[Any, ...]) -> _Kind:
 
 
 def _can_be_walked(value: Any) -> bool:
-    """Whether a value has items, and is no text, whose items would be letters."""
+    """Return whether a value has items; texts do not count, whose items would be letters."""
     kind = type(value)
     is_text = isinstance(value, str | bytes | bytearray | memoryview)
     return not is_text and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
@@ -507,7 +507,7 @@ def _names(what: str, value: Any) -> Any:
 
 
 def _fixed(items: Sequence[_Kind | None]) -> _Kind:
-    """As many values as there are kinds."""
+    """Return the kind of a sequence with one value for each kind."""
     each = ", ".join("anything" if item is None else item.words for item in items)
     words = f"{len(items)} values ({each})"
 
@@ -540,7 +540,10 @@ def _mapping(key: _Kind | None = None, item: _Kind | None = None) -> _Kind:
 
 
 def _array(numbers: Range, kinds: str = "") -> _Kind:
-    """What NumPy makes an array of.  kinds: of its elements, as NumPy names them; "": any."""
+    """Return the kind of value that NumPy can make an array of.
+
+    kinds: of its elements, as NumPy names them; "": any.
+    """
 
     def check(what: str, value: Any) -> Any:
         if isinstance(value, str | bytes) or value is None:

@@ -2,7 +2,7 @@
 
     update = SparseUpdate(biases=True, last=1, channels={"features.1[0-4].*": 0.25})
 
-What is not chosen is frozen.  Nothing of it is kept for the backward pass, no gradient of it is
+Everything else is frozen: nothing of it is kept for the backward pass, no gradient of it is
 computed, and the optimizer has no state for it.
 
 Source: "On-device training under 256 KB memory", Lin et al. 2022, which trains the biases of the
@@ -23,14 +23,14 @@ __all__ = ["SparseUpdate"]
 @checked(last=AT_LEAST_0, channels=Range(0, 1, above=True))
 @dataclass(frozen=True, kw_only=True)
 class SparseUpdate:
-    """What is trained of a model: the union of all that the fields name.
+    """The part of a model that is trained: the union of all that the fields name.
 
     Patterns are of names of parameters, with `*`, `?` and `[...]`.
 
     Args:
         layers: patterns of names; also of nodes, which stand for their parameters.
-        biases: whether all biases are trained: those of convolutions, products and recurrent
-            layers, and the shifts of normalisations.
+        biases: whether all biases of convolutions, products and recurrent layers, and the shifts
+            of normalisations, are trained.
         norms: whether scales and shifts of batch, layer, group, instance and RMS normalisations
             are trained.
         last: how many layers are trained, counted from the last one.  A layer is a node that takes

@@ -1,6 +1,6 @@
 """Forward models on their way to artifacts: read, changed where training asks for it, saved.
 
-Changes are a last layer for another number of classes, adapters, and float32 weights for those of
+Changes are a last layer for another number of classes, adapters, and float32 weights instead of
 half precision.  The file that a model comes from stays as it is.
 """
 
@@ -130,7 +130,7 @@ class Forward:
     ) -> onnx.ModelProto | str | os.PathLike[str] | bytes:
         """Return a path, bytes or message of the model as it is now.
 
-        folder: that of the artifacts, where a changed model is written if it is large or adapted.
+        folder: for the artifacts; a changed model is written there if it is large or adapted.
 
         Raises:
             FileError: it cannot be written.

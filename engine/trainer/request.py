@@ -49,14 +49,14 @@ class Request(FitOptions):
 
     @property
     def batches(self) -> int | None:
-        """How many batches an epoch of the training has; None: unknown."""
+        """The number of batches in an epoch of the training; None: unknown."""
         try:
             return len(self.train)
         except TypeError:
             return None
 
     def describe(self) -> dict[str, Any]:
-        """What run.json tells of it, and of what it runs on, as JSON can hold it."""
+        """Return the entries of run.json about the request and the machine."""
         return {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
@@ -144,7 +144,7 @@ def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _mode(monitor: str, mode: Mode | None, metrics: Sequence[Metric], validates: bool) -> Mode:
-    """Whether less or more of the monitored column is better.
+    """Return whether less or more of the monitored column is better.
 
     Raises:
         NameNotFoundError: the history will have no such column.

@@ -9,8 +9,8 @@ A training step then minimises  loss + mu/2 sum |w - w.anchor|^2  over all train
 
 The anchors and mu are parameters of the checkpoint that are not trained: `w.anchor`, of the shape
 of w, and `proximal_mu`, a scalar.  They begin with w itself and with 0, which is training without
-the term.  The loss that a step returns is that of the data alone, so that it can be compared with
-evaluations and with other clients.
+the term.  The loss that a step returns is computed from the data alone, so that it can be compared
+with evaluations and with other clients.
 
 Source: "Federated optimization in heterogeneous networks", Li et al. 2020, equation 2.
 """
@@ -31,14 +31,14 @@ __all__ = ["ANCHOR", "MU", "is_of_term", "set_anchors"]
 
 
 def is_of_term(name: str, state: CheckpointState) -> bool:
-    """Whether a parameter of a state is mu or an anchor, and none of the model."""
+    """Return whether a parameter belongs to the FedProx term (mu or an anchor), not the model."""
     known, owner = state.parameters, name.removesuffix(ANCHOR)
     is_anchor = owner != name and owner in known and known[owner].requires_grad
     return (is_anchor or name == MU) and _has_term(state)
 
 
 def _has_term(state: CheckpointState) -> bool:
-    """Whether every trained parameter of a state has an anchor, and there is a mu."""
+    """Return whether every trained parameter of a state has an anchor, and there is a mu."""
     known = state.parameters
     return MU in known and all(n + ANCHOR in known for n, p in known if p.requires_grad)
 
@@ -52,7 +52,7 @@ def set_anchors(state: CheckpointState, mu: float) -> None:
 
     Raises:
         StateError: the artifacts were made without a proximal term.
-        InputError, DTypeError: mu is no such number.
+        InputError, DTypeError: mu is not such a number.
     """
     if not _has_term(state):
         raise StateError(

@@ -18,11 +18,11 @@ from engine.training.state import CheckpointState
 
 
 class Session:
-    """The training model and the eval model of a module, and what their steps leave behind.
+    """The training model and the eval model of a module, and the traces of their steps.
 
     state, memory: shared by both models.
     training, evaluation: the models; the latter is None if there is none.
-    seed: of the random numbers that steps draw; None: that of the process.
+    seed: of the random numbers that steps draw; None: the process's seed.
     check_finite: whether a loss that is not finite is an error.
     overwrite: whether the next training step overwrites the gradients instead of adding to them.
 
@@ -60,8 +60,8 @@ class Session:
     ) -> tuple[Array, ...]:
         """Run a model on inputs and return its outputs; see `Module.__call__`.
 
-        share: of a part of a batch, what its loss counts in that of the batch, where the backward
-            pass begins with that.
+        share: for a part of a batch, the weight of its loss in the loss of the batch, if the
+            backward pass begins with that.
         """
         arrays = model.arrays(user_inputs)
         with self.memory.lock.take():

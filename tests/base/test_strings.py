@@ -64,9 +64,14 @@ def test_constant_nodes_of_text(constant: str) -> None:
             "c = Cast<to=1>(t) y = Add(x, c)",
             "two",
             ModelError,
-            "constant 't' is no float32: could not",
+            "constant 't': expected texts of float32: could not",
         ),
-        ("c = Cast<to=3>(t) y = Add(x, x)", "300", ModelError, "constant 't' is no int8"),
+        (
+            "c = Cast<to=3>(t) y = Add(x, x)",
+            "300",
+            ModelError,
+            "'t': expected texts of int8",
+        ),
         (
             "e = Equal(t, t) y = Add(x, x)",
             "a",
@@ -102,7 +107,7 @@ def test_inputs_of_text_are_read_as_the_numbers_they_are_cast_to(tmp_path: Path)
         module.train()
     (found,) = backend.prepare(module.inference_model_to_bytes(["y"])).run([texts])
     np.testing.assert_allclose(found, y)
-    with pytest.raises(InputError, match="input 't' is no float32: could not convert string"):
+    with pytest.raises(InputError, match="'t': expected texts of float32: could not convert"):
         module(np.array([["1.5", "two"]]), target)
     with pytest.raises(DTypeError, match="input 't': expected texts, got float32 array"):
         module(target, target)

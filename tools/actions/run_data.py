@@ -27,7 +27,7 @@ _LOOKED_AT = 1000  # files of a folder
 
 
 def kind_of(path: Path) -> run_config.Kind:
-    """What the data of a path are, as the names of its files say.
+    """Return the kind of the data at a path, according to the names of its files.
 
     Raises:
         FileError: there is nothing of a kind that is known, or nothing at all.
@@ -126,12 +126,12 @@ def augmentation(table: DataTable) -> list[Augment]:
 
 
 def learned_of(table: DataTable, training: Dataset) -> dict[str, Any]:
-    """What a dataset has learned of the samples that are trained on, for other data."""
+    """Return the options that a dataset has learned from its training samples, for other data."""
     return KINDS[table.kind].learned(training)
 
 
 def write_learned(table: DataTable, training: Dataset, folder: Path) -> None:
-    """Write that into the folder of a run.
+    """Write the learned options into the folder of a run.
 
     Raises:
         FileError: it cannot be written.
@@ -140,7 +140,7 @@ def write_learned(table: DataTable, training: Dataset, folder: Path) -> None:
 
 
 def read_learned(table: DataTable, folder: Path) -> dict[str, Any]:
-    """Read it from there.
+    """Read the learned options from the folder of a run.
 
     Raises:
         FileError, InputError: it cannot be read, or is damaged.
@@ -151,7 +151,7 @@ def read_learned(table: DataTable, folder: Path) -> dict[str, Any]:
 def unlabelled(
     table: DataTable, paths: list[Path], learned: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], Dataset]:
-    """What predictions are made for: where each sample is from, and the samples.
+    """Return the origins of samples to predict for, and the samples.
 
     Raises:
         FileError: a file cannot be read.

@@ -30,7 +30,7 @@ Places = list[dict[str, Any]]
 
 
 class Kind:
-    """A kind of data.  What is not overridden is for kinds that need none of it."""
+    """A kind of data.  The methods here are for kinds that do not need them."""
 
     def suffixes(self) -> Sequence[str]:
         """Those of its files, in lower case."""
@@ -55,7 +55,7 @@ class Kind:
         return {}
 
     def learned(self, training: Dataset) -> dict[str, Any]:
-        """What is learned of the samples that are trained on, as arguments of the dataset."""
+        """Return the options that the dataset has learned from its training samples."""
         return {}
 
     def write(self, training: Dataset, folder: Path) -> None:
@@ -170,7 +170,7 @@ class _Sounds(_Decoded):
         if isinstance(bands, int):
             found["features"] = {"rate": rate, "n_mels": bands}
             chosen = LogMel(rate=rate, n_mels=bands)
-        if isinstance(frames, int) and chosen.frames(rate) != frames:  # else it is the default
+        if isinstance(frames, int) and chosen.frames(rate) != frames:  # otherwise it is the default
             found["seconds"] = (chosen.window + (frames - 1) * chosen.hop) / rate
         return found
 
@@ -280,7 +280,7 @@ class _Texts(Kind):
 
 
 def _text_options(table: DataTable) -> tuple[bool, Any, dict[str, Any]]:
-    """Whether texts have labels, their tokenizer, and the options of the dataset."""
+    """Return whether texts have labels, their tokenizer, and the options of the dataset."""
     from engine.data.tokens import ByteTokenizer
 
     options = dict(table.options)

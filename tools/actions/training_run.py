@@ -1,4 +1,4 @@
-"""Training by a configuration: from a model and data to a run, whose folder runs.py describes."""
+"""Training by a configuration: from a model and data to a run (its folder: runs.py)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run has come to.
+    """The outcome of a run.
 
     config: as it was written.
     wrote: the files of the folder that are for people and for programs.
@@ -64,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What is known before a training begins.
+    """The model, the data and the artifacts of a training that begins.
 
     config: with what the model and the data decide.
     artifacts: their folder.  forward: the path of the model that they were made of.
@@ -86,7 +86,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     say: is called with a line for each thing that was found or decided, before training begins.
 
     Returns:
-        None: of several ranks this is not the first, which tells of the run.
+        None: this is not the first of several ranks, which alone has the result.
 
     Raises:
         EngineError: see the modules that do the work.  Nothing is written before the model, the
@@ -220,7 +220,7 @@ def _train(
 
 
 def _threads(ranks: Agreement | None) -> int | None:
-    """How many threads a step has by default; ranks on one machine divide its cores."""
+    """Return the default number of threads; ranks on one machine divide its cores."""
     launcher = launched()
     if ranks is None or launcher is None or switch("THREADS"):
         return None
@@ -262,16 +262,16 @@ def _check_folder(folder: Path, resume: bool) -> None:
 
 
 def _check_apart(folder: Path, config: RunConfig) -> None:
-    """Refuse to write a run among the data, of which its files would be a part.
+    """Refuse to write a run among the data, since its files would become data.
 
     Raises:
-        InputError: the folder is that of the data, or lies in it.
+        InputError: the folder of the run is the folder of the data, or lies in it.
     """
     place = folder.resolve()
     if config.data.path and Path(config.data.path).resolve() in (place, *place.parents):
         raise InputError(
-            f"-o {folder} lies in the data, {config.data.path}, of which the files of a run would "
-            "be a part: give a folder beside it"
+            f"-o {folder} lies in the data, {config.data.path}, and the files of a run would "
+            "become data: give a folder beside it"
         )
 
 
@@ -306,7 +306,7 @@ def _settled(config: RunConfig, graph: Graph) -> tuple[RunConfig, Dataset]:
 
 
 def _parts(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
-    """What is trained on, and what is validated with."""
+    """Return the data to train on, and the data to validate with."""
     share = config.data.validation
     if isinstance(share, str):
         learned = run_data.learned_of(config.data, dataset)
@@ -317,7 +317,7 @@ def _parts(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None
 
 
 def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None) -> str:
-    """What the data are, in a line."""
+    """Describe the data in a line."""
     counts = f"{len(training):,} samples to train"
     if validation is not None:
         counts += f", {len(validation):,} to validate"
