@@ -33,13 +33,13 @@ def kind_of(path: Path) -> run_config.Kind:
         FileError: there is nothing of a kind that is known, or nothing at all.
     """
     _check_exists(path)
-    found = Counter[run_config.Kind]()
+    counts = Counter[run_config.Kind]()
     for suffix in _suffixes(path):
-        found.update(name for name, kind in KINDS.items() if suffix in kind.suffixes())
-    if not found:
+        counts.update(name for name, kind in KINDS.items() if suffix in kind.suffixes())
+    if not counts:
         known = "; ".join(f"{name}: {' '.join(kind.suffixes())}" for name, kind in KINDS.items())
         raise FileError(f"{path}: no data that are known by their names ({known})")
-    return found.most_common(1)[0][0]
+    return counts.most_common(1)[0][0]
 
 
 def _check_exists(path: Path) -> None:
@@ -52,13 +52,13 @@ def _suffixes(path: Path) -> list[str]:
     """Those of a file, or of the first files of a folder; hidden ones do not count."""
     if path.is_file():
         return [path.suffix.lower()]
-    found: list[str] = []
+    suffixes: list[str] = []
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(folder, n).suffix.lower() for n in sorted(names) if not n.startswith(".")]
-        if len(found) >= _LOOKED_AT:
+        suffixes += [Path(folder, n).suffix.lower() for n in sorted(names) if not n.startswith(".")]
+        if len(suffixes) >= _LOOKED_AT:
             break
-    return found
+    return suffixes
 
 
 def settle(table: DataTable, feature: TensorType) -> DataTable:

@@ -93,8 +93,8 @@ class _Decoded(Kind):
         self, table: DataTable, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         readers = [self.make(table, path, classes=None, labelled=False) for path in paths]
-        found = [file for reader in readers for file in reader.paths]
-        return [{"file": path} for path in found], _Files(found, readers[0].read)
+        files = [file for reader in readers for file in reader.paths]
+        return [{"file": path} for path in files], _Files(files, readers[0].read)
 
 
 class _Images(_Decoded):
@@ -119,12 +119,12 @@ class _Images(_Decoded):
         last = rest[2] in (1, 3) and rest[0] not in (1, 3)
         layout = given.get("layout") or ("NHWC" if last else "NCHW")
         channels, sides = (rest[0], rest[1:]) if layout == "NCHW" else (rest[2], rest[:2])
-        found: dict[str, Any] = {"layout": layout}
+        options: dict[str, Any] = {"layout": layout}
         if all(isinstance(side, int) for side in sides):
-            found["size"] = sides
+            options["size"] = sides
         if channels == 1:
-            found["color_mode"] = "grayscale"
-        return found
+            options["color_mode"] = "grayscale"
+        return options
 
     def augmentations(self, table: DataTable) -> dict[str, Callable[[], Augment]]:
         from engine.data.augment import ColorJitter, RandomFlip, RandomResizedCrop
@@ -165,14 +165,14 @@ class _Sounds(_Decoded):
         bands, frames = feature.shape[2:]
         if "features" in given:
             return {}
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         chosen = LogMel(rate=rate)
         if isinstance(bands, int):
-            found["features"] = {"rate": rate, "n_mels": bands}
+            options["features"] = {"rate": rate, "n_mels": bands}
             chosen = LogMel(rate=rate, n_mels=bands)
         if isinstance(frames, int) and chosen.frames(rate) != frames:  # otherwise it is the default
-            found["seconds"] = (chosen.window + (frames - 1) * chosen.hop) / rate
-        return found
+            options["seconds"] = (chosen.window + (frames - 1) * chosen.hop) / rate
+        return options
 
 
 class _Tables(Kind):
@@ -268,15 +268,15 @@ class _Texts(Kind):
         labelled, tokenizer, options = _text_options(table)
         if not labelled:
             raise InputError("of models of the next token predictions are made in Python")
-        found = [file for path in paths for file in all_of(path, SUFFIXES, "texts")]
+        files = [file for path in paths for file in all_of(path, SUFFIXES, "texts")]
         encode, length = Tokens(tokenizer, special=True), options["length"]
         pad = options.get("pad", encode.pad)
-        tokens, masks = (np.full((len(found), length), v, np.int64) for v in (pad, 0))
-        for i, file in enumerate(found):
+        tokens, masks = (np.full((len(files), length), v, np.int64) for v in (pad, 0))
+        for i, file in enumerate(files):
             words = encode(read(file, options.get("encoding", "utf-8")))[:length]
             tokens[i, : len(words)], masks[i, : len(words)] = words, 1
         arrays = (tokens, masks) if options.get("mask") else (tokens,)
-        return [{"file": file} for file in found], Arrays(arrays)
+        return [{"file": file} for file in files], Arrays(arrays)
 
 
 def _text_options(table: DataTable) -> tuple[bool, Any, dict[str, Any]]:

@@ -119,9 +119,9 @@ def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: 
     text, lines = ranks.lead(first)
     if not ranks.is_first:
         try:
-            found = run_config.config_of(tomllib.loads(text), "rank 0")
-            parts = _parts(found, run_data.open_data(found.data, Path(found.data.path)))
-            prepared.append(_Prepared(found, *parts, place, place / FORWARD, lines))
+            settled = run_config.config_of(tomllib.loads(text), "rank 0")
+            parts = _parts(settled, run_data.open_data(settled.data, Path(settled.data.path)))
+            prepared.append(_Prepared(settled, *parts, place, place / FORWARD, lines))
         except Exception as problem:
             error = problem
     ranks.agree(error)
@@ -161,15 +161,15 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     run_data.augmentation(config.data)
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
-    found = [_data_line(config, training, validation)]
+    lines = [_data_line(config, training, validation)]
     if resume:
         _check_same(run_config.as_written(config), runs.read_config(folder), folder)
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
-        _begin(config, Forward(source, graph), folder, found.append)
+        _begin(config, Forward(source, graph), folder, lines.append)
         run_data.write_learned(config.data, training, folder)
     forward = own if own.exists() else source
-    return _Prepared(config, training, validation, folder / ARTIFACTS, forward, found)
+    return _Prepared(config, training, validation, folder / ARTIFACTS, forward, lines)
 
 
 def _train(
@@ -383,15 +383,15 @@ def _monitor(config: RunConfig, validates: bool) -> str:
 
 
 def _callbacks(config: RunConfig, validates: bool) -> list[Callback]:
-    found: list[Callback] = []
+    callbacks: list[Callback] = []
     monitor = _monitor(config, validates)
     if config.fit.patience is not None:
-        found.append(EarlyStopping(monitor, config.fit.patience, mode=config.fit.mode))
+        callbacks.append(EarlyStopping(monitor, config.fit.patience, mode=config.fit.mode))
     if config.output.tensorboard:
         from engine.trainer.reports import TensorBoard
 
-        found.append(TensorBoard(Path(config.output.folder) / "tensorboard"))
-    return found
+        callbacks.append(TensorBoard(Path(config.output.folder) / "tensorboard"))
+    return callbacks
 
 
 # --- after
