@@ -82,7 +82,7 @@ class Loss:
     is_told: bool = False
 
     def weight(self, inputs: Mapping[str, Array], samples: int) -> float:
-        """What a part of a batch weighs; inputs: of the part.  samples: how many it has."""
+        """Return what a part of a batch weighs; inputs: of the part.  samples: how many it has."""
         if not self.is_mean:
             return 1.0
         if self.labels is None:
@@ -142,7 +142,9 @@ def loss_of(
     one.compare(two)
     flow = one.flows.get(one.graph.outputs[0])
     if not isinstance(flow, Loss):
-        raise MixedError(f"the loss {graph.outputs[0]!r} is no mean and no sum over the samples")
+        raise MixedError(
+            f"the loss {graph.outputs[0]!r} is neither a mean nor a sum over the samples"
+        )
     return replace(flow, is_told=bool(told))
 
 
@@ -269,7 +271,7 @@ class _Following:
         if found is None and self._is_zero(dx):
             return
         raise self.told_mixed(
-            told, f"is no sum over the samples: that of {x!r}, which all of them share"
+            told, f"is not a sum over the samples: that of {x!r}, which all of them share"
         )
 
     def told_mixed(self, told: ToldGradient, why: str) -> MixedError:
@@ -286,6 +288,8 @@ class _Following:
             why = "depends on how many samples a batch has"
             if any(self.flows.get(o) != other.flows.get(o) for o in node.outputs):
                 raise self.mixed(node, why)
+            if self._counts(node, other):
+                raise self.mixed(node, why)
             if self.samples_of(node) is Samples.RESIZED:  # floats that it reads are scales
                 continue
             for name in node.inputs:
@@ -300,8 +304,22 @@ class _Following:
                 if a is not None and b is not None and not _agree(np.asarray(a), np.asarray(b)):
                     raise self.told_mixed(told, why)
 
+    def _counts(self, node: Node, other: _Following) -> bool:
+        """Return whether a node repeats a loss for each sample, or adds up equal values of each."""
+
+        def growing(name: str) -> int:
+            sizes = zip(self.types[name].dims, other.types[name].dims, strict=True)
+            return sum(a != b for a, b in sizes)
+
+        if any(isinstance(self.flows.get(o), Loss) and growing(o) for o in node.outputs):
+            return True
+        if self.samples_of(node) not in _ADDING or any(map(self.flows.get, node.outputs)):
+            return False
+        grown = max(growing(o) for o in node.outputs if o)
+        return any(growing(name) > grown for name in filter(None, node.inputs))
+
     def _is_value(self, node: Node, constant: Array) -> bool:
-        """Whether a node computes with a constant, which is no size, axis or position."""
+        """Return whether a node computes with a constant that is not a size, axis or position."""
         if constant.dtype.kind == "f":
             return True
         return self.samples_of(node) is Samples.ELEMENTWISE
@@ -341,7 +359,7 @@ class _Following:
         return Samples.ELEMENTWISE if is_formula else op.samples
 
     def _is_same(self, name: str, axis: int, step: tuple[int, int]) -> bool:
-        """Whether a constant is the same for all samples, if an axis holds them so (`Rows.step`).
+        """Return whether a constant is the same for all samples, whose axis has this `Rows.step`.
 
         Nothing that is drawn at random is.  A constant that has one place is broadcast.
         """
@@ -438,7 +456,7 @@ class _Following:
         raise self.mixed(node, "computes something of a loss over all samples that is not linear")
 
     def _is_zero(self, name: str) -> bool:
-        """Whether a value is known to be 0 everywhere."""
+        """Return whether a value is known to be 0 everywhere."""
         if name in self.constants:
             return not np.any(self.constants[name])
         maker = self.makers.get(name)
@@ -449,7 +467,13 @@ class _Following:
             return "value" not in maker.attrs or not np.any(maker.attrs["value"])
         return (op.keeps_elements or how in _LINEAR) and self._is_zero(maker.inputs[0])
 
-    def cross_entropy(self, node: Node) -> Flow:
+    def cross_entropy(self, node: Node) -> tuple[Flow, ...]:
+        """A loss, and the logarithms of the probabilities of each sample."""
+        loss, scores = self._cross_entropy(node), self.flows[node.inputs[0]]
+        assert isinstance(scores, Rows)
+        return (loss, scores.to(0))[: len(node.outputs)]
+
+    def _cross_entropy(self, node: Node) -> Flow:
         scores, labels = (self.flows.get(name) for name in node.inputs[:2])
         if not (isinstance(scores, Rows) and isinstance(labels, Rows)):
             raise self.mixed(node, "has scores or labels that belong to no sample")
@@ -558,7 +582,7 @@ class _Following:
         return a.to(0)
 
     def _is_summed(self, flows: Sequence[Flow], axes: Sequence[int]) -> bool:
-        """Whether a product sums over the samples of both operands, along an axis of each."""
+        """Return whether a product sums over the samples of both operands, along these axes."""
         a, b = flows
         return (
             isinstance(a, Rows)
@@ -694,7 +718,7 @@ class _Following:
         return range(axis, axis + 1 if is_softmax and not is_old else rank)
 
     def aside(self, node: Node) -> Flow:
-        """What is done along one axis, which is not that of the samples."""
+        """Follow what is done along one axis, which is not that of the samples."""
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
         how = self.samples_of(node)
         given = how is Samples.INPUT_AXIS_APART
@@ -801,7 +825,7 @@ class _Following:
         return frozenset(places)
 
     def _is_number(self, name: str, axis: int) -> bool:
-        """Whether each element is the number of its sample, of which an axis has one place each."""
+        """Return whether each element is the number of its sample along an axis."""
         t, value, maker = self.types[name], self._known(name), self.makers.get(name)
         if axis < 0 or t.dims[axis] != self.samples:
             return False
@@ -875,7 +899,7 @@ class _Following:
         return Rows(flow.axis, flow.rows, source if self._is_whole(node) else None, new // turn)
 
     def _is_whole(self, node: Node) -> bool:
-        """Whether a node leaves all of its input as it is."""
+        """Return whether a node leaves all of its input as it is."""
         return self.types[node.inputs[0]].dims == self.types[node.outputs[0]].dims
 
     def walked(self, node: Node) -> tuple[Flow, ...]:
@@ -898,7 +922,7 @@ class _Following:
 
 
 def _agree(one: Array, two: Array) -> bool:
-    """Whether a constant is the same for another number of samples, but for how many it is for."""
+    """Return whether a constant is the same for another number of samples, but for its size."""
     if one.ndim != two.ndim:
         return False
     axes = [k for k, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
@@ -914,6 +938,9 @@ _LINEAR = frozenset(
         *(Samples.TILED, Samples.SLICED, Samples.SPLIT, Samples.GATHERED),
     }
 )
+
+# What adds up elements.
+_ADDING = frozenset({Samples.SUM, Samples.MATMUL, Samples.GEMM, Samples.EINSUM})
 
 _Rule = Callable[[_Following, Node], Flow | tuple[Flow, ...]]
 _RULES: dict[Samples, _Rule] = {

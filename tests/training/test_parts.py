@@ -174,7 +174,7 @@ CROSSING = {
                " a = Constant<value = int64[1] {0}>() q = Constant<value = int64[1] {-999}>()"
                " e = Slice(d, z, q, a, z)", "takes samples out of the batch"),
     "the mean for a bias": (f"{WITH_BIAS} e = ReduceMean<axes = [0], keepdims = 0>(d)",
-                            "no sum over the samples: that of 'body.bias'"),
+                            "not a sum over the samples: that of 'body.bias'"),
     "normed for a bias": (f"{WITH_BIAS} z = Constant<value = int64[1] {{0}}>()"
                           " f = ReduceSum<keepdims = 0>(d, z) n = ReduceL2(f) e = Div(f, n)",
                           "not linear"),
@@ -426,6 +426,13 @@ MIXING = {
     four = Constant<value = int64[2] {1, 2}>()
     t = Tile(p, four)""",
     ),
+    "repeated for each sample": """m = ReduceMean<axes = [0], keepdims = 1>(b)
+    n = Shape(b)
+    c = Expand(m, n)
+    z = Constant<value = int64[1] {0}>()
+    u = ReduceSum<keepdims = 0>(c, z)
+    t = Tanh(b)
+    r = Add(t, u)""",
     "einsum over samples": """u = Einsum<equation = "bi,bj->ij">(b, b)
     r = MatMul(b, u)""",
 }
@@ -464,6 +471,29 @@ def test_models_whose_samples_are_left_as_they_are_train_in_parts(name: str) -> 
 def test_what_moves_samples_or_counts_them_is_refused(nodes: str) -> None:
     with pytest.raises(InputError, match=r"cannot be trained on in parts: node '"):
         made(placed(nodes))._steps.splitter.loss([X.shape, LABELS.shape])
+
+
+def test_what_is_added_up_as_often_as_there_are_samples_is_refused() -> None:
+    """Where there are too many of them for a constant, and where it is a loss."""
+    text = placed("""n = Shape<start = 0, end = 1>(x)
+    one = Constant<value = float[1] {1.0}>()
+    ones = Expand(one, n)
+    m = ReduceSum<keepdims = 0>(ones)
+    t = Div(b, m)
+    r = Tanh(t)""")
+    for rows in (20, 2000):
+        with pytest.raises(InputError, match="depends on how many samples a batch has"):
+            made(text)._steps.splitter.loss([(rows, 6), (rows,)])
+    mean = PLAIN.replace("float[N,3] scores", "float y").replace(
+        "scores = Add(s, head.bias)",
+        """scores = Add(s, head.bias)
+    m = ReduceMean<axes = [0], keepdims = 1>(scores)
+    n = Shape(scores)
+    o = Expand(m, n)
+    y = ReduceSum<keepdims = 0>(o)""",
+    )
+    with pytest.raises(MixedError, match=r"\(Expand\) depends on how many samples a batch has"):
+        loss_of(onnx_io.load(forward(mean)), {"x": X.shape}, {"x": 1})
 
 
 def test_a_fault_in_a_later_part_changes_nothing() -> None:
