@@ -61,7 +61,7 @@ def assemble(
     made: dict[tuple[Mode, str, tuple[int, int]], Arg] = {}
 
     def arg(mode: Mode, n: str, cut: tuple[int, int]) -> Arg:
-        """An argument; equal ones are one object."""
+        """Return an argument; equal ones are one object."""
         key = mode, n, cut
         if key not in made:
             made[key] = Arg(index[n], mode, *cut) if n else Arg(-1, "-")
@@ -128,7 +128,7 @@ def _check_sizes(draft: Draft, sizes: Mapping[str, int], name: str) -> None:
 
 
 def _kernel(spec: KernelSpec) -> Kernel:
-    """A kernel of a plan: its spec, and the arguments that its template takes."""
+    """Return a kernel of a plan: its spec, and the arguments that its template takes."""
     return Kernel(spec, templates()[spec.template].takes(*spec.params))
 
 

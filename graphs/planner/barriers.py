@@ -11,7 +11,7 @@ Range = tuple[str, int, int]  # region, begin, end
 
 
 def barriers(calls: list[Call], places: dict[str, Range]) -> list[bool]:
-    """Whether all threads must meet before each call.
+    """Return whether all threads must meet before each call.
 
     They must if the call reads or writes bytes that a call since the last barrier wrote, or if it
     writes bytes that such a call read.  Otherwise other threads might still be at work on them.
@@ -43,7 +43,7 @@ class _Touched:
         self._ranges: dict[str, tuple[list[int], list[int]]] = {}  # region -> begins, ends
 
     def meets(self, span: Range) -> bool:
-        """Whether a range has a byte in the set."""
+        """Return whether a range has a byte in the set."""
         region, begin, end = span
         begins, ends = self._ranges.get(region, ([], []))
         first = bisect_right(ends, begin)

@@ -85,12 +85,12 @@ class _Order:
         return {n: r for n, r in found.items() if not any(calls[m].segment for m in r.calls)}
 
     def again(self, chosen: Collection[int]) -> tuple[Draft, list[int]]:
-        """The draft where the chosen run again, and as `repeat`."""
+        """Return the draft where the chosen run again, and as `repeat`."""
         draft = _copy(self.draft)
         return draft, repeat(draft, self.known, chosen) if chosen else []
 
     def sought(self, chosen: Chosen) -> tuple[Draft, list[int]]:
-        """The draft as of `again`, in an order that is sought for it once; not to be changed."""
+        """Return the draft of `again`, in an order sought for it once; not to be changed."""
         if chosen not in self._sought:
             draft, origins = self.again(chosen)
             places = origins or range(len(draft.calls))
@@ -100,13 +100,13 @@ class _Order:
         return self._sought[chosen]
 
     def settled(self) -> _Order:
-        """The order for little memory inside layers."""
+        """Return the order for little memory inside layers."""
         draft = _copy(self.draft)
         draft.calls = settle(draft.calls, work_bytes(draft), self.known.values())
         return _Order(draft)
 
     def segmented(self, chosen: Collection[str]) -> _Order:
-        """The order in which segments make chosen values."""
+        """Return the order in which segments make chosen values."""
         draft = _copy(self.draft)
         updates_last(draft)
         draft = segmented(draft, chosen)
@@ -114,7 +114,7 @@ class _Order:
         return _Order(draft)
 
     def better_for(self, chosen: Chosen) -> _Order | None:
-        """The order that is sought where the chosen run again; None if it is no other one."""
+        """Return the order that is sought where the chosen run again; None if no other one."""
         if not chosen:
             return None
         found = [n for n in self.sought(chosen)[1] if n >= 0]
@@ -191,7 +191,7 @@ class Ladder:
         return _front(rungs)
 
     def _of_segments(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
-        """The rungs of an order with segments that may be better than those that are known.
+        """Return rungs of an order with segments that may be better than the known ones.
 
         They end where windows of groups, which the search takes for small, are what is left.
         """
@@ -232,13 +232,13 @@ class Ladder:
                     yield ordered.segmented(chosen)
 
     def draft(self, rung: Rung) -> Draft:
-        """The draft of a rung: ordered, with its groups."""
+        """Return the draft of a rung: ordered, with its groups."""
         draft = self._untiled(rung)
         self._tile(draft, rung)
         return draft
 
     def _untiled(self, rung: Rung) -> Draft:
-        """The draft of a rung without groups, and with updates behind all else."""
+        """Return the draft of a rung without groups, and with updates behind all else."""
         ordered = self._orders[rung.order]
         draft = _copy((ordered.sought if rung.ordered else ordered.again)(rung.chosen)[0])
         if rung.order:
@@ -257,7 +257,7 @@ class Ladder:
     # --- the search
 
     def _search(self, ordered: _Order) -> Search:
-        """The search on a timeline of an order: groups keep parts of values, as tiled."""
+        """Return the search on a timeline of an order: groups keep parts of values, as tiled."""
         tiled = _copy(ordered.draft)
         times = seconds(draft_tasks(tiled, tiled.calls), self._threads)
         updates_last(tiled)
@@ -267,7 +267,7 @@ class Ladder:
         return Search(Timeline(ordered.draft, ordered.known, nbytes, whole, times), self.effort)
 
     def _rung(self, number: int, chosen: Chosen, limit: int, ordered: bool = False) -> Rung:
-        """What a plan takes that runs the chosen again, in the order of that number.
+        """Return the rung of a plan that runs the chosen again, in the order of that number.
 
         Where more than `limit` bytes live in groups, these are taken apart: what lives at two of
         their calls would else live at all of them.
@@ -293,7 +293,7 @@ class Ladder:
 
 
 def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, int]], Chosen, int]:
-    """What runs again for falling limits, down to what can be reached.
+    """Return what runs again for falling limits, down to what can be reached.
 
     top: the bytes of the highest rung.  falls: how often the first limit is below it.
 
@@ -326,7 +326,7 @@ def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, in
 def _ended(
     search: Search, found: Sequence[tuple[Chosen, int]], lowest: Chosen
 ) -> list[tuple[Chosen, int]]:
-    """The levels that were found, some down to the lowest, and those near it sought anew.
+    """Return the levels, some more down to the lowest, and those near it sought anew.
 
     What was chosen for one limit after another is not the best for a low one, and what reaches the
     lowest takes longer than what almost does.
@@ -346,7 +346,7 @@ def _ended(
 
 
 def too_little(plan: Plan, budget: int) -> BudgetError:
-    """The error that no plan keeps to a budget: what holds the memory of the smallest plan."""
+    """Return the error that no plan keeps to a budget: what takes the memory of the least."""
     regions = ", ".join(f"{name} {in_bytes(size)}" for name, size in plan.regions if size)
     return BudgetError(
         f"{plan.name}: a budget of {budget} bytes is too small; the least that is enough is "
@@ -356,7 +356,7 @@ def too_little(plan: Plan, budget: int) -> BudgetError:
 
 
 def _front(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
-    """Of rungs the first, and those that are slower than it, but faster than all of lower peak.
+    """Return the first rung, and those that are slower, but faster than all of lower peak.
 
     Of those that hardly differ only the lowest is kept: placing each takes time.
     """
@@ -373,7 +373,7 @@ def _front(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
 
 
 def _live(draft: Draft) -> list[int]:
-    """The bytes of work values that live at each call."""
+    """Return the bytes of work values that live at each call."""
     change = [0] * (len(draft.calls) + 1)
     for block in merge_inplace(draft, lifetimes(draft, draft.calls)):
         change[block.first] += block.nbytes
@@ -384,7 +384,7 @@ def _live(draft: Draft) -> list[int]:
 def _above(
     draft: Draft, groups: Sequence[tuple[int, ...]], live: Sequence[int], limit: int
 ) -> Iterator[tuple[int, ...]]:
-    """Those of the groups of a draft during which more than `limit` bytes live."""
+    """Yield the groups of a draft during which more than `limit` bytes live."""
     following = iter(groups)
     for first, last in spans(draft.calls):
         if last > first and not is_update(draft.calls[first]):
@@ -394,5 +394,5 @@ def _above(
 
 
 def _copy(draft: Draft) -> Draft:
-    """A draft whose calls and values can be changed without changing this one."""
+    """Return a draft whose calls and values can be changed without changing this one."""
     return Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)

@@ -20,7 +20,7 @@ from engine.graphs.planner.draft import Call
 
 
 def dependencies(calls: Sequence[Call]) -> list[set[int]]:
-    """For each call, the positions of the calls that must come before it.
+    """Return for each call the positions of the calls that must come before it.
 
     These are the writers of what it reads, the readers of what it overwrites, and the writers of
     what it overwrites.
@@ -48,7 +48,7 @@ def dependencies(calls: Sequence[Call]) -> list[set[int]]:
 
 
 def followers(before: Sequence[set[int]]) -> list[list[int]]:
-    """For each call, the positions of the calls that must come after it; from `dependencies`."""
+    """Return for each call the positions of those that must come after; from `dependencies`."""
     after: list[list[int]] = [[] for _ in before]
     for n, need in enumerate(before):
         for m in need:
@@ -89,7 +89,7 @@ class Cuts:
                     self.users.setdefault(name, []).append(n)
 
     def least(self, at: int, early: Sequence[int] = (), late: Sequence[int] = ()) -> Cut:
-        """The cut at the call of a position.
+        """Return the cut at the call of a position.
 
         early, late: calls that have run, and that have not, whatever is cut.
         """
@@ -100,7 +100,7 @@ class Cuts:
         return self._alone[at]
 
     def _least(self, at: int, early: Iterable[int], late: Iterable[int]) -> Cut:
-        """As `least`."""
+        """Compute what `least` returns."""
         early = _closure((at, *early), self.before) - {at}
         late = _closure((at, *late), self.after)
         free = [n for n in range(len(self.calls)) if n not in early and n not in late]
@@ -135,7 +135,7 @@ class Cuts:
         )
 
     def _givers(self, at: int, early: set[int], late: set[int]) -> dict[str, list[int]]:
-        """The values that the call may write into the bytes of one that it reads.
+        """Return the values that the call may write into the bytes of one that it reads.
 
         With each the calls that must have run for that; none if there are several such values, of
         which one may do.
@@ -156,7 +156,7 @@ class Cuts:
 
 
 def _closure(begin: Iterable[int], near: Sequence[Iterable[int]]) -> set[int]:
-    """These positions, and all that are reached from them."""
+    """Return these positions, and all that are reached from them."""
     found, waiting = set(begin), list(begin)
     while waiting:
         for n in near[waiting.pop()]:
@@ -182,19 +182,19 @@ class _Network:
         self.room: list[int] = []  # of each edge, what more can flow
 
     def node(self) -> int:
-        """A new node."""
+        """Add a node; return its number."""
         self.edges.append([])
         return len(self.edges) - 1
 
     def edge(self, a: int, b: int, room: int) -> None:
-        """A new edge."""
+        """Add an edge."""
         self.edges[a].append(len(self.ends))
         self.edges[b].append(len(self.ends) + 1)
         self.ends += (b, a)
         self.room += (room, 0)
 
     def value(self, nbytes: int, users: Sequence[int], begun: bool, awaited: bool) -> None:
-        """Bytes that live if one of the users has run, and another one has not.
+        """Add bytes that live if one of the users has run, and another one has not.
 
         begun: some call that touches them has run, whatever is cut.  awaited: some has not.
         """
@@ -217,7 +217,7 @@ class _Network:
             total += self._fill_level(level)
 
     def _levels(self) -> list[int]:
-        """Of each node, by how many edges that have room it is reached; -1 if it is not."""
+        """Return by how many edges that have room each node is reached; -1 if it is not."""
         level = [-1] * len(self.edges)
         level[_FROM] = 0
         queue = [_FROM]
@@ -257,11 +257,11 @@ class _Network:
                 tried[node] += 1
 
     def sides(self) -> tuple[set[int], set[int]]:
-        """The nodes that more could flow to, and those from which more could flow on."""
+        """Return the nodes that more could flow to, and those from which more could flow on."""
         return self._reached(_FROM, 0), self._reached(_TO, 1)
 
     def _reached(self, start: int, backwards: int) -> set[int]:
-        """The nodes reached by edges that have room, or from which the start is reached by such."""
+        """Return the nodes reached by edges that have room, or those that reach the start so."""
         found, waiting = {start}, [start]
         while waiting:
             for e in self.edges[waiting.pop()]:

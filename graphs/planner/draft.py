@@ -41,7 +41,7 @@ class Value:
         return self.type.size * ITEMSIZE[self.type.dtype]
 
     def at(self, sizes: Sizes) -> Value:
-        """The value with numbers in the place of sizes; itself if it has none."""
+        """Return the value with numbers in the place of sizes; itself if it has none."""
         is_sized = any(is_size(d) for d in self.type.shape)
         if not is_sized and not isinstance(self.data, SizedArray):
             return self
@@ -49,7 +49,7 @@ class Value:
 
 
 def type_at(t: TensorType, sizes: Sizes) -> TensorType:
-    """The type with numbers in the place of sizes."""
+    """Return the type with numbers in the place of sizes."""
     if any(is_size(d) for d in t.shape):
         return replace(t, shape=tuple(map(sizes.value, t.shape)))
     return t
@@ -95,7 +95,7 @@ class Call:
     segment: int = 0
 
     def at(self, sizes: Sizes) -> Call:
-        """The call with numbers in the place of sizes; itself if it has none.
+        """Return the call with numbers in the place of sizes; itself if it has none.
 
         Raises:
             UnsupportedOpError: a number has more than 64 bits.
@@ -108,7 +108,7 @@ class Call:
         return replace(self, consts=consts)
 
     def touched(self, modes: str) -> set[str]:
-        """The names of the root values that it uses in one of these modes."""
+        """Return the names of the root values that it uses in one of these modes."""
         return {name for mode, name in self.args if name and mode in modes}
 
 
@@ -127,11 +127,11 @@ class Draft:
     outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
 
     def root(self, name: str) -> str:
-        """The name of the value that owns the bytes of the value `name`."""
+        """Return the name of the value that owns the bytes of the value `name`."""
         return self.values[name].root
 
     def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
-        """A new value that owns its bytes."""
+        """Add a value that owns its bytes."""
         self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
         return Operand(name, t)
 
@@ -149,7 +149,7 @@ class Piece:
     calls: list[Call] = field(default_factory=list)
 
     def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
-        """A new value that owns its bytes."""
+        """Add a value that owns its bytes."""
         self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
         return Operand(name, t)
 

@@ -13,7 +13,7 @@ Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call t
 
 
 def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
-    """The first and the last call that touch each value, in the order in which calls name them.
+    """Return the first and the last call that touch each value, in the order of first calls.
 
     Values of all regions but "work" live throughout the run, all others throughout each group.
     """
@@ -34,7 +34,7 @@ def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
 
 
 def spans(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
-    """The first and the last call of every group; of a call that is in none, itself twice."""
+    """Yield the first and the last call of every group; of other calls, itself twice."""
     n = 0
     while n < len(calls):
         cut = calls[n].cut
@@ -44,7 +44,7 @@ def spans(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
 
 
 def work_bytes(draft: Draft) -> dict[str, int]:
-    """The bytes that each work value takes."""
+    """Return the bytes that each work value takes."""
     return {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
 
 
@@ -63,7 +63,7 @@ class Block:
 
 
 def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
-    """The blocks of the work values.
+    """Return the blocks of the work values.
 
     Where a call allows it, an output takes over the block of an input: if no later call reads the
     input, the call does not read it a second time, and both have the same size.
@@ -99,7 +99,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
 
 
 def _in_turn(group: Sequence[Call], n: int, written: int, read: int) -> bool:
-    """Whether a value that call n of a group reads can give its bytes to one that it writes.
+    """Return whether what call n of a group reads can give its bytes to what it writes.
 
     No call after it touches the one, none before it the other, and both are cut alike.
     """
@@ -120,7 +120,7 @@ def _in_turn(group: Sequence[Call], n: int, written: int, read: int) -> bool:
 
 
 def liveness_bound(blocks: Sequence[Block]) -> int:
-    """The most bytes that live at one call: no placement needs less."""
+    """Return the most bytes that live at one call: no placement needs less."""
     births = [(b.first, b.nbytes) for b in blocks]
     deaths = [(b.last + 1, -b.nbytes) for b in blocks]
     top = alive = 0
@@ -155,7 +155,7 @@ class Tally:
             )
 
     def live(self, order: Sequence[int]) -> list[int]:
-        """The bytes that live at each call of an order, which has the positions of all calls."""
+        """Return the bytes that live at each call of an order, given by positions of all calls."""
         first, last = [-1] * len(self.sizes), [-1] * len(self.sizes)
         for place, n in enumerate(order):
             for value in self.touched[n]:

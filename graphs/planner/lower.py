@@ -273,7 +273,7 @@ class Recipe:
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
 
     def takes_of(self, spec: KernelSpec) -> tuple[tuple[str, ...], ...]:
-        """The element types that each pointer of a kernel takes; its template is asked once."""
+        """Return the element types of each pointer of a kernel; its template is asked once."""
         found = self.takes.get(spec)
         if found is None:
             takes = templates()[spec.template].takes(*spec.params)
@@ -283,7 +283,7 @@ class Recipe:
         return found
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made once for all nodes that give an equal key.
+        """Return what `make` returns, made once for all nodes that give an equal key.
 
         The questions that it asks of sizes are noted for every node.
         """
@@ -299,7 +299,7 @@ class Recipe:
         return made
 
     def root(self, name: str) -> str:
-        """The name of the value that owns the bytes of a value of the graph."""
+        """Return the name of the value that owns the bytes of a value of the graph."""
         return self.roots.get(name, name)
 
     def draft(self) -> Draft:
@@ -352,7 +352,7 @@ class Recipe:
         draft.calls += (call.at(self.sizes) for call in piece.calls)
 
     def _piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
-        """A piece that the sizes fit, made if there is none."""
+        """Return a piece that the sizes fit, made if there is none."""
         known = self.pieces.setdefault(key, [])
         for piece in known:
             if self.sizes.holds(piece.answers):
@@ -388,7 +388,7 @@ class Recipe:
         self._add(draft, self._piece(node, lambda piece: self._lower(piece, node, op)))
 
     def _phase(self, node: Node) -> Phase:
-        """The phase of the calls of a node."""
+        """Return the phase of the calls of a node."""
         if self.is_update:
             is_own = declaration(self.graph, node).optimizer or (node.domain, node.op) in OVER_ALL
             if is_own or not self.is_joined or DONE in node.inputs:
@@ -445,7 +445,7 @@ class Recipe:
 
 
 def _constant(name: str, value: Array) -> Value:
-    """A constant: its elements in order, of rank 1 at least."""
+    """Return a constant: its elements in order, of rank 1 at least."""
     if isinstance(value, SizedArray):
         data: Any = value.reshape(value.shape or 1)
     else:
@@ -454,7 +454,7 @@ def _constant(name: str, value: Array) -> Value:
 
 
 def _values(spec: KernelSpec, wanted: Words | None, words: Packed | None) -> tuple[int, ...]:
-    """The integers of packed words; none if `words` is None.
+    """Return the integers of packed words; none if `words` is None.
 
     wanted: the words that the kernel reads.
 
@@ -470,7 +470,7 @@ def _values(spec: KernelSpec, wanted: Words | None, words: Packed | None) -> tup
 def _accumulations(
     graph: Graph, types: Mapping[str, TensorType]
 ) -> tuple[dict[str, tuple[str, str]], set[Node]]:
-    """The gradients that a kernel can add to their accumulation buffer itself.
+    """Return the gradients that a kernel can add to their accumulation buffer itself.
 
     Returns for each such gradient the names of its buffer and of the reset flag, and the
     accumulator nodes that need no call of their own then.

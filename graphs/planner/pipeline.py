@@ -202,7 +202,7 @@ OPTIONAL = frozenset(step.name for step in PASSES if not step.needed)  # a plann
 
 
 def reachable(held: Keys) -> Keys:
-    """The given ops, and all that the passes may make of graphs that hold only these."""
+    """Return the given ops, and all that the passes may make of graphs that hold these."""
     for step in PASSES:
         held |= step.makes(held)
     return held
@@ -239,7 +239,7 @@ def make_plan(
     without: Collection[str] = (),
     budget: int | None = None,
 ) -> Plan:
-    """The plan of a graph for concrete input shapes; all as for a `Planner`, and its `plan`."""
+    """Return the plan of a graph for concrete input shapes; all as for a `Planner`."""
     planner = Planner(
         graph,
         target=target,
@@ -312,7 +312,7 @@ class Planner:
 
     @collecting_later()
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """The plan for these input shapes.
+        """Return the plan for these input shapes.
 
         shapes: of the graph inputs that have symbolic dimensions, and of others as you like.
 
@@ -332,7 +332,7 @@ class Planner:
             return self._plan(shapes, True)
 
     def _plan(self, shapes: Mapping[str, Sequence[int]], closed: bool) -> Plan:
-        """As `plan`.
+        """Compute what `plan` returns.
 
         Raises:
             LackingKernelError: it needs a kernel that it may not use, naming the node.
@@ -350,7 +350,7 @@ class Planner:
         return self._finished(self._recipe(given, closed), closed, shapes)
 
     def _recipe(self, given: Mapping[str, int], closed: bool) -> Recipe:
-        """The recipe for these sizes of symbolic dimensions: a known one, or a new one."""
+        """Return the recipe for these sizes of symbolic dimensions, a known one or a new one."""
         for at, (is_closed, answers, recipe) in enumerate(self._recipes):
             if is_closed == closed and recipe.sizes.take(given) and recipe.sizes.holds(answers):
                 self._recipes.insert(0, self._recipes.pop(at))
@@ -392,7 +392,7 @@ class Planner:
         return answers, recipe
 
     def _finished(self, recipe: Recipe, closed: bool, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """The plan for the sizes that the recipe has taken, which are those of the shapes."""
+        """Return the plan for the sizes that the recipe has taken, those of the shapes."""
         draft = recipe.draft()
         drop_dead_calls(draft)
         self._check_bytes(draft)
@@ -432,12 +432,12 @@ class Planner:
                 limits.check("PLAN_BYTES", value.nbytes, where, what)
 
     def _assembled(self, draft: Draft, searched: tuple[int, int] = (0, 0)) -> Plan:
-        """The plan of a draft whose calls are in order and in groups."""
+        """Return the plan of a draft whose calls are in order and in groups."""
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
         return assemble(draft, kernel_set, self.threads, self.region_bytes, self.name, searched)
 
     def _within(self, draft: Draft, budget: int, key: Shape) -> Plan:
-        """The plan of the first rung that keeps to the budget.
+        """Return the plan of the first rung that keeps to the budget.
 
         key: what the ladder is known by.
 

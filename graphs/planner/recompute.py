@@ -48,7 +48,7 @@ class Repeat:
 
 
 def repeats(draft: Draft) -> dict[int, Repeat]:
-    """What may run again, by the place of its last call.
+    """Return what may run again, by the place of its last call.
 
     These calls write work values that no other call writes, and nothing else.  A fault does not
     count: who finds bad data a second time has told of it before.  What makes rows for one reader
@@ -84,7 +84,7 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
 
 
 def _joined(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """The calls, those together that write the same values."""
+    """Return the calls, those together that write the same values."""
     group = list(range(len(calls)))  # of each call the first of those it belongs to
     first: dict[str, int] = {}
     for n, call in enumerate(calls):
@@ -102,7 +102,7 @@ def _joined(calls: Sequence[Call]) -> list[tuple[int, ...]]:
 
 
 def _gap(calls: Sequence[Call], uses: Sequence[int], last: int) -> tuple[int, int]:
-    """The last use before the gap in some uses, and the first behind it; see `Repeat`.
+    """Return the last use before the gap in some uses, and the first after it; see `Repeat`.
 
     uses: the places of calls, in order.  last: the last one that writes what the others use.
     """
@@ -116,7 +116,7 @@ def _gap(calls: Sequence[Call], uses: Sequence[int], last: int) -> tuple[int, in
 
 
 def places(known: Mapping[int, Repeat], chosen: Collection[int]) -> dict[int, int] | None:
-    """Before which call each chosen one runs again; None if one would have to run too late.
+    """Return before which call each chosen one runs again; None if one would run too late.
 
     It is the first late call that needs what it makes, where other calls that run again are late,
     too.  What nobody needs late does not run again.
@@ -166,14 +166,14 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
 
 
 def _reading(call: Call, now: Mapping[str, str]) -> Call:
-    """A call that reads values by the names that they now have."""
+    """Return a call that reads values by the names that they now have."""
     if not any(name in now for _, name in call.args):
         return call
     return replace(call, args=tuple([(mode, now.get(name, name)) for mode, name in call.args]))
 
 
 def _again(draft: Draft, call: Call, now: dict[str, str]) -> Call:
-    """A call once more, which writes values of its own; `now` gets their names."""
+    """Return a call once more, writing values of its own, whose names `now` gets."""
     args = []
     for mode, name in call.args:
         if name and mode in "ws":
@@ -185,14 +185,14 @@ def _again(draft: Draft, call: Call, now: dict[str, str]) -> Call:
 
 
 def _twin(draft: Draft, name: str) -> str:
-    """A new value like one of a draft; return its name."""
+    """Add a value like one of a draft; return its name."""
     value, twin = draft.values[name], f"{name}{AGAIN}"
     draft.values[twin] = Value(twin, value.type, twin)
     return twin
 
 
 def draft_tasks(draft: Draft, calls: Sequence[Call]) -> list[Task]:
-    """Calls of a draft as the cost model takes them."""
+    """Return calls of a draft as the cost model takes them."""
     sizes = {n: (v.nbytes, v.type.size) for n, v in draft.values.items()}
     found = []
     for call in calls:

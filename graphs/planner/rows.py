@@ -37,12 +37,12 @@ WORTH = 2  # times the blocks of all threads: what a gradient takes that is made
 
 
 def makes_rows(call: Call) -> bool:
-    """Whether a call makes rows of a gradient for one reader, with which it is to be in a group."""
+    """Return whether a call makes rows of a gradient for one reader, to be in its group."""
     return call.spec.template == gather_grad_rows.name
 
 
 def is_update(call: Call) -> bool:
-    """Whether a call of a group is in that of an update, which cannot be taken apart."""
+    """Return whether a call of a group is in that of an update, which cannot be taken apart."""
     return call.phase == "opt"
 
 
@@ -76,7 +76,7 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
 
 
 def beside(calls: Sequence[Call]) -> list[Call]:
-    """The calls, those that make rows directly before those that read them."""
+    """Return the calls, those that make rows directly before those that read them."""
     waiting: dict[str, Call] = {}
     found: list[Call] = []
     for call in calls:
@@ -89,7 +89,7 @@ def beside(calls: Sequence[Call]) -> list[Call]:
 
 
 def pair(draft: Draft, maker: Call, reader: Call) -> list[Call]:
-    """The group of a call that makes rows of a gradient and the one that reads them."""
+    """Return the group of a call that makes rows of a gradient and the one that reads them."""
     dx = draft.values[maker.args[-1][1]]
     rows, inner = map(int, maker.consts[:2])
     length = dx.type.dims[1]
@@ -117,7 +117,7 @@ class _Table:
     inner: int
 
     def block(self, reader: Call, target: Target, threads: int) -> int:
-        """The elements of a block that a reader can be given; 0 if it must have the whole.
+        """Return the elements of a block that a reader can be given; 0 if it must have the whole.
 
         A block is of whole rows, and of what the reader looks at together; all that it touches of
         it takes about `target.tile_bytes`.
@@ -138,7 +138,7 @@ class _Table:
         return length if WORTH * threads * length <= size else 0
 
     def chains(self, draft: Draft) -> Call:
-        """The call that chains the rows that were read."""
+        """Return the call that chains the rows that were read."""
         for name, size in (("first", self.n), ("next", self.count)):
             draft.add(f"{self.dx.name}/{name}", TensorType("i64", (size,)))
         args: Args = (
@@ -149,7 +149,7 @@ class _Table:
         return replace(self.call, spec=spec, args=args, consts=(self.n, self.count))
 
     def rows(self, draft: Draft, reader: Call, name: str, length: int, threads: int) -> list[Call]:
-        """The call that makes rows for a reader, and the reader, which reads them by this name."""
+        """Return the call that makes rows for a reader, and the reader, which reads this name."""
         T = self.dx.type.dtype
         draft.add(name, TensorType(T, (threads, length)))
         args: Args = (
@@ -164,7 +164,7 @@ class _Table:
 
 
 def _table(draft: Draft, call: Call) -> _Table | None:
-    """What is known of a call, if it makes the gradient of a table along its first axis."""
+    """Return the table whose gradient along its first axis a call makes; None if none."""
     if call.spec.template != gather_grad.name:
         return None
     numbers = gather_grad.named(call.spec.params, call.consts)
@@ -178,14 +178,14 @@ def _table(draft: Draft, call: Call) -> _Table | None:
 
 
 def _blocks(call: Call) -> Blocks | None:
-    """How a call is cut into blocks; None if it is not."""
+    """Return how a call is cut into blocks; None if it is not."""
     rule = templates()[call.spec.template].tiling
     tiling = None if rule is None else rule(call.spec.params, call.consts)
     return tiling if isinstance(tiling, Blocks) else None
 
 
 def _cut(call: Call, dx: Value, length: int, cut: Cut) -> Call:
-    """A call as it is for a tile of so many elements of a gradient.
+    """Return a call as it is for a tile of so many elements of a gradient.
 
     cut: all of it but for its pointers.
     """

@@ -112,7 +112,7 @@ class Search:
         return self._pruned(profile, limit), True
 
     def _better(self, now: Profile, limit: int) -> Profile | None:
-        """The next choice: of least cost for the excess it takes away; None if nothing helps.
+        """Make the choice of least cost for the excess it takes away; None if nothing helps.
 
         The profile may be changed.
         """
@@ -140,13 +140,13 @@ class Search:
     def _tried(
         self, now: Profile, limit: int, added: Iterable[int] = (), removed: Iterable[int] = ()
     ) -> tuple[Change | None, int]:
-        """A change and the excess with it; None if it cannot be.  It counts as one way."""
+        """Return a change and the excess with it; None if it cannot be.  It counts as one way."""
         self.effort.ways += 1
         change = now.change(added, removed)
         return change, 0 if change is None else now.excess_after(change, limit)
 
     def _fewer(self, now: Profile, excess: int, limit: int) -> Profile | None:
-        """What is left when that is given up which stands in the way most; None if nothing does."""
+        """Give up what stands in the way most; None if nothing does."""
         best = None
         for n in self._holding(now, limit)[: TRIED[2]]:
             if self.effort.is_spent:
@@ -160,7 +160,7 @@ class Search:
         return now
 
     def _other(self, now: Profile, excess: int, limit: int) -> Profile | None:
-        """What is left when one is given up for others, which only then help; None if none do."""
+        """Give up one choice for others, which only then help; None if none do."""
         best: tuple[int, Profile, Change] | None = None
         for n in self._holding(now, limit)[: TRIED[1]]:
             if self.effort.is_spent:
@@ -182,12 +182,12 @@ class Search:
         return best[1]
 
     def _holding(self, now: Profile, limit: int) -> list[int]:
-        """What may be given up to save memory: first what holds bytes at the very peak."""
+        """Return what may be given up to save memory: first what holds bytes at the very peak."""
         first = now.holding(now.peak - 1)
         return list(dict.fromkeys([*first, *now.holding(limit)]))
 
     def _moves(self, now: Profile, limit: int) -> list[tuple[float, Chosen]]:
-        """What might be chosen next, what looks best first.
+        """Return what might be chosen next, the most promising first.
 
         It is reckoned with where the excess is now; extended lives count as far as they are long.
         """
@@ -240,7 +240,7 @@ class Search:
     def _with_makers(
         self, n: int, made: Collection[int], ends: list[int], until: int
     ) -> tuple[set[int], list[int]]:
-        """A call with those that make what it reads and what is gone by then, and theirs.
+        """Return a call with the makers of what it reads and is gone by then, and theirs.
 
         Returns them, and the values that nothing can make again.
         """
@@ -263,7 +263,7 @@ class Search:
         return self._pruned(self.profile(chosen), limit)
 
     def _pruned(self, now: Profile, limit: int) -> Chosen:
-        """As `pruned`; the profile may be changed."""
+        """Compute what `pruned` returns; the profile may be changed."""
         idle = [n for n, place in now.needs.items() if place == NEVER]
         if idle:
             change = now.change(removed=idle)

@@ -32,7 +32,7 @@ from engine.kernels.machine.target import Target
 
 
 def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[str]:
-    """The values of at least so many bytes that segments can make, in the order of their calls.
+    """Return the values of at least so many bytes that segments can make, by their calls.
 
     One call writes each of them, and no other value with it.  Nothing that it reads changes behind
     it.  All calls that touch it are cut into samples, of which all threads get about as many.
@@ -60,7 +60,7 @@ def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[s
 
 
 def segmented(draft: Draft, chosen: Collection[str]) -> Draft:
-    """The draft in which segments make the chosen values, which are among the `candidates`.
+    """Return the draft in which segments make the chosen values, some of `candidates`.
 
     Calls that touch none of them keep their order.
     """
@@ -99,7 +99,7 @@ class _Segment:
         self.waiting.append((call, is_late))
 
     def can_take(self, calls: Sequence[Call]) -> bool:
-        """Whether calls can join: none must stand behind a late one."""
+        """Return whether calls can join: none must stand behind a late one."""
         return len(self.waiting) <= REACH and not any(
             _meets(call, self.late_reads, self.late_writes) for call in calls
         )
@@ -169,7 +169,7 @@ class _Segments:
         return True
 
     def _needed(self, call: Call) -> list[str]:
-        """The chosen values that must be made for a call, each behind those that it is made of."""
+        """Return the chosen values that must be made for a call, each after its inputs."""
         found: dict[str, None] = {}
         for mode, name in call.args:
             if mode == "r" and name in self._chosen:
@@ -177,11 +177,11 @@ class _Segments:
         return list(found)
 
     def _name(self, name: str, segment: _Segment, of: str = "") -> str:
-        """The name that a value has in a segment which makes it, or what makes the value `of`."""
+        """Return the name of a value in a segment that makes it, or makes the value `of`."""
         return f"{name}/{segment.number}" if (of or name) in self._made else name
 
     def _making(self, name: str, segment: _Segment, known: Mapping[str, str], root: Call) -> Call:
-        """The call that makes a chosen value in a segment, for a call that joins it."""
+        """Return the call that makes a chosen value in a segment, for a call that joins it."""
         maker = self._makers[name]
         if name not in self._made:
             return _renamed(maker, segment, known)
@@ -191,13 +191,13 @@ class _Segments:
 
 
 def _renamed(call: Call, segment: _Segment, names: Mapping[str, str]) -> Call:
-    """A call as it is in a segment, in which values have these names."""
+    """Return a call as it is in a segment, in which values have these names."""
     args = tuple([(mode, names.get(name, name)) for mode, name in call.args])
     return replace(call, args=args, segment=segment.number)
 
 
 def _meets(call: Call, reads: Collection[str], writes: Collection[str]) -> bool:
-    """Whether a call must keep its place before or behind calls that touch these values."""
+    """Return whether a call must keep its place beside calls that touch these values."""
     mine = call.touched("wus")
     return not (
         mine.isdisjoint(reads) and mine.isdisjoint(writes) and call.touched("ru").isdisjoint(writes)

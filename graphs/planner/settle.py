@@ -23,7 +23,7 @@ REACH = 24  # calls over which one may move
 def settle(
     calls: Sequence[Call], nbytes: Mapping[str, int], known: Collection[Repeat] = ()
 ) -> list[Call]:
-    """The calls in an order in which fewer bytes live if what may run again does.
+    """Return the calls in an order in which fewer bytes live if what may run again does.
 
     Each call in turn moves up to where the sum of the bytes that live at the calls it passes falls
     most, and their maximum does not rise.
@@ -106,7 +106,7 @@ class _Settling:
             here += 1
 
     def _can_pass(self, place: int) -> bool:
-        """Whether the call at a place may run before the one above it."""
+        """Return whether the call at a place may run before the one above it."""
         a, b = self.order[place - 1], self.order[place]
         return self.writes[a].isdisjoint(self.all[b]) and self.writes[b].isdisjoint(self.all[a])
 

@@ -77,13 +77,13 @@ class _Groups:
         return _moved(self.draft)
 
     def is_worth_more(self, other: _Groups) -> bool:
-        """Whether its lower peak is worth the bytes that it moves more than the other one."""
+        """Return whether its lower peak is worth the bytes it moves more than the other."""
         fall, rise = 1 - self.peak / other.peak, self.moved / other.moved - 1
         return fall >= WORTH * rise
 
 
 def _live(draft: Draft) -> list[int]:
-    """The bytes of work values that live at each call."""
+    """Return the bytes of work values that live at each call."""
     change = [0] * (len(draft.calls) + 1)
     for block in merge_inplace(draft, lifetimes(draft, draft.calls)):
         change[block.first] += block.nbytes
@@ -92,7 +92,7 @@ def _live(draft: Draft) -> list[int]:
 
 
 def _moved(draft: Draft) -> int:
-    """The bytes that calls read and write, but for what is in the cache.
+    """Return the bytes that calls read and write, but for what is in the cache.
 
     That is what one before it in the group has touched, and what each thread has for itself.
     """

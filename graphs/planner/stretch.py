@@ -19,7 +19,7 @@ STATES = 2000  # sets of calls that are gone through
 def lower(
     tally: Tally, before: Sequence[set[int]], order: Sequence[int], begin: int, end: int
 ) -> list[int] | None:
-    """The order, with its calls from `begin` to `end` (which is excluded) in another one.
+    """Return the order, with its calls from `begin` to `end` (excluded) in another one.
 
     At each of them fewer bytes live than now where most do.  None if no such order was found.
 
@@ -61,15 +61,15 @@ class _Stretch:
         self.awaited = {v for n in late for v in tally.touched[n] if v in self.users}
 
     def _is_new(self, value: int, run: int) -> bool:
-        """Whether no call has touched a value when the calls of a set have run."""
+        """Return whether no call has touched a value when the calls of a set have run."""
         return value not in self.begun and not self.users[value] & run
 
     def _is_last(self, value: int, run: int, k: int) -> bool:
-        """Whether no call will touch a value after call k, when those of a set have run."""
+        """Return whether no call will touch a value after call k and those of a set."""
         return value not in self.awaited and self.users[value] & ~run == 1 << k
 
     def growth(self, run: int, k: int) -> int:
-        """By how many bytes more live while call k runs than after the calls of a set have."""
+        """Return how many bytes more live while call k runs than after the calls of a set."""
         born = sum(self.sizes[v] for v in self.touched[k] if self._is_new(v, run))
         taken: set[int] = set()
         for w, r in self.pairs[k]:
@@ -80,13 +80,13 @@ class _Stretch:
         return born
 
     def _change(self, run: int, k: int) -> int:
-        """By how many bytes more live after call k than before it."""
+        """Return how many bytes more live after call k than before it."""
         values = self.touched[k]
         born = sum(self.sizes[v] for v in values if self._is_new(v, run))
         return born - sum(self.sizes[v] for v in values if self._is_last(v, run, k))
 
     def search(self, live: int, limit: int) -> list[int] | None:
-        """An order of all calls in which fewer bytes than `limit` live at each of them.
+        """Return an order of all calls in which fewer bytes than `limit` live at each.
 
         Calls that can run are tried in their present order.  live: the bytes that live before.
         """

@@ -92,7 +92,7 @@ def tile(
 def sample_cuts(
     draft: Draft, target: Target, threads: int, names: Collection[str]
 ) -> list[Collection[str]]:
-    """Of each call of a draft those of some values that a segment cuts with it."""
+    """Return of each call those of some values that a segment cuts with it."""
     calls = [replace(call, segment=1) for call in draft.calls]
     draft = Draft(draft.values, calls, draft.inputs, draft.outputs)
     job = _Tiles(draft, target.tile_bytes, threads, frozenset())
@@ -125,7 +125,7 @@ class _Member:
     nbytes: int
 
     def meets(self, reads: set[str], writes: set[str]) -> bool:
-        """Whether it must keep its place before or behind calls that touch these values."""
+        """Return whether it must keep its place beside calls that touch these values."""
         mine = self.writes
         return not (
             mine.isdisjoint(reads) and mine.isdisjoint(writes) and self.reads.isdisjoint(writes)
@@ -147,7 +147,7 @@ class _Group:
 
 
 def _is_early(m: _Member, first: _Member) -> bool:
-    """Whether a call would make again in the forward pass what the backward pass is to make.
+    """Return whether a call would make in the forward pass what the backward pass is to.
 
     A segment says itself what it makes.
     """
@@ -180,7 +180,7 @@ class _Tiles:
     # --- calls
 
     def member(self, place: int, call: Call) -> _Member:
-        """What is known of a call at a place."""
+        """Return the member for a call at a place."""
         nbytes = sum([self.nbytes[name] for _, name in call.args if name])
         is_large = nbytes > self.tile_bytes // 2 or call.segment
         tiling = self._tiling(call) if is_large else None
@@ -196,7 +196,7 @@ class _Tiles:
         return _Member(place, call, tiling, call.touched("ru"), call.touched("wus"), cuts, nbytes)
 
     def _tiling(self, call: Call) -> Tiling | None:
-        """How a call is cut, as its kernel says it."""
+        """Return how a call is cut, as its kernel says it."""
         template = templates()[call.spec.template]
         if call.segment:
             names = template.operand_names(len(call.args))
@@ -219,7 +219,7 @@ class _Tiles:
         return self.known[key]
 
     def _is_cut(self, call: Call, tiling: Tiling) -> bool:
-        """Whether each value that the call writes is cut with its rows, or is of a thread alone."""
+        """Return whether each value that a call writes is cut with its rows, or one thread's."""
         large = 0
         for at, ((mode, name), step) in enumerate(zip(call.args, tiling.steps, strict=True)):
             if not name:
@@ -239,7 +239,7 @@ class _Tiles:
         return large > self.tile_bytes // 2 or call.segment > 0
 
     def _is_joined(self, call: Call, part: str) -> bool:
-        """Whether partial results are only read by kernels that are told how many there are."""
+        """Return whether partial results are only read by kernels that know their number."""
         others = [other for other in self.users[part] if other is not call]
         return self.draft.values[part].region == "work" and all(
             templates()[other.spec.template].joins is not None and other.args[0][1] == part
@@ -252,7 +252,7 @@ class _Tiles:
     # --- groups
 
     def group(self, queue: Sequence[_Member]) -> _Group | None:
-        """The group that begins with the first call of the queue; None if that runs alone.
+        """Return the group that begins with the queue's first call; None if that runs alone.
 
         One of a segment has the calls of the segment, and no others.
         """
@@ -270,7 +270,7 @@ class _Tiles:
             barred |= {id(m) for m in alone}
 
     def _scan(self, queue: Sequence[_Member], barred: set[int]) -> _Group:
-        """The calls that can run with the first one, if those that are barred cannot."""
+        """Return the calls that can run with the first one, if those that are barred cannot."""
         segment = queue[0].call.segment
         members, early, late = [queue[0]], list[_Member](), list[_Member]()
         reads, writes = set(queue[0].reads), set(queue[0].writes)  # of members and late calls
@@ -326,7 +326,7 @@ class _Tiles:
     # --- cutting
 
     def cut(self, group: _Group) -> list[Call]:
-        """The calls of a group, each as it is for a tile."""
+        """Return the calls of a group, each as it is for a tile."""
         before, calls = list[Call](), list[Call]()
         windows = self._windows(group)
         for n, m in enumerate(group.members):
@@ -364,7 +364,7 @@ class _Tiles:
         return before + calls
 
     def _windows(self, group: _Group) -> dict[str, int]:
-        """The values of which only a tile a thread is kept, and the bytes of a tile.
+        """Return the values of which only a tile a thread is kept, and the bytes of a tile.
 
         They are made and used up inside the group, by kernels that are given the rows of a tile
         alone.
@@ -382,11 +382,11 @@ class _Tiles:
         return found
 
     def _is_free(self, name: str) -> bool:
-        """Whether a value has bytes that only calls of the draft see."""
+        """Return whether a value has bytes that only calls of the draft see."""
         return self.draft.values[name].region == "work"
 
     def _clearing(self, call: Call, tiling: Tiling, sums: int) -> Call:
-        """The call that makes the sums of all threads 0; it has no pointer but that to the sums."""
+        """Return the call that sets the sums of all threads to 0; its pointer is the sums."""
         consts = list(call.consts)
         for at, value in tiling.clears.items():
             consts[at] = consts[at] * self.threads if value is None else value
@@ -402,7 +402,7 @@ class _Tiles:
         self.parts[name] = parts
 
     def joined(self, call: Call) -> Call:
-        """A call that joins as many partial results as there now are; others are as they were."""
+        """Return a call that joins as many partial results as there now are; others unchanged."""
         at = templates()[call.spec.template].joins
         parts = None if at is None else self.parts.get(call.args[0][1])
         if at is None or parts is None:
@@ -411,7 +411,7 @@ class _Tiles:
 
 
 def _fits(m: _Member, members: Sequence[_Member]) -> bool:
-    """Whether a call that is cut can run in a group with others.
+    """Return whether a call that is cut can run in a group with others.
 
     Its rows are many times those of the others, or the other way round, and what one of them writes
     all cut alike.
@@ -430,7 +430,7 @@ def _fits(m: _Member, members: Sequence[_Member]) -> bool:
 
 
 def _unconnected(members: Sequence[_Member]) -> list[_Member]:
-    """The calls of a group that share none of the values that are cut with the first one.
+    """Return the calls of a group that share no cut values with the first one.
 
     Directly, or by others.
     """

@@ -160,7 +160,7 @@ class Timeline:
         return place * self._row + 2 * n
 
     def profile(self, chosen: Collection[int]) -> Profile | None:
-        """The profile where chosen units run again; None if they cannot."""
+        """Return the profile where chosen units run again; None if they cannot."""
         found = Profile(self)
         change = found.change(sorted(chosen))
         if change is None:
@@ -169,7 +169,7 @@ class Timeline:
         return found
 
     def _ends(self, value: int, needs: Mapping[int, int]) -> tuple[int, bool, int]:
-        """The keys of the last calls that touch a value, and what is made again of it.
+        """Return the keys of the last calls that touch a value, and what is made again of it.
 
         needs: before which calls units run again.
 
@@ -199,7 +199,7 @@ class Timeline:
         return end, is_late, again
 
     def spans(self, value: int, needs: Mapping[int, int]) -> tuple[Span, ...]:
-        """When a value lives: one span, and another one where it is made again."""
+        """Return when a value lives: one span, and another one where it is made again."""
         end, is_late, again = self._ends(value, needs)
         begin = self._begins_at[value]
         for here, over in self._over[value]:
@@ -305,7 +305,7 @@ class Profile:
         return int(self._sums(limit)[-1])
 
     def _sums(self, limit: int) -> Bytes:
-        """The bytes above a limit at all calls before each."""
+        """Return the bytes above a limit at all calls before each."""
         if limit != self._limit:
             self._above = np.zeros(len(self.live) + 1, np.int64)
             np.cumsum(np.maximum(self.live - limit, 0), out=self._above[1:])
@@ -372,7 +372,7 @@ class Profile:
     def _moved(
         self, added: Iterable[int], removed: Iterable[int]
     ) -> tuple[dict[int, int], list[int]] | None:
-        """When units run again after a change, and those of which that may differ."""
+        """Return when units run again after a change, and those for which that may differ."""
         units, needs = self.timeline.units, dict(self.needs)
         waiting: list[int] = []  # a heap of negative numbers: readers before what they read
         for n in removed:
@@ -461,7 +461,7 @@ class Profile:
 def _pairs(
     call: Call, index: Mapping[str, int], nbytes: Mapping[str, int]
 ) -> Iterator[tuple[int, int]]:
-    """The values that a call may write over values that it reads, by their indices."""
+    """Yield the values that a call may write over values that it reads, by their indices."""
     for written, read in call.inplace:
         w, r = call.args[written][1], call.args[read][1]
         others = [name for i, (_, name) in enumerate(call.args) if i not in (written, read)]

@@ -64,7 +64,7 @@ def updates_last(draft: Draft) -> None:
 
 
 def _last_report(draft: Draft, calls: list[Call]) -> int:
-    """The place of the last call that may be the first one to meet bad data; -1 if none may."""
+    """Return the place of the last call that may be first to meet bad data; -1 if none."""
     indices = _Indices(draft)
     seen: set[object] = set()  # what calls of the forward pass have looked for bad data
     last = -1
@@ -88,7 +88,7 @@ class _Indices:
         self.known: dict[str, object] = {}
 
     def read(self, call: Call) -> set[object]:
-        """The integers that a call reads, as keys; constants, which are never bad, left out."""
+        """Return the integers that a call reads, as keys; not constants, which are never bad."""
         return {
             self.known.get(name, name)
             for mode, name in call.args
