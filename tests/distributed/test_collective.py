@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,72 +40,13 @@ from engine.trainer import nonfinite
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.ranks import Ranks
+from tests.support.collective import IMAGES, MODELS, joined, ranks_of, results_of, step
 from tests.support.harness import gradient
 from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup, run
 from tests.support.tiny import LABELS, NORMED, PLAIN, X, made, values
 
-# Convolutions with a bias or without, batch norms with channels that are few and many, a residual.
-CNN = """<ir_version: 8, opset_import: ["": 17]>
-g (float[N,3,12,12] x, float[24,3,3,3] a.weight, float[24] an.scale, float[24] an.bias,
-   float[24] an.mean, float[24] an.var, float[24,1,3,3] b.weight, float[24] bn.scale,
-   float[24] bn.bias, float[24] bn.mean, float[24] bn.var, float[24,24,1,1] c.weight,
-   float[24] c.bias, float[24] cn.scale, float[24] cn.bias, float[24] cn.mean, float[24] cn.var,
-   float[3,24] d.weight, float[3] d.bias) => (float[N,3] scores) {
-    a = Conv<pads = [1, 1, 1, 1]>(x, a.weight)
-    an = BatchNormalization(a, an.scale, an.bias, an.mean, an.var)
-    ar = Relu(an)
-    b = Conv<pads = [1, 1, 1, 1], group = 24>(ar, b.weight)
-    bn = BatchNormalization(b, bn.scale, bn.bias, bn.mean, bn.var)
-    br = Relu(bn)
-    c = Conv(br, c.weight, c.bias)
-    cn = BatchNormalization(c, cn.scale, cn.bias, cn.mean, cn.var)
-    sum = Add(cn, ar)
-    p = GlobalAveragePool(sum)
-    f = Flatten(p)
-    scores = Gemm<transB = 1>(f, d.weight, d.bias)
-}"""
-IMAGES = np.random.default_rng(2).standard_normal((20, 3, 12, 12)).astype(np.float32) + 3.0
 CUTS = {"even": (0, 10, 20), "uneven": (0, 3, 11, 17, 20), "empty": (0, 12, 12, 20)}
-
-
-def normed(text: str) -> str:
-    """Return the text with names that `tiny` fills with positive numbers for variances."""
-    return text.replace("an.", "anorm.").replace("bn.", "bnorm.").replace("cn.", "cnorm.")
-
-
-MODELS: dict[str, tuple[str, Any]] = {"dense": (NORMED, X), "cnn": (normed(CNN), IMAGES)}
-
-
-def step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
-    """A step on samples cut[0] to cut[1] of a batch; without any it is one that does not count."""
-    ranks, (begin, end) = trainer.session.training.ranks, cut
-    assert ranks is not None
-    ranks.share = ranks.samples = (end - begin) / len(x)
-    chosen = slice(begin, end) if end > begin else slice(0, 1)
-    return trainer.step(x[chosen], labels[chosen])
-
-
-def joined(text: str, group: ThreadGroup, statistics: bool = True, **options: Any) -> Trainer:
-    """A trainer of one rank."""
-    trainer = made(text, **options)
-    trainer.session.training.ranks = Ranks(group, statistics=statistics)
-    return trainer
-
-
-def _results(found: list[Any]) -> list[Any]:
-    """Return the results of ranks; raise the first error that is not due to another rank's end."""
-    errors = [each for each in found if isinstance(each, BaseException)]
-    for error in sorted(errors, key=lambda each: isinstance(each, GroupError)):
-        raise error
-    return found
-
-
-def ranks_of(cuts: Sequence[int], work: Callable[[ThreadGroup, tuple[int, int]], Any]) -> list[Any]:
-    """Return the results of the ranks, given their parts of the samples."""
-    return _results(
-        run(len(cuts) - 1, lambda group: work(group, (cuts[group.rank], cuts[group.rank + 1])))
-    )
 
 
 def bytes_of(trainer: Trainer) -> dict[str, bytes]:
@@ -193,7 +134,7 @@ def test_told_gradients_are_given_those_of_the_joined_batch() -> None:
             made(CLIPPED, optimizer=SGD(0.05), group=group, micro_batches=3).step(X, LABELS)
         return mine.state.regions["param"].view(np.float32).copy()
 
-    for found in _results(run(2, work)):
+    for found in results_of(run(2, work)):
         whole = one.state.regions["param"].view(np.float32)
         np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-7)
 
@@ -335,7 +276,7 @@ def test_buckets_are_few_and_large() -> None:
 
 def plan_of_rank() -> Plan:
     """The plan of a step of one of two ranks."""
-    found = _results(run(2, _planned))[0]
+    found = results_of(run(2, _planned))[0]
     assert isinstance(found, Plan)
     return found
 
@@ -405,7 +346,7 @@ def test_who_trains_alone_refuses_them() -> None:
 
 def test_a_module_takes_its_ranks() -> None:
     trainer = made(PLAIN, loss=CrossEntropyLoss())
-    (found,) = _results(run(1, lambda group: _alone(trainer, group)))
+    (found,) = results_of(run(1, lambda group: _alone(trainer, group)))
     assert found == pytest.approx(float(trainer.module(X, LABELS)), rel=1e-6)
 
 
@@ -444,11 +385,9 @@ def test_ranks_follow_the_trace_of_one_process(case: str, size: int) -> None:
         optimizer = Optimizer(folder / "optimizer_model.onnx", module)
         ranks.share = ranks.samples = (cut[1] - cut[0]) / cuts[-1]
         losses = []
-        for step in range(spec["steps"]):
-            losses.append(
-                float(module(trace["x"][step, slice(*cut)], trace["y"][step, slice(*cut)]))
-            )
-            optimizer.set_learning_rate(trace["learning_rates"][step])
+        for k in range(spec["steps"]):
+            losses.append(float(module(trace["x"][k, slice(*cut)], trace["y"][k, slice(*cut)])))
+            optimizer.set_learning_rate(trace["learning_rates"][k])
             optimizer.step()
             module.lazy_reset_grad()
         gradients = {name: gradient(state, name).copy() for name in spec["requires_grad"]}

@@ -14,10 +14,9 @@ import pytest
 
 from engine import Trainer
 from engine.federated.message import Message, fingerprint
-from tests.federated.test_message import ARRAYS, DAMAGED, request
-from tests.support.builds import STRICT, compile_c, made, needs_cc, run
+from tests.support.builds import SANITIZE, STRICT, compile_c, made, needs_cc, run, samples
+from tests.support.messages import ARRAYS, DAMAGED, request
 from tests.support.places import DRIVERS, GOLDENS
-from tests.trimmed.test_build_c import SANITIZE
 
 pytestmark = needs_cc
 SIZES = (4, 3)  # batches of the build
@@ -44,11 +43,6 @@ def device(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     objects = [out.with_name(name) for name in ("mnist.c.o", "device.c.o")]
     return compile_c(out, *SANITIZE, *objects, folder / "src/kernels.o", "-pthread")
-
-
-def samples(count: int) -> tuple[Any, Any]:
-    rng = np.random.default_rng(count)
-    return rng.standard_normal((count, 64)).astype(np.float32), rng.integers(0, 10, count)
 
 
 def trained(trainer: Trainer) -> dict[str, Any]:

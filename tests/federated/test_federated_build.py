@@ -18,8 +18,7 @@ from engine.federated.learners import learner_of
 from engine.federated.message import Message, fingerprint
 from engine.tools import cli
 from engine.tools.trimmed import federated
-from tests.federated.test_device_c import samples
-from tests.support.builds import needs_cc
+from tests.support.builds import needs_cc, samples
 from tests.support.places import GOLDENS
 from tests.trimmed.test_build_face import _Newer
 

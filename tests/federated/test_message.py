@@ -14,43 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoint import safetensors
 from engine.errors import DTypeError, FileError, InputError, MessageError
-from engine.federated.message import MAX_HEADER, Message, fingerprint
-
-W = np.arange(6, dtype=np.float32).reshape(2, 3)
-B = np.ones(3, np.float32)
-ARRAYS = {"fc.weight": W, "fc.bias": B}
-MODEL = fingerprint(ARRAYS)
-
-
-def request() -> Message:
-    return Message(
-        "train", MODEL, 4, ARRAYS, {"rate": 0.1, "epochs": 2, "shuffle": True, "note": 'a "b"\n'}
-    )
-
-
-def packed(header: Any, body: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
-
-
-def changed(**texts: str | None) -> bytes:
-    """A request whose metadata say something else; None takes a text away."""
-    arrays, found = safetensors.decode(request().to_bytes(), "x")
-    given = found | {name.replace("__", "."): text for name, text in texts.items()}
-    kept = {name: text for name, text in given.items() if text is not None}
-    return b"".join(safetensors.encode(arrays, kept))
-
-
-def entry(shape: Any, offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-
-
-def tensors(*rows: dict[str, Any], body: int = 24) -> bytes:
-    meta = {"edgegrad.message": "1", "kind": "train", "model": MODEL, "round": "0"}
-    named = {f"t{i}": row for i, row in enumerate(rows)}
-    return packed({"__metadata__": meta, **named}, bytes(body))
+from engine.federated.message import Message, fingerprint
+from tests.support.messages import ARRAYS, DAMAGED, MODEL, B, W, request
 
 
 def test_a_message_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -111,63 +77,6 @@ def test_the_fingerprint_is_that_of_the_page() -> None:
         fingerprint({"a\nb": W})
     with pytest.raises(DTypeError, match="complex64"):
         fingerprint({"a": W.astype("c8")})
-
-
-# what is read: what the message says
-DAMAGED: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "0 bytes"),
-    "short": (b"\0" * 7, "7 bytes"),
-    "header beyond the end": (struct.pack("<Q", 2**63) + b"{}", "truncated"),
-    "large header": (struct.pack("<Q", MAX_HEADER + 1) + bytes(MAX_HEADER + 1), "at most 4194304"),
-    "no JSON": (packed(b"hello"), "not a JSON object"),
-    "a list": (packed([1]), r"not a JSON object: \[1\]"),
-    "deep": (packed(b"[" * 100_000), "not a JSON object"),
-    "UTF-16": (packed("{}".encode("utf-16")), "not a JSON object"),
-    "twice": (packed(b'{"a": 1, "a": 2}'), "'a' twice"),
-    "twice inside": (packed(b'{"a": {"dtype": "F32", "dtype": "F64"}}'), "'dtype' twice"),
-    "metadata": (packed({"__metadata__": {"kind": 3}}), "not an object of texts"),
-    "metadata list": (packed({"__metadata__": []}), "not an object of texts"),
-    "an adapter": (packed({"__metadata__": {"format": "pt"}}), "not a message of a federation"),
-    "version": (changed(edgegrad__message="2"), "version '2' of the format; supported: '1'"),
-    "no kind": (changed(kind=None), "'kind' is missing"),
-    "kind": (changed(kind="trian"), "kind 'trian'; expected one of train"),
-    "no round": (changed(round=None), "'round' is missing"),
-    "round": (changed(round="-1"), "round '-1'"),
-    "round 1e3": (changed(round="1e3"), "round '1e3'"),
-    "round huge": (changed(round="9" * 5000), "round '999"),
-    "model": (changed(model="../../x"), "model '../../x'"),
-    "unknown": (changed(colour="red"), "unknown 'colour'"),
-    "option": (changed(config__rate="0.1x"), "'config.rate' is '0.1x'"),
-    "option list": (changed(config__rate="[1]"), "option 'rate' is \\[1\\]; expected int or"),
-    "option NaN": (changed(config__rate="NaN"), "option 'rate' is nan; expected a finite"),
-    "option huge": (changed(config__rate="1" * 30), "does not fit 64 bits"),
-    "option deep": (changed(config__rate="[" * 100_000), "expected a JSON number"),
-    "metric text": (changed(metric__loss='"a"'), "metric 'loss' is 'a'; expected int or float"),
-    "no samples": (changed(kind="trained"), "metric 'num-examples' None"),
-    "samples": (changed(kind="trained", **{"metric__num-examples": "-1"}), "'num-examples' -1"),
-    "samples 1.0": (changed(kind="trained", **{"metric__num-examples": "1.0"}), "1.0; expected"),
-    "tensors of a failure": (changed(kind="failed", reason="x"), "with 2 tensors"),
-    "reason": (changed(reason="x"), "'train' with reason 'x'"),
-    "no tensors": (tensors(body=0), "with 0 tensors; expected its parameters"),
-    "unknown type": (tensors(entry([6], [0, 24], "F8_E4M3")), "'t0' is 'F8_E4M3'; supported"),
-    "type list": (tensors(entry([6], [0, 24], ["F32"])), "supported: BOOL"),
-    "overlap": (tensors(entry([6], [0, 24]), entry([3], [0, 12])), "bytes 0 to 24 of 24 for 24"),
-    "overlap by half": (tensors(entry([4], [0, 16]), entry([4], [8, 24])), "16 bytes from 16 on"),
-    "gap": (tensors(entry([2], [0, 8]), entry([2], [16, 24])), "8 bytes from 8 on"),
-    "tail": (tensors(entry([2], [0, 8])), "24 bytes of tensors, but the header names 8"),
-    "beyond": (tensors(entry([7], [0, 28])), "bytes 0 to 28 of 24"),
-    "shape": (tensors(entry([5], [0, 24])), "for 20 bytes"),
-    "negative": (tensors(entry([-6], [0, 24])), "malformed"),
-    "product": (tensors(entry([2**62, 2**62], [0, 24])), "bytes 0 to 24 of 24 for"),
-    "nothing times much": (tensors(entry([0, 2**62, 2**62], [0, 0]), body=0), "shape"),
-    "rank": (tensors(entry([1] * 40, [0, 4]), body=4), "malformed"),
-    "true": (tensors(entry([True, 6], [0, 24])), "malformed"),
-    "real offsets": (tensors(entry([6], [0, 24.0])), "malformed"),
-    "no offsets": (tensors({"dtype": "F32", "shape": [6]}), "malformed"),
-    "three offsets": (tensors(entry([6], [0, 24, 24])), "malformed"),
-    "a number": (packed({"t": 3}), "malformed"),
-    "truncated": (request().to_bytes()[:-1], "'fc.weight': bytes 0 to 24|of 35"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("row", DAMAGED)

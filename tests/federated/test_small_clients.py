@@ -27,10 +27,8 @@ from engine.federated.options import LocalOptions
 from engine.federated.trimmed import TrimmedLearner
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
-from tests.federated.test_device_c import samples
-from tests.lora.test_lora import _FORMS as FORMS
-from tests.lora.test_lora import write
-from tests.support.builds import compile_c, load, made, needs_cc
+from tests.support.builds import compile_c, load, made, needs_cc, samples
+from tests.support.lora_models import FORMS, write
 from tests.support.places import GOLDENS
 
 pytestmark = needs_cc

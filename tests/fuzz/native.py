@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.builds import WARNINGS, library, load, made, plan_file
+from tests.support.builds import SANITIZE, WARNINGS, library, load, made, plan_file
+from tests.support.messages import request
 from tests.support.places import DRIVERS, GOLDENS
 
-SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 GUIDED = "-fsanitize-coverage=trace-pc"
 READERS = ("checkpoint", "plan", "message")
 
@@ -54,8 +54,6 @@ def seeds(reader: str, folder: Path) -> list[Path]:
     if reader == "plan":
         return [plan_file(GOLDENS / "mlp", batches) for batches in ("6,1", "1")]
     if reader == "message":
-        from tests.federated.test_message import request
-
         request().write(folder / "message.first")
         return [folder / "message.first"]
     trainer = load(made("mlp")).Trainer()

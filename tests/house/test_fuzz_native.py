@@ -12,10 +12,9 @@ from engine.tools.dev.emulators import emulator
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.targets import resolve
 from tests.fuzz import native
-from tests.support.builds import WARNINGS, made, needs_cc
+from tests.support.builds import SANITIZE, WARNINGS, made, made_for, needs_cc
 from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS
-from tests.trimmed import test_qemu
 
 pytestmark = needs_cc
 
@@ -61,14 +60,14 @@ def test_the_loop_finds_a_fault_and_leaves_the_input(fault: str, tmp_path: Path)
     objects = []
     for name, flags in (
         ("fuzz", ("-O2", "-D_POSIX_C_SOURCE=200809L", "-DSANITIZED")),
-        ("reader", (*native.SANITIZE, native.GUIDED)),
+        ("reader", (*SANITIZE, native.GUIDED)),
     ):
         objects.append(tmp_path / f"{name}.o")
         source = tmp_path / f"{name}.c"
         words = ["cc", "-std=c11", *WARNINGS, *flags, include, "-c", source, "-o", objects[-1]]
         subprocess.run(list(map(str, words)), check=True)
     out, failed = tmp_path / "program", tmp_path / "failed"
-    subprocess.run(["cc", *native.SANITIZE, *map(str, objects), "-o", str(out)], check=True)
+    subprocess.run(["cc", *SANITIZE, *map(str, objects), "-o", str(out)], check=True)
 
     def status(*words: object) -> int:
         command = [out, *words]
@@ -89,7 +88,7 @@ def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -
     platform, found = resolve(target), emulator(target)
     assert found is not None
     is_model = reader == "checkpoint"
-    folder = test_qemu.made("mlp", target) if is_model else made("mlp")
+    folder = made_for(target, "mlp") if is_model else made("mlp")
     (tmp_path / "kept").mkdir()
     done = native.run(reader, COUNTS[reader] // 3, 2, tmp_path, tmp_path / "kept")
     assert done.returncode == 0, done.stdout + done.stderr

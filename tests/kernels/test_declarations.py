@@ -29,7 +29,7 @@ from engine.tools.dev import optimizer_plans
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case, Tensor, f32
 from engine.tools.trimmed.plans import artifacts, make_plans
-from tests.distributed import test_collective
+from tests.support import collective
 from tests.support.places import GOLDENS
 from tests.support.thread_group import ThreadGroup
 from tests.support.tiny import LABELS
@@ -55,9 +55,9 @@ JOINT = [
 
 def a_step(model: str, group: ThreadGroup, cut: tuple[int, int]) -> None:
     """A step of a rank on its part of a batch, as one plan, and its gradients as another."""
-    text, x = test_collective.MODELS[model]
-    trainer = test_collective.joined(text, group)
-    test_collective.step(trainer, cut, x, LABELS)
+    text, x = collective.MODELS[model]
+    trainer = collective.joined(text, group)
+    collective.step(trainer, cut, x, LABELS)
     trainer.accumulate(x[slice(*cut)], LABELS[slice(*cut)])
 
 
@@ -140,8 +140,8 @@ def recorded() -> Record:
         make_plan(OneNode(MOVING).graph, {}, target=host(), threads=1)  # it changes its input
         for case in JOINT:
             expand_symbolic(OneNode(case).graph)  # a plan of ranks has inputs of certain names
-        for model in test_collective.MODELS:
-            test_collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
+        for model in collective.MODELS:
+            collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
         optimizer_plans.plan_of(SGD(weight_decay=0.01))
         optimizer_plans.plan_of(SGD(clip_grad=1.0, skip_nonfinite=True))
         list(optimizer_plans.plans())

@@ -18,7 +18,7 @@ from engine.checkpoint import flatbuffer, storage
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.errors import CheckpointError
 from tests.support.places import CHECKPOINTS, GOLDENS, ROOT
-from tests.training.test_plan_cache import TRACE
+from tests.support.plan_records import TRACE
 
 MIB = 1 << 20
 

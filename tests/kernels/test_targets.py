@@ -6,7 +6,6 @@ The plainest variant has the narrowest vectors and no fused multiply-add.
 from __future__ import annotations
 
 import functools
-import platform
 from typing import Any
 
 import numpy as np
@@ -15,32 +14,13 @@ import pytest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.binaries.load import object_code
-from engine.kernels.machine.target import Target, host, make
+from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv.few_channels import is_few
 from engine.plan.plan import KernelSpec
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case
-from engine.tools.trimmed.targets import resolve
 from tests.support.harness import run
-
-OTHERS = {
-    "aarch64": make("aarch64-unknown-linux-gnu", "cortex-a72", "", "neon"),
-    "x86-64-v3": make("x86_64-unknown-linux-gnu", "haswell", "", "avx2"),
-    "x86-64-v2": make("x86_64-unknown-linux-gnu", "x86-64-v2", "", "sse", fma=False),
-    "macos-arm64": make("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
-    "windows": make("x86_64-pc-windows-msvc", "x86-64-v3", "", "avx2"),
-    "riscv64": resolve("riscv64").target,
-    "armv7": resolve("armv7").target,
-    "wasm32": resolve("wasm32").target,
-}
-
-
-def runnable() -> dict[str, Target]:
-    """Plainer targets than this machine's own that it can run."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return {"generic": make(host().triple, "generic", "", "neon")}
-    levels = ["x86-64-v2"] + ["x86-64-v3"] * (host().vector == 64)
-    return {name: OTHERS[name] for name in levels}
+from tests.support.targets import OTHERS, runnable
 
 
 def first_of_each_op() -> list[Case]:

@@ -7,7 +7,7 @@ hand-written adapters of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from engine.errors import (
 from engine.graphs.io.note import METADATA
 from engine.lora import Adapter, Adapters, Lora
 from engine.trainer.trainer import Trainer
+from tests.support.lora_models import FORMS, node, rand, write
 from tests.support.places import DATA
 
 LORA = DATA / "lora"
@@ -39,29 +40,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LAYERS = {"gpt2": ["c_attn", "c_fc"], "qwen2": ["self_attn.*(q|v)_proj"]}
 
 onnxruntime.set_default_logger_severity(3)  # inputs with default values are what is wanted
-
-
-def rand(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def write(
-    path: Path,
-    nodes: Sequence[onnx.NodeProto],
-    values: Mapping[str, Array],
-    x: Sequence[int | str] = ("batch", 6),
-    opset: int = 17,
-) -> Path:
-    """A model from `x` to `y`."""
-    floats = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes, "made", [floats("x", TensorProto.FLOAT, list(x))],
-        [floats("y", TensorProto.FLOAT, [f"d{i}" for i in range(len(x))])],
-        [numpy_helper.from_array(a, n) for n, a in values.items()],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return path
 
 
 def run(path: Path, feeds: Mapping[str, Array]) -> Array:
@@ -159,78 +137,10 @@ def test_a_model_of_4_bits_learns_through_its_weights(tmp_path: Path) -> None:
 # --- forms of layers
 
 
-def node(op: str, *inputs: str, out: str = "y", domain: str = "", **attrs: Any) -> onnx.NodeProto:
-    return helper.make_node(op, inputs, [out], f"made/{out}/{op}", domain=domain, **attrs)
-
-
-NBITS: dict[str, Any] = {"K": 40, "N": 5, "bits": 4, "block_size": 16, "domain": "com.microsoft"}
-PACKED: dict[str, Array] = {
-    "fc.weight_Q4": np.random.default_rng(3).integers(0, 256, (5, 3, 8)).astype(np.uint8),
-    "s": np.abs(rand(15)) / 10,
-    "z": np.random.default_rng(4).integers(0, 256, (5 * 2,)).astype(np.uint8),
-    "b": rand(5),
-}
-INT8 = np.random.default_rng(5).integers(-127, 128, (6, 5)).astype(np.int8)
-_FORMS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], Sequence[int | str]]] = {
-    "right": ([node("MatMul", "x", "fc.weight")], {"fc.weight": rand(6, 5)}, ("b", 3, 6)),
-    "left": ([node("MatMul", "fc.weight", "x")], {"fc.weight": rand(5, 6)}, ("b", 6, 2)),
-    "batched": ([node("MatMul", "x", "fc.weight")], {"fc.weight": rand(3, 6, 5)}, (3, "b", 6)),
-    "gemm": (
-        [node("Gemm", "x", "fc.weight", "c", transA=1, transB=1, alpha=0.5, beta=2.0)],
-        {"fc.weight": rand(5, 6), "c": rand(5)}, (6, 4),
-    ),
-    "gemm left": (
-        [node("Gemm", "fc.weight", "x", transA=1, transB=1, alpha=2.0)],
-        {"fc.weight": rand(6, 5)}, (3, 6),
-    ),
-    "transposed": (
-        [node("Transpose", "fc.weight", out="t", perm=[1, 0]), node("MatMul", "x", "t")],
-        {"fc.weight": rand(5, 6)}, ("b", 6),
-    ),
-    "moved": (
-        [
-            node("Reshape", "fc.weight", "shape", out="r"), node("Identity", "r", out="i"),
-            node("Transpose", "i", out="t", perm=[0, 2, 1]), node("MatMul", "x", "t"),
-        ],
-        {"fc.weight": rand(30), "shape": np.array([1, 5, 6])}, (1, "b", 6),
-    ),
-    "conv": (
-        [node("Conv", "x", "fc.weight", "c", strides=[2, 2], pads=[1, 1, 0, 0])],
-        {"fc.weight": rand(5, 6, 1, 1), "c": rand(5)}, ("b", 6, 4, 4),
-    ),
-    "groups": (
-        [node("Conv", "x", "fc.weight", "c", group=3)],
-        {"fc.weight": rand(9, 2, 1, 1), "c": rand(9)}, ("b", 6, 4, 4),
-    ),
-    "twice": (
-        [
-            node("MatMul", "x", "fc.weight", out="h"), node("Tanh", "h", out="a"),
-            node("MatMul", "a", "fc.weight"),
-        ],
-        {"fc.weight": rand(6, 6)}, ("b", 6),
-    ),
-    "int8": (
-        [
-            node("DequantizeLinear", "fc.weight_quantized", "s", "z", out="w", axis=1),
-            node("MatMul", "x", "w"),
-        ],
-        {"fc.weight_quantized": INT8, "s": np.abs(rand(5)), "z": np.zeros(5, np.int8)}, ("b", 6),
-    ),
-    "4 bits": (
-        [node("MatMulNBits", "x", "fc.weight_Q4", "s", **NBITS)],
-        {k: PACKED[k] for k in ("fc.weight_Q4", "s")}, ("b", 2, 40),
-    ),
-    "4 bits, zeros, bias": (
-        [node("MatMulNBits", "x", "fc.weight_Q4", "s", "z", "", "b", **NBITS)],
-        PACKED, ("b", 40),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_layer_gets_the_sum_with_its_adapter(form: str, tmp_path: Path) -> None:
     """At first nothing changes; with values the merged model computes what the adapted one does."""
-    nodes, values, shape = _FORMS[form]
+    nodes, values, shape = FORMS[form]
     plain = write(tmp_path / "plain.onnx", nodes, values, shape)
     x = {"x": rand(*(2 if isinstance(d, str) else d for d in shape), seed=9)}
     made = lora.adapt(plain, Lora("^fc", rank=2, alpha=3))
@@ -264,7 +174,7 @@ def test_a_layer_gets_the_sum_with_its_adapter(form: str, tmp_path: Path) -> Non
 
 def test_the_scale_and_the_first_values_are_pefts(tmp_path: Path) -> None:
     """y = W x + alpha / r B (A x), or alpha / sqrt(r); A uniform in +-1 / sqrt(in)."""
-    nodes, values, shape = _FORMS["transposed"]
+    nodes, values, shape = FORMS["transposed"]
     plain = write(tmp_path / "plain.onnx", nodes, values, shape)
     x = rand(3, 6)
     for stable, scale in ((False, 3 / 4), (True, 3 / 2)):

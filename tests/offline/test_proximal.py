@@ -15,10 +15,10 @@ from engine.errors import DTypeError, InputError, ModelError, StateError
 from engine.proximal import ANCHOR, MU, set_anchors
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
-from tests.offline.test_sparse import batch, forward
+from tests.support.build_twins import Both
 from tests.support.builds import needs_cc
 from tests.support.places import GOLDENS
-from tests.trimmed.test_build import Both
+from tests.support.sparse_net import batch, forward
 
 TRAINED = ["w1", "b1", "w2", "s2", "w3", "w4", "w5"]
 KINDS = {"float": np.float32, "double": np.float64}

@@ -7,11 +7,8 @@ default domain, each with its reason; docs/conformance.md what they amount to, o
 
 from __future__ import annotations
 
-import functools
 import importlib
 import pkgutil
-import re
-import warnings
 from collections import Counter
 
 import numpy as np
@@ -26,34 +23,11 @@ from engine.base.element_types import ELEMENT_TYPES
 from engine.errors import EngineError
 from engine.graphs.io import reference
 from engine.tools.dev import cases as case_files
-from tests.support.places import DATA
+from tests.support.node_tests import LISTED, PASSED, RANDOM, REFUSED, brief, cases, graph_of
+from tests.support.places import DOCS
 
-PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
-REPORT = DATA.parent.parent / "docs" / "conformance.md"
-LISTED = PASSED.read_text().split()
-
+REPORT = DOCS / "conformance.md"
 NUMERIC = {t.onnx_name for t in ELEMENT_TYPES.values()}
-
-RANDOM = {"Bernoulli", "Dropout", "RandomUniformLike"}  # every implementation draws others
-
-
-def graph_of(case: TestCase) -> onnx.GraphProto:
-    """The model of a test that comes with one, as node tests do."""
-    assert case.model is not None
-    return case.model.graph
-
-
-@functools.cache
-def cases() -> dict[str, TestCase]:
-    """The node tests all of whose nodes are of ONNX's default domain."""
-    from onnx.backend.test.case.node import collect_testcases
-    from onnx.backend.test.loader import load_model_tests
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # overflows on purpose
-        load_model_tests(kind="node")
-        found = collect_testcases(None)
-    return {c.name: c for c in found if not any(n.domain for n in graph_of(c).node)}
 
 
 def kinds(case: TestCase) -> set[str]:
@@ -103,26 +77,6 @@ def reason(case: TestCase) -> str:
             return "differs"
         return "rounding: within 1e-6 of the largest element, the test allows 1e-7 in all"
     return ""
-
-
-def brief(text: str) -> str:
-    """The kind of an error."""
-    missing = re.findall(r"(\w+) '[^']*' \(opset \d+\) in '[^']*' is not supported", text)
-    missing += re.findall(r"also: (\w+)", text)
-    if missing:
-        return f"no {', '.join(sorted(set(missing)))}"
-    if code := re.search(r"ONNX type (\d+)", text):
-        return f"element type {TensorProto.DataType.Name(int(code[1])).lower()}"
-    for pattern, kind in (
-        (r"seq\(|is a sequence", "a sequence"),
-        (r"optional_type|type_proto", "an optional value"),
-        (r"\(opset 8\): from opset 9|model: opset 1\b", "an old opset"),
-        (r"element type (\w+)", "element type {}"),
-        (r"\bf16\b", "element type float16"),
-    ):
-        if found := re.search(pattern, text):
-            return kind.format(*found.groups())
-    return text[:80]
 
 
 @pytest.mark.parametrize("name", LISTED)

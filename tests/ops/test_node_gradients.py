@@ -26,8 +26,8 @@ from engine.graphs.offline.normalize import name_nodes, rename
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.tools.dev.case_graphs import with_loss
-from tests.ops.test_conformance import LISTED, RANDOM, brief, cases, graph_of
 from tests.support.harness import run
+from tests.support.node_tests import LISTED, RANDOM, brief, cases, graph_of
 from tests.support.places import DATA
 
 LIST = DATA / "node_gradients.txt"

@@ -19,8 +19,8 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import align
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
-from tests.kernels.test_targets import OTHERS, runnable
 from tests.support.harness import run
+from tests.support.targets import OTHERS, runnable
 
 DIRECT, WINOGRAD = False, True
 WHAT = ("Y", "bias", "dX", "dW")

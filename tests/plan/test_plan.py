@@ -14,42 +14,12 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.binaries.load import addresses
 from engine.kernels.machine.target import host
 from engine.plan import verify as verifying
-from engine.plan.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step
+from engine.plan.plan import Arg, KernelSpec, Plan, Port
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 from engine.tools.dev.case_graphs import OneNode, all_cases
-
-RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
-
-
-def buffer(name: str, offset: int, first: int, last: int, region: str = "work") -> Buffer:
-    return Buffer(name, "f32", (16,), region, offset, 64, first, last)
-
-
-def chain() -> Plan:
-    """x -> a -> b -> y; a and y share bytes, one after the other."""
-    return Plan(
-        name="chain",
-        target="any",
-        threads=1,
-        regions=(("io", 128), ("work", 128)),
-        buffers=(
-            buffer("x", 0, 0, 2, "io"),
-            buffer("a", 0, 0, 1),
-            buffer("b", 64, 1, 2),
-            buffer("y", 64, 0, 2, "io"),
-        ),
-        steps=tuple(
-            Step(RELU.symbol, (Arg(i, "r"), Arg(i + 1, "w")), (1, 16, 1), f"n{i}", "fwd", ((1, 0),))
-            for i in range(3)
-        ),
-        kernels=(RELU,),
-        inputs=(Port("x", 0, (16,)),),
-        outputs=(Port("y", 3, (16,)),),
-        constants=(),
-        lower_bound=128,
-    )
+from tests.support.plans import RELU, chain
 
 
 def with_buffer(index: int, **changes: object) -> Plan:

@@ -19,8 +19,8 @@ from engine.plan import plan_file
 from engine.plan.plan import ALIGN, Plan
 from engine.plan.plan_file import Tables, Writer, from_bytes, load, schema, to_bytes
 from engine.tools.dev.case_graphs import OneNode, all_cases
-from tests.plan.test_plan import chain
 from tests.support.places import GOLDENS
+from tests.support.plans import chain
 
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 

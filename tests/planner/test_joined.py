@@ -27,24 +27,8 @@ from engine.errors import BudgetError, InputError, LabelError, NonFiniteError, S
 from engine.graphs.offline.optim_types import Method
 from engine.plan.plan import DONE, Plan
 from engine.runtime.program import Program
+from tests.support.tied_words import DEEP, IDS, TIED, WORDS, content
 from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, PLAIN, X, made
-
-# A table of words that is read forward, backward, and again as the last layer; 9 words are classes.
-TIED = """<ir_version: 8, opset_import: ["": 17]>
-g (int32[N,4] ids, float[9,6] table, float[6] shift, float[6,6] mix) => (float[N,9] scores) {
-    words = Gather(table, ids)
-    moved = Add(words, shift)
-    t = Tanh(moved)
-    ratio = Constant<value = float {0.25}>()
-    on = Constant<value = bool {1}>()
-    kept, mask = Dropout(t, ratio, on)
-    one = ReduceMean<axes = [1], keepdims = 0>(kept)
-    mixed = MatMul(one, mix)
-    back = Transpose<perm = [1, 0]>(table)
-    scores = MatMul(mixed, back)
-}"""
-IDS = np.random.default_rng(3).integers(0, 9, (BATCH, 4)).astype(np.int32)
-WORDS = IDS[:, 0].astype(np.int64)
 
 OPTIMIZERS: dict[str, Method] = {
     "adamw": AdamW(0.05, weight_decay=0.1),
@@ -65,13 +49,6 @@ MODELS: dict[str, tuple[str, Any, Any]] = {
     "tied words with dropout": (TIED, IDS, WORDS),
     "batch norm": (NORMED, X[:BATCH], LABELS[:BATCH]),
 }
-
-
-def content(trainer: Trainer) -> tuple[Any, ...]:
-    """All that a step may change: parameters, states, and what is counted."""
-    state = trainer.state
-    regions = {name: state.regions[name].tobytes() for name in ("param", "state")}
-    return regions, trainer.steps, state.draws
 
 
 def step_plan(trainer: Trainer) -> Plan:
@@ -257,18 +234,6 @@ def test_an_optimizer_that_cannot_be_joined_runs_as_a_plan_of_its_own(tmp_path: 
 
 
 # --- budgets
-
-DEEP = """<ir_version: 8, opset_import: ["": 17]>
-g (float[N,6] x, float[6,32] a, float[32,32] b, float[32,32] c, float[32,3] d)
-=> (float[N,3] scores) {
-    p = MatMul(x, a)
-    q = Tanh(p)
-    r = MatMul(q, b)
-    s = Sigmoid(r)
-    t = MatMul(s, c)
-    u = Tanh(t)
-    scores = MatMul(u, d)
-}"""
 
 
 def test_a_budget_bounds_a_step_and_a_summary_says_what_it_cost() -> None:

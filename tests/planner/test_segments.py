@@ -27,7 +27,7 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.planning import Update
-from tests.planner.test_tiles import groups, model
+from tests.support.blocks import groups, model
 from tests.support.builds import load, needs_cc
 
 Array = npt.NDArray[Any]

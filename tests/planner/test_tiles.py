@@ -7,16 +7,14 @@ tiles: 2 MiB a tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from bench.passes import traffic
 from engine.api import CheckpointState, Module
@@ -25,13 +23,14 @@ from engine.errors import PlanError
 from engine.graphs.planner import pipeline
 from engine.kernels.machine.target import Target, make
 from engine.plan import plan_file
-from engine.plan.plan import Arg, Plan, Step
+from engine.plan.plan import Arg, Plan
 from engine.plan.verify import verify
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model
+from tests.support.blocks import groups, model
 from tests.support.builds import load, needs_cc
 
 Array = npt.NDArray[Any]
@@ -55,20 +54,6 @@ g (float[N,16,32,32] x, float[64,16,1,1] w1, float[64] scale1, float[64] shift1,
     y = Add(cn, x)
 }"""
 TRAINED = ["w1", "scale1", "shift1", "w2", "scale2", "shift2", "w3", "scale3", "shift3"]
-
-
-def model(text: str) -> onnx.ModelProto:
-    """Return the model of a text with random initializers instead of all its inputs except x."""
-    proto, rng = parser.parse_model(text), np.random.default_rng(2)
-    for value in list(proto.graph.input)[1:]:
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        made = np.abs(rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]) or 1)) + 0.1
-        signs = rng.choice([-1, 1], shape) if value.name.startswith("w") else 1
-        proto.graph.initializer.append(
-            numpy_helper.from_array((made * signs).astype(np.float32), value.name)
-        )
-        proto.graph.input.remove(value)
-    return proto
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +80,6 @@ def plan_of(folder: Path, threads: int = 2, target: Target = TARGET, batch: int 
 @pytest.fixture(scope="module")
 def plan(artifacts: Path) -> Plan:
     return plan_of(artifacts)
-
-
-def groups(made: Plan) -> Iterator[tuple[int, tuple[Step, ...]]]:
-    """The first step of each group, and all its steps."""
-    for n, step in enumerate(made.steps):
-        if step.group:
-            yield n, made.steps[n : n + step.group]
 
 
 # --- what is made

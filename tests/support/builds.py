@@ -11,7 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.graphs.io import onnx_io
@@ -27,6 +29,12 @@ from tests.support.places import GOLDENS
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 STRICT = (*WARNINGS, "-pedantic", "-Wshadow", "-Wconversion")
+SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+LIBC = {  # that the C of a build calls
+    "chmod", "close", "fclose", "fflush", "fileno", "fopen", "fread", "free", "fsync",
+    "fwrite", "getpid", "madvise", "malloc", "memcpy", "memset", "open", "realpath", "remove",
+    "rename", "stat", "__xstat", "strlen", "sysconf",
+}  # fmt: skip
 
 needs_cc = pytest.mark.skipif(
     sys.platform == "win32" or not shutil.which("cc"), reason="needs a C compiler called cc"
@@ -81,6 +89,15 @@ def made(
 
 
 @functools.cache
+def made_for(target: str, case: str, threads: int = 1, *, size: bool = False) -> Path:
+    """Build a golden for another platform, called `mnist`, batch 8, by ziglang."""
+    out = root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
+    options = Options("mnist", resolve(target), [8], threads, size=size, compiler="zig")
+    build(GOLDENS / case, out, options)
+    return out
+
+
+@functools.cache
 def library(threads: int = 1) -> Path:
     """The folder of a native library of the kernels for the ops of the mlp golden."""
     out = root() / f"library-{threads}"
@@ -125,3 +142,14 @@ def run(*arguments: str | Path, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def sources(folder: Path) -> tuple[str | Path, ...]:
+    """Return the sources with which a driver contains the library's C code."""
+    return (f"-I{folder}", folder / "src" / "mnist.c", folder / "src" / "kernels.o", "-pthread")
+
+
+def samples(count: int) -> tuple[Any, Any]:
+    """Return inputs and labels for the mlp golden."""
+    rng = np.random.default_rng(count)
+    return rng.standard_normal((count, 64)).astype(np.float32), rng.integers(0, 10, count)

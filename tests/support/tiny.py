@@ -46,6 +46,7 @@ NORMED = PLAIN.replace(
 NAMES = ["body.bias", "body.weight", "head.bias", "head.weight"]
 
 X: Array = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
+BAD = np.where(np.arange(6) == 2, np.nan, X).astype(np.float32)  # X with a column of NaN
 LABELS: Array = (X[:, :3].argmax(1)).astype(np.int64)
 BATCH = 8  # so that the third of three batches has 4 samples
 

@@ -24,8 +24,7 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.support.builds import load, needs_cc
 from tests.support.thread_group import run
-from tests.support.tiny import LABELS, NORMED, X, forward, made
-from tests.training.test_skip import BAD
+from tests.support.tiny import BAD, LABELS, NORMED, X, forward, made
 
 WRONG = np.where(np.arange(20) == 19, 3, LABELS)  # the last label is not a class
 STATISTICS = ("norm.mean", "norm.var")

@@ -16,7 +16,7 @@ from engine.custom import Grad, Op, Samples, register, same_as, unregister
 from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.samples import Loss, MixedError, loss_of
-from tests.planner.test_joined import DEEP, IDS, TIED, WORDS, content
+from tests.support.tied_words import DEEP, IDS, TIED, WORDS, content
 from tests.support.tiny import DROPPING, LABELS, NORMED, PLAIN, X, forward, made, values
 
 IGNORING = np.where(np.arange(20) % 3 == 0, -100, LABELS)

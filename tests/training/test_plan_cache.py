@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from engine import artifacts, backend, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, ModelError
 from engine.graphs.io import onnx_io
-from engine.graphs.planner import pipeline
 from engine.kernels.machine.target import host
 from engine.system import cache
 from engine.training import model_file, plan_cache
@@ -34,60 +32,13 @@ from engine.training.interface import Interface, Large, pieces
 from engine.training.model import Model
 from tests.support.harness import untyped
 from tests.support.places import GOLDENS, ROOT
-
-MLP = GOLDENS / "mlp"
-TRACE = np.load(MLP / "trace.npz")
-
-
-class Work:
-    """Counts what planning does, and keeps records in a folder."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.read, self.planned, self.folder = 0, 0, folder
-        monkeypatch.setattr(plan_cache, "folder", lambda: self.folder)
-        load, plan = onnx_io.load, pipeline.Planner.plan
-
-        def counted_load(*args: Any, **rest: Any) -> Any:
-            self.read += 1
-            return load(*args, **rest)
-
-        def counted_plan(planner: pipeline.Planner, shapes: Any) -> Any:
-            self.planned += 1
-            return plan(planner, shapes)
-
-        monkeypatch.setattr(onnx_io, "load", counted_load)
-        monkeypatch.setattr(pipeline.Planner, "plan", counted_plan)
-
-    def of(self, call: Callable[[], Any]) -> tuple[int, int]:
-        """Return how many graphs a call reads, and how many plans it makes."""
-        before = self.read, self.planned
-        call()
-        return self.read - before[0], self.planned - before[1]
-
-    def records(self) -> list[Path]:
-        return sorted(self.folder.iterdir())
+from tests.support.plan_records import ALL, MLP, NONE, TRACE, Work, train
 
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Work:
     return Work(monkeypatch, tmp_path / "plans")
 
-
-def train(folder: Path = MLP, threads: int = 1, rows: slice | None = None) -> np.ndarray:
-    """The parameters after a step from a checkpoint, and an evaluation."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    module = Module(
-        folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=threads
-    )
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    module(*(TRACE[name][0][rows or slice(None)] for name in ("x", "y")))
-    optimizer.step()
-    module.eval()(*(TRACE[name][0][rows or slice(None)] for name in ("x", "y")))
-    return np.asarray(module.get_contiguous_parameters())
-
-
-ALL = (3, 3)  # training, eval and optimizer model
-NONE = (0, 0)
 
 FRESH = """
 import sys

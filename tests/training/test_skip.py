@@ -15,11 +15,10 @@ from engine.artifacts import LAMB, SGD, AdamW, Group
 from engine.data import batches
 from engine.errors import GroupError, InputError, NonFiniteError
 from engine.graphs.offline.optim_types import Method
-from tests.planner.test_joined import IDS, TIED, WORDS, content
 from tests.support.thread_group import run
-from tests.support.tiny import LABELS, NORMED, PLAIN, X, forward, made, values
+from tests.support.tied_words import IDS, TIED, WORDS, content
+from tests.support.tiny import BAD, LABELS, NORMED, PLAIN, X, forward, made, values
 
-BAD = np.where(np.arange(6) == 2, np.nan, X).astype(np.float32)
 # The square root of 0 is finite, and its gradient is not: the loss does not tell.
 ROOTS = PLAIN.replace(
     "r = Tanh(b)",

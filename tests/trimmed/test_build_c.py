@@ -11,27 +11,28 @@ import pytest
 
 from engine.api import CheckpointState
 from engine.tools.trimmed import binary
-from tests.support.builds import WARNINGS, compile_c, library, load, made, needs_cc, plan_file, run
+from tests.support.builds import (
+    LIBC,
+    SANITIZE,
+    WARNINGS,
+    compile_c,
+    library,
+    load,
+    made,
+    needs_cc,
+    plan_file,
+    run,
+    sources,
+)
 from tests.support.places import DRIVERS, GOLDENS
 
 pytestmark = needs_cc
 
-LIBC = {
-    "chmod", "close", "fclose", "fflush", "fileno", "fopen", "fread", "free", "fsync",
-    "fwrite", "getpid", "madvise", "malloc", "memcpy", "memset", "open", "realpath", "remove",
-    "rename", "stat", "__xstat", "strlen", "sysconf",
-}  # fmt: skip
 THREADS = {
     "pthread_create", "pthread_join", "pthread_cond_broadcast", "pthread_cond_destroy",
     "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_destroy", "pthread_mutex_init",
     "pthread_mutex_lock", "pthread_mutex_unlock",
 }  # fmt: skip
-SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
-def sources(folder: Path) -> tuple[str | Path, ...]:
-    """Return the sources with which a driver contains the library's C code."""
-    return (f"-I{folder}", folder / "src" / "mnist.c", folder / "src" / "kernels.o", "-pthread")
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,19 @@ from engine.tools import cli
 from engine.tools.benchmark.mobilenets import mobilenet, mobilenet_v3
 from engine.tools.benchmark.post_norm import minilm
 from engine.tools.benchmark.workload import write_artifacts
-from tests.support.builds import WARNINGS, compile_c, library, load, needs_cc, plan_file, run
+from tests.support.builds import (
+    SANITIZE,
+    WARNINGS,
+    compile_c,
+    library,
+    load,
+    needs_cc,
+    plan_file,
+    run,
+    sources,
+)
 from tests.support.harness import evaluate
 from tests.support.places import DRIVERS, GOLDENS
-from tests.trimmed.test_build_c import SANITIZE, sources
 
 pytestmark = needs_cc
 

@@ -33,7 +33,7 @@ from engine.tools.actions import prepare
 from engine.tools.dev import ship, zoo
 from engine.training import plan_cache
 from tests.support.places import GOLDENS, ROOT
-from tests.training.test_plan_cache import ALL, MLP, NONE, TRACE, Work, train
+from tests.support.plan_records import ALL, MLP, NONE, TRACE, Work, train
 
 MODELS = ("mlp", "cnn", "mobilenet", "transformer")
 FILES = ("checkpoint", "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")

@@ -8,7 +8,6 @@ installs them and passes --no-skips, without which a test that lacks one is coun
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 
@@ -29,10 +28,9 @@ from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import root
+from tests.support.builds import LIBC, made_for
 from tests.support.needs import needs_emulator
 from tests.support.places import DRIVERS, GOLDENS
-from tests.trimmed.test_build_c import LIBC
 
 KIB = 1024
 LINE = re.compile(r"step \d+: loss (\S+), recorded (\S+), (equal|close)")
@@ -51,18 +49,9 @@ PLATFORMS = [
 SHARED = [row for row in PLATFORMS if row.values[0] in ("raspberrypi4", "windows-x86_64")]
 
 
-@functools.cache
-def made(case: str, target: str, threads: int = 1, *, size: bool = False) -> Path:
-    """The folder of a build for another platform, called `mnist`, batch 8, by ziglang."""
-    out = root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
-    options = Options("mnist", resolve(target), [8], threads, size=size, compiler="zig")
-    build(GOLDENS / case, out, options)
-    return out
-
-
 def selftest(case: str, target: str, threads: int = 1, *, size: bool = False) -> list[float]:
     """The losses of the self-test of a golden model's build."""
-    return losses_of(made(case, target, threads, size=size), target)
+    return losses_of(made_for(target, case, threads, size=size), target)
 
 
 def losses_of(folder: Path, target: str) -> list[float]:
@@ -157,7 +146,7 @@ def test_an_aarch64_build_of_joined_steps_trains_alike(tmp_path: Path) -> None:
     library = tmp_path / "own" / "libmnist.so"
     assert (
         library.stat().st_size
-        < made("mlp", "raspberrypi4").joinpath(library.name).stat().st_size + KIB
+        < made_for("raspberrypi4", "mlp").joinpath(library.name).stat().st_size + KIB
     )
     config = tmp_path / "required_operators.config"
     assert cli.main(["ops", str(case), "-o", str(config)]) == 0
@@ -208,7 +197,7 @@ def train(target: str, folder: Path, *arguments: str | Path, plan: bool = False)
 @pytest.mark.parametrize("target", SHARED)
 def test_a_program_of_the_shared_library_trains(target: str) -> None:
     """Outside the build: a program linked with -lmnist computes what the self-test does."""
-    folder = made("mlp", target)
+    folder = made_for(target, "mlp")
     losses = train(target, folder, folder / "checkpoint", str(STEPS), str(RATE))
     assert losses == pytest.approx(selftest("mlp", target), rel=1e-7)
 
@@ -223,7 +212,7 @@ def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
     assert cli.main(["plan", *words, "-o", str(tmp_path / "mnist.plan")]) == 0
     arguments = (GOLDENS / "mlp" / "checkpoint", str(STEPS), str(RATE))
     found = train(target, tmp_path, *arguments, tmp_path / "mnist.plan", plan=True)
-    assert found == pytest.approx(train(target, made("mlp", target), *arguments), rel=2e-6)
+    assert found == pytest.approx(train(target, made_for(target, "mlp"), *arguments), rel=2e-6)
 
 
 def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:

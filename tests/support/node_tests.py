@@ -1,0 +1,57 @@
+"""ONNX's backend node tests: which the engine passes, and the kinds of its refusals."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+
+import onnx
+from onnx import TensorProto
+from onnx.backend.test.case.test_case import TestCase
+
+from tests.support.places import DATA
+
+PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
+
+LISTED = PASSED.read_text().split()
+RANDOM = {"Bernoulli", "Dropout", "RandomUniformLike"}  # every implementation draws others
+
+
+def graph_of(case: TestCase) -> onnx.GraphProto:
+    """The model of a test that comes with one, as node tests do."""
+    assert case.model is not None
+    return case.model.graph
+
+
+@functools.cache
+def cases() -> dict[str, TestCase]:
+    """The node tests all of whose nodes are of ONNX's default domain."""
+    from onnx.backend.test.case.node import collect_testcases
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overflows on purpose
+        load_model_tests(kind="node")
+        found = collect_testcases(None)
+    return {c.name: c for c in found if not any(n.domain for n in graph_of(c).node)}
+
+
+def brief(text: str) -> str:
+    """The kind of an error."""
+    missing = re.findall(r"(\w+) '[^']*' \(opset \d+\) in '[^']*' is not supported", text)
+    missing += re.findall(r"also: (\w+)", text)
+    if missing:
+        return f"no {', '.join(sorted(set(missing)))}"
+    if code := re.search(r"ONNX type (\d+)", text):
+        return f"element type {TensorProto.DataType.Name(int(code[1])).lower()}"
+    for pattern, kind in (
+        (r"seq\(|is a sequence", "a sequence"),
+        (r"optional_type|type_proto", "an optional value"),
+        (r"\(opset 8\): from opset 9|model: opset 1\b", "an old opset"),
+        (r"element type (\w+)", "element type {}"),
+        (r"\bf16\b", "element type float16"),
+    ):
+        if found := re.search(pattern, text):
+            return kind.format(*found.groups())
+    return text[:80]
