@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from engine.artifacts.generate import save_forward
 from engine.base.errors import InputError, ModelWarning, caller_level, defects
 from engine.lora import adapt
-from engine.runtime.mapping import LARGE
+from engine.runtime import mapping
 from engine.system import files
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Forward:
         from engine.graphs.io import onnx_io
 
         if self._is_changed:
-            if self._has_adapters or onnx_io.nbytes(self.graph) >= LARGE:
+            if self._has_adapters or onnx_io.nbytes(self.graph) >= mapping.LARGE:
                 files.make_folder(os.fspath(folder))
                 self.source = save_forward(self.graph, os.fspath(folder))
             else:

@@ -86,7 +86,7 @@ def test_inputs_by_name_and_what_is_wrong_with_them() -> None:
         ({"x": x, "a": [1], "b": [1]}, InputError, "no input 'b'"),
         ([x.astype(np.float64), [1]], DTypeError, "expected float32"),
         ([x[0], [1]], ShapeError, "expected 2 dimensions"),
-        ([x, [3]], ShapeError, "do not divide"),
+        ([x, [3]], ShapeError, "cannot be divided"),
     ):
         with pytest.raises(error, match=text):
             rep.run(given)

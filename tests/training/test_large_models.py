@@ -56,7 +56,6 @@ def test_memory_between_a_file_and_its_artifacts(tmp_path: Path, kind: str, inli
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of some kilobytes are large, too."""
     monkeypatch.setattr(mapping, "LARGE", 1 << 14)
-    monkeypatch.setattr("engine.trainer.trainer.LARGE", 1 << 14)
 
 
 def model(kinds: Sequence[str] = ("raw", "floats", "constant", "double", "half")) -> Any:
