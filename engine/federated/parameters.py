@@ -56,7 +56,7 @@ def trainable(source: Any) -> list[str]:
     """
     known = _parameters(source)
     trained = [name for name, parameter in known.items() if parameter.requires_grad]
-    order = getattr(getattr(_module(source), "_train", None), "parameters", None)
+    order = getattr(_training_model(source), "parameters", None)
     return trained if order is None else [name for name in order if name in set(trained)]
 
 
@@ -72,7 +72,7 @@ def statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> lis
         MissingPackageError: the model has to be read for it, and the package onnx is missing.
         StateError: a trimmed build does not hold its training model.
     """
-    model = getattr(_module(source), "_train", None)
+    model = _training_model(source)
     if model is None:
         raise StateError(
             "a trimmed build does not say which parameters are running statistics: take their "
@@ -208,6 +208,11 @@ def unflatten(buffer: npt.ArrayLike, like: Mapping[str, Array]) -> Arrays:
         arrays[name] = values[at : at + array.size].reshape(array.shape)
         at += array.size
     return arrays
+
+
+def _training_model(source: Any) -> Any:
+    """Return the training model of a `Trainer` or `Module`; None for a trimmed build."""
+    return getattr(getattr(_module(source), "session", None), "training", None)
 
 
 def _module(source: Any) -> Any:

@@ -130,7 +130,7 @@ def test_the_bench_counts_what_a_device_needs(folder: Path) -> None:
 def test_messages_are_read_by_python_3_9(folder: Path) -> None:
     """As the Python face of builds."""
     package = folder / "mnist_federated"
-    for name in ("message", "checkpoint/safetensors", "runtime/files", "errors"):
+    for name in ("message", "checkpoint/safetensors", "system/files", "base/errors"):
         checker = _Newer()
         text = (package / f"{name}.py").read_text("utf-8")
         checker.visit(ast.parse(text, feature_version=(3, 9)))
