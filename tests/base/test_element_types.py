@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from engine.base.element_types import ELEMENT_TYPES, ElementType
-from tests.house.test_layers import files, name_of
 from tests.support.places import ROOT
+from tests.support.source_files import files, name_of
 
 TABLE = "engine/base/element_types.py"
 RUNTIME = ROOT / "tools" / "trimmed" / "runtime"

@@ -48,28 +48,11 @@ from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, Team
 from engine.system import config
 from tests.support.harness import run, untyped
+from tests.support.mlp import MLP, Training
 from tests.support.places import GOLDENS, ROOT
+from tests.support.thread_calls import run_in_threads
 
-MLP = GOLDENS / "mlp"
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
-
-
-class Training:
-    """The mlp with two threads: state, module, optimizer and a batch."""
-
-    def __init__(self, optimizer: Any = MLP / "optimizer_model.onnx") -> None:
-        self.state = CheckpointState.load_checkpoint(MLP / "checkpoint")
-        self.module = Module(
-            MLP / "training_model.onnx", self.state, MLP / "eval_model.onnx", threads=2
-        )
-        self.optimizer = Optimizer(optimizer, self.module)
-        rng = np.random.default_rng(0)
-        self.x = rng.standard_normal((4, 64)).astype(np.float32)
-        self.y = rng.integers(0, 10, 4)
-
-    def kept(self) -> bytes:
-        """Parameters, gradients and optimizer state."""
-        return b"".join(r.tobytes() for r in self.state.regions.values())
 
 
 def proto(part: str) -> onnx.ModelProto:
@@ -773,14 +756,6 @@ def test_writers_of_one_cache_do_not_disturb_one_another(
 # --- threads, processes, lifetimes
 
 
-def run_in_threads(works: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=w) for w in works]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-
-
 def test_one_module_from_several_threads() -> None:
     module = Training().module.eval()
     x, y = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32), np.arange(64) % 10
@@ -865,7 +840,7 @@ def test_a_stopped_team_does_not_hang() -> None:
 IN_CHILD = """
 import os, sys, threading
 sys.path[:0] = sys.argv[1:2]
-from tests.base.test_errors import Training
+from tests.support.mlp import Training
 mine, same = Training(), Training()
 for t in (mine, same):  # a fork while another thread plans or compiles is not promised to work
     t.module(t.x, t.y)

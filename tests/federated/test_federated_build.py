@@ -19,8 +19,8 @@ from engine.federated.message import Message, fingerprint
 from engine.tools import cli
 from engine.tools.trimmed import federated
 from tests.support.builds import needs_cc, samples
+from tests.support.newer_python import NewerThan39
 from tests.support.places import GOLDENS
-from tests.trimmed.test_build_face import _Newer
 
 pytestmark = needs_cc
 # Packages that a device lacks: importing them always fails.
@@ -131,7 +131,7 @@ def test_messages_are_read_by_python_3_9(folder: Path) -> None:
     """As the Python face of builds."""
     package = folder / "mnist_federated"
     for name in ("message", "checkpoint/safetensors", "system/files", "base/errors"):
-        checker = _Newer()
+        checker = NewerThan39()
         text = (package / f"{name}.py").read_text("utf-8")
         checker.visit(ast.parse(text, feature_version=(3, 9)))
         assert not checker.found, name

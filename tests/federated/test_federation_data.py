@@ -16,8 +16,8 @@ from flwr.clientapp import ClientApp  # after the skip
 from engine.federated import flower, parameters  # after the skip
 from engine.federated.local import Learner  # after the skip
 from engine.federated.options import LocalOptions  # after the skip
-from tests.federated.test_federation_rounds import federate  # after the skip
 from tests.support import tiny  # after the skip
+from tests.support.federations import federate  # after the skip
 
 ONE_CLASS, ONE_SAMPLE, FEW, PLENTY, NOTHING, NONE = range(6)  # numbers of clients
 HELD = {  # the samples of a client

@@ -53,7 +53,8 @@ def test_a_deployed_federation_outlives_a_node_that_is_killed(tmp_path: Path) ->
     home.mkdir()
     (app / "pyproject.toml").write_text(APP.replace('"runs"', f'"{runs}"'))
     (app / "app.py").write_text(
-        "from tests import tiny_federation as app\nserver = app.server\nclient = app.client\n"
+        "from tests.support import tiny_federation as app\n"
+        "server = app.server\nclient = app.client\n"
     )
     # A round here compiles all kernels, for which those with a limit of time have none to spare.
     config = {"num-server-rounds": 1, "fraction-evaluate": 0.0, "output": str(tmp_path / "here")}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import random
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine import Trainer
 from engine.errors import (
     EngineError,
     InputError,
@@ -31,42 +28,9 @@ from flwr.clientapp import ClientApp  # after the skip
 
 from engine.federated import flower  # after the skip
 from engine.federated.flower import simulation  # after the skip
+from tests.support.federations import data_of, federate, make
 
-CONFIG = {
-    "num-server-rounds": 4, "local-epochs": 2, "batch-size": 4, "learning-rate": 0.02,
-    "metrics": "accuracy", "fraction-evaluate": 1.0, "seed": 5,
-}  # fmt: skip
 ADAM = {"strategy": "FedAdam", "FedAdam.eta": 0.05, "FedAdam.tau": 0.01}
-
-
-def make(config: Mapping[str, Any]) -> Trainer:
-    text = {"plain": tiny.PLAIN, "normed": tiny.NORMED}[config.get("model", "plain")]
-    return tiny.made(text)
-
-
-def data_of(context: Context) -> tuple[Any, Any]:
-    number, clients = context.node_config["partition-id"], context.node_config["num-partitions"]
-    mine = slice(int(number), None, int(clients))
-    data = tiny.X[mine], tiny.LABELS[mine]
-    return data, data
-
-
-def of_server(config: Mapping[str, Any]) -> Any:
-    return tiny.X, tiny.LABELS
-
-
-def federate(
-    folder: Path, client: ClientApp | None = None, clients: int = 4, **config: Any
-) -> tuple[Trainer, list[dict[str, str]]]:
-    """Run a federation; the model that it ends with, and the rows of its history."""
-    options = {**CONFIG, **{k.replace("_", "-"): v for k, v in config.items()}}
-    options["output"] = str(folder)
-    app = flower.client_app(make, data_of) if client is None else client
-    flower.simulate(flower.server_app(make, of_server), app, clients, options)
-    run = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
-    trainer = make(options)
-    trainer.load(run / "checkpoint")
-    return trainer, list(csv.DictReader((run / "history.csv").read_text().splitlines()))
 
 
 def test_a_round_may_have_some_of_the_clients(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.places import ROOT
+from tests.support.source_files import files, name_of
 
 HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
@@ -81,16 +82,6 @@ def _walk(node: ast.AST, kind: str) -> Iterator[Import]:
         return
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, kind)
-
-
-def files(*folders: str) -> list[Path]:
-    """Every Python file of these folders and of those in them; symlinks are not followed."""
-    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return sorted(p for p in found if p.resolve() == p)
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 @cache
@@ -257,3 +248,26 @@ def test_one_file_knows_where_the_files_of_tests_are() -> None:
     climb = re.compile(r"\bPath\(__file__\)[\w.()]*\.parent")
     climbers = [name_of(p) for p in files("tests") if climb.search(p.read_text("utf-8"))]
     assert climbers == ["tests/support/places.py"]
+
+
+def test_nobody_imports_a_test_module() -> None:
+    """Code that several tests use stands in tests/support; so do programs that tests start."""
+    wanted = re.compile(r"\b(from|import) +tests(\.\w+)*(\.| +import +)test_\w+")
+    wrong = [
+        f"{name_of(path)}: {match[0]}"
+        for path in files("tests", "bench", "tools", "docs")
+        for match in wanted.finditer(path.read_text("utf-8"))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", ["support", "fuzz", "guard", "random_graphs"])
+def test_only_test_modules_hold_tests(folder: str) -> None:
+    for path in files(f"tests/{folder}"):
+        functions = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if _is_test(n)]
+        assert not functions, name_of(path)
+        assert not path.name.startswith("test_")
+
+
+def _is_test(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test_")

@@ -21,9 +21,7 @@ import pytest
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import CacheWarning, PlanError
-from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.analysis.bounds import check
-from engine.kernels.binaries.load import linker as linker
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.call import Machine
 from engine.plan import plan_file
@@ -31,33 +29,16 @@ from engine.plan.plan import Arg, KernelSpec, Plan
 from engine.plan.plan_file import PlanReader, Tables
 from engine.plan.verify import verify
 from engine.tools.actions.plans import check_file
-from engine.tools.dev.case_graphs import OneNode
-from engine.tools.dev.cases.case import Case, f32
+from engine.tools.dev.cases.case import f32
 from engine.training import plan_cache
 from tests.guard.rows import KINDS, cases
 from tests.guard.run import run, run_forged
+from tests.guard.steps import numbered, plan_of, softmax, with_step
 from tests.support import tiny
 from tests.support.places import ROOT
 
 SAMPLE = 40  # rows
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness calls mprotect")
-
-
-def plan_of(op: str, *ins: Any, **attrs: Any) -> Plan:
-    return make_plan(OneNode(Case(op, ins, attrs)).graph, {}, target=host(), threads=2)
-
-
-def with_step(plan: Plan, at: int, **changes: Any) -> Plan:
-    """The plan with another step, which nobody has verified."""
-    steps = list(plan.steps)
-    steps[at] = replace(steps[at], **changes)
-    return replace(plan, steps=tuple(steps))
-
-
-def numbered(plan: Plan, at: int, word: int, value: int) -> Plan:
-    consts = list(plan.steps[at].consts)
-    consts[word] = value
-    return with_step(plan, at, consts=tuple(consts))
 
 
 def test_a_sample_of_rows_stays_inside() -> None:
@@ -117,10 +98,6 @@ FORGED: dict[str, tuple[Callable[[], Plan], str]] = {
 }
 
 
-def softmax() -> Plan:
-    return plan_of("Softmax", f32(6, 10))
-
-
 def softmax_columns() -> Plan:
     return plan_of("Softmax", f32(4, 10, 6), axis=1)
 
@@ -172,7 +149,9 @@ def test_the_harness_finds_a_stray(rows: int, signal: int) -> None:
     code = f"""
 from tests.guard.walk import Walk
 from tests.guard.worker import memory
-from tests.kernels.test_guard import linker, host, numbered, softmax
+from engine.kernels.binaries.load import linker
+from engine.kernels.machine.target import host
+from tests.guard.steps import numbered, softmax
 plan = numbered(softmax(), 0, 0, {rows})
 Walk(plan, linker(host()).addresses(plan.kernels), memory(plan, {{}}), lambda call: None).run()
 """

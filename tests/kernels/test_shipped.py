@@ -189,8 +189,9 @@ os.environ["EDGEGRAD_KERNELS"] = sys.argv[1]
 from pathlib import Path
 from engine.kernels.binaries import shipped
 shipped.FOLDER = Path({str(folder)!r})
-from tests.kernels.test_shipped import GOLDENS, CheckpointState, Module, np
-sys.modules.pop("numba", None), sys.modules.pop("llvmlite", None)
+import numpy as np
+from engine.api import CheckpointState, Module
+from tests.support.places import GOLDENS
 state = CheckpointState.load_checkpoint(GOLDENS / "mlp" / "checkpoint")
 module = Module(GOLDENS / "mlp" / "training_model.onnx", state, threads=2)
 trace = np.load(GOLDENS / "mlp" / "trace.npz")

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.api import CheckpointState, Module
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint
-from tests.support.places import GOLDENS, ROOT
-from tests.system.test_reentrancy import interrupted
+from tests.support.interrupts import interrupted
+from tests.support.places import ROOT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
 
@@ -135,20 +134,11 @@ def test_a_fork_while_another_thread_compiles() -> None:
         succeed(HELD + code, Path(folder) / "daemon")
 
 
-def stepped(_: int) -> float:
-    """Do the work of a process in a pool: a training of its own."""
-    folder = GOLDENS / "mlp"
-    with np.load(folder / "trace.npz") as trace:
-        x, y = trace["x"][0], trace["y"][0]
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    return float(Module(folder / "training_model.onnx", state, threads=2)(x, y))
-
-
 def test_pools_of_processes() -> None:
     """Each way to start them, after steps of the parent."""
     code = """
     from concurrent.futures import ProcessPoolExecutor
-    from tests.system.test_processes import stepped
+    from tests.support.mlp import stepped
     expected = stepped(0)
     for way in ("fork", "spawn", "forkserver"):
         with ProcessPoolExecutor(2, multiprocessing.get_context(way)) as pool:

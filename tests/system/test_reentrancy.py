@@ -7,79 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine import backend
-from engine.api import CheckpointState, Module, Optimizer
+from engine.api import CheckpointState
 from engine.errors import StateError
 from engine.runtime.program import team
 from engine.system.lock import RunLock
-from tests.support.places import GOLDENS
+from tests.support.interrupts import interrupted
+from tests.support.mlp import Training
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals")
-FILES = {"lock.py", "program.py", "module.py", "optimizer.py", "session.py", "backend.py"}
-
-
-class Training:
-    """The mlp golden with some threads."""
-
-    def __init__(self, threads: int = 1) -> None:
-        folder = GOLDENS / "mlp"
-        trace = np.load(folder / "trace.npz")
-        self.x, self.y = trace["x"][0], trace["y"][0]
-        self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        self.module = Module(
-            folder / "training_model.onnx", self.state, folder / "eval_model.onnx", threads=threads
-        )
-        self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
-
-    def step(self) -> float:
-        loss = float(self.module.train()(self.x, self.y))
-        self.optimizer.step()
-        self.module.lazy_reset_grad()
-        return loss
-
-
-def interrupted(
-    call: Callable[[], object], handler: Callable[[], object], files: Collection[str] = FILES
-) -> set[str]:
-    """Make a call, and run a handler between all of its lines that are the engine's.
-
-    files: the names of the files whose lines count.
-
-    Returns what the handler's StateErrors said.  Python runs handlers of signals in this way: in
-    the main thread, between two lines.
-    """
-    said = set[str]()
-
-    def handle(*_: object) -> None:
-        try:
-            handler()
-        except StateError as error:
-            said.add(str(error))
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        if os.path.basename(frame.f_code.co_filename) not in files:
-            return None
-        if event == "line":
-            sys.settrace(None)
-            signal.raise_signal(signal.SIGUSR1)
-            sys.settrace(trace)
-        return trace
-
-    before, tracing = signal.signal(signal.SIGUSR1, handle), sys.gettrace()
-    try:
-        sys.settrace(trace)
-        call()
-    finally:
-        sys.settrace(tracing)
-        signal.signal(signal.SIGUSR1, before)
-    return said
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -109,7 +50,7 @@ def test_a_step_of_another_model_is_refused_or_whole() -> None:
 
 def test_saving_inside_a_step_is_allowed() -> None:
     """A handler of SIGTERM may save what there is."""
-    training = Training()
+    training = Training(1)
     training.step()
     saved = list[bytes]()
     assert not interrupted(training.step, lambda: saved.append(training.state.to_bytes(True)))
@@ -119,7 +60,7 @@ def test_saving_inside_a_step_is_allowed() -> None:
 
 
 def test_a_run_of_the_backend_inside_another_is_refused() -> None:
-    training = Training()
+    training = Training(1)
     model = training.module.eval().inference_model_to_bytes(
         [training.module.session.evaluation.graph.nodes[0].outputs[0]]
         if training.module.session.evaluation
@@ -133,7 +74,7 @@ def test_a_run_of_the_backend_inside_another_is_refused() -> None:
 
 
 def test_other_threads_wait_for_their_turn() -> None:
-    training = Training()
+    training = Training(1)
     training.step()
     failed = list[BaseException]()
 
@@ -179,7 +120,7 @@ def test_a_handler_that_steps_does_not_hang_a_program() -> None:
     code = f"""if True:
         import signal, sys
         sys.path.insert(0, {os.getcwd()!r})
-        from tests.system.test_reentrancy import Training
+        from tests.support.mlp import Training
         from engine.errors import StateError
         training, refused = Training(2), 0
         training.step()

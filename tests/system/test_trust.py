@@ -28,7 +28,7 @@ from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH
 from engine.system import cache, files, trust
 from engine.training import plan_cache
-from tests.base.test_errors import run_in_threads
+from tests.support.thread_calls import run_in_threads
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files have no owners and modes")
 

@@ -22,6 +22,7 @@ from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.errors import StateError
 from engine.tools.trimmed.generate import RUNTIME
 from tests.support.builds import load, made, needs_cc
+from tests.support.newer_python import NewerThan39
 from tests.support.places import GOLDENS
 
 pytestmark = needs_cc
@@ -261,51 +262,10 @@ def test_a_forked_process_is_told_to_load_its_own_model(tmp_path: Path) -> None:
 # --- Python 3.9, which Raspberry Pi OS 11 has
 
 
-class _Newer(ast.NodeVisitor):
-    """Collects what Python 3.9 cannot run although it can parse it."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def visit_annotation(self, node: ast.AST | None) -> None:
-        """Annotations are text, by the future import."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        arguments = node.args
-        for child in (
-            *node.decorator_list,
-            *arguments.defaults,
-            *arguments.kw_defaults,
-            *node.body,
-        ):
-            if child is not None:
-                self.visit(child)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_If(self, node: ast.If) -> None:
-        if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-            self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        names = {"None", "str", "int", "float", "bytes", "bool", "PathLike", "Any"}
-        used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        if isinstance(node.op, ast.BitOr) and used & names:
-            self.found.append(f"line {node.lineno}: a union of types")
-        self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        if isinstance(node.func, ast.Name) and node.func.id == "zip" and node.keywords:
-            self.found.append(f"line {node.lineno}: zip with keywords")
-        self.generic_visit(node)
-
-
 @pytest.mark.parametrize("file", FACE)
 def test_the_face_is_python_3_9(file: str) -> None:
     tree = ast.parse((RUNTIME / file).read_text("utf-8"), feature_version=(3, 9))
-    checker = _Newer()
+    checker = NewerThan39()
     checker.visit(tree)
     assert not checker.found
     assert any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body), (
@@ -315,6 +275,6 @@ def test_the_face_is_python_3_9(file: str) -> None:
 
 def test_what_3_9_cannot_run_is_found() -> None:
     bad = "File = str | None\nfor a, b in zip(x, y, strict=True): isinstance(a, str | float)\n"
-    checker = _Newer()
+    checker = NewerThan39()
     checker.visit(ast.parse(bad))
     assert len(checker.found) == 3

@@ -1,0 +1,17 @@
+"""The Python files of this checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.places import ROOT
+
+
+def files(*folders: str) -> list[Path]:
+    """Every Python file of these folders and of those in them; symlinks are not followed."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(p for p in found if p.resolve() == p)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
