@@ -222,7 +222,8 @@ def _module(source: Any) -> Any:
 
 def _parameters(source: Any) -> dict[str, Parameter]:
     """Return all parameters by name, in the order of their names."""
-    state = getattr(source, "state", None) or getattr(source, "_state", None)
+    session = getattr(source, "session", None)  # a trimmed build has none
+    state = getattr(session or source, "state", None) or getattr(source, "_state", None)
     if state is None or not hasattr(state, "parameters"):
         raise DTypeError(f"expected a Trainer or a Module, got {type(source).__name__}")
     return dict(iter(state.parameters))

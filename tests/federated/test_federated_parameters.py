@@ -75,3 +75,9 @@ def test_wrong_arrays_are_refused_by_name(
     with pytest.raises(kind, match=message):
         parameters.apply(trainer, given)
     assert tiny.values(trainer) == before
+
+
+def test_parameters_of_a_module_are_those_of_its_trainer() -> None:
+    trainer = tiny.made()
+    assert parameters.trainable(trainer.module) == parameters.trainable(trainer)
+    assert parameters.trainable(trainer)
