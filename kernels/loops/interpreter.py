@@ -15,7 +15,6 @@ from typing import Any
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.call import OPERANDS as CALL_OPERANDS
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.instructions import (
     BLOCK,
@@ -28,6 +27,7 @@ from engine.kernels.vocabulary.instructions import (
     Primitive,
     codes,
 )
+from engine.kernels.vocabulary.kernel import OPERANDS as CALL_OPERANDS
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Reach
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
+    OPERANDS,
     Body,
     Native,
     Numbers,

@@ -18,26 +18,25 @@ that a kernel computes of them does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from engine.base.element_types import ITEMSIZE
 from engine.base.errors import PlanError
 from engine.kernels.machine.target import Target
+from engine.kernels.vocabulary.kernel import OPERANDS, Template
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Words
 
-if TYPE_CHECKING:
-    from engine.kernels.vocabulary.kernel import Template
-
 MOST = 1 << 42  # of numbers that are not `any`: beyond all sizes, and far from 64 bits
-OPERANDS = "..."  # stands for the operands whose number the compile-time parameters decide
 
 Reach: TypeAlias = Mapping[str, "int | Sequence[int]"]
 Walk: TypeAlias = tuple[int, int]  # how many, and how far apart
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +126,29 @@ class KernelCall:
     # --- what the declaration of the kernel says of this call
 
     def reach(self) -> dict[str, int | Sequence[int]]:
-        """Return how many elements of each operand the call may touch.
+        """Return how many elements of each operand the call may touch, by signature and `reach=`.
 
         Raises:
             PlanError: there is no answer for these numbers.
         """
         self.check_numbers()
-        return self.template.reach_of(self)
+        template, names = self.template, self._extents()
+        for p in template.parameters:
+            if p.where and not template.value(p.where, names):
+                values = [
+                    f"{n} is {self.numbers[n]}" for n in _WORD.findall(p.where) if n in self.numbers
+                ]
+                self.refuse(f"{', '.join(values)}; expected {p.where}")
+        reach = template.shaped_reach(names)
+        if template.reach is not None:
+            answers = template.reach(self)
+            unknown = answers.keys() - template.order.shapeless
+            assert not unknown, f"{template.name}: reach= answers for {sorted(unknown)}"
+            reach |= answers
+            for p in template.order.pointers:
+                if p.condition and not p.size and not template.holds(p.condition, names):
+                    reach[p.name] = 0
+        return reach
 
     def overreach(self, checked: Container[str] | None = None) -> tuple[str, int] | None:
         """Return the first operand that the call reaches outside of, and how far; None if none.
@@ -153,7 +168,10 @@ class KernelCall:
 
     def multiply_adds(self) -> int:
         """Return the multiply-adds of the call; 0 of kernels that only move or map elements."""
-        return self.template.multiply_adds_of(self)
+        count = self.template.multiply_adds
+        if not count:
+            return 0
+        return count(self) if callable(count) else int(self.template.value(count, self.names()))
 
     def samples(self) -> Tiling | None:
         """Return how the call is cut into samples, or into rows, as many to each; None if not."""
@@ -259,6 +277,14 @@ class KernelCall:
             self.check_words(record, layout)
         return found
 
+    def _extents(self) -> dict[str, Any]:
+        """Return all that shapes of the signature may name, with its value."""
+        names = self.names()
+        if any("record_words" in p.size for p in self.template.parameters):
+            layouts = self.template.layouts(self.params)
+            names["record_words"] = {name: words.size for name, words in layouts.items()}
+        return names
+
     def check_numbers(self) -> None:
         """Refuse numbers that are negative or too large without being declared so."""
         for p in self.template.parameters:
@@ -311,8 +337,3 @@ def reach_into(reach: Reach, name: str) -> int:
     sizes, at = reach.get(OPERANDS, ()), int(name[len(OPERANDS) :])
     assert not isinstance(sizes, int)
     return sizes[at] if at < len(sizes) else 0
-
-
-Declared: TypeAlias = Callable[[KernelCall], Reach]
-Samples: TypeAlias = Callable[[KernelCall], Tiling | None]
-Writes: TypeAlias = Callable[[KernelCall], Iterator[int]]

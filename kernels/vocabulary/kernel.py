@@ -41,13 +41,11 @@ A parameter typed `i64*` may point to such words too.  `off(g.jobs, i)` is the r
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.vocabulary.call import OPERANDS, Declared, KernelCall, Samples, Writes
 from engine.kernels.vocabulary.signature import (
     ACCUMULATE as ACCUMULATE,
 )
@@ -71,6 +69,13 @@ Parameters: TypeAlias = tuple[str | int, ...]
 Call: TypeAlias = tuple[str, Parameters]  # a template by name, with its parameters
 Numbers: TypeAlias = tuple[int | float, ...]
 Tile: TypeAlias = Callable[[Parameters, Numbers], Tiling | None]
+# Declarations that are functions take a `KernelCall`, which call.py builds on the template.
+Declared: TypeAlias = Callable[[Any], Mapping[str, "int | Sequence[int]"]]
+Counted: TypeAlias = Callable[[Any], int]
+Samples: TypeAlias = Callable[[Any], Tiling | None]
+Writes: TypeAlias = Callable[[Any], Iterable[int]]
+
+OPERANDS = "..."  # stands for the operands whose number the compile-time parameters decide
 
 BY_NAME = "call"  # the first parameter of a body that takes all of the signature by name
 
@@ -181,7 +186,7 @@ class Template:
     stands_for: Callable[..., tuple[str, ...]] | None = None
     reach: Declared | None = None
     writes: Writes | None = None
-    multiply_adds: str | Callable[[KernelCall], int] = ""
+    multiply_adds: str | Counted = ""
     tiling: Tile | None = None
     samples: str | Samples = ""
     joins: int | None = None
@@ -258,43 +263,6 @@ class Template:
             self._compiled["params"] = names
         return dict(zip(names, params, strict=False))
 
-    def reach_of(self, call: KernelCall) -> dict[str, int | Sequence[int]]:
-        """Return the reach of a call into its operands, by the signature and by `reach`.
-
-        Raises:
-            PlanError: the numbers of the call are refused.
-        """
-        names = self._names(call)
-        for p in self.parameters:
-            if p.where and not self.value(p.where, names):
-                values = [
-                    f"{n} is {call.numbers[n]}" for n in _WORD.findall(p.where) if n in call.numbers
-                ]
-                call.refuse(f"{', '.join(values)}; expected {p.where}")
-        code = self._compiled.get("reach")
-        if code is None:
-            sized = [p for p in self.parameters if p.size]
-            text = ", ".join(f"{p.name!r}: {p.reach}" for p in sized)
-            code = self._compiled["reach"] = compiled(f"{{{text}}}")
-        found: dict[str, int | Sequence[int]] = evaluate(code, names)
-        if self.reach is not None:
-            answers = self.reach(call)
-            unknown = answers.keys() - self.order.shapeless
-            assert not unknown, f"{self.name}: reach= answers for {sorted(unknown)}"
-            found |= answers
-            for p in self.order.pointers:
-                if p.condition and not p.size and not self.holds(p.condition, names):
-                    found[p.name] = 0
-        return found
-
-    def multiply_adds_of(self, call: KernelCall) -> int:
-        """Return the multiply-adds of a call."""
-        if not self.multiply_adds:
-            return 0
-        if callable(self.multiply_adds):
-            return self.multiply_adds(call)
-        return int(self.value(self.multiply_adds, call.names()))
-
     def place(self, name: str, params: Parameters) -> int:
         """Return the position of a number among the numbers of a call."""
         numbers = self.order.numbers
@@ -308,12 +276,15 @@ class Template:
         """Return whether a condition of the signature holds."""
         return bool(self.value(expression, names))
 
-    def _names(self, call: KernelCall) -> dict[str, Any]:
-        names = call.names()
-        if any("record_words" in p.size for p in self.parameters):
-            layouts = self.layouts(call.params)
-            names["record_words"] = {name: words.size for name, words in layouts.items()}
-        return names
+    def shaped_reach(self, names: Mapping[str, Any]) -> dict[str, int | Sequence[int]]:
+        """Return the reach into operands that have a shape; names: those of `KernelCall.names`."""
+        code = self._compiled.get("reach")
+        if code is None:
+            sized = [p for p in self.parameters if p.size]
+            text = ", ".join(f"{p.name!r}: {p.reach}" for p in sized)
+            code = self._compiled["reach"] = compiled(f"{{{text}}}")
+        reach: dict[str, int | Sequence[int]] = evaluate(code, names)
+        return reach
 
     def value(self, expression: str, names: Mapping[str, Any]) -> Any:
         """Return the value of an expression of the signature."""
@@ -325,9 +296,6 @@ class Template:
     def __call__(self, *params: str | int) -> Call:
         """Name this template with parameters, as `KernelSpec` wants them."""
         return self.name, params
-
-
-_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def pointer(dtype: str, *others: str) -> str:
@@ -353,7 +321,7 @@ def kernel(
     stands_for: Callable[..., tuple[str, ...]] | None = None,
     reach: Declared | None = None,
     writes: Writes | None = None,
-    multiply_adds: str | Callable[[KernelCall], int] = "",
+    multiply_adds: str | Counted = "",
     tiling: Tile | None = None,
     samples: str | Samples = "",
     joins: int | None = None,

@@ -23,8 +23,18 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.call import KernelCall, Samples
-from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, Native, imax, imin, inline, off, udiv
+from engine.kernels.vocabulary.call import KernelCall
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    BIAS,
+    Native,
+    Samples,
+    imax,
+    imin,
+    inline,
+    off,
+    udiv,
+)
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import AXES, Field, Packed, Words
 

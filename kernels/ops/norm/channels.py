@@ -23,9 +23,10 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, walked
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.call import OPERANDS, KernelCall, Reach
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.facts import Layout
 from engine.kernels.vocabulary.kernel import (
+    OPERANDS,
     Body,
     Native,
     Numbers,

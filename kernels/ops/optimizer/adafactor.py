@@ -39,9 +39,10 @@ from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0
 from engine.kernels.ops.optimizer.ranges import RUN
 from engine.kernels.ops.optimizer.step import Part, Step, optimizer
 from engine.kernels.ops.optimizer.update import factor_of, is_due
-from engine.kernels.vocabulary.call import Declared, KernelCall, Reach
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
+    Declared,
     Numbers,
     Parameters,
     Tile,

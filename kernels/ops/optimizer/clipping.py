@@ -32,9 +32,10 @@ from engine.kernels.ops.optimizer.ranges import (
     runs_of,
     within,
 )
-from engine.kernels.vocabulary.call import Declared, KernelCall, Reach
+from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
+    Declared,
     Numbers,
     Parameters,
     imin,
