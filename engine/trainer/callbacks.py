@@ -17,7 +17,8 @@ from engine.base.errors import NameNotFoundError, nearest
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
-from engine.trainer.history import Mode, direction, is_better
+from engine.trainer.history import direction, is_better
+from engine.training.mode import Mode
 
 if TYPE_CHECKING:
     from engine.trainer.fit import Fit

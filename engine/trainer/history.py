@@ -13,7 +13,7 @@ from typing import Any
 from engine.base import arguments, foreign_text
 from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
 from engine.system import files
-from engine.training.settings import Mode as Mode
+from engine.training.mode import Mode
 
 _LESS = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error)$")
 _MORE = re.compile(r"(^|_)(accuracy|top\d+|f1|f1_\w+|precision|recall|auc|iou|dice|r2)$")

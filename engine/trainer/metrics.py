@@ -33,7 +33,7 @@ from engine.base.errors import (
     ShapeError,
     nearest,
 )
-from engine.trainer.history import Mode
+from engine.training.mode import Mode
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]

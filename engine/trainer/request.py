@@ -22,7 +22,8 @@ from engine.trainer.metrics import Given, Metric, metrics_of
 from engine.trainer.schedules import Schedule, schedule_of
 from engine.trainer.sizes import batches_for
 from engine.trainer.unfreeze import Unfreezing
-from engine.training.settings import FitOptions, Mode
+from engine.training.mode import Mode
+from engine.training.settings import FitOptions
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer

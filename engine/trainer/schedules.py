@@ -21,7 +21,8 @@ from typing import Any
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError
 from engine.base.signatures import ABOVE_0, ANY, AT_LEAST_0, AT_LEAST_1, BELOW_1, SHARE, checked
-from engine.trainer.history import Mode, is_better
+from engine.trainer.history import is_better
+from engine.training.mode import Mode
 
 
 @checked(value=ANY)

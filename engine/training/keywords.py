@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from engine.base.sparse_update import SparseUpdate
-from engine.training.settings import Mode
+from engine.training.mode import Mode
 
 
 class StepKeywords(TypedDict, total=False):

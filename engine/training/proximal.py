@@ -20,9 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.base import arguments
-from engine.base.errors import StateError
+from engine.base.errors import InputError, StateError
 from engine.base.proximal import ANCHOR, MU
-from engine.base.signatures import AT_LEAST_0, checked
 
 if TYPE_CHECKING:
     from engine.training.state import CheckpointState
@@ -43,7 +42,6 @@ def _has_term(state: CheckpointState) -> bool:
     return MU in known and all(n + ANCHOR in known for n, p in known if p.requires_grad)
 
 
-@checked(mu=AT_LEAST_0)
 def set_anchors(state: CheckpointState, mu: float) -> None:
     """Begin a round: every anchor becomes its parameter as it is now, and mu a new number.
 
@@ -54,6 +52,8 @@ def set_anchors(state: CheckpointState, mu: float) -> None:
         StateError: the artifacts were made without a proximal term.
         InputError, DTypeError: mu is not such a number.
     """
+    if arguments.real("mu", mu) < 0:
+        raise InputError(f"mu={mu}: expected 0 or more")
     if not _has_term(state):
         raise StateError(
             f"the artifacts have no parameter {MU!r}: make them by "

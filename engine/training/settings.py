@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from engine.base import arguments
 from engine.base.fields import option
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, checked
 from engine.base.sparse_update import SparseUpdate
+from engine.training.mode import Mode
 
-Mode = Literal["min", "max"]  # of a column: whether less or more is better
 SKIP_LIMIT = 10  # updates in a row that may be skipped
 
 

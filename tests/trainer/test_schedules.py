@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import DTypeError, InputError
-from engine.trainer.history import Mode
 from engine.trainer.schedules import (
     Constant,
     Cosine,
@@ -20,6 +19,7 @@ from engine.trainer.schedules import (
     Step,
     schedule_of,
 )
+from engine.training.mode import Mode
 
 
 def rates(schedule: Schedule, count: int, total: int | None, base: float = 0.1) -> list[float]:
