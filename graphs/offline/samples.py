@@ -11,9 +11,9 @@ Any other use of samples mixes them, as training batch normalisations do, and is
 Of the backward pass those parts are followed that a user has written (told_gradients.py): given the
 gradients of the whole batch, they must make gradients of each sample alone, or sums over samples
 where the value that the gradient is of is the same for all.
-What is not known to keep samples apart is taken to mix them.  What takes the whole of their axis,
-as the Slice of `x[:, 0]` does, and what repeats a constant for each of them, as class tokens are,
-is told from what does not by the sizes and constants that the batch gives.
+A node that is not known to keep samples apart is taken to mix them.  The sizes and constants that
+the batch gives show whether a node takes the whole of their axis, as the Slice of `x[:, 0]` does,
+and whether it repeats a constant for each of them, as class tokens are.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from engine.system.paths import Paths
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A value of which an axis holds the samples in order, `rows` places for each.
+    """A value with an axis that holds the samples in order, `rows` places for each.
 
     source: the input of the model that it is, in another shape or type; None if it is computed.
-    turns: how often the axis goes through all samples, as that of `x.transpose(0, 1).flatten(0, 1)`
-        goes through them for each place of a sequence.
+    turns: how often the axis goes through all samples: for each place of a sequence once, after
+        `x.transpose(0, 1).flatten(0, 1)`.
     numbers: of indices, the places of the last axis that hold the number of each sample in the
-        batch, as those of `x[arange(len(x)), i]`.
+        batch, as in `x[arange(len(x)), i]`.
     """
 
     axis: int
@@ -59,7 +59,7 @@ class Rows:
 
     @property
     def step(self) -> tuple[int, int]:
-        """How the axis holds the samples, wherever it is."""
+        """The places for each sample and the turns: the layout of the axis, wherever it is."""
         return self.rows, self.turns
 
 
@@ -67,12 +67,12 @@ class Rows:
 class Loss:
     """A value over all samples.
 
-    is_mean: the mean of the samples; else their sum.
+    is_mean: the mean of the samples; otherwise their sum.
     labels: the input whose labels weigh the samples; None: all weigh the same.
     ignore: the label of those that weigh nothing.
     weights: the weights of the classes.
-    is_told: whether gradients are told, which are made of those of the whole batch: the backward
-        pass of a part must begin with what the part weighs.
+    is_told: whether gradients are told, which are made of the gradients of the whole batch: the
+        backward pass of a part must begin with what the part weighs.
     """
 
     is_mean: bool
@@ -123,7 +123,7 @@ def loss_of(
     *,
     own_statistics: bool = False,
 ) -> Loss:
-    """How the loss of a training graph, its first output, is made of the samples.
+    """Return how the loss of a training graph, its first output, is made of the samples.
 
     shapes: of the inputs.  rows: of each input that holds samples on its first axis, how many
         places of it a sample has.
@@ -267,12 +267,12 @@ class _Following:
         if isinstance(wanted, Rows):
             if found is None and self._is_same(dx, wanted.axis, wanted.step):
                 return
-            raise self.told_mixed(told, f"mixes samples: that of {x!r} is not one of each sample")
+            raise self.told_mixed(
+                told, f"mixes samples: its gradient of {x!r} is not one of each sample"
+            )
         if found is None and self._is_zero(dx):
             return
-        raise self.told_mixed(
-            told, f"is not a sum over the samples: that of {x!r}, which all of them share"
-        )
+        raise self.told_mixed(told, f"is not a sum over the samples, which all share {x!r}")
 
     def told_mixed(self, told: ToldGradient, why: str) -> MixedError:
         return MixedError(f"the gradient of node {self.paths.node(told.node)} {why}{_ADVICE}")
@@ -353,7 +353,7 @@ class _Following:
         return rule(self, node)
 
     def samples_of(self, node: Node) -> Samples:
-        """How a node holds the samples of its inputs."""
+        """Return how a node holds the samples of its inputs."""
         op = declaration(self.graph, node)
         is_formula = op.expr is not None and op.samples is Samples.MIXED
         return Samples.ELEMENTWISE if is_formula else op.samples
@@ -378,7 +378,7 @@ class _Following:
 
     def _makes_same(self, node: Node, t: TensorType, axis: int, step: tuple[int, int]) -> bool:
         """As `_is_same`, of the output of a node, which has the type `t`."""
-        op, behind, how = declaration(self.graph, node), t.rank - axis, self.samples_of(node)
+        op, from_end, how = declaration(self.graph, node), t.rank - axis, self.samples_of(node)
         x = self.types[node.inputs[0]] if node.inputs and node.inputs[0] else t
         if how is Samples.TILED:
             times = t.dims[axis] // x.dims[axis]
@@ -389,9 +389,9 @@ class _Following:
         if how in (Samples.EXPANDED, Samples.ELEMENTWISE):
             names = node.inputs[:1] if how is Samples.EXPANDED else filter(None, node.inputs)
             return all(
-                self._is_same(name, self.types[name].rank - behind, step)
+                self._is_same(name, self.types[name].rank - from_end, step)
                 for name in names
-                if self.types[name].rank >= behind
+                if self.types[name].rank >= from_end
             )
         if how is Samples.TRANSPOSED:
             order = list(node.attrs.get("perm", range(t.rank)[::-1]))
@@ -421,8 +421,8 @@ class _Following:
             return whole and self._is_same(node.inputs[0], axis, step)
         if how is Samples.UNIFORM:
             return True
-        if how in (Samples.MATMUL, Samples.GEMM) and behind == 2 and not node.attrs.get("transA"):
-            return self._is_same(node.inputs[0], x.rank - behind, step)
+        if how in (Samples.MATMUL, Samples.GEMM) and from_end == 2 and not node.attrs.get("transA"):
+            return self._is_same(node.inputs[0], x.rank - from_end, step)
         return False
 
     # --- what is reduced
@@ -490,11 +490,11 @@ class _Following:
         if weights is None and ignore is None:
             return Loss(is_mean=True)
         if labels.source is None:
-            raise self.mixed(node, "weighs samples by labels that are no input of the model")
+            raise self.mixed(node, "weighs samples by labels that are not an input of the model")
         known = None
         if weights is not None:
             if weights not in self.constants:
-                raise self.mixed(node, "weighs samples by weights that are no constant")
+                raise self.mixed(node, "weighs samples by weights that are not a constant")
             known = tuple(float(w) for w in self.constants[weights])
         return Loss(True, labels.source, ignore, known)
 
@@ -527,17 +527,17 @@ class _Following:
         return flow
 
     def _aligned(
-        self, node: Node, names: Sequence[str], behind: int, step: tuple[int, int]
+        self, node: Node, names: Sequence[str], from_end: int, step: tuple[int, int]
     ) -> None:
         """Refuse constants that are not the same for each sample.
 
-        behind: the place of the samples' axis, counted from the last.
+        from_end: the place of the samples' axis, counted from the last.
 
         Raises:
             MixedError: one of them is not.
         """
         for name in filter(None, names):
-            axis = self.types[name].rank - behind
+            axis = self.types[name].rank - from_end
             if self.flows.get(name) is None and axis >= 0 and not self._is_same(name, axis, step):
                 raise self.mixed(node, f"has {name!r}, which is as long as the samples, but none")
 
@@ -555,11 +555,11 @@ class _Following:
             return None
         if len(found) != 1:
             raise self.mixed(node, "meets samples on different axes")
-        ((behind, step),) = found
-        self._aligned(node, names, behind, step)
+        ((from_end, step),) = found
+        self._aligned(node, names, from_end, step)
         first = flows[names[0]]
         source = first.source if op.keeps_elements and isinstance(first, Rows) else None
-        return Rows(self.types[node.outputs[0]].rank - behind, step[0], source, step[1])
+        return Rows(self.types[node.outputs[0]].rank - from_end, step[0], source, step[1])
 
     def first(self, node: Node) -> Flow:
         flow = self._only(node)
@@ -604,18 +604,18 @@ class _Following:
             if isinstance(flow := self.flows.get(name), Rows)
         }
         summed = {(0, 1), (1, 2) if ranks[1] > 1 else (1, 1)}
-        behinds = {(behind, step) for _, behind, step in found}
-        apart = len(behinds) == 1 and (len(found) == 1 or next(iter(behinds))[0] > 2)
-        if not apart or any((place, behind) in summed for place, behind, _ in found):
+        from_ends = {(from_end, step) for _, from_end, step in found}
+        apart = len(from_ends) == 1 and (len(found) == 1 or next(iter(from_ends))[0] > 2)
+        if not apart or any((place, from_end) in summed for place, from_end, _ in found):
             raise self.mixed(node, "multiplies samples with each other, or sums over them")
-        ((behind, step),) = behinds
-        if behind > 2:
-            self._aligned(node, node.inputs, behind, step)
-        if behind == 2 and ranks[1] == 1:
-            behind = 1
-        elif behind > 2:
-            behind -= sum(rank == 1 for rank in ranks)
-        return Rows(out - behind, step[0], None, step[1])
+        ((from_end, step),) = from_ends
+        if from_end > 2:
+            self._aligned(node, node.inputs, from_end, step)
+        if from_end == 2 and ranks[1] == 1:
+            from_end = 1
+        elif from_end > 2:
+            from_end -= sum(rank == 1 for rank in ranks)
+        return Rows(out - from_end, step[0], None, step[1])
 
     def einsum(self, node: Node) -> Flow:
         """Samples that have one letter in all operands, which the result has, too."""
@@ -663,7 +663,7 @@ class _Following:
         raise self.mixed(node, "shapes samples into each other")
 
     def spread(self, node: Node) -> Flow:
-        """Other axes are made longer; a Tile of that of the samples goes through them anew."""
+        """Follow longer axes; a Tile of the samples' axis goes through the samples again."""
         flow = self._only(node)
         old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
         axis = flow.axis + len(new) - len(old)
@@ -718,7 +718,7 @@ class _Following:
         return range(axis, axis + 1 if is_softmax and not is_old else rank)
 
     def aside(self, node: Node) -> Flow:
-        """Follow what is done along one axis, which is not that of the samples."""
+        """Follow a node that works along one axis, which must not be the samples' axis."""
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
         how = self.samples_of(node)
         given = how is Samples.INPUT_AXIS_APART
@@ -785,8 +785,8 @@ class _Following:
     def _numbers(self, name: str, axis: int) -> frozenset[int]:
         """Return the places of the last axis of indices that hold the number of each sample.
 
-        axis: along which there is one for each sample.  What else they hold is the same for all;
-            else none is returned.
+        axis: along which there is one for each sample.  No place is returned if other places differ
+            between samples.
         """
         t, value, maker = self.types[name], self._known(name), self.makers.get(name)
         if value is None:
@@ -857,7 +857,7 @@ class _Following:
         return Rows(place, step[0], None, step[1])
 
     def along(self, node: Node) -> Flow:
-        """Joined or parted along another axis than that of the samples, or turn by turn."""
+        """Follow a join or split along another axis than the samples', or turn by turn."""
         names = node.inputs[:1] if self.samples_of(node) is Samples.SPLIT else node.inputs
         flows = [self.flows.get(name) for name in names]
         kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
@@ -878,7 +878,7 @@ class _Following:
         return Rows(place, step[0], None, parts[0] // turn)
 
     def sliced(self, node: Node) -> Flow:
-        """Taken out along another axis than that of the samples, or whole turns through them."""
+        """Follow a slice along another axis than the samples', or of whole turns through them."""
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
         new = self.types[node.outputs[0]].dims[flow.axis]
         begins, axes, steps = (self._value(node, k) for k in (1, 3, 4))
@@ -931,7 +931,7 @@ def _agree(one: Array, two: Array) -> bool:
     return bool(np.array_equal(one, two, equal_nan=one.dtype.kind == "f"))
 
 
-# What makes of a sum of arrays, alone among its inputs, the sum of what it makes of each.
+# Linear in one input: the result for a sum of arrays is the sum of the results.
 _LINEAR = frozenset(
     {
         *(Samples.MEAN, Samples.SUM, Samples.KEPT, Samples.TRANSPOSED, Samples.EXPANDED),
@@ -939,7 +939,7 @@ _LINEAR = frozenset(
     }
 )
 
-# What adds up elements.
+# Nodes that add up elements.
 _ADDING = frozenset({Samples.SUM, Samples.MATMUL, Samples.GEMM, Samples.EINSUM})
 
 _Rule = Callable[[_Following, Node], Flow | tuple[Flow, ...]]

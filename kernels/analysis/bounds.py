@@ -57,7 +57,7 @@ class _Check:
             except PlanError as error:
                 self.refuse(f"step {n} {step.kernel} ({step.source}): {error}")
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                # Parameters and words that no kernel has, of which a rule makes nothing.
+                # Parameters and words that no kernel has: a rule cannot compute with them.
                 self.refuse(
                     f"step {n} {step.kernel} ({step.source}): {type(error).__name__} {error}"
                 )
@@ -87,7 +87,7 @@ class _Check:
         return template
 
     def room(self, step: Step, a: Arg) -> int:
-        """Bytes behind the pointer of an argument, of a step in a group of any of its tiles."""
+        """Return the bytes from an argument's pointer on; in a group, of any tile's pointer."""
         if a.buffer < 0:
             return 0
         size = self.sizes[a.buffer]
@@ -132,7 +132,7 @@ class _Check:
             self.owned(step, call, reached, arguments)
 
     def count(self, step: Step, a: Arg) -> int:
-        """Return the elements behind the pointer of an argument."""
+        """Return the elements from the pointer of an argument on."""
         if a.buffer < 0:
             return 0
         return self.room(step, a) // ITEMSIZE[self.plan.buffers[a.buffer].dtype]
@@ -151,7 +151,7 @@ class _Check:
     def owned(
         self, step: Step, call: KernelCall, reached: Reach, arguments: Mapping[str, Arg]
     ) -> None:
-        """Check operands of which a thread has one tile at a time, that the kernel finds."""
+        """Check operands that hold one tile per thread, which the kernel finds by itself."""
         tiling = call.template.tiling
         cut = tiling(call.params, step.consts) if tiling is not None else None
         if not isinstance(cut, Blocks):
@@ -174,7 +174,7 @@ class _Check:
 
 
 def machine_named(name: str) -> Machine:
-    """Return the machine of a target, by its name or by that of a kernel set for a level.
+    """Return the machine of a target, by its name or the name of a kernel set for a level.
 
     Raises:
         PlanError: Python runs no plans for such a target.

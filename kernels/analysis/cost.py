@@ -1,4 +1,4 @@
-"""How long a call of a kernel takes: a model of time, from its work and what a machine can do.
+"""Model of the time that a call of a kernel takes, from its work and what a machine can do.
 
 A call takes as long as its operations or its bytes, whichever takes longer, over the efficiency of
 its kernel, and a moment more for which threads meet and begin.  Operations are multiply-adds of
@@ -6,8 +6,8 @@ products and the vector instructions of formulas.  Bytes come from the cache tha
 touched since they last were; what a call writes anew is read first by the cache, so it counts
 twice.
 
-Planning never measures: it reckons with the machine `nominal`, so that a plan is the same wherever
-it is made.  What tells people of times asks `engine.runtime.roofline.measure` instead.
+Planning never measures: it assumes the machine `nominal`, so that a plan is the same wherever it is
+made.  Reports of times for people ask `engine.runtime.roofline.measure` instead.
 
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52
 (2009); distances of reuse as in Mattson et al., "Evaluation techniques for storage hierarchies",
@@ -30,7 +30,7 @@ from engine.runtime.roofline import Roofline
 BEGIN = 1.0e-6  # seconds that a call takes beside its work
 TILE = 0.15e-6  # seconds that a thread takes to begin a call of a group for its next tile
 
-TASKS = 1 << 13  # of which the arithmetic is known; plans of one draft share most of theirs
+TASKS = 1 << 13  # whose arithmetic is cached; plans of one draft share most of theirs
 OTHERS = 0.5  # efficiency of kernels that efficiency.txt does not have
 EFFICIENCY = Path(__file__).with_name("efficiency.txt")
 
@@ -48,9 +48,9 @@ def efficiencies() -> Mapping[str, float]:
 
 
 def nominal(threads: int) -> Roofline:
-    """The machine that plans reckon with on so many threads: what this house measures on.
+    """Return the machine that plans assume for so many threads: the one that benchmarks run on.
 
-    All of it goes with the threads, so the number of threads changes no ratio of two times.
+    All of its limits scale with the threads, so their number changes no ratio of two times.
     """
     return Roofline(
         threads,
@@ -108,7 +108,7 @@ def limits(
 
 
 class _Clock:
-    """How many bytes were moved so far, and when each buffer was last touched."""
+    """Count of the bytes moved so far, and of when each buffer was last touched."""
 
     def __init__(self, machine: Roofline, threads: int) -> None:
         self._threads = threads
@@ -132,7 +132,7 @@ class _Clock:
         return used, sizes
 
     def _bandwidth(self, nbytes: int) -> float:
-        """As that of the machine."""
+        """Return the bandwidth of the memory that holds so many bytes."""
         return self._speeds[bisect_left(self._sizes, nbytes)]
 
     def move(self, task: Task, written: Container[Hashable]) -> float:
@@ -171,7 +171,7 @@ def _arithmetic(task: Task, machine: Roofline) -> float:
 
 
 def _elements(use: Use, tiles: int) -> int:
-    """How many elements of a buffer a call works on; of what is a thread's, in all its tiles."""
+    """Count the elements of a buffer that a call works on; of a thread's tile, in all tiles."""
     if not use.thread or not use.nbytes:
         return use.elements
     return use.elements * use.thread * tiles // use.nbytes

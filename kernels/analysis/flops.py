@@ -3,11 +3,11 @@
 The calls of a draft, which have no place in memory yet, are counted the same way: a `Task` is a
 call of either.
 
-Operations are those of multiply-adds, two each, in matrix products, convolutions, attention and
-recurrent networks: those of the operation, whatever algorithm computes it.  A convolution by
+A multiply-add counts as two operations, in matrix products, convolutions, attention and recurrent
+networks; the operation counts, whatever algorithm computes it.  A convolution by
 Winograd's transforms counts as the direct one, and what attention computes again in its backward
-pass counts once.  Kernels that multiply declare it (`Template.multiply_adds`).  All else, as maps,
-normalisations and updates, counts by the bytes it moves.
+pass counts once.  Kernels that multiply declare it (`Template.multiply_adds`).  All others, as
+maps, normalisations and updates, count by the bytes they move.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Work:
     flops: floating-point operations, of all threads.
     itemsize: bytes of the elements that it computes with.
     moves: bytes that it reads and writes, each byte of an operand once, and of how much different
-        memory they are.  What a step of its group has just written is a move of its own, for it
-        is only as much memory as a tile a thread.
+        memory they are.  Bytes that a step of its group has just written are a move of their own,
+        for they are only as much memory as a tile a thread.
     """
 
     flops: int
@@ -66,7 +66,7 @@ NULL = Use(None, "-", 0, 0)
 class Task(NamedTuple):
     """A kernel call, of a plan or of a draft.
 
-    uses: its pointers.  All else as of `Step`.
+    uses: its pointers.  All other fields as in `Step`.
     """
 
     spec: KernelSpec
@@ -126,11 +126,11 @@ def grouped(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]
 
 
 def operations(task: Task) -> int:
-    """The multiply-adds of a call, of all its tiles."""
+    """Count the multiply-adds of a call, of all its tiles."""
     if not templates()[task.spec.template].multiply_adds:
         return 0
     found = _call(task).multiply_adds()
-    if task.tiles and not task.numbered:  # its numbers are those of a tile
+    if task.tiles and not task.numbered:  # its numbers are for one tile
         found *= task.tiles
     return found
 
@@ -138,7 +138,7 @@ def operations(task: Task) -> int:
 def _moves(
     task: Task, used: Mapping[Hashable, Use], written: Container[Hashable], threads: int
 ) -> tuple[tuple[int, int], ...]:
-    """What a call moves, far and near; see `Work`.
+    """Return the bytes that a call moves, far and near; see `Work`.
 
     used: what it reads and writes.
     written: the buffers that calls before it in its group have written.
@@ -160,7 +160,7 @@ def _moves(
 
 
 def touched(task: Task, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
-    """How many bytes of each buffer a call touches.
+    """Count the bytes of each buffer that a call touches.
 
     Of a table whose elements an index chooses a call touches what it moves from or to it: at most
     as much as of any other buffer.

@@ -1,8 +1,8 @@
-"""Which sources decide the code of a kernel: what object caches and libraries are keyed by.
+"""Fingerprints of the sources that decide a kernel's code: keys of object caches and libraries.
 
 A kernel's code follows from the compiler, the vector emitters, the vocabulary, the layouts of
 words, the element types, the file its template is written in, and all of this package that file
-imports, directly or not.  Whoever edits a convolution keeps every compiled GEMM.
+imports, directly or not.  Editing a convolution leaves every compiled GEMM valid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMPORT = re.compile(
 
 @functools.cache
 def sources() -> dict[str, Path]:
-    """Return every module of this package, and those of `BEYOND`, by dotted name."""
+    """Return every module of this package, and the modules of `BEYOND`, by dotted name."""
     found = dict(BEYOND)
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts

@@ -1,7 +1,7 @@
 """Loading: compile the kernels that the cache lacks, and link all of them into this process.
 
-Many kernels are compiled side by side by the processes of `workers.py`.  What these do not know, or
-fail at, is compiled here.
+The processes of `workers.py` compile many kernels in parallel.  Kernels that they do not know, or
+fail at, are compiled here.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _keep_answer(spec: KernelSpec, target: Target, kind: str, answer: workers.Co
 
 
 def _whither() -> str:
-    """What becomes of compiled code, for who waits for it."""
+    """Return where compiled code is kept, as the end of a progress message."""
     folder = cache.cache_dir()
     if folder is not None and cache.writable(folder):
         return f"once; kept in {folder}"
@@ -243,8 +243,7 @@ def _entry(spec: KernelSpec, target: Target, kind: str) -> cache.Entry | None:
 def _read(spec: KernelSpec, target: Target, kind: str) -> bytes | None:
     """Return the code that the cache holds of a kernel, if it is whole.
 
-    What LLVM or this process would be given is looked at first: these readers take a file that
-    is damaged in places for what it says of itself.
+    Code is validated before LLVM or this process gets it: their readers believe a damaged file.
     """
     entry = _entry(spec, target, kind)
     code = None if entry is None else cache.read(entry)
@@ -337,7 +336,7 @@ class Linker:
 
 
 def _checked(k: Kernel) -> KernelSpec:
-    """What to compile for a kernel of a plan, which may be older than its template."""
+    """Return the spec to compile for a kernel of a plan, which may be older than its template."""
     template = templates().get(k.spec.template)
     if template is not None and (takes := template.takes(*k.spec.params)) != k.takes:
         raise PlanError(

@@ -1,9 +1,9 @@
-"""Object files: whether bytes are the object of a kernel, before anything is linked from them.
+"""Validation of object files before anything is linked from them.
 
 A linker believes what an object says of itself: where its sections begin, which symbol a distance
-goes to, at which byte of a section it is to be written.  What comes from a disk is therefore read
-here first, field by field, and is no object if a field points out of the part that it is for.  The
-readers take any bytes and touch nothing besides.
+goes to, at which byte of a section it is to be written.  Files from a disk are therefore read here
+first, field by field, and refused if a field points out of the part that it is for.  The readers
+take any bytes and touch nothing besides.
 
 Sources: System V ABI, gABI, chapter 4, with the supplements of the processors; Apple's
 <mach-o/loader.h>, <mach-o/nlist.h> and <mach-o/reloc.h>; PE Format, Microsoft Learn; WebAssembly
@@ -20,7 +20,7 @@ from engine.kernels.machine.target import Target
 
 
 class Damaged(Exception):
-    """Bytes are no object of the kind they seem to be."""
+    """Bytes are not an object of the kind they seem to be."""
 
 
 def fits(code: bytes, symbol: str, target: Target) -> bool:
@@ -95,7 +95,7 @@ class Symbol(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """What a linker writes at a byte of a section; addend: None if it stands there."""
+    """A number that a linker writes at a byte of a section; addend: None if it stands there."""
 
     section: int
     offset: int
@@ -133,7 +133,7 @@ _ELF_MACHINES = {40: "arm", X86_64: "x86_64", 183: "aarch64", 243: "riscv64"}
 _RELOCATABLE = 1
 _LARGEST_ALIGNMENT = 4096  # a page: no more is known of memory before it is there
 
-# How many bytes a relocation writes: by machine, those of 8, and what all others take at least.
+# Bytes that a relocation writes, by machine: the kinds that write 8, and the least of all others.
 _EIGHT = {40: (), X86_64: (1, 24), 183: (257, 260), 243: (2, 18, 19)}
 _OTHERS = {40: 4, X86_64: 4, 183: 4, 243: 1}
 
@@ -250,7 +250,7 @@ def _macho(code: bytes) -> set[tuple[str, bytes]]:
     """Return the machine with each symbol that is in a section of instructions.
 
     Raises:
-        Damaged: it is no object, or a part points at what is not there.
+        Damaged: it is not an object, or a part points at what is not there.
     """
     (header,) = _rows(_MACHO_HEADER, code, 0, 1, "the header")
     machine = _MACHO_MACHINES.get(header[1])

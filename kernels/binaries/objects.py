@@ -5,7 +5,7 @@ them the distances from instructions to constants and functions of the same obje
 does that and more, and takes 55 MB of memory for its library alone.
 
 `link` knows the relocatable files of System V for x86-64, and of their relocations the distances of
-32 bits.  What holds anything else it leaves to its caller.
+32 bits.  Files with anything else it leaves to its caller.
 
 Source: System V ABI, AMD64 supplement, 4.4 (relocation); gABI, chapter 4 (ELF header to symbols).
 """

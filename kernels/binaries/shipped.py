@@ -14,8 +14,8 @@ A library exports one function, which returns the address of
 
 where kernel n is tables[n / share][n % share].  This file needs the standard library only.
 
-The folder is part of the installed package: who can write there can write its modules, too.  Sizes
-and digests find accidents.
+The folder is part of the installed package: a process that can write there can write its modules,
+too.  Sizes and digests find accidents.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Entry(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shipment:
-    """The shipped kernels of a folder, of which no code is loaded yet.
+    """The shipped kernels of a folder; none of their code is loaded yet.
 
     digest: equal for folders whose kernels compute the same, whatever system they are for.
     levels: by name of a level, the name, size in bytes and SHA-256 of its library.
@@ -80,7 +80,7 @@ class Shipment:
         return isinstance(spec, KernelSpec) and spec_key(spec) in self.kernels
 
     def numbers(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
-        """Return the numbers, by symbol, of those of the kernels that are shipped.
+        """Return the numbers, by symbol, of the given kernels that are shipped.
 
         Raises:
             PlanError: a kernel of a plan, which passes it something else than it takes.
@@ -123,13 +123,13 @@ class Shipment:
 
 
 def shipment() -> Shipment | None:
-    """What this installation ships; None if that is nothing.  Raises as `read`."""
+    """Return the kernels that this installation ships, None if none.  Raises as `read`."""
     return read(FOLDER)
 
 
 @functools.cache
 def read(folder: Path) -> Shipment | None:
-    """What a folder of shipped kernels holds; None if it has no manifest.
+    """Return the kernels of a folder; None if it has no manifest.
 
     Raises:
         FileError: the folder is damaged or of another version, or, in a checkout, it is of other

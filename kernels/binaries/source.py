@@ -172,7 +172,7 @@ def _levels_here() -> list[Level]:
 def current(prepared: Container[str] = ()) -> KernelSet:
     """Return the best set that this process can run; raises as `usable`.
 
-    prepared: the names of sets for which there are plans already, of which one is preferred.
+    prepared: the names of sets for which there are plans already; one of them is preferred.
     """
     found = usable()
     return next((each for each in found if each.name in prepared), found[0])

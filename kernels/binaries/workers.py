@@ -6,12 +6,12 @@ be written for it, and no fork of a process with threads.  On Linux one process 
 into as many as are wanted once it has imported what they share and compiled a first kernel.
 
 Where it can a process is given kernels of one module one after the other, since these call the same
-inline functions, which a process compiles once.  What it compiles comes back through a pipe, and
-who asked for it writes the cache.
+inline functions, which a process compiles once.  The code comes back through a pipe, and the
+process that asked for it writes the cache.
 
 A process that fails at a kernel says only that.  One that ends is not replaced, and when none is
-left, the remaining jobs fail.  Whoever asked then compiles the kernel itself, and has what went
-wrong as an error of its own.
+left, the remaining jobs fail.  The process that asked then compiles the kernel itself, and gets the
+error as its own.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Failed(Exception):
 
 
 def useful(kernels: int) -> int:
-    """How many processes compile this many kernels best; 0 where processes cannot be started."""
+    """Return how many processes to compile kernels with; 0 where none can be started."""
     program = Path(sys.executable or "").stem.lower()
     if getattr(sys, "frozen", False) or not program.startswith("python"):
         return 0  # a program with an interpreter in it: what it would do with arguments is open
@@ -82,7 +82,7 @@ def useful(kernels: int) -> int:
 
 
 def _memory() -> int:
-    """The bytes of memory of this machine or container; many where the system does not say."""
+    """Return the bytes of memory of this machine or container; many where it does not say."""
     found = [1 << 40]
     with contextlib.suppress(AttributeError, ValueError, OSError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -118,7 +118,7 @@ def start_processes(count: int) -> list[Process]:
         OSError: none can be started.
     """
     group: dict[str, Any] = {"process_group": 0}
-    if sys.platform == "linux":  # elsewhere a fork leaves more behind than threads
+    if sys.platform == "linux":  # elsewhere a fork loses more than threads
         return _started(count, **group)
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
@@ -177,7 +177,7 @@ class Pool:
 
     @property
     def running(self) -> bool:
-        """Whether there are processes."""
+        """True while there are processes."""
         return bool(self._processes)
 
     def submit(self, jobs: Sequence[Job], processes: int) -> list[Future[Code]]:
@@ -196,7 +196,7 @@ class Pool:
         return futures
 
     def _start(self, count: int) -> None:
-        """Start more processes, if that is possible; who calls holds the lock."""
+        """Start more processes, if that is possible; the caller must hold the lock."""
         try:
             started = start_processes(count)
         except OSError as error:
@@ -263,7 +263,7 @@ class Pool:
                 process.program.wait()
 
     def _take(self, module: str) -> tuple[Job, Future[Code]] | None:
-        """The next job: of this module if there is one, else of that with most; waits `IDLE`."""
+        """Return the next job, preferably of this module, or of the one with most; waits `IDLE`."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or any(self._waiting.values()), IDLE)
             if self._stopped or not any(self._waiting.values()):
@@ -272,7 +272,7 @@ class Pool:
             return group.popleft()
 
     def _fail_without_processes(self) -> None:
-        """Let all jobs fail if nobody is there to do them; who calls holds the lock."""
+        """Let all jobs fail if no process is left; the caller must hold the lock."""
         if not self._processes:
             for group in self._waiting.values():
                 for _, future in group:

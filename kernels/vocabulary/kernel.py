@@ -277,7 +277,7 @@ class Template:
         return bool(self.value(expression, names))
 
     def shaped_reach(self, names: Mapping[str, Any]) -> dict[str, int | Sequence[int]]:
-        """Return the reach into operands that have a shape; names: those of `KernelCall.names`."""
+        """Return the reach into operands that have a shape; names: as `KernelCall.names`."""
         code = self._compiled.get("reach")
         if code is None:
             sized = [p for p in self.parameters if p.size]

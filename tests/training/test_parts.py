@@ -164,7 +164,7 @@ CROSSING = {
     "centred": (f"{TOLD} m = ReduceMean<axes = [0]>(d) e = Sub(d, m)", "joins values"),
     "statistics of the batch": (f"{TOLD} m = ReduceMean<axes = [0]>(b) e = Mul(d, m)", "joins val"),
     "summed": (f"{TOLD} z = Constant<value = int64[1] {{0}}>() m = ReduceSum(d, z) o = Shape(d)"
-               " e = Expand(m, o)", "mixes samples: that of 't' is not one of each sample"),
+               " e = Expand(m, o)", "mixes samples: its gradient of 't' is not one of each sample"),
     "scaled by the size": (f"{TOLD} o = Shape<end = 1>(d) m = Cast<to = 1>(o) e = Div(d, m)",
                            "depends on how many samples a batch has"),
     "of no gradient, scaled": (f"{TOLD} o = Shape<end = 1>(d) m = Cast<to = 1>(o) p = Shape(d)"
@@ -174,7 +174,7 @@ CROSSING = {
                " a = Constant<value = int64[1] {0}>() q = Constant<value = int64[1] {-999}>()"
                " e = Slice(d, z, q, a, z)", "takes samples out of the batch"),
     "the mean for a bias": (f"{WITH_BIAS} e = ReduceMean<axes = [0], keepdims = 0>(d)",
-                            "not a sum over the samples: that of 'body.bias'"),
+                            "not a sum over the samples, which all share 'body.bias'"),
     "normed for a bias": (f"{WITH_BIAS} z = Constant<value = int64[1] {{0}}>()"
                           " f = ReduceSum<keepdims = 0>(d, z) n = ReduceL2(f) e = Div(f, n)",
                           "not linear"),
