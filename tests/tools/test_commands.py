@@ -73,6 +73,24 @@ def test_every_option_is_explained_and_has_one_spelling() -> None:
     assert {"--batch", "--shape", "--target", "--out", "--json"} <= found.keys()
 
 
+def test_every_required_option_is_missed() -> None:
+    """Help calls it required, and the command says so before it does anything."""
+    missed = set()
+    for name, row in COMMANDS.items():
+        loaded = row.load()
+        for option in loaded.params:
+            if isinstance(option, click.Option) and option.required:
+                with click.Context(loaded) as context, pytest.raises(click.MissingParameter):
+                    option.handle_parse_result(context, {}, [])
+                missed.add((name, option.name))
+    assert {("build", "out"), ("artifacts", "out"), ("lora", "out")} <= missed
+
+
+def test_a_build_without_a_folder_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["build", str(MLP), "--batch", "4", "--output", "scores"]) == 2
+    assert "Missing option '-o' / '--out'" in capsys.readouterr().err
+
+
 def test_the_help_lists_the_commands_and_the_exit_statuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -227,10 +227,9 @@ def out(what: str, *, required: bool = False, default: str | None = None) -> Dec
         "--out",
         type=click.Path(path_type=Path),
         metavar="PATH",
-        required=required,
-        default=default,
-        show_default=default is not None,
         help=what,
+        # A default of None counts as given, so that a required option would never be missed.
+        **({"required": True} if required else {"default": default, "show_default": bool(default)}),
     )
 
 
