@@ -115,7 +115,7 @@ class Loop:
             raise
 
     def _lead(self, function: Callable[[], T]) -> T:
-        """What a function returns, which rank 0 alone calls; all go on with that, or its error."""
+        """Call a function on rank 0 alone, and return or raise on all ranks what it did there."""
         return function() if self.ranks is None else self.ranks.lead(function)
 
     def _run(self) -> History:
@@ -156,10 +156,10 @@ class Loop:
             self.ranks.check_alike({**told, "the number of epochs": self.fit.epochs})
         if self.asked.folder is None:
             return
-        found = self._lead(self._found)
-        if found is None:
+        checkpoint = self._lead(self._found)
+        if checkpoint is None:
             return
-        last, position = Path(found[0]), found[1]
+        last, position = Path(checkpoint[0]), checkpoint[1]
         try:
             self._restore(position, last)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -214,10 +214,10 @@ class Loop:
             self.schedule.restore(state)
         saved = list(position["callbacks"])
         for callback in fit.callbacks:
-            found = next((each for each in saved if each[0] == type(callback).__name__), None)
-            if found is not None:
-                saved.remove(found)
-                callback.restore(found[1])
+            entry = next((each for each in saved if each[0] == type(callback).__name__), None)
+            if entry is not None:
+                saved.remove(entry)
+                callback.restore(entry[1])
 
     def _position(self, is_next: bool = False) -> dict[str, Any]:
         """Where the run is, as JSON can hold it.
@@ -293,7 +293,7 @@ class Loop:
     def _keeping(self, position: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
         """Inside, an exception leaves a checkpoint of what is trained before it goes on.
 
-        There is none behind a loss that is not finite, and none between the batches of a step.
+        None is written after a loss that is not finite, nor between the batches of a step.
         """
         try:
             yield
@@ -374,7 +374,7 @@ class Loop:
                 close()
 
     def _is_done(self, batch: Any) -> bool:
-        """Whether an update was done and not skipped; a skipped one is counted and told of.
+        """Return whether an update was done; count and report it if it was skipped.
 
         batch: the last one that it was made of, or this rank's share; None: it is gone.
 
@@ -431,7 +431,7 @@ class Loop:
             loss = ranks.learn(part, check_finite=True)
         else:
             loss = ranks.accumulate(part)
-        assert isinstance(part, Share)  # else it has raised
+        assert isinstance(part, Share)  # otherwise it has raised
         if not math.isfinite(loss) and not self.trainer.skips_nonfinite:
             if self.asked.accumulate > 1:
                 self.trainer.refuse_gradients()
@@ -446,7 +446,7 @@ class Loop:
         return f"epoch {fit.epoch}, batch {fit.batch} (after {fit.step} steps)"
 
     def _set_rate(self) -> None:
-        """Set the learning rate of the next step, if it is another than that of the last one."""
+        """Set the learning rate of the next step, if it differs from the rate of the last step."""
         fit, total = self.fit, None
         if fit.batches is not None:
             total = fit.epochs * -(-fit.batches // self.asked.accumulate)
@@ -547,8 +547,8 @@ class Loop:
     ) -> None:
         """Write a checkpoint, if the run has a folder.
 
-        must: raise a FileError if it cannot be written; otherwise a warning tells of it, and the
-            run goes on to the next one.
+        must: raise a FileError if it cannot be written; otherwise a warning says so, and the run
+            goes on to the next one.
         """
         if self.asked.folder is None:
             return

@@ -1,13 +1,13 @@
 """Metrics: numbers that say how good a model is, gathered batch by batch.
 
 A metric takes one output of the model and one of its inputs, the targets: by default the first
-output and the last input.  What it returns after any batches is what it would return after all of
-their samples in one; the sizes of batches, a smaller last one among them, do not matter.
+output and the last input.  It returns the same after several batches as after all of their samples
+in one batch; the sizes of batches, a smaller last one among them, do not matter.
 
-Which axis has the classes.  Integer targets of shape (n,) or (n, s, ...) go with scores that have
-one axis more.  It is axis 1, as ONNX has it, (n, c) or (n, c, s, ...), if the other axes are those
-of the targets, else the last one, (n, s, ..., c), as language models have it.  Scores of shape
-(n, s, s) are taken as ONNX's; `axis=` says otherwise.
+The axis of the classes: integer targets of shape (n,) or (n, s, ...) go with scores that have one
+axis more.  If the other axes match the targets, it is axis 1, as in ONNX: (n, c) or (n, c, s, ...).
+Otherwise it is the last one, as in language models: (n, s, ..., c).  Scores of shape (n, s, s) are
+read as ONNX's; `axis=` says otherwise.
 
 Positions whose target is `ignore_index`, -100 unless the loss or the caller says otherwise, do not
 count; neither as right nor as wrong nor in the number of positions.
@@ -44,7 +44,7 @@ IGNORED = -100  # as PyTorch marks positions that do not count
 class Metric(ABC):
     """Base of metrics.
 
-    name: the column of the history, behind "val_".
+    name: the column of the history, after "val_".
     mode: whether less ("min") or more ("max") of it is better; None: as its name says.
     output, target: the names of the output and of the input that it takes; None: the first output
         and the last input.
@@ -80,7 +80,7 @@ class Metric(ABC):
         """The metric of all batches since the last `reset`; NaN if nothing has counted."""
 
     def partial(self) -> list[float] | None:
-        """What has been counted since the last `reset`, as numbers that `merge` takes.
+        """Return the counts since the last `reset`, as numbers that `merge` takes.
 
         None, which is what a class of one's own returns unless it says otherwise: it cannot be
         counted in parts, so that each rank of a group evaluates all of the data.
@@ -88,7 +88,7 @@ class Metric(ABC):
         return None
 
     def merge(self, partials: Sequence[list[float]]) -> None:
-        """Take what several have counted, each a part of the data, in place of what was counted."""
+        """Replace the counts by the sum of the parts that several ranks have counted."""
         raise NotImplementedError(f"{type(self).__name__} has partial() and no merge()")
 
     def pair(self, outputs: Tensors, inputs: Tensors) -> tuple[Array, Array]:
@@ -147,13 +147,13 @@ class _Classes(Metric):
 
     @abstractmethod
     def count(self, scores: Array, targets: Array) -> None:
-        """Take scores (positions, classes) and targets (positions,), all of which count."""
+        """Count scores (positions, classes) and targets (positions,); every position counts."""
 
     def rows(self, scores: Array, targets: Array) -> tuple[Array, Array]:
         """The scores as (positions, classes) and the targets as (positions,), of those that count.
 
         Raises:
-            DTypeError: the targets are no whole numbers.
+            DTypeError: the targets are not whole numbers.
             ShapeError: the shapes do not fit.
         """
         if targets.dtype.kind not in "iub":
@@ -293,7 +293,7 @@ class F1(_Decisions):
     """2 TP / (2 TP + FP + FN).
 
     average: "macro": the mean over all classes that occur among the targets or the predictions;
-        "binary": that of class 1 of two.
+        "binary": the score of class 1 of two.
 
     The result is NaN where no such class occurs.
     """
@@ -323,11 +323,11 @@ class F1(_Decisions):
         classes = scores.shape[1]
         if self.average == "binary" and classes != 2:
             raise ShapeError(f"metric {self.name!r}: 'binary' is for 2 classes, got {classes}")
-        found = scores.argmax(1)
+        predicted = scores.argmax(1)
         more = classes - self._counts.shape[1]
         if more > 0:
             self._counts = np.pad(self._counts, ((0, 0), (0, more)))
-        for row, values in enumerate((found[found == targets], found, targets)):
+        for row, values in enumerate((predicted[predicted == targets], predicted, targets)):
             self._counts[row] += np.bincount(values, minlength=self._counts.shape[1])
 
     def partial(self) -> list[float]:
@@ -342,13 +342,13 @@ class F1(_Decisions):
         )
 
     def result(self) -> float:
-        right, found, wanted = self._counts
+        right, predicted, wanted = self._counts
         if self.average == "binary":
-            return _quotient(2 * int(right[1]), int(found[1] + wanted[1]))
-        occurring = found + wanted > 0
+            return _quotient(2 * int(right[1]), int(predicted[1] + wanted[1]))
+        occurring = predicted + wanted > 0
         if not occurring.any():
             return math.nan
-        return float((2 * right[occurring] / (found + wanted)[occurring]).mean())
+        return float((2 * right[occurring] / (predicted + wanted)[occurring]).mean())
 
 
 class _Errors(Metric):
@@ -360,15 +360,15 @@ class _Errors(Metric):
         self._sum, self._elements = 0.0, 0
 
     def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
-        found, targets = self.pair(outputs, inputs)
-        if found.shape != targets.shape:
-            if [d for d in found.shape if d > 1] != [d for d in targets.shape if d > 1]:
+        predicted, targets = self.pair(outputs, inputs)
+        if predicted.shape != targets.shape:
+            if [d for d in predicted.shape if d > 1] != [d for d in targets.shape if d > 1]:
                 raise ShapeError(
-                    f"metric {self.name!r}: the output has shape {list(found.shape)}, the targets "
-                    f"{list(targets.shape)}"
+                    f"metric {self.name!r}: the output has shape {list(predicted.shape)}, "
+                    f"the targets {list(targets.shape)}"
                 )
-            found = found.reshape(targets.shape)
-        self._sum += self.total(np.subtract(found, targets, dtype=np.float64))
+            predicted = predicted.reshape(targets.shape)
+        self._sum += self.total(np.subtract(predicted, targets, dtype=np.float64))
         self._elements += targets.size
 
     def partial(self) -> list[float]:
@@ -468,8 +468,8 @@ class Function(Metric):
         mode: Mode | None = None,
     ) -> None:
         self.function = function
-        found = name or str(getattr(function, "__name__", type(function).__name__))
-        super().__init__("function" if found == "<lambda>" else found, output, target)
+        known = name or str(getattr(function, "__name__", type(function).__name__))
+        super().__init__("function" if known == "<lambda>" else known, output, target)
         self.mode = mode
 
     def reset(self) -> None:
@@ -500,9 +500,9 @@ Given = str | Metric | Callable[[Array, Array], float]
 
 
 def metrics_of(given: Sequence[Given] | Given, ignore_index: int | None = IGNORED) -> list[Metric]:
-    """Metrics of names ("top" with any number behind it), `Metric` objects and functions.
+    """Make metrics of names ("top" with any number after it), `Metric` objects and functions.
 
-    ignore_index: that of the metrics that are given by name.
+    ignore_index: for the metrics that are given by name.
 
     Raises:
         InputError: a name is not known, or two metrics have one name.
@@ -515,12 +515,12 @@ def metrics_of(given: Sequence[Given] | Given, ignore_index: int | None = IGNORE
         several = list(several)
     except TypeError:
         raise DTypeError(f"metrics: expected a list, got {type(given).__name__}") from None
-    found = [_metric(each, ignore_index) for each in several]
-    names = [metric.name for metric in found]
+    metrics = [_metric(each, ignore_index) for each in several]
+    names = [metric.name for metric in metrics]
     for name in names:
         if names.count(name) > 1 or name == "loss":
             raise InputError(f"two metrics are called {name!r}: give one of them another name=")
-    return found
+    return metrics
 
 
 def _metric(given: Any, ignore_index: int | None) -> Metric:

@@ -1,10 +1,11 @@
-"""Ranks: what a trainer does together with those of other processes, see engine/distributed.
+"""Ranks: the steps of a trainer together with trainers of other processes.
 
 A batch is the one that a single process would train on.  Each rank takes its share of the samples,
 and the gradients of the shares are added, each weighted by what its samples count in the loss of
 the whole batch, as parts.py does it for micro-batches.  Then all ranks do the same update.
 
-Whatever can fail on one rank alone is agreed upon, see `Agreement`.
+Ranks agree upon everything that can fail on one of them alone, see `Agreement`.  The group is
+explained in engine/distributed.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _APART = 0x9E3779B97F4A7C15  # between the seeds of two ranks: 2**64 / golden ra
 
 @dataclass(slots=True)
 class _Part:
-    """What a rank does with its share of a batch.
+    """The work of a rank on its share of a batch.
 
     total: how many samples the batch has; 0: there are no more batches.
     samples: the part of them that this rank has, 0 to 1.
-    weight: what they weigh in the loss of the batch, which is a mean if `is_mean`, else a sum.
+    weight: what they weigh in the loss of the batch, which is a mean if `is_mean`, or a sum.
     is_parted: whether gradients are added over the ranks when all have been computed.
-    factor: what the loss of the share is multiplied with in that of the batch.
+    factor: the loss of the share times this is its part of the loss of the batch.
     """
 
     total: int
@@ -70,7 +71,7 @@ class Ranks(Agreement):
         self._loss = 0.0  # of this rank's share of the last batch
         own = trainer.session.seed
         self.seed = noise.seed() if own is None else own
-        if group.rank:  # what dropout draws for one share should be no copy of that for another
+        if group.rank:  # shares must not draw the same dropout masks
             moved = (self.seed + group.rank * _APART) % 2**64
             trainer.session.seed = moved - 2**64 if moved >= 2**63 else moved
 
@@ -103,7 +104,7 @@ class Ranks(Agreement):
         """Replace what training moves without a gradient by the mean over the ranks.
 
         These are the running statistics of batch normalisations, which each rank takes over its own
-        share.  What is the same on all ranks stays as it is, to the last bit.
+        share.  Values that are equal on all ranks stay as they are, to the last bit.
         """
         state = self._trainer.state
         names = [
@@ -136,7 +137,7 @@ class Ranks(Agreement):
             if region in state.regions:
                 digest.update(state.regions[region].data)
         told = everyone(self.group, digest.hexdigest())
-        other = [rank for rank, found in enumerate(told) if found != told[0]]
+        other = [rank for rank, theirs in enumerate(told) if theirs != told[0]]
         if other:
             raise agreed(
                 GroupError(
@@ -166,9 +167,9 @@ class Ranks(Agreement):
         )
 
     def shares(self, source: Batches, number: int, start: int) -> Iterator[Share | Exception]:
-        """This rank's shares of the batches of an epoch, from batch `start` on.
+        """Yield this rank's shares of the batches of an epoch, from batch `start` on.
 
-        An exception in place of a share is that with which reading it has ended.
+        An exception instead of a share is the error with which reading it has ended.
 
         Raises:
             GroupError: other ranks have more batches.
@@ -189,12 +190,12 @@ class Ranks(Agreement):
             parts.close()
 
     def learn(self, share: Share | Exception, *, check_finite: bool) -> float:
-        """Do one step with a batch of which this rank has a share; returns the loss of the batch.
+        """Do one step with this rank's share of a batch; return the loss of the whole batch.
 
         Gradients are added while the backward pass runs, unless the share of a rank is trained on
         in parts: then when all are done.
 
-        share: an exception is that with which reading it has ended.
+        share: an exception is the error with which reading it has ended.
 
         Raises:
             EngineError: as `Trainer.step`; GroupError where that was on another rank.
@@ -234,7 +235,7 @@ class Ranks(Agreement):
         return self._behind(part, run, is_step=False)
 
     def _checked(self, share: Share | Exception, *, is_step: bool) -> _Part:
-        """What this rank does with its share, when all ranks know theirs.
+        """Return the work of this rank on its share, once all ranks know their shares.
 
         is_step: whether an update with this batch alone follows.
         """
@@ -253,7 +254,7 @@ class Ranks(Agreement):
         """Find out what a share weighs in its batch, and whether it is trained on in parts.
 
         Raises:
-            EngineError: the loss is no mean or sum of the samples; or there is no plan for it.
+            EngineError: the loss is not a mean or sum of the samples; or there is no plan for it.
         """
         splitter, names = self._steps.splitter, self._trainer.inputs
         shapes, own = [array.shape for array in part.arrays], max(share.own, 1)
@@ -280,7 +281,7 @@ class Ranks(Agreement):
             raise InputError(
                 "the share of a rank cannot be trained on in parts, nor can ranks add up the "
                 "gradients of several batches: the model has gradients of its own, as the backward "
-                "of an autograd.Function, which are computed of those of the whole batch; use a "
+                "of an autograd.Function, which needs the gradients of the whole batch; use a "
                 "loss with reduction='sum', or leave out micro_batches and accumulation"
             )
 
@@ -288,7 +289,7 @@ class Ranks(Agreement):
         """Tell the other ranks of this rank's part, and set what follows of all of theirs.
 
         Raises:
-            Exception: that of this rank.
+            Exception: the one of this rank.
             GroupError: another rank has one, or another batch.
         """
         rank, size = self.group.rank, self.group.size
@@ -429,5 +430,5 @@ def words(part: Share) -> Sequence[Any]:
 
 
 def _short_digest(array: Array) -> int:
-    found = hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).digest()
-    return int.from_bytes(found, "little", signed=True)
+    digest = hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

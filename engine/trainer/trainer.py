@@ -81,13 +81,13 @@ class Trainer:
     Args:
         artifacts: folder of `generate_artifacts`, or of onnxruntime-training.
         prefix: what the names of the artifacts begin with.
-        outputs: names of values of the eval model that are the model's outputs; by default those
-            of the forward model that the artifacts were made of.
-        learning_rate: by default that of the checkpoint, else 0.001.
+        outputs: names of values of the eval model that are the model's outputs; by default the
+            outputs of the forward model that the artifacts were made of.
+        learning_rate: by default the checkpoint's rate; 0.001 if it has none.
         group: the processes that train this model together, see `engine.distributed`; all of them
-            make such a trainer and call the same methods with the same batches, of which each takes
-            its share.  They begin with the parameters of rank 0, which alone writes files.  None:
-            this process trains alone.
+            make such a trainer and call the same methods with the same batches, and each takes its
+            share of every batch.  They begin with the parameters of rank 0, which alone writes
+            files.  None: this process trains alone.
 
     Attributes:
         module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
@@ -102,7 +102,7 @@ class Trainer:
         ModelError, CheckpointError: an artifact is malformed, or does not fit the others.
         NameNotFoundError: the eval model has no value that `outputs` names.
         BudgetError: no plan keeps to the budget, where the file of the model fixes all shapes;
-            else the first step of a shape raises it, and nothing has changed.
+            otherwise the first step of a shape raises it, and nothing has changed.
     """
 
     def __init__(
@@ -424,18 +424,18 @@ class Trainer:
     def check(
         self, *batch: Any, memory_budget: int | str | None = None, variants: bool = True
     ) -> Check:
-        """Tell what a step on such a batch takes of memory and time; nothing is trained.
+        """Predict the memory and time that a step on such a batch takes; nothing is trained.
 
-        The memory is that of the plans and that of a whole process which trains; the time is
-        reckoned from the speed of this machine, which is measured in about two seconds.
+        It gives the memory of the plans and of a whole process that trains.  The time is estimated
+        from the speed of this machine, which is measured in about two seconds.
 
-        batch: as `step` takes it; a tuple of whole numbers in place of an array is its shape.
+        batch: as `step` takes it; a tuple of whole numbers instead of an array is its shape.
         memory_budget: what all regions may take, as bytes or text such as "48 MB"; by default what
             this trainer keeps to.
         variants: whether to plan what would take less, too, as smaller batches or fewer layers.
 
         Raises:
-            InputError, DTypeError: the batch does not fit, or the budget is no number of bytes.
+            InputError, DTypeError: the batch does not fit, or the budget is not a number of bytes.
             EngineError: the step cannot be planned for these shapes.
         """
         from engine.trainer.dry_run import dry_run
@@ -502,17 +502,17 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """How many updates have been done, those before a checkpoint included."""
+        """The number of updates done, including those before a checkpoint."""
         return self._need_optimizer().steps
 
     @property
     def skips_nonfinite(self) -> bool:
-        """Whether updates are skipped where a gradient is NaN or infinite."""
+        """True if an update is skipped when a gradient is NaN or infinite."""
         return self.optimizer is not None and self.optimizer.skips_nonfinite
 
     @property
     def skipped(self) -> int:
-        """How many updates were skipped, those before a checkpoint included."""
+        """The number of updates skipped, including those before a checkpoint."""
         return self._need_optimizer().skipped
 
     def _need_optimizer(self) -> Optimizer:
@@ -542,7 +542,7 @@ class Trainer:
             train: what `engine.data.batches` takes.
             validation: data to evaluate on after every epoch; or the share of the samples of
                 `train` that is set apart for it, between 0 and 1.
-            batch_size, shuffle: of data that are no batches yet; None: 32, or as many samples as
+            batch_size, shuffle: of data that are not batches yet; None: 32, or as many samples as
                 the file of the model fixes.
             metrics: what is measured on the validation data, see `engine.trainer.metrics`.
             schedule: of the learning rate, see `engine.trainer.schedules`; or a function of
@@ -588,7 +588,7 @@ class Trainer:
 
     @property
     def ignore_index(self) -> int:
-        """The target of positions that metrics leave out: that of the loss, else -100."""
+        """The target of positions that metrics leave out: as in the loss, or -100."""
         loss = None if self.recipe is None else self.recipe.loss
         index = getattr(loss, "ignore_index", None)
         return -100 if index is None else int(index)
@@ -631,8 +631,8 @@ class Trainer:
             InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
         """
         model = self._prediction
-        found = self.session.run(model, self._arrays(model, features))
-        return dict(zip(self.outputs, found, strict=True))
+        values = self.session.run(model, self._arrays(model, features))
+        return dict(zip(self.outputs, values, strict=True))
 
     def evaluate(
         self,
@@ -646,7 +646,7 @@ class Trainer:
 
         Args:
             data: what `engine.data.batches` takes.
-            batch_size: of data that are no batches yet; None as in `fit`.
+            batch_size: of data that are not batches yet; None as in `fit`.
             metrics: see `engine.trainer.metrics`.
             each: is called after every batch.
 
@@ -663,8 +663,8 @@ class Trainer:
 
         Args:
             data: what `engine.data.batches` takes; targets in it are left out.
-            batch_size: of data that are no batches yet; None as in `fit`.  A smaller last batch is
-                filled up where the file of the model fixes the number of samples.
+            batch_size: of data that are not batches yet; None as in `fit`.  A smaller last batch
+                is filled up where the file of the model fixes the number of samples.
 
         Raises:
             InputError: there are no samples.
@@ -707,8 +707,8 @@ class Trainer:
 
         Raises:
             FileError: it cannot be read.
-            CheckpointError, ShapeError, DTypeError: it is no checkpoint, or one of another model
-                or optimizer.  Nothing has changed.
+            CheckpointError, ShapeError, DTypeError: it is not a checkpoint, or one of another
+                model or optimizer.  Nothing has changed.
         """
         from engine.trainer.restore import restore
 
@@ -721,7 +721,7 @@ class Trainer:
     def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
         """Write the model as plain ONNX for inference, with the parameters as they are now.
 
-        outputs: by default those of the model.
+        outputs: by default all outputs of the model.
 
         Raises:
             FileError: the file cannot be written.
@@ -736,7 +736,7 @@ class Trainer:
 
 
 def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
-    """The ranks of a trainer, all of which have the parameters of rank 0 from now on.
+    """Join a trainer to a group: return its ranks, with the parameters of rank 0 on all of them.
 
     Raises:
         GroupError: they have other artifacts, or are for another kind of processor.
@@ -745,8 +745,8 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
     from engine.trainer.ranks import Ranks
 
     if not (hasattr(group, "rank") and hasattr(group, "gather")):
-        found = type(group).__name__
-        raise DTypeError(f"group: expected a group of ranks, see engine.distributed; got {found}")
+        kind = type(group).__name__
+        raise DTypeError(f"group: expected a group of ranks, see engine.distributed; got {kind}")
     ranks = Ranks(trainer, group, steps)
     model, optimizer = trainer.digests
     ranks.check_alike(
