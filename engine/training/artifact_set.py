@@ -2,18 +2,18 @@
 
 A process that is killed while it writes, a copy that ends half-way and a folder that two programs
 write to leave files of two sets under the names of one.  They may fit one another, and would train
-something that nobody asked for.  Every file therefore says of which set it is:
+something that nobody asked for.  Every file therefore names its set:
 
     training_model, eval_model    metadata `edgegrad.set`: the id of these two models
-    optimizer_model               the same, and behind a space the id of this model
+    optimizer_model               the same, and after a space the id of this model
     checkpoint                    a property `edgegrad.set` of both; every later save keeps it
 
 An id is a digest of content, so that the same inputs give the same files.  Values of parameters are
 not in it: models of one id with any checkpoint of it are what some call has written.
 
-Files are compared where they have the names of one set in one folder.  What a program takes from
-elsewhere, or has under another name, is its own choice, and only has to fit: a checkpoint may go on
-with new artifacts.  Files without an id, as those of onnxruntime-training, are not compared.
+Files are compared where they have the names of one set in one folder.  A program may take files
+from elsewhere, or under another name; these only have to fit: a checkpoint may go on with new
+artifacts.  Files without an id, such as the artifacts of onnxruntime-training, are not compared.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SetId:
     @classmethod
     def parse(cls, text: object) -> SetId:
         """The ids that a file says; none of something else."""
-        found = text.split(" ") if isinstance(text, str) else []
-        return cls(*found) if 1 <= len(found) <= 2 else cls()
+        ids = text.split(" ") if isinstance(text, str) else []
+        return cls(*ids) if 1 <= len(ids) <= 2 else cls()
 
     def __str__(self) -> str:
         return f"{self.models} {self.optimizer}" if self.optimizer else self.models
@@ -87,11 +87,11 @@ def _is_path(source: Source) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def _parts(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """What the paths of all files of a set begin with, and the name of this one; "" if it has none.
+    """Split the path of a file of a set into folder with prefix, and name; "" if it has no name.
 
-    The beginning is the folder and the prefix.
+    The paths of all files of the set begin with the first part.
     """
     whole = os.path.abspath(path)
-    found = [name for name in (*NAMES, *CHECKPOINTS) if os.path.basename(whole).endswith(name)]
-    name = max(found, key=len, default="")
+    names = [name for name in (*NAMES, *CHECKPOINTS) if os.path.basename(whole).endswith(name)]
+    name = max(names, key=len, default="")
     return whole.removesuffix(name), name

@@ -27,8 +27,8 @@ def check(model: Model, slots: Mapping[str, Slot]) -> None:
         if owner not in slots or not slots[owner].trainable:
             known = [n for n, s in slots.items() if s.trainable]
             raise ModelError(
-                f"the {model.what} accumulates a gradient of {owner!r}, which is no trainable "
-                f"parameter of the checkpoint{nearest(owner, known)}"
+                f"the {model.what} accumulates a gradient of {owner!r}, which is not a "
+                f"trainable parameter of the checkpoint{nearest(owner, known)}"
             )
         _check_type(model, name, owner, slots[owner])
     fixed = sorted(slots.keys() & set(model.interface.constants))

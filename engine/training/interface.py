@@ -50,10 +50,10 @@ class Declared:
         Raises:
             ShapeError: a dimension is symbolic.
         """
-        found = tuple(d for d in self.shape if isinstance(d, int))
-        if len(found) < len(self.shape):
+        known = tuple(d for d in self.shape if isinstance(d, int))
+        if len(known) < len(self.shape):
             raise ShapeError(f"{self}: a dimension is not known yet")
-        return found
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Large:
     """A large constant of a model after constant folding; plans find it in region frozen.
 
     at: where its bytes begin in the file of the model; None if they are not there.
-    file: of external data that it is in, by its path from the folder of the model; else "".
+    file: of external data that it is in, by its path from the folder of the model; otherwise "".
     """
 
     name: str
@@ -78,7 +78,7 @@ class Large:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What the runtime must know of a model.
+    """The properties of a model that the runtime must know.
 
     inputs: all inputs by name, parameters and accumulation buffers among them.
     outputs: the names of the outputs.
@@ -161,8 +161,8 @@ class Interface:
                 made.append(content)
         small = tuple(place for place in external if place[2] <= decide)
         stamp = external_digest(model, small)
-        found = replace(self, large=tuple(large), made=b"".join(made))
-        return replace(found, external=small, stamp=stamp)
+        located = replace(self, large=tuple(large), made=b"".join(made))
+        return replace(located, external=small, stamp=stamp)
 
     def contents(self, data: mapping.Content, model: str = "") -> Iterator[tuple[str, Array]]:
         """The large constants by name, with their values, which are views.
@@ -179,8 +179,8 @@ class Interface:
                 kind = np.dtype(NUMPY[each.dtype])
                 count, at = math.prod(each.shape), each.at or 0
                 what = f"constant {each.name!r}"
-                found = mapping.open_array(path, kind, count, at, what, model)
-                yield each.name, found.reshape(each.shape)
+                array = mapping.open_array(path, kind, count, at, what, model)
+                yield each.name, array.reshape(each.shape)
                 continue
             source, at = (self.made, begin) if each.at is None else (data, each.at)
             begin += each.nbytes if each.at is None else 0
@@ -270,12 +270,12 @@ def external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
     """
     if not places:
         return ""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, offset, nbytes in places:
         path = os.path.join(os.path.dirname(model), name)
-        found.update(repr((name, offset, nbytes)).encode())
-        found.update(files.read_array(path, np.dtype(np.uint8), nbytes, offset, path, model).data)
-    return found.hexdigest()
+        digest.update(repr((name, offset, nbytes)).encode())
+        digest.update(files.read_array(path, np.dtype(np.uint8), nbytes, offset, path, model).data)
+    return digest.hexdigest()
 
 
 def pieces(

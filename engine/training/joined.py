@@ -77,7 +77,7 @@ class JoinedStep:
                 before.put_back()
             state.settle()
             state.draws = draws
-            self._session.settle_statistics(was_done=True)  # those of earlier steps, if any
+            self._session.settle_statistics(was_done=True)  # of earlier steps, if any
             self._optimizer.count(was_done)
             self._session.overwrite = True
             return tuple(program.outputs[name].copy() for name in self._model.outputs)

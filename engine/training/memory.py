@@ -137,7 +137,7 @@ class Memory:
     def keep(self, key: tuple[Any, ...], program: Program) -> None:
         """Keep a new program; programs long not used go while the limit is passed.
 
-        The limit is that of `config.plan_bytes`, on the memory that programs have for themselves.
+        `config.plan_bytes` limits the memory that programs have for themselves.
         """
         self.programs[key] = program
         total = sum(p.nbytes for p in self.programs.values())
@@ -147,8 +147,8 @@ class Memory:
     def freeze(self, models: Sequence[Model]) -> None:
         """Move large constants of the models into this memory; equal ones of one name only once.
 
-        Those of external data stay in their file, at multiples of `ALIGN` there: pages of the
-        region are those of the file.
+        Constants of external data stay in their file, at multiples of `ALIGN` there: the region
+        maps the pages of the file.
         """
         kept: dict[str, list[tuple[Array, int]]] = {}
         single: list[tuple[Array, Piece | None]] = []
@@ -163,11 +163,11 @@ class Memory:
                 asked.append((model, name, at))
         pieces = [piece for _, piece in single if piece is not None]
         places, laid, top = mapping.laid_out(pieces)
-        found = iter(places)
+        placed = iter(places)
         offsets = []
         for array, piece in single:
             if piece is not None:
-                offsets.append(next(found))
+                offsets.append(next(placed))
             else:
                 offsets.append(top)
                 top += align(array.nbytes)
@@ -184,7 +184,7 @@ class Memory:
 
 
 def _same(a: Array, b: Array) -> bool:
-    """Whether two constants are equal to the last bit; at one place in memory they are."""
+    """Return whether two constants are equal to the last bit; at one place in memory they are."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.ctypes.data == b.ctypes.data and a.strides == b.strides:

@@ -53,8 +53,8 @@ class Model(ModelFile):
     parameters, buffers, inputs, outputs: the names of its inputs and outputs: parameters of the
         state, accumulated gradients, and what is the caller's.
     resets: whether it has the flag by which a step overwrites accumulated gradients.
-    deciding: those of its large constants whose values decide shapes: plans need them as constants.
-    target: the CPU that plans are for; None means that of the memory's set of kernels, which are
+    deciding: its large constants whose values decide shapes: plans need them as constants.
+    target: the CPU that plans are for; None means the CPU of the memory's set of kernels, which are
         then the only ones that plans use.
     closed: as `Planner` says.
     ranks: of a training model, those that train it together; None for this process alone.
@@ -109,7 +109,7 @@ class Model(ModelFile):
             NameNotFoundError: the model has no value of such a name.
             ModelError: the file has been changed since this model was opened.
         """
-        found = Model(
+        model = Model(
             self._source,
             self.state,
             self.memory,
@@ -120,13 +120,13 @@ class Model(ModelFile):
             records=self._make_records,
             selected=names,
         )
-        if found._content != self._content:
+        if model._content != self._content:
             raise ModelError(f"the file of the {self.what} has been changed since it was opened")
-        large = found.interface.large
+        large = model.interface.large
         if all(each.name in self.frozen for each in large):
-            found.frozen = {each.name: self.frozen[each.name] for each in large}
-            found.freeze()
-        return found
+            model.frozen = {each.name: self.frozen[each.name] for each in large}
+            model.freeze()
+        return model
 
     @property
     def paths(self) -> Paths:
@@ -203,8 +203,8 @@ class Model(ModelFile):
         values: of inputs that are constants in the plan.
         update: what the plan of a training model does with the gradients; None: it accumulates
             them, in region grad.
-        is_part: whether the plan of a training model is that of a part of a batch, which has the
-            input `SHARE` of engine/plan/collective.py: what the loss of the part counts.
+        is_part: whether the plan is for a part of a batch.  It then has the input `SHARE` of
+            engine/plan/collective.py: what the loss of the part counts.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -222,8 +222,8 @@ class Model(ModelFile):
         values = values or {}
         what = self.what if update is None else update.what
         key = (what, is_part, *shapes, *((name, v.tobytes()) for name, v in values.items()))
-        found = self.memory.used(key)
-        if found is None:
+        program = self.memory.used(key)
+        if program is None:
             with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
                 named = dict(zip(self.inputs, shapes, strict=True))
                 plan, file = self._planned(named, values, update, is_part)
@@ -231,9 +231,9 @@ class Model(ModelFile):
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
             resolve, constants = self.memory.kernels.resolve, self.memory.constants
             group = None if self.ranks is None else self.ranks.group
-            found = Program(plan, resolve, shared, constants, file, group)
-            self.memory.keep(key, found)
-        return found
+            program = Program(plan, resolve, shared, constants, file, group)
+            self.memory.keep(key, program)
+        return program
 
     # --- plans
 
@@ -298,10 +298,11 @@ class Model(ModelFile):
         return plan, raw
 
     def _stays_inside(self, plan: Plan, raw: bytes, records: Records) -> bool:
-        """Whether no step of a plan beside the artifacts reaches outside of its operands.
+        """Check that no step of a plan beside the artifacts reaches outside of its operands.
 
-        If one does, a warning says which.  If none does, the cache folder says so from then on, for
-        the check asks the declarations of all kernels, which takes some tenths of a second.
+        A warning names a step that does, and the result is False.  Otherwise the cache folder says
+        so from then on, as the check asks the declarations of all kernels, which takes some tenths
+        of a second.
 
         raw: the plan as it was read.
         """
@@ -326,7 +327,7 @@ class Model(ModelFile):
         values: Mapping[str, Array] | None = None,
         update: Update | None = None,
     ) -> Plan:
-        """As `plan`; the plan is read from the records if it is there, else it is kept in them."""
+        """Return the plan as `plan` does, from the records if it is there; otherwise keep it."""
         return self._planned(shapes, values, update)[0]
 
     def _planned(
@@ -348,9 +349,9 @@ class Model(ModelFile):
         )
 
     def planned_update(self, layout: Layout) -> Plan:
-        """The plan of this optimizer model for states laid out so, from the records if it is there.
+        """Return the plan of this optimizer model for these states.
 
-        Else it is made, and kept in them.
+        It comes from the records if it is there; otherwise it is made, and kept in them.
         """
         make = partial(self._planners.update, layout)
         return self._kept("update", "planned", layout.states, make)[0]
@@ -381,11 +382,11 @@ class Model(ModelFile):
         """The states that an optimizer model keeps for the trained parameters, laid out in memory.
 
         Raises:
-            ModelError, DTypeError: it is no optimizer model for these parameters.
+            ModelError, DTypeError: it is not an optimizer model for these parameters.
         """
         kinds, slots = self.state.trainable_kinds(), self.state.slots
-        found = self._states(kinds)
-        return lay_out(found, {n: (slots[n].dtype, slots[n].shape) for n in kinds if n in slots})
+        states = self._states(kinds)
+        return lay_out(states, {n: (slots[n].dtype, slots[n].shape) for n in kinds if n in slots})
 
     def _states(self, kinds: Mapping[str, str]) -> tuple[State, ...]:
         """The table of states for parameters of these types, from the records or the graph."""
@@ -397,13 +398,13 @@ class Model(ModelFile):
         with self.planning("read", self.records):
             from engine.graphs.offline import optimizers
 
-            found = optimizers.states_of(self.graph, kinds)
+            states = optimizers.states_of(self.graph, kinds)
         if self.records is not None:
-            self.records.put(key, json.dumps([astuple(state) for state in found]).encode())
-        return found
+            self.records.put(key, json.dumps([astuple(state) for state in states]).encode())
+        return states
 
     def skips_updates(self) -> bool:
-        """Whether this optimizer model updates nothing where a gradient is NaN or infinite."""
+        """Return whether this optimizer model updates nothing if a gradient is NaN or infinite."""
         key = plan_cache.key("skips", self.digest)
         raw = None if self.records is None else self.records.get(key)
         if raw in (b"0", b"1"):
@@ -411,10 +412,10 @@ class Model(ModelFile):
         with self.planning("read", self.records):
             from engine.graphs.offline import optimizers
 
-            found = bool(optimizers.signals_of(self.graph))
+            skips = bool(optimizers.signals_of(self.graph))
         if self.records is not None:
-            self.records.put(key, b"1" if found else b"0")
-        return found
+            self.records.put(key, b"1" if skips else b"0")
+        return skips
 
     def guarded(self) -> bytes:
         """This optimizer model as one that updates nothing where a gradient is NaN or infinite.
@@ -439,10 +440,10 @@ class Model(ModelFile):
         return program
 
     def model_outputs(self) -> list[str]:
-        """Names of the outputs of the forward model that this eval model was made of.
+        """Return the names of the outputs of the forward model that this eval model was made of.
 
-        The file has them in its metadata.  Elsewhere they are the outputs behind the loss, or what
-        the loss is computed of together with the last input, which is then the target.
+        The file has them in its metadata.  Elsewhere they are the outputs after the loss, or the
+        values that the loss is computed of, besides the last input, which is then the target.
 
         Raises:
             ModelError: nothing that the model computes enters the loss beside the target.
@@ -459,14 +460,14 @@ class Model(ModelFile):
         with self.planning("read", self.records):
             from engine.graphs.offline import export
 
-            found = export.model_outputs(self.graph, self.inputs[-1]) if self.inputs else []
-        if not found:
+            names = export.model_outputs(self.graph, self.inputs[-1]) if self.inputs else []
+        if not names:
             raise ModelError(
                 f"the {self.what} computes its loss of inputs alone: name the outputs of the model"
             )
         if self.records is not None:
-            self.records.put(key, json.dumps(found).encode())
-        return found
+            self.records.put(key, json.dumps(names).encode())
+        return names
 
     def export(
         self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None

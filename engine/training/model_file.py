@@ -37,7 +37,7 @@ _PLANNER = ("onnx", "google", "numba", "llvmlite")  # packages that only plannin
 class ModelFile:
     """The file of one ONNX model.
 
-    Its graph is read when something is planned or exported.  What else is needed of it is its
+    Its graph is read when something is planned or exported.  Everything else needs only its
     interface, which is kept with its plans if there are records (see plan_cache.py).
 
     what: what messages call the model.
@@ -46,12 +46,12 @@ class ModelFile:
     frozen: the offsets of its large constants in region frozen.
     records: where what planning finds out is kept; None if it is not.  The constructor takes what
         makes them for the folder of the model, if that is known.
-    selected: the values that are the outputs in place of those of the file; None for the model as
+    selected: the values that are the outputs instead of the file's outputs; None for the model as
         it is.
 
     Raises:
         FileError: the file cannot be read.
-        ModelError: it is no model.
+        ModelError: it is not a model.
         MissingPackageError: it must be read by a package that is not installed.
     """
 
@@ -84,7 +84,7 @@ class ModelFile:
             self.interface = Interface.of(*self._graphs, FROZEN_BYTES)
 
     def setting(self) -> plan_cache.Setting:
-        """What plans of this model run on."""
+        """Return the kernel set, target and number of threads that plans of this model run on."""
         kernels = self.memory.kernels
         return kernels.name, kernels.target.name, self.threads
 
@@ -118,32 +118,32 @@ class ModelFile:
         raw = records.get(key)
         if raw is not None:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
-                found = Interface.from_bytes(raw, len(data))
-                stamps = found.notes.get(mapping.STAMPS.removeprefix(NOTE))
+                interface = Interface.from_bytes(raw, len(data))
+                stamps = interface.notes.get(mapping.STAMPS.removeprefix(NOTE))
                 if stamps is not None:
                     mapping.check_stamps(stamps, self._path)
-                if external_digest(self._path, found.external) == found.stamp:
-                    self._keep(found, records)
+                if external_digest(self._path, interface.external) == interface.stamp:
+                    self._keep(interface, records)
                     self._pieces = [data]
-                    return found
+                    return interface
         with self.planning("read", records):
             from engine.graphs.passes.infer import FOLD_BYTES
 
             self._graphs = graph, folded = self._load(data)
-        found = Interface.of(graph, folded, FROZEN_BYTES)
+        interface = Interface.of(graph, folded, FROZEN_BYTES)
         if _may_be_kept(graph):
             beside = graph.external, self._path, FOLD_BYTES
-            known = found.located(folded.initializers, data, *beside)
+            known = interface.located(folded.initializers, data, *beside)
             records.put(key, known.to_bytes())
             self._keep(known, records)
             records.tell(self.digest, None)
-        return found
+        return interface
 
     def _keep(self, interface: Interface, records: Records) -> None:
         """Keep records of this model from now on, under a digest of all that decides its plans.
 
-        Of external data that is what may be folded into other constants.  What is larger decides
-        no plan, unless its values turn out to decide shapes; such plans are not kept.
+        The digest includes external data that may be folded into other constants.  Larger data
+        decides no plan, unless its values turn out to decide shapes; such plans are not kept.
         """
         self.records = records
         if interface.external:
@@ -184,16 +184,16 @@ class ModelFile:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in _PLANNER:
                 raise
-            found, folder = "", None
+            complaint, folder = "", None
             if records is not None and records.beside is not None:
-                found = records.complaint(self.digest, self.setting())
+                complaint = records.complaint(self.digest, self.setting())
             if records is not None:
                 folder = records.folder
             command = plan_cache.command(folder, self.threads)
             raise MissingPackageError(
                 f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
-                f"it is not installed (pip install edgegrad); {found}or run `{command}` where it "
-                f"is, and copy {plan_cache.PREPARED} beside the model"
+                f"it is not installed (pip install edgegrad); {complaint}or run `{command}` where "
+                f"it is, and copy {plan_cache.PREPARED} beside the model"
             ) from error
 
     def _loaded(self) -> tuple[Graph, Graph]:
@@ -262,10 +262,10 @@ class ModelFile:
 
 
 def _may_be_kept(graph: Graph) -> bool:
-    """Whether its file alone, and this package alone, decide what is planned for a model.
+    """Return whether the file of a model and this package alone decide the plans of the model.
 
-    It is not so where operators are somebody's own.  Of what is in other files, the digest has what
-    is small enough to be folded, see `_keep`.
+    They do not where operators are a user's own.  Of external data the digest has what is small
+    enough to be folded, see `_keep`.
     """
     from engine.kernels.vocabulary.op import MS, OURS
 
@@ -273,10 +273,10 @@ def _may_be_kept(graph: Graph) -> bool:
 
 
 def _domains(graph: Graph) -> set[str]:
-    """The domains of all nodes, those of subgraphs included."""
-    found = {node.domain for node in graph.nodes}
+    """Return the domains of all nodes, including the nodes of subgraphs."""
+    domains = {node.domain for node in graph.nodes}
     inner = (getattr(value, "graph", None) for n in graph.nodes for value in n.attrs.values())
-    return found.union(*(_domains(body) for body in inner if body is not None))
+    return domains.union(*(_domains(body) for body in inner if body is not None))
 
 
 def folded(graph: Graph) -> Graph:
@@ -285,13 +285,13 @@ def folded(graph: Graph) -> Graph:
     from engine.graphs.passes.foreign import pool_grads_know_input
     from engine.graphs.passes.infer import infer
 
-    found = graph.copy()
+    copy = graph.copy()
     large = any(a.nbytes >= FROZEN_BYTES for a in graph.initializers.values())
     if large and not has_control_flow(graph):
         try:
-            infer(pool_grads_know_input(found))
+            infer(pool_grads_know_input(copy))
         except InternalError:
             raise
         except EngineError:
             pass  # planning knows more: values of inputs, and single floats for half ones
-    return found
+    return copy

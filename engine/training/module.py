@@ -39,10 +39,11 @@ class Module:
         device: "cpu".
         session_options: an object whose `intra_op_num_threads`, if positive, is the number of
             threads; anything else in it is ignored.
-        threads: worker threads, the caller included; default EDGEGRAD_THREADS, else all cores.
+        threads: worker threads, the caller included; default EDGEGRAD_THREADS, or all cores if it
+            is not set.
         check_finite: raise NonFiniteError when a loss is NaN or infinite; default
             EDGEGRAD_CHECK_FINITE.
-        seed: of the random numbers that steps draw, as those of dropout; default: that of the
+        seed: of the random numbers that steps draw, as dropout does; default: the seed of the
             process, see `set_seed`.
         ranks: those that train the module together, each on its part of every batch.
 
@@ -87,7 +88,7 @@ class Module:
 
     @property
     def check_finite(self) -> bool:
-        """Whether a loss that is NaN or infinite raises NonFiniteError."""
+        """True if a loss that is NaN or infinite raises NonFiniteError."""
         return self.session.check_finite
 
     @check_finite.setter
@@ -100,7 +101,7 @@ class Module:
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
         """Run one step on inputs in the order of `input_names()`; None entries are skipped.
 
-        Inputs have no keywords, since their names are those of the model.
+        Inputs have no keywords, since the model chooses their names.
 
         Training mode computes the outputs, adds the gradients to what is accumulated (see
         `lazy_reset_grad`), and moves running statistics; eval mode computes the outputs.  Arrays
@@ -197,7 +198,7 @@ class Module:
         """Set the parameters from one float32 buffer, as `get_contiguous_parameters` returns it.
 
         Raises:
-            InputError: the buffer is no array.
+            InputError: the buffer is not an array.
             ShapeError: the buffer has another number of elements than the parameters.
             DTypeError: the buffer or a parameter is not float32.
             StateError: a nominal state needs all parameters, so `trainable_only=False`.
@@ -268,17 +269,18 @@ class Module:
     def profile(
         self, *user_inputs: Any, optimizer: Optimizer | None = None, repeats: int = 20
     ) -> Profile:
-        """Tell where the time of a step on these inputs goes; see `engine.profiling.Profile`.
+        """Measure where the time of a step on these inputs goes; see `engine.profiling.Profile`.
 
-        The step runs `repeats` times, and a few times before.  What the module holds is then as it
-        was: parameters, gradients, statistics, the optimizer's moments, the number of draws.
+        The step runs `repeats` times, and a few times before.  Everything that the module holds is
+        then as it was: parameters, gradients, statistics, the optimizer's moments, the number of
+        draws.
 
         user_inputs: as for a call in the current mode.
         optimizer: of this module, whose update is then a part of the step; in training mode alone.
 
         Raises:
             InputError, DTypeError, ShapeError, LabelError, StateError: as a call, and if the
-                optimizer is that of another module, or the mode is not training.
+                optimizer belongs to another module, or the mode is not training.
             EngineError: kernels that measure are neither shipped nor can be compiled.
         """
         model = self._model()
@@ -286,7 +288,7 @@ class Module:
             optimizer.module is not self or model is not self.session.training
         ):
             raise StateError(
-                "the optimizer is that of another module"
+                "the optimizer belongs to another module"
                 if optimizer.module is not self
                 else "an eval step has no update: profile it without an optimizer"
             )
@@ -322,11 +324,11 @@ class Module:
         if len(shapes) != len(self._model().inputs):
             raise InputError(f"expected shapes of {self._model().inputs}, got {len(shapes)}")
         model = self._model()
-        found = [
+        sizes = [
             arguments.shape(f"input {n!r}", s) for n, s in zip(model.inputs, shapes, strict=True)
         ]
         with self.session.memory.lock.take():
-            return model.program(found).plan
+            return model.program(sizes).plan
 
     def plans(self) -> list[Plan]:
         """The plans that are in memory, of all modes and shapes; the one used last is the first."""

@@ -1,10 +1,10 @@
 """Where NaN and infinities come from: the first tensor that has them, and its node.
 
-A batch is computed once more, step by step, on copies of parameters, gradients and states.  Of each
-step it is known whether what it reads and what it writes is finite, so that the values that spoil
-the loss, a gradient or an update can be followed back to where they come from: to a node that makes
+A batch is computed once more, step by step, on copies of parameters, gradients and states.  For
+each step it is known whether it reads and writes finite values, so that the values that spoil the
+loss, a gradient or an update can be followed back to where they come from: to a node that makes
 them of finite values, or to an input, a parameter or a constant that has them.  Infinities that
-reach none of these, as those of a mask that softmax turns into zeros, are passed over.
+reach none of these, as in a mask that softmax turns into zeros, are passed over.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class NonFinite:
 
     tensor: its name.
     kind: what it is: "input", "parameter", "state" of the optimizer, or "constant", which had such
-        values from the beginning; or of which part of the step it is a result, "forward",
-        "backward" or "update"; or "elsewhere": the sum of ranks of which another one has begun it.
+        values from the beginning; or the part of the step that has computed it, "forward",
+        "backward" or "update"; or "elsewhere": a sum over ranks, to which another rank added such
+        values.
     nodes: the ONNX nodes that have computed it of finite values, all that one kernel computes.
     forward_nodes: of a tensor of the backward pass the nodes whose gradients these are.
     nans, infinities, size: how many of its values are NaN, are infinite, and are there in all.
@@ -156,26 +157,26 @@ class _Search:
 
         With ranks the run goes on to its end, since the others wait for what this one adds.
         """
-        plan, found, begin, done = self.plan, None, None, 0
+        plan, origin, begin, done = self.plan, None, None, 0
         goes_on = bool(list(collectives(plan)))
         for i in self.program.run_stepwise(draws, seed):
-            if found is None:
-                found = self.look(plan.steps[done:i], begin)
-                if found is None and i < len(plan.steps):
+            if origin is None:
+                origin = self.look(plan.steps[done:i], begin)
+                if origin is None and i < len(plan.steps):
                     begin = self.first_read(i)
                     if plan.steps[i].phase == "opt":
-                        found = begin
-            if found is not None and not goes_on:
-                return found
+                        origin = begin
+            if origin is not None and not goes_on:
+                return origin
             done = i
-        return found
+        return origin
 
     def look(self, steps: Sequence[Step], begin: _Origin | None) -> _Origin | None:
         """Look at what steps have written, one or all of a group; a result that is bad, if any.
 
         begin: where the bad values began that they have read.
         """
-        found = None
+        origin = None
         for step in steps:
             wrote = [arg.buffer for arg in step.args if arg.mode in ("w", "u")]
             for number in wrote:
@@ -187,9 +188,9 @@ class _Search:
                     self.origins[number] = mine
                     is_result = buffer.region == "grad" or step.phase == "opt"
                     if is_result or number == self.loss:
-                        found = found or mine
+                        origin = origin or mine
             begin = begin or next((self.origins[n] for n in wrote if n in self.origins), None)
-        return found
+        return origin
 
     def read(self, step: Step) -> Ranges:
         """The names and ranges of what a step has read."""
@@ -203,7 +204,7 @@ class _Search:
 
         Of several, one with NaN is taken before one with infinities alone.
         """
-        found: list[tuple[_Origin, bool]] = []
+        origins: list[tuple[_Origin, bool]] = []
         made: set[int] = set()  # by the steps of the group
         self.ranges = {}
         for step in self.plan.steps[i : i + max(self.plan.steps[i].group, 1)]:
@@ -213,19 +214,19 @@ class _Search:
                     bad = _bad(self.program, buffer)
                     if bad is not None:
                         known = self.origins.get(arg.buffer) or _Origin(buffer, bad, None, ())
-                        found.append((known, bool(np.isnan(bad).any())))
+                        origins.append((known, bool(np.isnan(bad).any())))
                     elif buffer.dtype in ("f32", "f64") and buffer.nbytes:
                         values = self.program.memory(buffer)
                         self.ranges[arg.buffer] = float(values.min()), float(values.max())
             made |= {arg.buffer for arg in step.args if arg.mode in ("w", "u")}
-        found.sort(key=lambda each: not each[1])
-        return found[0][0] if found else None
+        origins.sort(key=lambda each: not each[1])
+        return origins[0][0] if origins else None
 
 
 def _told(
     session: Session, model: Model, plan: Plan, origin: _Origin, arrays: Sequence[Array]
 ) -> NonFinite:
-    """What is said of an origin."""
+    """Describe an origin."""
     step, name = origin.step, origin.buffer.name
     nodes: tuple[str, ...] = ()
     forward: tuple[str, ...] = ()
@@ -308,13 +309,13 @@ def _bad(program: Program, buffer: Buffer) -> Array | None:
 
 def _kinds(values: Array) -> Iterator[tuple[str, int]]:
     """The kinds of values that are not finite, in the order of their first, with their counts."""
-    found = {"NaN": np.isnan(values), "inf": np.isposinf(values), "-inf": np.isneginf(values)}
-    counts = [(int(bad.argmax()), word, int(bad.sum())) for word, bad in found.items()]
+    masks = {"NaN": np.isnan(values), "inf": np.isposinf(values), "-inf": np.isneginf(values)}
+    counts = [(int(bad.argmax()), word, int(bad.sum())) for word, bad in masks.items()]
     yield from ((word, count) for _, word, count in sorted(counts) if count)
 
 
 def _count(values: Array) -> str:
-    """What is not finite among some values."""
+    """Return in words which of some values are not finite."""
     if values.size == 1:
         return _word(values.reshape(-1)[0])
     told = [f"{word} in {count}" for word, count in _kinds(values)]
@@ -322,7 +323,7 @@ def _count(values: Array) -> str:
 
 
 def describe(values: Array) -> str:
-    """What is not finite in an array, and where the first such value is; empty if all is."""
+    """Describe the values of an array that are not finite, and the first one; "" if all are."""
     if values.dtype.kind != "f":
         return ""
     bad = ~np.isfinite(values)

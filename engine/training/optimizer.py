@@ -50,8 +50,8 @@ class Optimizer:
         model: the optimizer model.
 
     Raises:
-        ModelError: the model is no optimizer model of a known kind, or of another set of artifacts
-            than a file beside it.
+        ModelError: the model is not an optimizer model of a known kind, or of another set of
+            artifacts than a file beside it.
         CheckpointError: the checkpoint's optimizer state does not fit.
         InputError: skip_limit is negative.
     """
@@ -99,17 +99,17 @@ class Optimizer:
 
     @property
     def skips_nonfinite(self) -> bool:
-        """Whether steps update nothing where a gradient is NaN or infinite."""
+        """True if steps update nothing when a gradient is NaN or infinite."""
         return self._skips
 
     @property
     def skipped(self) -> int:
-        """How many steps were skipped in all, those before a checkpoint included."""
+        """The number of steps skipped in all, including those before a checkpoint."""
         return self._state.skipped
 
     @property
     def skipped_in_a_row(self) -> int:
-        """How many steps were skipped since the last one that was not."""
+        """The number of steps skipped since the last one that was not."""
         return self._skipped_in_a_row
 
     def _restore(self) -> OptimizerGroup:
@@ -149,7 +149,7 @@ class Optimizer:
         state.groups, state.learning_rate = [self._latest], self._rate
 
     def _check(self, saved: Mapping[str, Mapping[str, Array]], layout: Layout) -> None:
-        """Check that the states of the checkpoint are those of this optimizer.
+        """Check that the states of the checkpoint belong to this optimizer.
 
         Raises:
             CheckpointError, ShapeError: they are others.
@@ -175,9 +175,9 @@ class Optimizer:
     def _group(self) -> OptimizerGroup:
         """The optimizer group with the number of steps done, the last one included."""
         self._state.settle()
-        found = self._state.groups[0] if self._state.groups else None
-        if found is not None and found.states is self._latest.states:
-            self._latest = found
+        group = self._state.groups[0] if self._state.groups else None
+        if group is not None and group.states is self._latest.states:
+            self._latest = group
         return self._latest
 
     def layout(self) -> Layout:
@@ -200,8 +200,8 @@ class Optimizer:
     def step(self) -> None:
         """Update the parameters from the accumulated gradients.  The gradients stay as they are.
 
-        A step that is skipped, as gradients are not finite, leaves nothing behind: the running
-        statistics are again what they were before the steps that have made these gradients.
+        A step that is skipped, as gradients are not finite, has no effect: the running statistics
+        are again what they were before the steps that have made these gradients.
 
         Raises:
             StateError: a nominal state has no values yet, another Optimizer was made for it, the
@@ -236,7 +236,7 @@ class Optimizer:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether more steps in a row were skipped than may be."""
+        """True if more steps in a row were skipped than `skip_limit`."""
         return self._skipped_in_a_row > self._skip_limit
 
     def check_skipped(self) -> None:
@@ -313,14 +313,14 @@ class Optimizer:
 
     @property
     def steps(self) -> int:
-        """How many steps have been done, those before a checkpoint included."""
+        """The number of steps done, including those before a checkpoint."""
         return self._group.step
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next steps.
 
         Raises:
-            DTypeError: it is no number.
+            DTypeError: it is not a number.
             InputError: it is NaN, infinite, or too large for float32.
         """
         rate = arguments.number("learning rate", learning_rate)
@@ -333,7 +333,7 @@ class Optimizer:
 
 
 def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: Layout) -> bool:
-    """Whether the states of a checkpoint, which fit a layout, lie in some bytes as it has them."""
+    """Return whether the states of a checkpoint already lie in `memory` as the layout has them."""
     base = memory.ctypes.data
     return memory.nbytes == layout.nbytes and all(
         name in saved and saved[name][f"momentum{k}"].ctypes.data == base + t.offset

@@ -7,13 +7,13 @@ kernel set and where parameters lie.  A record that is found is therefore right,
 Records are looked for beside the artifacts, in the file that `edgegrad prepare` has written there,
 then in the cache folder (engine/system/cache.py).  New ones go to the cache folder.
 
-    prepared.plans   magic, bytes of the index, the index behind its digest, then the records
+    prepared.plans   magic, size of the index, its digest, the index, then the records
     index            JSON: version and sources of the package, the digests of the models, for what
                      plans were made, and where each record begins and ends
 
-A record of the cache folder is a file of its own, `plans/<key>`.  Everywhere it is behind a digest
-of its key and content, so that a file that was renamed is no record.  Artifacts travel, and with
-them the file beside them: its fields are checked like any stranger's file, and the reader of a
+A record of the cache folder is a file of its own, `plans/<key>`.  Everywhere a digest of its key
+and content precedes it, so that a renamed file is not taken for a record.  Artifacts travel, and
+with them the file beside them: its fields are checked like any stranger's file, and the reader of a
 record checks its content (SECURITY.md, "Prepared plans").
 """
 
@@ -88,7 +88,7 @@ def folder() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What `edgegrad prepare` has made plans for.
+    """The models and settings that `edgegrad prepare` has made plans for.
 
     sources: as `sources()` of the package that made them.
     models: the digests of the files of models, with what each model is.
@@ -211,10 +211,10 @@ class Records:
         if folder is not None:
             path = os.path.join(folder, PREPARED)
             try:
-                found = os.stat(path)
+                status = os.stat(path)
             except OSError:
                 return
-            self.beside = _opened(path, (found.st_mtime_ns, found.st_size))
+            self.beside = _opened(path, (status.st_mtime_ns, status.st_size))
 
     def prepared(self, name: str) -> bytes | None:
         """The record of a key beside the artifacts, who has ever written it; None if none is."""
@@ -234,15 +234,15 @@ class Records:
         kept = folder()
         if kept is None or switch("DEBUG") == "2":
             return None
-        found = cache.read(cache.Entry(kept / name, _RECORD, name))
-        if found is not None:
+        content = cache.read(cache.Entry(kept / name, _RECORD, name))
+        if content is not None:
             cache.mark_used(kept / name)
-        return found
+        return content
 
     def get(self, name: str) -> bytes | None:
         """The record of a key; None if there is none."""
-        found = self.prepared(name)
-        return self.cached(name) if found is None else found
+        content = self.prepared(name)
+        return self.cached(name) if content is None else content
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a record in the cache folder; what is long not used goes while that is too large."""
@@ -282,11 +282,11 @@ class Records:
 
     def tell(self, model: str, setting: Setting | None) -> None:
         """Warn, once, of what is wrong with the prepared records; see `complaint`."""
-        found = self.complaint(model, setting)
-        if found and found not in _told:
-            _told.add(found)
+        complaint = self.complaint(model, setting)
+        if complaint and complaint not in _told:
+            _told.add(complaint)
             warnings.warn(
-                f"{found}plans are made anew; to renew it, run `{command(self.folder)}`",
+                f"{complaint}plans are made anew; to renew it, run `{command(self.folder)}`",
                 CacheWarning,
                 stacklevel=2,
             )

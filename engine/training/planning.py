@@ -1,4 +1,4 @@
-"""The planners of a model: what the planner is told of the state, of budgets and of updates.
+"""The planners of a model: the planner gets the state, the budget and the update from here.
 
 The only place of the runtime that asks the planner; importing it costs nothing until then.
 """
@@ -34,7 +34,7 @@ class NotJoinableError(StateError):
 
 @dataclass(frozen=True)
 class Update:
-    """What a plan of a training model does with gradients: it updates each parameter from its own.
+    """The use that a plan of a training model makes of gradients: it updates each parameter.
 
     optimizer: the optimizer model.
     layout: where its states lie in region state.
@@ -46,7 +46,7 @@ class Update:
 
     @property
     def key(self) -> object:
-        """What decides a plan, besides what decides that of the training model."""
+        """The properties of the update that decide a plan, besides the training model."""
         return self.what, self.optimizer.digest, self.layout.states
 
 
@@ -69,7 +69,7 @@ class Planners:
     ) -> Plan:
         """Plan the model for input shapes; inputs that have `values` become constants.
 
-        So do those of its large constants that are in `deciding`.  update, is_part: see
+        So do its large constants that are in `deciding`.  update, is_part: see
         `Model.program`.
 
         Raises:
@@ -121,7 +121,7 @@ class Planners:
             return planner.plan(bound)
 
     def _graph(self, is_part: bool) -> Graph:
-        """A copy of the model's graph after constant folding; with ranks, that of each of them."""
+        """Copy the model's graph after constant folding; with ranks, the graph of one of them."""
         model = self._model
         if is_part:
             from engine.graphs.offline.shares import for_part

@@ -10,16 +10,15 @@ from engine.runtime.program import Program
 class Ranks:
     """The group with which a module trains, and the part of each batch that this rank has.
 
-    A `Module` with ranks runs its training model on the samples of this rank alone.  The loss that
-    it returns, the gradients that it leaves and the updates of a joined step are those of the
-    joined batch, the same on all ranks.  Every rank runs as many training steps as the others.  A
-    rank that has no samples of a batch runs the step on any valid samples, with `share` and
-    `samples` 0.
+    A `Module` with ranks runs its training model on the samples of this rank alone.  Its loss, its
+    gradients and the updates of a joined step belong to the joined batch, and are the same on all
+    ranks.  Every rank runs as many training steps as the others.  A rank that has no samples of a
+    batch runs the step on any valid samples, with `share` and `samples` 0.
 
     group: the ranks; None where a step is only planned.
     size: how many there are.
-    statistics: whether batch normalisations that train use the statistics of the joined batch; else
-        those of this rank's part, and their running statistics differ from rank to rank.
+    statistics: whether batch normalisations that train use the statistics of the joined batch;
+        otherwise they use this rank's part, and running statistics differ from rank to rank.
     share: what this rank's loss counts in the loss of the joined batch, which is the sum of share
         times loss over all ranks.  For a mean over samples it is this rank's part of them, for a
         sum 1.  It is set before each step.
@@ -36,7 +35,7 @@ class Ranks:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What decides a plan, besides what decides that of one process."""
+        """The properties of the ranks on which plans depend."""
         return "ranks", self.size, self.statistics
 
     def fill(self, program: Program) -> None:

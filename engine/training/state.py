@@ -1,12 +1,11 @@
 """The state of a training: parameters, gradients, what the optimizer keeps, and properties.
 
 `CheckpointState` owns the memory to which plans are bound.  The trainable parameters lie one after
-another, each at a multiple of 64 bytes, and zeros fill the gaps.  Those of float32 come before
-those of float64, so that the optimizer can take those of each type as one flat tensor.  The
-gradients have the same layout.  Frozen parameters lie behind the trainable ones.  Apart from that
-all are in the order of their names: files differ in the order that they have, and the plans for one
-state must fit the state that it is saved and loaded as.  plan/states.py says what lies where in
-region state.
+another, each at a multiple of 64 bytes, and zeros fill the gaps.  Float32 comes before float64, so
+that the optimizer can take all parameters of a type as one flat tensor.  The gradients have the
+same layout.  Frozen parameters lie after the trainable ones.  Apart from that all are in the order
+of their names: files differ in the order that they have, and the plans for one state must fit the
+state that it is saved and loaded as.  plan/states.py says what lies where in region state.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ def short_dtype(dtype: Any, where: str) -> str:
     Raises:
         DTypeError: the engine has no such type.
     """
-    found = OF_NUMPY.get(np.dtype(dtype))
-    if found is None:
+    kind = OF_NUMPY.get(np.dtype(dtype))
+    if kind is None:
         raise DTypeError(f"{where}: element type {dtype}; supported: {', '.join(NUMPY)}")
-    return found
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Parameter:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the parameter is trained."""
+        """True if the parameter is trained."""
         return self._state._is_trainable(self._name)
 
     @property
@@ -260,7 +259,7 @@ def lay_out_slots(
     dtypes: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Slot]:
-    """Lay out parameters: trainable ones first, those of f32 before those of f64, each by name.
+    """Lay out parameters: trainable ones first, f32 before f64, each by name.
 
     The result is in the order of `dtypes`.
 
@@ -282,9 +281,9 @@ class _Room:
     """Regions of a state in the making, to which the values of a checkpoint are read.
 
     param: region param; None for a nominal checkpoint.
-    moments: what the optimizer keeps, each `momentum<k>` of all parameters behind the one before,
-        as `lay_out` of plan/states.py places the states of an optimizer; None if the checkpoint
-        has other ones, or none.
+    moments: what the optimizer keeps, each `momentum<k>` of all parameters after the one before, as
+        `lay_out` of plan/states.py places the states of an optimizer; None if the checkpoint has
+        other ones, or none.
     """
 
     def __init__(self) -> None:
@@ -335,7 +334,7 @@ class CheckpointState:
     regions: the bytes of the regions param, grad and state, as far as they exist.
     draws: how many steps have drawn random numbers; the next one draws those that follow.
     skipped: how many updates were skipped, as gradients or losses were not finite.
-    loaded: whether the parameters have values; those of a nominal checkpoint have none at first.
+    loaded: whether the parameters have values; after a nominal checkpoint they have none at first.
     moments: the bytes in which the optimizer states of the checkpoint lie, if they lie as in region
         state; until an optimizer takes them over.
     pending: what an optimizer step that may not have been counted yet leaves.
@@ -343,7 +342,7 @@ class CheckpointState:
     gradients_gone: whether the gradients of the last step were not kept.
     path: of the file that it was read from; None if it was none.
     artifacts: the set of artifacts that the checkpoint was of.
-    trained_by: the set that it is of from now on: that of the models that train it.
+    trained_by: the set of the models that train it, which it belongs to from now on.
     """
 
     def __init__(self, content: Checkpoint, room: _Room | None = None) -> None:
@@ -403,9 +402,9 @@ class CheckpointState:
         if isinstance(checkpoint_uri, bytes | bytearray | memoryview):
             return cls.from_bytes(checkpoint_uri)
         room = _Room()
-        found = cls(storage.read(checkpoint_uri, room.allocate), room)
-        found.path = checkpoint_uri
-        return found
+        state = cls(storage.read(checkpoint_uri, room.allocate), room)
+        state.path = checkpoint_uri
+        return state
 
     @classmethod
     @checked
@@ -434,7 +433,7 @@ class CheckpointState:
         """Read a checkpoint from its bytes.
 
         Raises:
-            CheckpointError: they are no valid checkpoint.
+            CheckpointError: they are not a valid checkpoint.
         """
         room = _Room()
         return cls(storage.decode(data, allocate=room.allocate), room)
@@ -455,7 +454,7 @@ class CheckpointState:
 
     @checked
     def content(self, include_optimizer_state: bool) -> Checkpoint:
-        """Return everything that a checkpoint holds; its arrays are those of the state."""
+        """Return everything that a checkpoint holds; its arrays share the memory of the state."""
 
         def collect(names: Sequence[str]) -> dict[str, Array | NominalTensor]:
             if not self.loaded:
@@ -544,7 +543,7 @@ class CheckpointState:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Whatever runs inside, parameters, gradients and moments are then as they were before.
+        """Restore parameters, gradients and moments on leaving, no matter what has run inside.
 
         They are copied for that, and need as much memory again meanwhile.  Steps of an optimizer
         inside do not count.
@@ -578,9 +577,9 @@ class CheckpointState:
 
         *Requires* that the region exists.
         """
-        found: list[Array] = []
+        pieces: list[Array] = []
         for kind, run in groupby(self.trainable_names(), key=self._dtypes.__getitem__):
             slots = [self.slots[name] for name in run]
             piece = self.regions["grad"][slots[0].offset : slots[-1].end]
-            found.append(piece.view(NUMPY[kind]))
-        return found
+            pieces.append(piece.view(NUMPY[kind]))
+        return pieces

@@ -197,7 +197,7 @@ def test_what_cannot_be_profiled_is_refused_and_changes_nothing() -> None:
     module, optimizer, (x, y) = opened()
     _, other, _ = opened()
     before = {n: m.tobytes() for n, m in module.session.state.regions.items()}
-    with pytest.raises(StateError, match="the optimizer is that of another module"):
+    with pytest.raises(StateError, match="the optimizer belongs to another module"):
         module.profile(x, y, optimizer=other)
     with pytest.raises(InputError, match="repeats=0: expected 1 or more"):
         module.profile(x, y, repeats=0)

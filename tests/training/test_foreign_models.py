@@ -57,9 +57,9 @@ CHECKPOINT = storage.read(MLP / "checkpoint")
         (FILES["training"], CHECKPOINT, MLP / "forward.onnx", ModelError, "eval model holds"),
         (FILES["training"], CHECKPOINT, FILES["optimizer"], DTypeError, "eval model has the inp"),
         (FILES["training"], split(CHECKPOINT, "0.bias"), None, ModelError,
-         "accumulates a gradient of '0.bias', which is no trainable"),
+         "accumulates a gradient of '0.bias', which is not a trainable"),
         (without_buffer("0.bias"), CHECKPOINT, None, ModelError, r"no gradient of \['0.bias'\]"),
-        (FILES["training"], storage.Checkpoint(), None, ModelError, "no trainable parameter"),
+        (FILES["training"], storage.Checkpoint(), None, ModelError, "not a trainable parameter"),
         (FILES["training"], storage.read(GOLDENS / "cnn" / "checkpoint"), None, ShapeError,
          r"'0.weight': \[48, 64\] in the training model"),
         (FILES["training"], replace(CHECKPOINT, trainable={
