@@ -63,12 +63,13 @@ class Callback:
         """`fit.logs` has the results of the validation, as `val_loss`."""
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """The last row of `fit.history` is that of `fit.epoch`."""
+        """The last row of `fit.history` is the row of epoch `fit.epoch`."""
 
     def on_checkpoint(self, fit: Fit, folder: Path) -> None:
         """A checkpoint is complete in `folder`, which gets its place and name after this call.
 
-        A callback may add files of its own to it.  What it raises ends the run without it.
+        A callback may add files of its own to it.  If it raises, the run ends without this
+        checkpoint.
         """
 
     def on_stop(self, fit: Fit) -> None:
@@ -78,7 +79,7 @@ class Callback:
         """The run is over; always called, with `fit.error` set if an exception ends it."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run must know, as JSON can hold it; kept in every checkpoint."""
+        """Return what a resumed run must know, in types of JSON; every checkpoint keeps it."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -161,7 +162,7 @@ class EarlyStopping(Callback):
             fit.stop(f"{self.monitor} has not become better for {self.waited} {word}")
 
     def on_checkpoint(self, fit: Fit, folder: Path) -> None:
-        """Keep the values of the best epoch beside those of the last one."""
+        """Write the values of the best epoch into the checkpoint, beside the values of the last."""
         if self._values:
             content = storage.Checkpoint(trainable={}, frozen=self._values)
             storage.write(content, folder / self._file(fit))

@@ -38,8 +38,8 @@ def evaluate(
     each: Callable[[EvaluationBatch], None] | None,
 ) -> dict[str, float]:
     """See `Trainer.evaluate`."""
-    found = metrics_of(metrics, trainer.ignore_index)
-    for metric in found:
+    chosen = metrics_of(metrics, trainer.ignore_index)
+    for metric in chosen:
         metric.reset()
     names, model, state = trainer.inputs, trainer.session.training, trainer.state
     source = batches_for(trainer._evaluation, data, batch_size, "evaluation", names=names)
@@ -52,9 +52,9 @@ def evaluate(
         loss, outputs = trainer.evaluate_batch(inputs)
         weight = samples_of(inputs)
         losses, samples = losses + loss * weight, samples + weight
-        for metric in found:
+        for metric in chosen:
             metric.update(outputs, inputs, loss, weight)
-        state.draws = draws  # an evaluation is no part of what a training draws
+        state.draws = draws  # an evaluation must not change what a training draws
         if each is not None:
             each(EvaluationBatch(index, total, inputs, outputs, loss))
 
@@ -63,16 +63,16 @@ def evaluate(
         for index, batch in enumerate(source.epoch()):
             count(index, batch)
     else:
-        is_divided = all(metric.partial() is not None for metric in found)
+        is_divided = all(metric.partial() is not None for metric in chosen)
         _with_others(ranks, source, count, is_divided)
         if is_divided:
-            told = everyone(ranks.group, [losses, samples, [m.partial() for m in found]])
+            told = everyone(ranks.group, [losses, samples, [m.partial() for m in chosen]])
             losses, samples = sum(each[0] for each in told), sum(each[1] for each in told)
-            for place, metric in enumerate(found):
+            for place, metric in enumerate(chosen):
                 metric.merge([each[2][place] for each in told])
     if not samples:
         raise InputError("the data to evaluate on yield no batches")
-    return {"loss": losses / samples, **{metric.name: metric.result() for metric in found}}
+    return {"loss": losses / samples, **{metric.name: metric.result() for metric in chosen}}
 
 
 def _with_others(
@@ -82,7 +82,7 @@ def _with_others(
 
     Raises:
         EvaluationInterrupted: a rank was interrupted.
-        Exception: that of this rank; GroupError where it was on another.
+        Exception: the one of this rank; GroupError where it was on another.
     """
     error, was_interrupted = None, False
     place = (ranks.group.rank, ranks.group.size) if is_divided else (0, 1)
@@ -115,14 +115,14 @@ def predict(trainer: Trainer, data: Any, batch_size: int | None) -> Array | tupl
                     f"output {name!r} of shape {list(array.shape)} has no axis of "
                     f"{samples} samples: predict_batch gives it batch by batch"
                 )
-    found = tuple(np.concatenate(p) if len(p) > 1 else p[0] for p in parts.values() if p)
-    if not found:
+    outputs = tuple(np.concatenate(p) if len(p) > 1 else p[0] for p in parts.values() if p)
+    if not outputs:
         raise InputError("the data to predict for yield no batches")
-    return found[0] if len(found) == 1 else found
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _length(source: Batches) -> int | None:
-    """How many batches an epoch has; None if that is unknown."""
+    """Return the number of batches of an epoch; None if it is unknown."""
     try:
         return len(source)
     except TypeError:

@@ -37,24 +37,24 @@ class EvaluationBatch:
 
 @dataclass(eq=False, kw_only=True)
 class Fit:
-    """What is known of a running training; callbacks get it, read it, and may stop the run.
+    """The state of a running training; callbacks get it, read it, and may stop the run.
 
     trainer: what is trained.
     epochs: how many the run is to have.
     batches: how many an epoch has; None: unknown until the first epoch is over.
     batch_size: of the data; None: unknown.
-    classes: the names of the labels 0, 1, ...; None: unknown, or the targets are no classes.
+    classes: the names of the labels 0, 1, ...; None: unknown, or the targets are not classes.
     folder: the folder of the run; None: nothing is written.
     callbacks: in the order in which they are called.
     monitor: the column of the history whose best value decides which checkpoint is the best.
     validates: whether epochs end with a validation.
     resumed_from: the checkpoint from which the run went on; None: it began anew.
-    epoch: of which the batches are being done, from 0 on.
+    epoch: the one whose batches are being done, from 0 on.
     batch: how many batches of this epoch are done.
     step: how many steps the optimizer has made in all.
     samples, samples_total: how many are done in this epoch, and in all.
-    skipped: how many updates of this epoch were skipped, as gradients were not finite; these are
-        no steps.
+    skipped: how many updates of this epoch were skipped, as gradients were not finite; these do not
+        count as steps.
     logs: of this epoch the running mean "loss", the learning rate "lr" of the next step, and after
         the validation its results as "val_loss", "val_accuracy" and so on; "skipped" where updates
         may be.
@@ -99,7 +99,7 @@ class Fit:
 
     @property
     def resumed(self) -> bool:
-        """Whether the run goes on from a checkpoint."""
+        """True if the run goes on from a checkpoint."""
         return self.resumed_from is not None
 
     def stop(self, reason: str) -> None:

@@ -20,7 +20,7 @@ _MORE = re.compile(r"(^|_)(accuracy|top\d+|f1|f1_\w+|precision|recall|auc|iou|di
 
 
 def direction(column: str, mode: Mode | None = None) -> Mode:
-    """Whether less ("min") or more ("max") of a column is better: `mode`, else as its name says.
+    """Return the better direction of a column, "min" or "max": `mode`, or as its name says.
 
     Names that end with loss, mse, mae, rmse, perplexity or error are better when less; those that
     end with accuracy, top<k>, f1, precision, recall, auc, iou, dice or r2 when more.
@@ -41,7 +41,7 @@ def direction(column: str, mode: Mode | None = None) -> Mode:
 
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
-    """Whether a value is better than the best so far, by more than `min_delta`; NaN never is."""
+    """Return whether a value beats the best so far by more than `min_delta`; NaN never does."""
     if math.isnan(value):
         return False
     if best is None or math.isnan(best):
@@ -49,8 +49,8 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
     return value < best - min_delta if mode == "min" else value > best + min_delta
 
 
-# What a training writes of itself into histories and logs; what callbacks put into `fit.logs` has
-# other names.
+# The columns that a training itself writes into histories and logs; callbacks use other names in
+# `fit.logs`.
 RESERVED = ("epoch", "seconds", "samples_per_second", "memory", "kind", "time", "step")
 
 
@@ -106,13 +106,13 @@ class History:
             InputError: the name does not say what is better; or no value is a number.
         """
         mode = direction(monitor, mode)
-        found: dict[str, float] | None = None
+        best: dict[str, float] | None = None
         for row, value in zip(self.rows, self[monitor], strict=True):
-            if is_better(value, None if found is None else found[monitor], mode):
-                found = row
-        if found is None:
+            if is_better(value, None if best is None else best[monitor], mode):
+                best = row
+        if best is None:
             raise InputError(f"no value of {monitor!r} is a number")
-        return found
+        return best
 
     def to_csv(self) -> str:
         """The rows as CSV with a line of names; a value that a row lacks is an empty cell."""
@@ -141,10 +141,10 @@ class History:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> History:
-        """The history in a file that `write_csv` (*.csv) or `write_jsonl` (*.jsonl) has written.
+        """Read a history from a file that `write_csv` (*.csv) or `write_jsonl` (*.jsonl) wrote.
 
         Raises:
-            FileError: it cannot be read, or is no history.
+            FileError: it cannot be read, or is not a history.
         """
         name = arguments.path("history", path)
         data = files.read(name, "history")
@@ -159,7 +159,7 @@ class History:
                 )
             return cls([_row(json.loads(line)) for line in text.splitlines() if line.strip()])
         except (ValueError, TypeError, AttributeError, csv.Error) as error:
-            raise FileError(f"{name!r} is no history: {error}") from error
+            raise FileError(f"{name!r} is not a history: {error}") from error
 
     def __repr__(self) -> str:
         return f"History({len(self.rows)} epochs of {self.columns})"

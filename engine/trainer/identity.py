@@ -30,9 +30,9 @@ NEEDED = ("inputs", "parameters", "edgegrad", "model", "optimizer")
 
 
 def identity(trainer: Trainer, **options: object) -> dict[str, Any]:
-    """What a run is tied to, as JSON can hold it.
+    """Return everything that a run is tied to, in types of JSON.
 
-    options: those of `fit` that decide what happens in a step.
+    options: the ones of `fit` that decide what happens in a step.
     """
     seed = trainer.session.seed
     model, optimizer = trainer.digests

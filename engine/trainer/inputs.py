@@ -1,4 +1,4 @@
-"""What the models of a trainer take of a batch: their inputs, in order and of their types."""
+"""The inputs that the models of a trainer take from a batch, in order and of their types."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def arrays_of(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[
         given = batch[0]
         missing = [name for name in model.inputs if name not in given]
         if missing:
-            found = [repr(str(name)) for name in given]
+            names = [repr(str(name)) for name in given]
             raise InputError(
                 f"the batch lacks the input {missing[0]!r} of the {model.what}; it has "
-                f"{', '.join(found) or 'nothing'}{nearest(missing[0], map(str, given))}"
+                f"{', '.join(names) or 'nothing'}{nearest(missing[0], map(str, given))}"
             )
         pairs = [(name, given[name]) for name in model.inputs]
     elif len(batch) == len(model.inputs):
@@ -53,7 +53,7 @@ def arrays_of(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[
 
 
 def samples_of(arrays: Mapping[Any, Any]) -> int:
-    """How many samples a batch has: the first dimension of its first array that has one."""
+    """Return the number of samples of a batch: the first dimension of its first array with one."""
     return next((len(a) for a in arrays.values() if np.ndim(a)), 1)
 
 

@@ -13,9 +13,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Inside the `with` block, the first SIGINT or SIGTERM sets `requested`.
 
-    The second one raises KeyboardInterrupt.  What handled the signals before does so again behind
-    the block.  Nothing changes outside of the main thread, where Python allows no handlers, for a
-    signal that is ignored, and where another program than Python has set the handler.
+    The second one raises KeyboardInterrupt.  After the block, the signals have their earlier
+    handlers again.  Nothing changes outside of the main thread, where Python allows no handlers,
+    for a signal that is ignored, and where another program than Python has set the handler.
     """
 
     def __init__(self) -> None:

@@ -50,12 +50,12 @@ def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
         InputError: there is none of that name.
     """
     plain = {_plain(each): each for each in known}
-    found = plain.get(_plain(name))
-    if found is None:
+    match = plain.get(_plain(name))
+    if match is None:
         raise InputError(
             f"no {what} {name!r}{nearest(name, known) or '; known: ' + ', '.join(known)}"
         )
-    return known[found]
+    return known[match]
 
 
 def _plain(name: str) -> str:

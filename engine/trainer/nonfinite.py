@@ -1,6 +1,6 @@
-"""What a training says of values that are not finite: where they begin, and what helps.
+"""Messages about values that are not finite: where they begin, and what helps.
 
-How the first such tensor is found is told in engine/training/nonfinite.py.
+engine/training/nonfinite.py finds the first such tensor.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def check_parameters(trainer: Trainer) -> None:
         NonFiniteError: one is not; the message names it and the last update.
     """
     for name, parameter in trainer.state.parameters:
-        found = describe(parameter.data)
-        if found:
+        values = describe(parameter.data)
+        if values:
             kept = None if trainer.state.gradients_gone else parameter.grad
             gradient = "" if kept is None else describe(kept)
             raise NonFiniteError(
-                f"parameter {name!r} has {found}: {_last_update(trainer)}"
+                f"parameter {name!r} has {values}: {_last_update(trainer)}"
                 f"{gradient and f', and its gradient has {gradient}'}. Earlier checkpoints are as "
                 f"they were. {ADVICE}"
             )
@@ -60,18 +60,18 @@ def _last_update(trainer: Trainer) -> str:
 
 
 def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
-    """What the message says of the origin of the values that spoil a batch."""
+    """Describe the origin of the values that spoil a batch, for the message."""
     session, model = trainer.session, trainer.session.training
     arrays = trainer._arrays(model, batch)
     with session.memory.lock.take():
         bound = trainer._steps.program([a.shape for a in arrays])
         draws = trainer.state.draws - bound.draws  # the batch has counted itself
-        found = search(session, model, bound, arrays, draws, _scalars(trainer))
-    if found is None:
+        origin = search(session, model, bound, arrays, draws, _scalars(trainer))
+    if origin is None:
         return "computed once more, it was finite"
-    if found.kind == "parameter":
-        return f"{found}: {_last_update(trainer)}"
-    return str(found)
+    if origin.kind == "parameter":
+        return f"{origin}: {_last_update(trainer)}"
+    return str(origin)
 
 
 def find(trainer: Trainer, batch: Sequence[Any]) -> NonFinite | None:
@@ -88,7 +88,7 @@ def find(trainer: Trainer, batch: Sequence[Any]) -> NonFinite | None:
 
 
 def _scalars(trainer: Trainer) -> dict[str, float]:
-    """What the optimizer reads beside gradients and states."""
+    """Return the scalars that the optimizer reads beside gradients and states."""
     if trainer.optimizer is None:
         return {}
     return {RATE: trainer.learning_rate, COUNT: trainer.steps + 1}

@@ -2,9 +2,9 @@
 
 The gradients of the parts are added in region grad, each weighted by the share that its samples
 have in the loss of the whole batch.  graphs/offline/samples.py says whether there is such a share.
-Where a model tells gradients, the backward pass of a part begins with its share, so that what the
-model computes of gradients it computes of those of the whole batch.
-Numbers that a model draws, as those of dropout, are others for each part.
+Where a model computes with its own gradients, the backward pass of a part begins with its share, so
+that these are gradients of the whole batch.  A model draws new numbers for each part, as for
+dropout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Splitter:
         self._losses.clear()
 
     def rows(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, dict[str, int]]:
-        """How many samples a batch has, and of each input that holds them how many places of each.
+        """Return the number of samples of a batch, and the rows of one sample in each input.
 
         They are on the first axis of inputs where the model leaves its size open.
 
@@ -51,7 +51,7 @@ class Splitter:
         return samples, self.rows_of(shapes, samples)
 
     def samples(self, shapes: Sequence[tuple[int, ...]]) -> int:
-        """How many samples a batch has.
+        """Return the number of samples of a batch.
 
         Raises:
             InputError: the inputs do not tell.
@@ -80,7 +80,7 @@ class Splitter:
         }
 
     def loss(self, shapes: Sequence[tuple[int, ...]], *, combines: bool = False) -> Loss:
-        """How the loss is made of the samples of a batch of these shapes.
+        """Return how the loss is made of the samples of a batch of these shapes.
 
         combines: whether what computes the parts combines the statistics of batch normalisations.
 
@@ -97,15 +97,15 @@ class Splitter:
             known = dict(zip(model.inputs, shapes, strict=True))
             known |= {name: slots[name].shape for name in model.parameters}
             try:
-                found = loss_of(model.graph, known, rows, own_statistics=own)
+                loss = loss_of(model.graph, known, rows, own_statistics=own)
             except MixedError as error:
                 raise InputError(f"a batch cannot be trained on in parts: {error}") from error
-            if not found.is_mean and MU in model.parameters:
+            if not loss.is_mean and MU in model.parameters:
                 raise InputError(
                     "a batch cannot be trained on in parts: the loss is a sum, and the proximal "
                     "term would count once for each of them"
                 )
-            self._losses[key] = found
+            self._losses[key] = loss
         return self._losses[key]
 
     def shapes(self, shapes: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
@@ -118,7 +118,7 @@ class Splitter:
         ]
 
     def program(self, shapes: Sequence[tuple[int, ...]], count: int) -> Program:
-        """The program of the first of `count` parts; for who has the turn.
+        """Return the program of the first of `count` parts; the caller must hold `memory.lock`.
 
         Raises:
             InputError: the batch cannot be trained on in parts.
@@ -156,7 +156,7 @@ class Splitter:
                 before = weight
         except BaseException:
             state.draws = draws
-            if before:  # else no part is done, and one that fails moves none
+            if before:  # otherwise no part is done, and one that fails moves none
                 module.session.put_back_statistics(whole=True)
             module.lazy_reset_grad()
             raise

@@ -7,8 +7,8 @@
     history.csv, ...        what callbacks write
 
 A checkpoint is written in a folder of another name, which gets its own when all is on the disk;
-`last` and `best` are replaced in one step.  A crash at any moment therefore leaves `last` with a
-whole checkpoint behind it, and what a killed process has left behind is removed by the next run.
+`last` and `best` are replaced in one step.  A crash at any moment therefore leaves `last` with the
+name of a whole checkpoint, and the next run removes the remains of a killed process.
 """
 
 from __future__ import annotations
@@ -99,20 +99,20 @@ class RunFolder:
         if not os.path.lexists(path):
             return None
         name = files.read(os.fspath(path), f"the name of the {which} checkpoint")
-        found = self.checkpoints / name.decode(errors="replace").strip()
+        checkpoint = self.checkpoints / name.decode(errors="replace").strip()
         if (
-            found.parent != self.checkpoints
-            or _number(found) is None
-            or not (found / CHECKPOINT).is_file()
+            checkpoint.parent != self.checkpoints
+            or _number(checkpoint) is None
+            or not (checkpoint / CHECKPOINT).is_file()
         ):
             raise CheckpointError(
                 f"{os.fspath(path)!r} names no checkpoint: there is no "
-                f"{os.fspath(found / CHECKPOINT)!r}"
+                f"{os.fspath(checkpoint / CHECKPOINT)!r}"
             )
-        return found
+        return checkpoint
 
     def position(self, checkpoint: Path) -> dict[str, Any]:
-        """What `save` was given as position.
+        """Read the position that `save` was given.
 
         Raises:
             FileError: the file cannot be read.
@@ -121,12 +121,12 @@ class RunFolder:
         path = os.fspath(checkpoint / POSITION)
         data = files.read(path, "position of a run")
         try:
-            found = json.loads(data)
+            content = json.loads(data)
         except ValueError as error:
             raise CheckpointError(f"{path!r} is damaged: {error}") from error
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise CheckpointError(f"{path!r} is no position of a run in format {FORMAT}")
-        return found
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise CheckpointError(f"{path!r} is not a position of a run in format {FORMAT}")
+        return content
 
     # --- writing
 
@@ -201,7 +201,7 @@ _held: set[int] = set()  # descriptors of locks
 
 
 def _let_go() -> None:
-    """Close the locks in a forked child, which would else keep them beyond the end of the run."""
+    """Close the locks in a forked child, which would keep them beyond the end of the run."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -214,8 +214,8 @@ if hasattr(os, "register_at_fork"):
 
 def _number(path: Path) -> tuple[int, int] | None:
     """The step of a checkpoint, and how many of the same step are older; None: it is none."""
-    found = re.fullmatch(r"(\d{8,})(?:-(\d+))?", path.name)
-    return (int(found[1]), int(found[2] or 0)) if found else None
+    match = re.fullmatch(r"(\d{8,})(?:-(\d+))?", path.name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 @contextlib.contextmanager

@@ -55,15 +55,15 @@ class Schedule(ABC):
 
     @abstractmethod
     def factor(self, step: int, total: int | None) -> float:
-        """What `base` is multiplied by after `step` of `total` steps behind the warm-up."""
+        """Return the factor of `base` after `step` of the `total` steps that follow the warm-up."""
 
     def observe(self, value: float, mode: Mode) -> None:  # noqa: B027  # most have no use for it
-        """Take note of the monitored value after an epoch, of which less (mode "min") is better,
-        or more ("max").
+        """Take note of the monitored value after an epoch; mode "min" or "max" is the better
+        direction.
         """
 
     def state(self) -> dict[str, Any]:
-        """What `observe` has changed, as JSON can hold it."""
+        """Return what `observe` has changed, in types of JSON."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # as `observe`
@@ -173,7 +173,7 @@ class Step(Schedule):
     """base factor^k, where k counts the drops so far.
 
     every: the steps between two drops: a whole number, or below 1 a share of all steps.
-    at: in place of it the steps of the drops, each as a whole number or a share.
+    at: instead of `every`, the steps of the drops, each as a whole number or a share.
     """
 
     def __init__(
@@ -288,10 +288,10 @@ class Plateau(Schedule):
 
 def _steps(what: str, value: float) -> float:
     """A number of steps: a whole number from 0 on, or a share of all steps below 1."""
-    found = arguments.real(what, value)
-    if found < 0 or (found >= 1 and found != int(found)):
+    steps = arguments.real(what, value)
+    if steps < 0 or (steps >= 1 and steps != int(steps)):
         raise InputError(f"{what}={value}: expected a whole number of steps, or a share below 1")
-    return found
+    return steps
 
 
 def _resolved(what: str, steps: float, total: int | None) -> int:

@@ -24,8 +24,8 @@ def fixed_batch(model: Model) -> int | None:
     """The number of samples that a model fixes by the first dimension of its inputs; None: none."""
     shapes = [model.interface.inputs[name].shape for name in model.inputs]
     first = {shape[0] for shape in shapes if shape}
-    (found,) = first if len(first) == 1 else (None,)
-    return found if isinstance(found, int) else None
+    (size,) = first if len(first) == 1 else (None,)
+    return size if isinstance(size, int) else None
 
 
 def batches_for(
@@ -59,8 +59,8 @@ def batches_for(
     if not left:
         return made
     told = (
-        f"{what}: {made.samples} samples are no whole number of batches of {fixed}, which the file "
-        "of the model fixes"
+        f"{what}: {made.samples} samples are not a whole number of batches of {fixed}, which the "
+        "file of the model fixes"
     )
     if isinstance(source, Batches):
         raise InputError(f"{told}: make them with drop_last=True")

@@ -1,4 +1,4 @@
-"""What a training step takes: its plan, and in words what a budget has cost."""
+"""The plan of a training step, and in words what a budget has cost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SHOWN = 6  # nodes that a summary names
 class StepPlan:
     """The plan of a training step.
 
-    plan: of forward, backward and update; where these are two plans, that of forward and backward.
+    plan: of forward, backward and update; of forward and backward alone if there is `update`.
     update: the plan of the optimizer model, if it runs as a plan of its own.
     obstacle: why it does.
     budget: in bytes, None if there is none.
-    micro_batches: in how many parts a batch is trained on; the plan is that of one.
+    micro_batches: the number of parts in which a batch is trained on; the plan is for one part.
     paths: of the nodes of the training model.
     """
 
@@ -33,10 +33,10 @@ class StepPlan:
     @property
     def regions(self) -> dict[str, int]:
         """The bytes of each region that a step takes."""
-        found = dict(self.plan.regions)
+        sizes = dict(self.plan.regions)
         for name, size in () if self.update is None else self.update.regions:
-            found[name] = max(found.get(name, 0), size)
-        return {name: size for name, size in found.items() if size}
+            sizes[name] = max(sizes.get(name, 0), size)
+        return {name: size for name, size in sizes.items() if size}
 
     @property
     def nbytes(self) -> int:
@@ -49,9 +49,9 @@ class StepPlan:
 
     @property
     def recomputed(self) -> list[str]:
-        """The nodes of which something is computed a second time, in the order of the steps."""
-        found = (s.source for s in self.plan.steps if s.source.endswith(AGAIN))
-        return list(dict.fromkeys(name.removesuffix(AGAIN) for name in found))
+        """The nodes that compute something a second time, in the order of the steps."""
+        names = (s.source for s in self.plan.steps if s.source.endswith(AGAIN))
+        return list(dict.fromkeys(name.removesuffix(AGAIN) for name in names))
 
     @property
     def recomputed_share(self) -> float:

@@ -1,4 +1,4 @@
-"""How a trainer learns from one batch: as one plan, as two plans, or in parts.
+"""The step of a trainer on one batch: as one plan, as two plans, or in parts.
 
 One plan for training and update is the rule.  An optimizer model that cannot be joined runs as a
 plan of its own, and so it does where gradients of parts are added, see parts.py.
@@ -44,7 +44,7 @@ class Steps:
 
     @property
     def parts(self) -> list[Any] | None:
-        """How batches are parted, as micro_batches and own_statistics; None: only by a budget."""
+        """The settings micro_batches and own_statistics; None: only a budget parts batches."""
         own = self.splitter.own_statistics
         return [self._micro_batches, own] if self._micro_batches or own else None
 

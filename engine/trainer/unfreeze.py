@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 
 class Unfreezing:
-    """What is trained in which epoch.
+    """The parameters that are trained in each epoch.
 
     Args:
         trainer: made by `Trainer.from_onnx` or `Trainer.from_torch`, so that its artifacts can be
@@ -157,7 +157,7 @@ class Unfreezing:
         frozen = [name for name in parameters(graph) if name not in wanted]
         forward = os.path.join(folder, "forward.onnx")
         onnx_io.save(graph, forward)
-        with warnings.catch_warnings():  # of the model, which has been told of when it was read
+        with warnings.catch_warnings():  # of the model, which was warned about when it was read
             warnings.simplefilter("ignore", ModelWarning)
             optimizer = _restricted(recipe.optimizer, wanted, self._paths)
             replace(recipe, optimizer=optimizer).make(forward, wanted, frozen, folder)
@@ -177,7 +177,7 @@ class Unfreezing:
 def _restricted(
     optimizer: OptimType | OptimizerSpec | Block | str | None, names: list[str], paths: Paths
 ) -> OptimType | OptimizerSpec | Block | str | None:
-    """An optimizer whose groups hold, of the parameters they match, those of these names.
+    """Return an optimizer whose groups hold only parameters of these names.
 
     A group that has none is left out, since an optimizer refuses it.
     """

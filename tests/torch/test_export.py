@@ -383,7 +383,7 @@ def test_nodes_that_pass_no_gradient_on_are_named(
         export(net, X, tmp_path / "net.onnx")
     (text,) = [str(w.message) for w in caught if w.category is ModelWarning]
     assert re.search(r"Gemm '\w+' of first: no rule\n  Gemm '\w+' of last: no rule", text)
-    assert "train only parameters behind them" in text
+    assert "train only parameters after them" in text
     monkeypatch.setattr(support, "supported", told(support.UNSUPPORTED))
     with pytest.raises(
         UnsupportedOpError, match=r"cannot run these nodes; replace .*\n.* of first"

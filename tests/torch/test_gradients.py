@@ -182,7 +182,7 @@ def all_stopped(s: Any, x: Any) -> Any:
         (written, r"a value with a gradient is changed in place under no_grad"),
         (late_hook, r"register_hook.* on a value that was read before"),
         (branches, r"Told calls torch\.cond, whose gradient.*choose by torch\.where"),
-        (all_stopped, r"no parameter of the module has a gradient: all are behind detach"),
+        (all_stopped, r"no parameter of the module has a gradient: each is used only in detach"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

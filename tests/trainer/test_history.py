@@ -89,7 +89,7 @@ def test_json_lines_are_json_for_any_reader(tmp_path: Path) -> None:
 )
 def test_what_is_no_history_is_refused(name: str, text: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(text)
-    with pytest.raises(FileError, match=r"history\.(csv|jsonl)' is no history"):
+    with pytest.raises(FileError, match=r"history\.(csv|jsonl)' is not a history"):
         History.read(tmp_path / name)
 
 

@@ -195,7 +195,9 @@ def test_a_model_may_fix_its_number_of_samples(tmp_path: Path) -> None:
     fixed, free = made(MODEL.replace("[N,", "[5,")), made()
     assert np.shape(fixed.predict(X)) == (12, 3)
     np.testing.assert_allclose(fixed.predict(X), free.predict(X), rtol=1e-6, atol=1e-6)
-    with pytest.warns(ModelWarning, match="12 samples are no whole number of batches of 5.*2 samp"):
+    with pytest.warns(
+        ModelWarning, match="12 samples are not a whole number of batches of 5.*2 samp"
+    ):
         found = fixed.evaluate((X, LABELS), metrics="accuracy")
     assert found == pytest.approx(free.evaluate((X[:10], LABELS[:10]), metrics="accuracy"))
     with pytest.raises(InputError, match=r"batches of 4 samples, .* at 5: give batch_size=5, or"):

@@ -1,4 +1,4 @@
-"""What a module tells torch's autograd, as nodes of the exported program.
+"""The autograd rules of a module, as nodes of the exported program.
 
 An export of torch's computes what the module computes, and keeps nothing of where gradients stop.
 So the module is traced with gradients on, and what it says to autograd becomes an op:
@@ -85,7 +85,7 @@ def _op(torch: Any, name: str) -> Any:
 
 
 def translations(torch: Any) -> dict[Any, Callable[..., Any]]:
-    """What `torch.onnx.export` writes for the operators."""
+    """Return the translations by which `torch.onnx.export` writes the operators."""
     import onnxscript
 
     from engine.graphs.io.convert import schema_of
@@ -128,10 +128,10 @@ class _Context:
 
 
 class Notes:
-    """What was found in a trace.
+    """The findings of a trace.
 
-    kept: tensors that are outputs of the trace behind the module's, so that nothing drops them:
-        what takes the place of a value with a hook.
+    kept: tensors that replace values with a hook.  They are outputs of the trace, after the
+        module's own, so that nothing drops them.
     """
 
     def __init__(self, torch: Any, module: Any) -> None:
@@ -159,7 +159,7 @@ class Notes:
         """Run an `autograd.Function`, forward and backward."""
         torch = self.torch
         if function is torch.utils.checkpoint.CheckpointFunction:
-            run, _, *given = args  # its gradient is that of the function that it runs
+            run, _, *given = args  # its gradient is the gradient of the function that it runs
             return run(*given)
         has_setup = _has_setup(torch, function)
         if has_setup:
@@ -169,18 +169,18 @@ class Notes:
         ctx = _Context(tuple(self.is_float(a) for a in args))
         with torch.no_grad():
             if has_setup:
-                found = function.forward(*args, **kwargs)
-                function.setup_context(ctx, args, found)
+                result = function.forward(*args, **kwargs)
+                function.setup_context(ctx, args, result)
             else:
-                found = function.forward(ctx, *args, **kwargs)
-        outputs = found if isinstance(found, tuple) else (found,)
+                result = function.forward(ctx, *args, **kwargs)
+        outputs = result if isinstance(result, tuple) else (result,)
         if not torch.is_grad_enabled():
-            return found
+            return result
         unmarked = {id(t) for t in ctx._without_gradient}
         flows = [self.is_float(y) and id(y) not in unmarked for y in outputs]
         stopped = [_op(torch, "stop_gradient")(y) if self.is_float(y) else y for y in outputs]
         made = self._redirected(function, ctx, args, stopped, flows) if any(flows) else stopped
-        return tuple(made) if isinstance(found, tuple) else made[0]
+        return tuple(made) if isinstance(result, tuple) else made[0]
 
     def _redirected(
         self,
@@ -209,8 +209,8 @@ class Notes:
         if backward is torch.autograd.Function.backward:
             backward = function.vjp
         with torch.no_grad(), self._explaining("the backward of the autograd.Function", function):
-            found = backward(ctx, *dys)
-        gradients = found if isinstance(found, tuple) else (found,)
+            returned = backward(ctx, *dys)
+        gradients = returned if isinstance(returned, tuple) else (returned,)
         for x, dx in zip(args, gradients, strict=False):
             if dx is not None and self.is_float(x):
                 if tuple(dx.shape) != tuple(x.shape):
@@ -267,7 +267,7 @@ class Notes:
 
 
 def _join(torch: Any, tensors: Sequence[Any]) -> Any:
-    """Join tensors to a matrix with a row for each of their rows; else, to a vector."""
+    """Join tensors to a matrix with a row for each of their rows, or to a vector."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     first = tensors[0]
@@ -287,7 +287,7 @@ def _split(whole: Any, like: Sequence[Any]) -> list[Any]:
 
 
 def _has_setup(torch: Any, function: Any) -> bool:
-    """Whether the context is set up apart from the forward."""
+    """Return whether the context is set up apart from the forward."""
     base = torch.autograd.function._SingleLevelFunction
     return function.setup_context is not base.setup_context
 
@@ -298,7 +298,7 @@ def hooks_of(module: Any) -> dict[str, list[Any]]:
     Raises:
         UnsupportedOpError: a parameter has hooks that run once its gradient is there.
     """
-    found = {}
+    hooks = {}
     for name, parameter in module.named_parameters():
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise UnsupportedOpError(
@@ -306,15 +306,15 @@ def hooks_of(module: Any) -> dict[str, list[Any]]:
                 "is not exported; remove it, or use register_hook, which changes a gradient alone"
             )
         if parameter._backward_hooks:
-            found[name] = list(parameter._backward_hooks.values())
-    return found
+            hooks[name] = list(parameter._backward_hooks.values())
+    return hooks
 
 
 @contextlib.contextmanager
 def without_hooks(module: Any) -> Iterator[None]:
     """Take the backward hooks of submodules off while a module is traced.
 
-    Whether they change a gradient shows where gradients are compared.
+    The comparison of gradients shows if they change one.
     """
     names = ("_backward_hooks", "_backward_pre_hooks")
     before = [(part, name, getattr(part, name)) for part in module.modules() for name in names]
@@ -423,7 +423,7 @@ class _Stops:
         self.renamed: dict[str, str] = {}
         self.places = {n: i for i, n in enumerate(self.graph.nodes)}
         self.changes: list[tuple[Any, Any]] = []  # nodes that write, and what they write
-        self.written: set[Any] = set()  # what they, and those of regions, write
+        self.written: set[Any] = set()  # written by them and by nodes of regions
         for node in self.graph.nodes:
             self._relate(node)
 
@@ -547,15 +547,15 @@ class _Stops:
 
     def _views(self, node: Any) -> set[Any]:
         """The nodes of a family that were made of this one."""
-        found = {node}
+        users = {node}
         for other in self.graph.nodes:
-            if other in self.families[node] and not found.isdisjoint(other.all_input_nodes):
-                found.add(other)
-        return found
+            if other in self.families[node] and not users.isdisjoint(other.all_input_nodes):
+                users.add(other)
+        return users
 
 
 def _name(node: Any) -> str:
-    """The name of what a node calls: `aten::add`, or that of a higher-order operator."""
+    """Return the name of the operator of a node: `aten::add`, or a higher-order one."""
     schema = getattr(node.target, "_schema", None)
     return str(schema.name if schema is not None else getattr(node.target, "__name__", ""))
 
@@ -567,7 +567,7 @@ def _given(node: Any) -> dict[str, Any]:
 
 
 def _written(node: Any) -> list[Any]:
-    """What a node writes to."""
+    """Return the arguments that a node writes to."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
@@ -579,8 +579,8 @@ def _written(node: Any) -> list[Any]:
 
 def _line(node: Any) -> str:
     """Where in the module's code a node is from, as " (file.py, line 3)"."""
-    found = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return f" ({os.path.basename(found[-1][0])}, line {found[-1][1]})" if found else ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return f" ({os.path.basename(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What a module of PyTorch is called with and what it returns, as flat lists of named tensors."""
+"""The arguments and results of a module of PyTorch, as flat lists of named tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = "batch"  # the name of the axis
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a module is called with.
+    """The arguments of a module.
 
     signature: of its `forward`.
     arguments: by the names of the parameters, as `inspect.signature` binds them.
@@ -61,8 +61,8 @@ class Call:
         if away:
             raise InputError(f"example: a tensor is on the device {away[0]}; expected the CPU")
         if not tensors or not tensors[0].ndim or not tensors[0].shape[0]:
-            found = list(tensors[0].shape) if tensors else "no tensor"
-            raise InputError(f"example: expected a tensor [batch, ...] first, found {found}")
+            shape = list(tensors[0].shape) if tensors else "no tensor"
+            raise InputError(f"example: expected a tensor [batch, ...] first, found {shape}")
         named_axes = axes or {}
         lost = [name for name in named_axes if name not in given]
         if lost:
@@ -88,8 +88,8 @@ class Call:
     def dynamic(self) -> dict[str, Any]:
         """The axes that may have any size, as `torch.export` takes them.
 
-        It finds out by itself which of them are the same, and what limits there are, as that of a
-        table of positions.
+        It finds out by itself which of them are the same, and which limits there are, such as the
+        length of a table of positions.
         """
         free = self.torch.export.Dim.DYNAMIC
 
@@ -108,12 +108,12 @@ class Call:
 
     def sizes(self, rows: int | None = None) -> dict[str, int]:
         """The sizes that the named axes have in the example, or with a batch of another size."""
-        found = {
+        sizes = {
             name: int(tensor.shape[axis])
             for tensor, names in self._named()
             for axis, name in names.items()
         }
-        return found if rows is None else {**found, BATCH: rows}
+        return sizes if rows is None else {**sizes, BATCH: rows}
 
     def _named(self) -> list[tuple[Any, dict[int, str]]]:
         tree = self.torch.utils._pytree

@@ -54,14 +54,14 @@ def fixed(torch: Any) -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            found = func(*args, **(kwargs or {}))
+            drawn = func(*args, **(kwargs or {}))
             if torch.Tag.nondeterministic_seeded not in func.tags:
-                return found
+                return drawn
             given = {**_named(func, args), **(kwargs or {})}
             if given.get("dropout_p") == 0:  # attention that drops nothing
-                return found
+                return drawn
             self.drawn += 1
-            return self.draw(func, found, given)
+            return self.draw(func, drawn, given)
 
         def draw(self, func: Any, found: Any, given: dict[str, Any]) -> Any:
             name = func._schema.name.removeprefix("aten::")
@@ -107,7 +107,7 @@ def _bernoulli(draw: Draw, given: dict[str, Any]) -> Any:
     return draw(uniform) < (given["self"] if chance is None else chance)
 
 
-# What each operator makes of a field, by its name and its arguments.
+# The values that each operator makes of a field, by its name and its arguments.
 _RULES: dict[str, Callable[[Draw, dict[str, Any]], Any]] = {
     **dict.fromkeys(("rand", "rand_like"), lambda draw, given: draw(uniform)),
     **dict.fromkeys(("randn", "randn_like"), lambda draw, given: draw(normal)),
@@ -153,11 +153,11 @@ def fix(graph: Graph) -> set[str]:
     from engine.graphs.ir.graph import Names
     from engine.graphs.passes.infer import infer
 
-    found = infer(graph.copy())
+    known = infer(graph.copy())
     names = Names(graph)
     nodes, unknown = [], set()
     for node in graph.nodes:
-        made = None if node.domain else _fixed(graph, names, node, found.types, found.constants)
+        made = None if node.domain else _fixed(graph, names, node, known.types, known.constants)
         if made is None and not node.domain and node.op in RANDOM:
             unknown.add(node.op)
         nodes += [node] if made is None else made

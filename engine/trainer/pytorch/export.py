@@ -68,8 +68,8 @@ class Exported:
     model: the path of the ONNX file.
     inputs, outputs: their names, in order; `x_input` is the argument `x` of a module that has a
         parameter or a buffer `x`.
-    train: the parameters that require a gradient, by name, as far as they have one: those that are
-        behind `detach()` or `no_grad()` alone do not move in torch either.
+    train: the parameters that require a gradient, by name, as far as they have one: parameters used
+        only inside `detach()` or `no_grad()` do not move in torch either.
     frozen_batch_norm: running means of batch normalisations that the module keeps in evaluation
         mode while it trains, as `frozen_batch_norm` of `generate_artifacts` takes them; None if
         there are none.
@@ -102,10 +102,10 @@ def export(
     initializer under its own name.  Submodules that are in evaluation mode while the module trains
     stay so.  The module is left as it was.
 
-    The axis 0 of every tensor of the example that is as long as that of the first one is the batch,
-    which may have any size.  Outputs are named by the keys of a dict or a `ModelOutput`, else
-    `output`, or `output_0` and so on; values that are None are left out.  A configuration with
-    `use_cache` is exported without a cache.
+    The batch is axis 0 of the first tensor of the example, and of every tensor of the same length
+    there; it may have any size.  Outputs are named by the keys of a dict or a `ModelOutput`, and
+    otherwise `output`, or `output_0` and so on; values that are None are left out.  A configuration
+    with `use_cache` is exported without a cache.
 
     Args:
         module: on the CPU, of float32 or float64.
@@ -160,7 +160,7 @@ def export(
         torch_gradients.compare(torch, module, call, given, outputs, names, left, norms)
     if not names:
         raise InputError(
-            "no parameter of the module has a gradient: all are behind detach() or no_grad()"
+            "no parameter of the module has a gradient: each is used only in detach() or no_grad()"
         )
     return Exported(
         model=given,
@@ -303,7 +303,7 @@ def _write(program: Any, module: Any, path: str) -> None:
 
 
 def _checks(module: Any, asked: bool | None) -> bool:
-    """Whether gradients are compared.
+    """Return whether gradients are compared.
 
     Raises:
         UnsupportedOpError: they are not, and a submodule has hooks which may change them.
@@ -358,7 +358,7 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
     if dead:
         warnings.warn(
             "no gradient flows through these nodes: replace the parts of the module, or train only "
-            f"parameters behind them, by train=[...]:{told(dead)}",
+            f"parameters after them, by train=[...]:{told(dead)}",
             ModelWarning,
             stacklevel=caller_level(),
         )
@@ -381,7 +381,7 @@ def _with_gradients(
 def _compare(
     torch: Any, module: Any, call: Call, path: str, outputs: Sequence[str], tolerance: float
 ) -> float:
-    """How far the outputs are from torch's, for a batch of one row more than the example's.
+    """Return how far the outputs are from torch's, for one row more than in the example.
 
     Both draw the same random numbers.  A module that drops in evaluation mode, too, is compared
     with dropouts on.
@@ -459,7 +459,7 @@ def _worst(
     outputs: Sequence[str],
     tolerance: float,
 ) -> float:
-    """How far the outputs of a graph are from those that are expected.
+    """Return how far the outputs of a graph are from the expected ones.
 
     Raises:
         ModelError: farther than the tolerance, or they are of other shapes.
@@ -467,9 +467,9 @@ def _worst(
     from engine.graphs.io import onnx_io
     from engine.training import backend
 
-    found = dict(zip(outputs, backend.prepare(onnx_io.to_proto(graph)).run(feeds), strict=True))
+    computed = dict(zip(outputs, backend.prepare(onnx_io.to_proto(graph)).run(feeds), strict=True))
     worst = 0.0
-    for (name, ours), value in zip(found.items(), expected.values(), strict=True):
+    for (name, ours), value in zip(computed.items(), expected.values(), strict=True):
         if ours.shape != value.shape:
             raise ModelError(
                 f"the exported model returns {name!r} as {list(ours.shape)} for a batch of "

@@ -4,7 +4,7 @@
     After    F.embedding(bags, weight).sum(1)
 
 torch writes a bag of embeddings as a loop over bags with branches inside, a projection of an LSTM
-not at all, dropouts of channels and those of SELU as draws that evaluation does not turn off, and
+not at all, dropouts of channels and of SELU as draws that evaluation does not turn off, and
 the row of an embedding that is padding with a gradient.  While a module is traced, calls of these
 functions become others that compute the same, with the same gradients.
 """
@@ -33,7 +33,7 @@ def written_out(torch: Any) -> Any:
 
 
 def _embedding(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return rows of a table, of which that of `padding_idx` has no gradient; None without one."""
+    """Return rows of a table, without a gradient for `padding_idx`; None if there is none."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
     given: dict[str, Any] = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False}
     given |= {**dict(zip(names, args, strict=False)), **kwargs}
@@ -74,7 +74,7 @@ def _embedding_bag(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         counted = (index != padding % weight.shape[0]).to(weight.dtype)
     factor = given["per_sample_weights"]
     factor = counted if factor is None else counted * factor
-    if given["mode"] == "max":  # what is padding is less than all else
+    if given["mode"] == "max":  # padding is less than everything else
         lowest = torch.finfo(weight.dtype).min
         rows = torch.where(counted.unsqueeze(-1) > 0, rows, lowest)
     elif padding is not None or given["per_sample_weights"] is not None:
@@ -121,8 +121,9 @@ def _lstm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return what `torch.lstm` does with projections; None for an LSTM without them.
 
     The cells of a projected LSTM read r = P (o tanh(c)) of the step before.  As W r is (W P) times
-    o tanh(c), they are those of an LSTM without projection that has the recurrent weight W P, whose
-    outputs are projected behind it.  What W makes of a first state is added to the first input.
+    o tanh(c), an LSTM without projection that has the recurrent weight W P has the same cells; its
+    outputs are projected afterwards.  The product of W and a first state is added to the first
+    input.
 
     Source: Sak, Senior and Beaufays, "Long short-term memory recurrent neural network architectures
     for large scale acoustic modeling", 2014.
@@ -214,8 +215,9 @@ def _feature_dropout(dims: int | None = None, in_place: bool = False) -> Any:
 def _alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
     """Return the rule for dropouts that keep mean and variance of what SELU makes.
 
-    What is dropped becomes -alpha, of SELU, and then all of it a x + b.  Of d, the dropout of a 1,
-    this is c d x + alpha c (d - 1), c = a (1 - p), which is x in evaluation if c d is 1 there.
+    Dropped values become -alpha, of SELU, and then all values x become a x + b.  Of d, the dropout
+    of a 1, this is c d x + alpha c (d - 1), c = a (1 - p), which is x in evaluation if c d is 1
+    there.
 
     Source: Klambauer et al., "Self-normalizing neural networks", 2017.
     """

@@ -47,7 +47,7 @@ def compare(
     """Compare the gradients of the trained parameters with torch's.
 
     path: the exported model.  outputs: the names of its outputs.  train: names of parameters.
-    left: those of parameters that would not be trained, though they require a gradient.
+    left: the parameters that would not be trained, though they require a gradient.
     norms: of batch normalisations that keep their statistics.
 
     Raises:
@@ -89,7 +89,7 @@ def compare(
 def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[str, Array]:
     """The gradients of the parameters of these names, zero for those that have none.
 
-    What the parameters hold of a gradient is left as it is.
+    The gradients that the parameters hold are left as they are.
     """
     args, kwargs = given
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -106,7 +106,7 @@ def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -
         try:
             if terms:
                 sum(terms).backward()
-            found = {name: parameters[name].grad for name in names}
+            gradients = {name: parameters[name].grad for name in names}
         finally:
             for name, parameter in parameters.items():
                 parameter.grad = before[name]
@@ -114,7 +114,7 @@ def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -
         name: np.zeros(tuple(parameters[name].shape))
         if g is None
         else g.detach().to_dense().double().numpy()
-        for name, g in found.items()
+        for name, g in gradients.items()
     }
 
 
@@ -127,7 +127,7 @@ def _weights(place: int, shape: Sequence[int]) -> Array:
 def _jittered(torch: Any, rows: int, given: Any) -> Any:
     """Arguments in whose batch no row is another's copy, nor all zeros.
 
-    A batch of equal rows has no variance, and of zeros no gradient: that of weights behind them.
+    A batch of equal rows has no variance, and zeros give no gradient to the weights after them.
     """
 
     def change(value: Any) -> Any:
@@ -145,7 +145,7 @@ def _jittered(torch: Any, rows: int, given: Any) -> Any:
 
 
 def _double(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[str, Array] | None:
-    """The gradients in float64, by which one knows how far those of float32 are off.
+    """Compute the gradients in float64, which show how far float32 is off.
 
     None if the module cannot be copied or does not compute in float64.
     """
@@ -169,7 +169,7 @@ def _double(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[s
 def opened(path: str, sizes: Mapping[str, int], inputs: Iterable[str] = ()) -> Graph:
     """Return the graph of an exported model, with the sizes of the axes that may have any.
 
-    inputs: parameters that are inputs of it: what is computed of them is no constant.
+    inputs: parameters that are inputs of it: values that depend on them are not constants.
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename
@@ -224,8 +224,8 @@ def _gradient_graph(
     graph.outputs = [LOSS]
     training_form(graph, moving)
     fuse_patterns(graph, infer(graph))
-    found = differentiate(graph, LOSS, train, infer(graph).types)
-    graph.outputs = [found[name] for name in train]
+    gradients = differentiate(graph, LOSS, train, infer(graph).types)
+    graph.outputs = [gradients[name] for name in train]
     return pool_grads_know_input(prune(pass_on(graph))), values, unknown
 
 
@@ -242,8 +242,8 @@ def _run(graph: Graph, feeds: Mapping[str, Array], train: Sequence[str]) -> dict
     from engine.training import backend
 
     graph.types = infer(graph.copy()).types
-    found = backend.prepare(onnx_io.to_proto(graph)).run(feeds)
-    return {name: g.astype(np.float64) for name, g in zip(train, found, strict=True)}
+    gradients = backend.prepare(onnx_io.to_proto(graph)).run(feeds)
+    return {name: g.astype(np.float64) for name, g in zip(train, gradients, strict=True)}
 
 
 # --- the comparison
@@ -304,7 +304,7 @@ def _faults(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> list[str]
 def _is_near(
     name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array], exact: Mapping[str, Array]
 ) -> bool:
-    """Whether ours is off no farther than float32 explains: that of torch's is off, too."""
+    """Return whether float32 explains how far our gradient is off: torch's is off, too."""
     noise = _norm(theirs[name] - exact[name])
     bound = CLOSE * _norm(exact[name]) + NOISE * noise + _floor(exact)
     return _norm(ours[name] - exact[name]) <= bound
@@ -318,7 +318,7 @@ def _told(
     first: str, faults: Sequence[str], ours: Mapping[str, Array], theirs: Mapping[str, Array],
     is_random: bool, module: Any,
 ) -> str:  # fmt: skip
-    """What an error says of the first parameter that differs."""
+    """Describe the first parameter that differs, for an error."""
     mine, own = ours[first], theirs[first]
     both = _norm(mine) * _norm(own)
     cosine = f"cosine {float((mine * own).sum()) / both:.4f}" if both else "one of them is zero"

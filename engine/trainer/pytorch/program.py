@@ -68,7 +68,7 @@ def silently(torch: Any) -> Iterator[None]:
 
 
 def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, list[str], list[str]]:
-    """The module as ONNX, the names of its outputs, and those of buffers that it would change.
+    """Export a module: return the ONNX model, the names of outputs, and of buffers it changes.
 
     Raises:
         UnsupportedOpError: torch cannot export it.
@@ -81,9 +81,9 @@ def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, li
         with torch_autograd.recording(notes):
             notes.kept.clear()
             notes.hook_parameters(hooks)
-            found = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
-        names[:] = found
-        return (*found.values(), *notes.kept)
+            results = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
+        names[:] = results
+        return (*results.values(), *notes.kept)
 
     # A shallow copy shares all parameters with the module; only what it returns is another.
     flat = copy.copy(module)
@@ -120,7 +120,7 @@ def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, li
 
 
 def _let_drop(graph: Any) -> None:
-    """Let every dropout drop: the exporter writes those of attention as if they were off.
+    """Let every dropout drop: the exporter writes dropouts of attention as if they were off.
 
     A dropout that is off in the module is not in the program, or its ratio is 0.
     """
@@ -167,7 +167,7 @@ def _name_inputs(graph: Any) -> None:
 def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
     """Name the outputs of a graph; inputs and parameters keep their names, other values make way.
 
-    Returns the names, with `_output` behind those that inputs or parameters have.
+    Returns the names, with `_output` appended where an input or a parameter has the name.
     """
     kept = {*graph.initializers, *(value.name for value in graph.inputs)}
     outputs = [f"{name}_output" if name in kept else name for name in names]
@@ -188,12 +188,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> str:
-    """What to do about an error of torch's, as far as it is known."""
+    """Return advice on an error of torch's, as far as it is known."""
     said = str(error)
     if "data-dependent" in said or "DataDependent" in type(error).__name__:
         return (
             "; the module decides by values of tensors: write it with torch.where, or compute the "
-            "decision before and pass it as an argument that is no tensor"
+            "decision before and pass it as an argument that is not a tensor"
         )
     if "specialized" in said or "onstraint" in said:
         return (
