@@ -140,7 +140,7 @@ def watched(clock: Clock) -> Iterator[None]:
             pipeline,
             "PASSES",
             tuple(
-                pipeline.Pass(p.name, clock.timed(f"pass: {p.name}", p.run), p.makes)
+                pipeline.Pass(p.name, clock.timed(f"pass: {p.name}", p.run), p.may_add)
                 for p in passes
             ),
         )

@@ -18,14 +18,14 @@ from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.attention_match import LAYOUTS, Found, Match
 from engine.graphs.passes.attention_scores import Refused
 from engine.graphs.passes.attention_values import ORDERS, Product, Values
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, OURS, Dim
 from engine.kernels.vocabulary.sizes import array
 from engine.system.config import switch
 
 _OPS = f"{OURS}::Attention {OURS}::AttentionGrad"
-MAKES = where({f"Softmax {op}": f"{_OPS} Add Reshape" for op in ("MatMul", f"{MS}::FusedMatMul")})
+MAY_ADD = where({f"Softmax {op}": f"{_OPS} Add Reshape" for op in ("MatMul", f"{MS}::FusedMatMul")})
 
 
 def fuse_attention(graph: Graph, found: Inferred) -> bool:

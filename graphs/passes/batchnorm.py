@@ -24,14 +24,16 @@ from engine.base.errors import (
 )
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.graphs.passes.infer import infer
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.kernels.vocabulary.op import MS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # the inputs that training changes
 # The ops that can absorb the batch normalisation after them, and the axis of output channels in
 # their weights.
 ABSORBING = {"Conv": 0, "ConvTranspose": 1}
-MAKES = where({f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING})
+MAY_ADD = where(
+    {f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING}
+)
 
 
 def batch_norms(graph: Graph) -> list[Node]:

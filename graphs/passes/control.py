@@ -25,7 +25,7 @@ from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, sources
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.kernels.vocabulary.op import Array, TensorType
 
 COPIED = 64  # names of tensors in copies of sequences that count as a node
@@ -636,4 +636,4 @@ FORMS = {
     "OptionalGetElement": Form(_passed),
     "OptionalHasElement": Form(_has),
 }
-MAKES = where({name: f"{form.makes} Identity" for name, form in FORMS.items()})
+MAY_ADD = where({name: f"{form.makes} Identity" for name, form in FORMS.items()})

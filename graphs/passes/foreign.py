@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.graphs.ir.graph import Graph, Names
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS
 
@@ -73,5 +73,5 @@ def gru_grads_know_inner_products(graph: Graph) -> Graph:
     return graph
 
 
-POOLS_MAKE = where({f"{name}PoolGrad": f"{OURS}::{name}PoolGrad" for name in ("Max", "Average")})
-LSTMS_MAKE = where({f"{MS}::{name}": f"{OURS}::{name}" for name in ("LSTMGrad", "LSTMTraining")})
+POOLS_MAY_ADD = where({f"{name}PoolGrad": f"{OURS}::{name}PoolGrad" for name in ("Max", "Average")})
+LSTMS_MAY_ADD = where({f"{MS}::{name}": f"{OURS}::{name}" for name in ("LSTMGrad", "LSTMTraining")})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.base.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import Answers, site_of, told_of
-from engine.graphs.passes.makes import Keys, where
+from engine.graphs.passes.may_add import Keys, where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import constant_inputs
 from engine.kernels.ops.registry import ops
@@ -27,7 +27,7 @@ CHEAP = {
 }  # fmt: skip
 
 _EPILOGUES = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
-EPILOGUES_MAKE = where({f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()})
+EPILOGUES_MAY_ADD = where({f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()})
 
 Constants = dict[str, Array]
 Shape = tuple[Dim, ...]
@@ -100,7 +100,7 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
     return graph
 
 
-def maps_make(held: Keys) -> Keys:
+def maps_may_add(held: Keys) -> Keys:
     """Return the ops that `fuse_maps` may add: Map, if some op of the graph has a formula."""
     declared = (ops().get(key) for key in held)
     return op_keys(f"{OURS}::Map" if any(op and op.expr for op in declared) else "")

@@ -10,13 +10,13 @@ import numpy as np
 from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 
 _HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
-MAKES = where({"": "Cast"})  # for any ops in the graph
+MAY_ADD = where({"": "Cast"})  # for any ops in the graph
 _TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
 

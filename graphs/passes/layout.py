@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.fuse import has_shape
-from engine.graphs.passes.makes import Keys
+from engine.graphs.passes.may_add import Keys
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import ChannelsLast, Layout
 from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_dims, op_keys
@@ -35,7 +35,7 @@ def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
     return Node(op, (name,), (out,), {}, OURS, title)
 
 
-def layouts_make(held: Keys) -> Keys:
+def layouts_may_add(held: Keys) -> Keys:
     """Return the ops that `choose_layouts` may add: copies, if an op prefers channels-last."""
     copies = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
     declared = (ops().get(key) for key in held)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 from engine.kernels.vocabulary.sizes import array
@@ -16,7 +16,7 @@ Types = dict[str, TensorType]
 Constants = dict[str, Array]
 
 _VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-MAKES = where(
+MAY_ADD = where(
     {name: "Identity Reshape" for name in (*sorted(_VIEWS), "Transpose")}
     | {"MatMul Transpose": f"{MS}::FusedMatMul"}
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.graphs.passes.simplify import ancestors, prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 from engine.kernels.vocabulary.sizes import array
@@ -25,7 +25,7 @@ Constants = dict[str, Array]
 
 # For a product of op(A) and op(B), the flag that says that the operand is transposed.
 _FLAGS = ("transA", "transB")
-MAKES = where({"Slice": "Slice Reshape"})
+MAY_ADD = where({"Slice": "Slice Reshape"})
 
 
 def narrow(graph: Graph, types: Types, constants: Constants) -> Graph:

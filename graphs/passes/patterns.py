@@ -16,7 +16,7 @@ import numpy as np
 from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.rewrite import Match, Rule, may_make, rewrite, same
+from engine.graphs.passes.rewrite import Match, Rule, may_add, rewrite, same
 from engine.kernels.vocabulary.op import MS, Dim
 
 # --- normalisation over the last axes
@@ -335,7 +335,7 @@ RULES = (
         for square in _SQUARES
     ),
 )
-MAKES = may_make(RULES)
+MAY_ADD = may_add(RULES)
 
 
 def fuse_patterns(graph: Graph, found: Inferred) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from engine.graphs.ir.graph import Graph, Names
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.kernels.ops.pool.pool_kernels import TAPS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 
-MAKES = where({"MaxPool": f"{OURS}::MaxPool"})
+MAY_ADD = where({"MaxPool": f"{OURS}::MaxPool"})
 
 
 def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:

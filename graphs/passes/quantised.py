@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.base.element_types import FLOATS, NUMPY
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.passes.makes import where
+from engine.graphs.passes.may_add import where
 from engine.kernels.ops.quantised_weights import PACKED
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.kernels.vocabulary.sizes import array
@@ -15,7 +15,7 @@ from engine.kernels.vocabulary.sizes import array
 Types = Mapping[str, TensorType]
 
 _PRODUCT, _CONV, _GATHER = (f"{OURS}::Quantized{name}" for name in ("MatMul", "Conv", "Gather"))
-MAKES = where(
+MAY_ADD = where(
     {
         f"{domain}DequantizeLinear {reader}": made
         for domain in ("", f"{MS}::")

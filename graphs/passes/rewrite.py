@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.makes import Makes, where
+from engine.graphs.passes.may_add import MayAdd, where
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.system.config import switch
 
@@ -121,7 +121,7 @@ class Rule:
         return True
 
 
-def may_make(rules: Sequence[Rule]) -> Makes:
+def may_add(rules: Sequence[Rule]) -> MayAdd:
     """Return the declaration of rules: if a graph has all ops of a pattern, the rule's op may be
     added.
     """

@@ -48,9 +48,9 @@ from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import singles_for_halves
 from engine.graphs.passes.infer import Made, bind, infer, sized, sizes_of
 from engine.graphs.passes.layout import choose_layouts
-from engine.graphs.passes.makes import Keys, Makes, from_first_ops, from_ops, kinds, nothing
+from engine.graphs.passes.may_add import Keys, MayAdd, from_first_ops, from_ops, kinds, nothing
 from engine.graphs.passes.movement import cancel_movement
-from engine.graphs.passes.narrow import MAKES as NARROW_MAKES
+from engine.graphs.passes.narrow import MAY_ADD as NARROW_MAY_ADD
 from engine.graphs.passes.narrow import join_again, narrow, slice_late
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.graphs.passes.pools import keep_taps, relu_grads_read_pools
@@ -136,30 +136,30 @@ class Pass:
 
     name: what it is called in debug output and internal errors.
     run: changes the work.
-    makes: the ops that `run` may add, given those that the graph holds; see passes/makes.py.
+    may_add: the ops that `run` may add, given those that the graph holds; see passes/may_add.py.
     needed: graphs without it may have what cannot be lowered, or mean something else; others only
         make plans faster or smaller.
     """
 
     name: str
     run: Callable[[Work], object]
-    makes: Makes = nothing
+    may_add: MayAdd = nothing
     needed: bool = False
 
 
 PASSES = (
     Pass("prune", lambda w: prune(w.graph)),
-    Pass("control flow", lambda w: unroll(w.graph), control.MAKES, needed=True),
+    Pass("control flow", lambda w: unroll(w.graph), control.MAY_ADD, needed=True),
     Pass(
         "pool grads know input",
         lambda w: pool_grads_know_input(w.graph),
-        foreign.POOLS_MAKE,
+        foreign.POOLS_MAY_ADD,
         needed=True,
     ),
     Pass(
         "lstm grads know peepholes",
         lambda w: lstm_grads_know_peepholes(w.graph),
-        foreign.LSTMS_MAKE,
+        foreign.LSTMS_MAY_ADD,
         needed=True,
     ),
     Pass(
@@ -168,32 +168,32 @@ PASSES = (
         needed=True,
     ),
     Pass("expand first", lambda w: expand_first(w.graph), from_first_ops, needed=True),
-    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAKES, needed=True),
-    Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAKES),
+    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAY_ADD, needed=True),
+    Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAY_ADD),
     Pass("infer", _infer, needed=True),
-    Pass("fuse patterns", _fuse_patterns, patterns.MAKES),
-    Pass("read quantised", _read_quantised, quantised.MAKES),
+    Pass("fuse patterns", _fuse_patterns, patterns.MAY_ADD),
+    Pass("read quantised", _read_quantised, quantised.MAY_ADD),
     Pass("expand", _expand, from_ops, needed=True),
     Pass(
         "cancel movement",
         lambda w: cancel_movement(w.graph, w.types, w.constants),
-        movement.MAKES,
+        movement.MAY_ADD,
     ),
     Pass("drop identities", lambda w: drop_identities(w.graph)),
-    Pass("narrow", lambda w: narrow(w.graph, w.types, w.constants), NARROW_MAKES),
+    Pass("narrow", lambda w: narrow(w.graph, w.types, w.constants), NARROW_MAY_ADD),
     Pass("share equal", lambda w: share_equal(w.graph, w.types)),
-    Pass("fuse attention", _fuse_attention, attention.MAKES),
+    Pass("fuse attention", _fuse_attention, attention.MAY_ADD),
     Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     Pass("relu grads read pools", lambda w: relu_grads_read_pools(w.graph, w.types)),
-    Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAKES),
-    Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
-    Pass("fuse maps", _fuse_maps, fuse.maps_make, needed=True),
+    Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAY_ADD),
+    Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAY_ADD),
+    Pass("fuse maps", _fuse_maps, fuse.maps_may_add, needed=True),
     Pass("join again", lambda w: join_again(w.graph, w.types)),
     Pass("slice late", lambda w: slice_late(w.graph)),
     Pass(
         "choose layouts",
         lambda w: choose_layouts(w.graph, w.types),
-        layout.layouts_make,
+        layout.layouts_may_add,
         needed=True,
     ),
     Pass("recompute", lambda w: recompute(w.graph, w.types)),
@@ -204,7 +204,7 @@ OPTIONAL = frozenset(step.name for step in PASSES if not step.needed)  # a plann
 def reachable(held: Keys) -> Keys:
     """Return the given ops, and all that the passes may make of graphs that hold these."""
     for step in PASSES:
-        held |= step.makes(held)
+        held |= step.may_add(held)
     return held
 
 
@@ -494,8 +494,8 @@ def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
     """
     if after <= before:
         return after
-    undeclared = after - before - step.makes(before)
+    undeclared = after - before - step.may_add(before)
     if undeclared:
         names = ", ".join(sorted(op_title(*key) for key in undeclared))
-        raise LookupError(f"it adds {names}, which its declaration `makes` leaves out")
+        raise LookupError(f"it adds {names}, which its declaration `may_add` leaves out")
     return after

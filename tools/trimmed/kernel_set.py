@@ -17,7 +17,7 @@ from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, OF_CPP
 from engine.base.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import control
-from engine.graphs.passes.makes import Keys
+from engine.graphs.passes.may_add import Keys
 from engine.graphs.planner.pipeline import reachable
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.registry import ops
