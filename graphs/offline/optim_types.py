@@ -13,6 +13,7 @@ from enum import EnumMeta, IntEnum
 from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
 from engine.base import arguments
+from engine.base.errors import InputError
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, checked
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
@@ -55,8 +56,14 @@ class Method(method.Method, OptimizerSpec):
 
     def __post_init__(self) -> None:
         """Refuse options that have no meaning, alone or together."""
-        self.attributes()
+        attributes = self.attributes()
         self.learning_rate()
+        for at, group in enumerate(self.groups):
+            if group.weight_decay is not None and "weight_decay" not in attributes:
+                raise InputError(
+                    f"groups[{at}]: weight_decay={group.weight_decay} is not supported: "
+                    f"{type(self).__name__} has no weight decay"
+                )
 
     def learning_rate(self) -> float | None:
         """The option `lr`, rounded to float32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,22 @@ def test_options_are_checked(
 ) -> None:
     with pytest.raises(error, match=message):
         generate_artifacts(model(), [*SHAPES], optimizer=method(), artifact_directory=tmp_path)
+
+
+@dataclass(frozen=True)
+class Undecayed(SGD):
+    """An optimizer that has no weight decay."""
+
+    def attributes(self) -> dict[str, Any]:
+        return {"lr_scale": 1.0}
+
+
+def test_a_group_cannot_decay_if_the_optimizer_does_not() -> None:
+    Undecayed(groups=[Group(["c"], lr_scale=0.5)])
+    with pytest.raises(
+        InputError, match=r"groups\[1\]: weight_decay=0.0 .*Undecayed has no weight"
+    ):
+        Undecayed(groups=[Group(["c"]), Group(["*"], weight_decay=0.0)])
 
 
 def changed(folder: Path, change: Callable[[onnx.ModelProto], Any]) -> bytes:
