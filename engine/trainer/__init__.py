@@ -42,7 +42,7 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """One of the names of this room, from the file that has it."""
+    """Return one of the names of this room, from the file that has it."""
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,44 +39,44 @@ class Callback:
     """
 
     def on_fit_begin(self, fit: Fit) -> None:
-        """All is checked and, where a run is resumed, restored; nothing is trained yet."""
+        """Called when all is checked and a resumed run restored; nothing is trained yet."""
 
     def on_epoch_begin(self, fit: Fit) -> None:
-        """`fit.epoch` begins; a resumed epoch begins again with `fit.batch` above 0."""
+        """Called when `fit.epoch` begins; a resumed epoch begins with `fit.batch` above 0."""
 
     def on_batch_end(self, fit: Fit) -> None:
-        """A batch is done; `fit.batch`, `fit.samples` and `fit.logs["loss"]` count it."""
+        """Called after a batch; `fit.batch`, `fit.samples` and `fit.logs["loss"]` count it."""
 
     def on_step_end(self, fit: Fit) -> None:
-        """The optimizer has made step number `fit.step`; after `on_batch_end` of its batch."""
+        """Called after step number `fit.step`, and after `on_batch_end` of its batch."""
 
     def on_skip(self, fit: Fit) -> None:
-        """An update was skipped, as gradients were not finite; `fit.skipped` counts it."""
+        """Called after an update was skipped for gradients not finite; `fit.skipped` counts it."""
 
     def on_evaluate_begin(self, fit: Fit) -> None:
-        """The validation begins."""
+        """Called before the validation."""
 
     def on_evaluate_batch_end(self, fit: Fit) -> None:
-        """`fit.evaluation` has inputs, outputs and loss of a batch of the validation."""
+        """Called after a batch of the validation; `fit.evaluation` has inputs, outputs and loss."""
 
     def on_evaluate_end(self, fit: Fit) -> None:
-        """`fit.logs` has the results of the validation, as `val_loss`."""
+        """Called after the validation; `fit.logs` has its results, as `val_loss`."""
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """The last row of `fit.history` is the row of epoch `fit.epoch`."""
+        """Called after an epoch; the last row of `fit.history` is its row."""
 
     def on_checkpoint(self, fit: Fit, folder: Path) -> None:
-        """A checkpoint is complete in `folder`, which gets its place and name after this call.
+        """Called when a checkpoint is complete in `folder`, which is then moved to its place.
 
         A callback may add files of its own to it.  If it raises, the run ends without this
         checkpoint.
         """
 
     def on_stop(self, fit: Fit) -> None:
-        """The run ends before its last epoch; `fit.stop_reason` says why."""
+        """Called when the run ends before its last epoch; `fit.stop_reason` says why."""
 
     def on_fit_end(self, fit: Fit) -> None:
-        """The run is over; always called, with `fit.error` set if an exception ends it."""
+        """Called at the end of every run; `fit.error` is set if an exception ends it."""
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run must know, in types of JSON; every checkpoint keeps it."""
@@ -174,7 +174,7 @@ class EarlyStopping(Callback):
                 parameter.data = self._values.get(name, parameter.data)
 
     def state(self) -> dict[str, Any]:
-        """The best value, its epoch, and for how long nothing was better."""
+        """Return the best value, its epoch, and for how long nothing was better."""
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -183,5 +183,5 @@ class EarlyStopping(Callback):
         self.waited = state["waited"]
 
     def _file(self, fit: Fit) -> str:
-        """The file of the best values in a checkpoint, of its own for each of these callbacks."""
+        """Return the file of the best values in a checkpoint; every such callback has its own."""
         return f"best_values_{fit.callbacks.index(self)}"

@@ -30,7 +30,7 @@ def dry_run(
 
 
 def advised(trainer: Trainer, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
-    """The error of a step that does not fit the budget, with what would help."""
+    """Return the error of a step that does not fit the budget, with what would help."""
     assert trainer.memory_budget is not None
     named = dict(zip(trainer.inputs, shapes, strict=True))
     told = advice(_subject(trainer), named, trainer.memory_budget)
@@ -51,7 +51,7 @@ def _subject(trainer: Trainer) -> Subject:
 
 
 def _shapes(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a batch of arrays or shapes, by the names of the inputs.
+    """Return the shapes of a batch of arrays or shapes, by the names of the inputs.
 
     Raises:
         InputError: it lacks an input, or has another number of them.
@@ -72,7 +72,7 @@ def _shapes(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, 
 
 
 def _shape(name: str, value: Any) -> tuple[int, ...]:
-    """The shape of an array; a tuple of whole numbers is one itself."""
+    """Return the shape of an array; a tuple of whole numbers is one itself."""
     if isinstance(value, tuple):
         return arguments.shape(f"input {name!r}", value)
     return tuple(np.shape(value))

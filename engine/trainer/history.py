@@ -81,7 +81,7 @@ class History:
         return len(self.rows)
 
     def __getitem__(self, column: str) -> list[float]:
-        """The values of a column, one an epoch; NaN for an epoch without one.
+        """Return the values of a column, one an epoch; NaN for an epoch without one.
 
         Raises:
             NameNotFoundError: no row has it.
@@ -97,7 +97,7 @@ class History:
         return column in self.columns
 
     def best(self, monitor: str, mode: Mode | None = None) -> dict[str, float]:
-        """The row with the best value of a column, the first of equal ones.
+        """Return the row with the best value of a column, the first of equal ones.
 
         mode: "min" or "max"; None: as the name says, see `direction`.
 
@@ -115,11 +115,11 @@ class History:
         return best
 
     def to_csv(self) -> str:
-        """The rows as CSV with a line of names; a value that a row lacks is an empty cell."""
+        """Return the rows as CSV with a line of names; a missing value is an empty cell."""
         return foreign_text.table(self.rows, self.columns)
 
     def to_jsonl(self) -> str:
-        """The rows as JSON, an object a line; NaN and infinities are null, as JSON lacks them."""
+        """Return the rows as JSON, an object a line; NaN and infinities are null."""
         finite = ({k: v if math.isfinite(v) else None for k, v in row.items()} for row in self.rows)
         return "".join(json.dumps(row) + "\n" for row in finite)
 

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 def arrays_of(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[Array]:
-    """The inputs of a model from a batch, in order and of the model's element types.
+    """Return the inputs of a model from a batch, in order and of the model's element types.
 
     batch: arrays, or one mapping of them by name.  It may hold more than the model takes: labels
         are left out where they are not needed.
@@ -58,12 +58,12 @@ def samples_of(arrays: Mapping[Any, Any]) -> int:
 
 
 def words(batch: Any) -> tuple[Any, ...]:
-    """A batch of a source of data as the words of `Trainer.step`."""
+    """Return a batch of a source of data as the words of `Trainer.step`."""
     return batch if isinstance(batch, tuple) else (batch,)
 
 
 def _cast(model: Model, name: str, value: Any) -> Array:
-    """An input with the element type that the model declares for it."""
+    """Return an input with the element type that the model declares for it."""
     kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
     if isinstance(value, np.ndarray) and value.dtype == kind:
         return value

@@ -171,7 +171,7 @@ class Loop:
         self._lead(lambda: self._describe(resumed=last.name))
 
     def _found(self) -> tuple[str, Mapping[str, Any]] | None:
-        """The last checkpoint of the folder and the position in it; None: a new run begins."""
+        """Return the last checkpoint of the folder and its position; None: a new run begins."""
         folder = self.run_folder
         assert folder is not None
         last = folder.last
@@ -220,7 +220,7 @@ class Loop:
                 callback.restore(entry[1])
 
     def _position(self, is_next: bool = False) -> dict[str, Any]:
-        """Where the run is, as JSON can hold it.
+        """Return the position of the run, in types of JSON.
 
         is_next: whether that is the beginning of the next epoch, and not this one.
         """
@@ -291,7 +291,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _keeping(self, position: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Inside, an exception leaves a checkpoint of what is trained before it goes on.
+        """Write a checkpoint when an exception leaves the block, and let it go on.
 
         None is written after a loss that is not finite, nor between the batches of a step.
         """
@@ -400,7 +400,7 @@ class Loop:
         raise nonfinite.error(self.trainer, words_of, None, place)
 
     def _mean_loss(self) -> float:
-        """The mean loss of the samples of this epoch whose loss was finite; NaN: none was."""
+        """Return the mean of the finite losses of the samples of this epoch; NaN if none was."""
         count = self.fit.samples - self.fit.lossless
         return self.loss_sum / count if count else math.nan
 
@@ -426,7 +426,7 @@ class Loop:
         return loss, len(arrays[0]) if arrays is batch else size(batch)
 
     def _learn_share(self, ranks: Ranks, part: Share | Exception) -> tuple[float, int]:
-        """As `_learn`, where the other ranks have the rest of the batch; the numbers are of all."""
+        """Learn as `_learn` does, with the batch divided over ranks; the numbers are of all."""
         if self.asked.accumulate == 1:
             loss = ranks.learn(part, check_finite=True)
         else:
@@ -441,7 +441,7 @@ class Loop:
         return loss, part.total
 
     def _place(self) -> str:
-        """The batch that is being done, in messages."""
+        """Name the batch that is being done, for messages."""
         fit = self.fit
         return f"epoch {fit.epoch}, batch {fit.batch} (after {fit.step} steps)"
 
@@ -587,7 +587,7 @@ class Loop:
 
 
 def _state_of(callback: Callback) -> tuple[str, dict[str, Any]]:
-    """The name of a callback's class and its state.
+    """Return the name of a callback's class and its state.
 
     Raises:
         DTypeError: the state holds what JSON does not.
@@ -601,7 +601,7 @@ def _state_of(callback: Callback) -> tuple[str, dict[str, Any]]:
 
 
 def _peak_memory() -> int:
-    """The largest resident size of this process so far in bytes; 0 where Windows does not tell."""
+    """Return the peak resident size of this process in bytes; 0 where Windows does not tell."""
     if sys.platform == "win32":
         return 0
     import resource

@@ -77,7 +77,7 @@ class Metric(ABC):
 
     @abstractmethod
     def result(self) -> float:
-        """The metric of all batches since the last `reset`; NaN if nothing has counted."""
+        """Return the metric of all batches since the last `reset`; NaN if nothing has counted."""
 
     def partial(self) -> list[float] | None:
         """Return the counts since the last `reset`, as numbers that `merge` takes.
@@ -92,7 +92,7 @@ class Metric(ABC):
         raise NotImplementedError(f"{type(self).__name__} has partial() and no merge()")
 
     def pair(self, outputs: Tensors, inputs: Tensors) -> tuple[Array, Array]:
-        """The output and the targets that this metric takes."""
+        """Return the output and the targets that this metric takes."""
         return (
             _named(self.name, "output", outputs, self.output, 0),
             _named(self.name, "input", inputs, self.target, -1),
@@ -150,7 +150,7 @@ class _Classes(Metric):
         """Count scores (positions, classes) and targets (positions,); every position counts."""
 
     def rows(self, scores: Array, targets: Array) -> tuple[Array, Array]:
-        """The scores as (positions, classes) and the targets as (positions,), of those that count.
+        """Return scores (positions, classes) and targets (positions,) of the positions that count.
 
         Raises:
             DTypeError: the targets are not whole numbers.
@@ -379,7 +379,7 @@ class _Errors(Metric):
 
     @abstractmethod
     def total(self, differences: Array) -> float:
-        """The sum of what every difference counts."""
+        """Return the sum of what every difference counts."""
 
     def result(self) -> float:
         return _quotient(self._sum, self._elements)
@@ -557,6 +557,6 @@ def _quotient(total: float, count: int) -> float:
 
 
 def _sums(partials: Sequence[list[float]]) -> tuple[float, int]:
-    """The sums of the first and of the second numbers."""
+    """Return the sums of the first and of the second numbers."""
     first, second = zip(*partials, strict=True)
     return sum(first), int(sum(second))

@@ -21,28 +21,28 @@ _SCHEDULES = (
 
 
 def words_of(name: str) -> str:
-    """A class's name as options have it: CrossEntropyLoss is cross_entropy, KLDivLoss kl_div."""
+    """Return a class's name for options: CrossEntropyLoss is cross_entropy, KLDivLoss kl_div."""
     base = name.removesuffix("Loss") or name
     return re.sub(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", base).lower()
 
 
 def losses() -> dict[str, type[Loss]]:
-    """The losses by name."""
+    """Return the losses by name."""
     return {words_of(kind.__name__): kind for kind in LOSSES.values()}
 
 
 def optimizers() -> dict[str, type[OptimizerSpec]]:
-    """The optimizers by name."""
+    """Return the optimizers by name."""
     return {kind.__name__.lower(): kind for kind in OPTIMIZERS.values()}
 
 
 def schedule_kinds() -> dict[str, type[Schedule]]:
-    """The schedules by name."""
+    """Return the schedules by name."""
     return {words_of(kind.__name__): kind for kind in _SCHEDULES}
 
 
 def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
-    """The class of a name; capitals, `_` and `-` do not count.
+    """Return the class of a name; capitals, `_` and `-` do not count.
 
     what: what is chosen, in messages.
 

@@ -36,7 +36,7 @@ def check_parameters(trainer: Trainer) -> None:
 
 
 def error(trainer: Trainer, batch: Sequence[Any], loss: float | None, place: str) -> NonFiniteError:
-    """The error that tells where a batch, which was just computed, got its bad values from.
+    """Return the error that tells where a batch, which was just computed, got its bad values from.
 
     batch: as `Trainer.accumulate` took it.
     loss: what its loss was; None: its update was skipped, as others before it.

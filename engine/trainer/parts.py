@@ -71,7 +71,7 @@ class Splitter:
         return {name: size // samples for name, size in self._first(shapes).items()}
 
     def _first(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-        """The first dimension of the inputs where the model leaves that open."""
+        """Return the first dimension of the inputs where the model leaves that open."""
         model = self._trainer.session.training
         return {
             name: shape[0]
@@ -109,7 +109,7 @@ class Splitter:
         return self._losses[key]
 
     def shapes(self, shapes: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-        """The shapes of the first of `count` parts."""
+        """Return the shapes of the first of `count` parts."""
         samples, rows = self.rows(shapes)
         size = -(-samples // count)
         names = self._trainer.inputs
@@ -165,7 +165,7 @@ class Splitter:
         return loss
 
     def _parts(self, arrays: Sequence[Array], count: int) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The parts of a batch, their samples and inputs; all are as large but the last."""
+        """Yield the parts of a batch, their samples and inputs; all are as large but the last."""
         names = self._trainer.inputs
         samples, rows = self.rows([a.shape for a in arrays])
         size = -(-samples // count)

@@ -150,7 +150,7 @@ class Ranks(Agreement):
     # --- steps
 
     def share(self, arrays: Sequence[Array]) -> Share:
-        """This rank's share of a batch that all ranks have."""
+        """Return this rank's share of a batch that all ranks have."""
         shapes = [array.shape for array in arrays]
         splitter = self._steps.splitter
         total = splitter.samples(shapes)
@@ -396,7 +396,7 @@ class Ranks(Agreement):
     def nonfinite(
         self, tell: Callable[[float], NonFiniteError], *, is_skip: bool = False
     ) -> NonFiniteError:
-        """The error of a batch whose loss or gradients are not finite, the same on all ranks.
+        """Return the error of a batch with a loss or gradients not finite, the same on all ranks.
 
         tell: makes the error of this rank's share, of its loss; where ranks add gradients in the
             step, all of them call it at once.
@@ -411,7 +411,7 @@ class Ranks(Agreement):
     # --- the end
 
     def stop(self, own: str | None) -> str | None:
-        """Why the run is to end, on all ranks: the reason of the first one that has any.
+        """Return why the run is to end, on all ranks: the reason of the first one that has any.
 
         own: the reason of this rank; None: it has none.
         """
@@ -425,7 +425,7 @@ class Ranks(Agreement):
 
 
 def words(part: Share) -> Sequence[Any]:
-    """The batch of a share as the words of `Trainer.step`."""
+    """Return the batch of a share as the words of `Trainer.step`."""
     return [part.batch] if isinstance(part.batch, dict) else part.batch
 
 

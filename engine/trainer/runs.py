@@ -44,7 +44,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, no other run can use the folder; the lock goes with the process that has it.
+        """Lock the folder against other runs; the lock goes with the process that has it.
 
         Raises:
             StateError: another run has the folder; the message says which process.
@@ -213,7 +213,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _number(path: Path) -> tuple[int, int] | None:
-    """The step of a checkpoint, and how many of the same step are older; None: it is none."""
+    """Return the step of a checkpoint, and the number of older ones of that step; or None."""
     match = re.fullmatch(r"(\d{8,})(?:-(\d+))?", path.name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 

@@ -36,7 +36,7 @@ class Schedule(ABC):
         self.warmup = _steps("warmup", warmup)
 
     def rate(self, step: int, total: int | None, base: float) -> float:
-        """The learning rate of the step after `step` steps, of `total` in all; None: unknown.
+        """Return the learning rate after `step` steps, of `total` in all; None: unknown.
 
         The same arguments give the same rate, unless `observe` has changed the schedule.
 
@@ -50,7 +50,7 @@ class Schedule(ABC):
         return base * self.factor(step - warmup, None if total is None else total - warmup)
 
     def total(self, total: int | None) -> int | None:
-        """The number of steps that the schedule is for, its warm-up included."""
+        """Return the number of steps that the schedule is for, its warm-up included."""
         return total
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Function(Schedule):
 
 
 def schedule_of(given: Any) -> Schedule:
-    """A schedule, made of a function if that is given; None: a constant rate.
+    """Return a schedule, made of a function if that is given; None: a constant rate.
 
     Raises:
         DTypeError: it is none of these.
@@ -137,7 +137,7 @@ class _Spanning(Schedule):
 
     @abstractmethod
     def curve(self, step: int, total: int) -> float:
-        """As `factor`, of a known total."""
+        """Return the factor as `factor` does, of a known total."""
 
 
 @checked(end=AT_LEAST_0, steps=AT_LEAST_1)
@@ -287,7 +287,7 @@ class Plateau(Schedule):
 
 
 def _steps(what: str, value: float) -> float:
-    """A number of steps: a whole number from 0 on, or a share of all steps below 1."""
+    """Return a number of steps: a whole number from 0 on, or a share of all steps below 1."""
     steps = arguments.real(what, value)
     if steps < 0 or (steps >= 1 and steps != int(steps)):
         raise InputError(f"{what}={value}: expected a whole number of steps, or a share below 1")
@@ -295,7 +295,7 @@ def _steps(what: str, value: float) -> float:
 
 
 def _resolved(what: str, steps: float, total: int | None) -> int:
-    """A number of steps that may be a share of the total."""
+    """Return a number of steps that may be a share of the total."""
     if steps == int(steps):
         return int(steps)
     if total is None:

@@ -21,7 +21,7 @@ BATCH_SIZE = 32  # of models that take any
 
 
 def fixed_batch(model: Model) -> int | None:
-    """The number of samples that a model fixes by the first dimension of its inputs; None: none."""
+    """Return the number of samples that the first dimension of a model's inputs fixes, or None."""
     shapes = [model.interface.inputs[name].shape for name in model.inputs]
     first = {shape[0] for shape in shapes if shape}
     (size,) = first if len(first) == 1 else (None,)
@@ -69,7 +69,7 @@ def batches_for(
 
 
 def padded(model: Model, arrays: Sequence[Array], samples: int) -> list[Array]:
-    """A batch with its last sample repeated, up to the number of samples that a model fixes."""
+    """Repeat the last sample of a batch, up to the number of samples that a model fixes."""
     missing = (fixed_batch(model) or 0) - samples
     if missing <= 0:
         return list(arrays)

@@ -44,7 +44,7 @@ class StepPlan:
         return sum(self.regions.values())
 
     def region_bytes(self, region: str) -> int:
-        """The bytes of a region, 0 when a step does not use it."""
+        """Return the bytes of a region, 0 when a step does not use it."""
         return self.regions.get(region, 0)
 
     @property

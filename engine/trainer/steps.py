@@ -96,7 +96,7 @@ class Steps:
         return float(module.session.run(module.session.training, arrays)[0].item())
 
     def last(self) -> StepPlan:
-        """The plan of the last step.
+        """Return the plan of the last step.
 
         Raises:
             StateError: there was none, and the model does not fix all shapes.
@@ -107,7 +107,7 @@ class Steps:
         return self.plan(self.shapes)
 
     def plan(self, shapes: Shapes) -> StepPlan:
-        """The plan of a step for these shapes of the inputs.
+        """Return the plan of a step for these shapes of the inputs.
 
         Raises:
             BudgetError: no plan for them keeps to the memory budget.
@@ -127,7 +127,7 @@ class Steps:
             return StepPlan(program.plan, update, obstacle, budget, count, paths)
 
     def program(self, shapes: Shapes) -> Program:
-        """The program that has seen a batch of these shapes last; the caller must hold the lock."""
+        """Return the program last run for these shapes; the caller must hold the lock."""
         if self._trainer.state.gradients_gone:
             return self._joined.program(shapes)
         return self._trainer.session.training.program(shapes)
@@ -157,7 +157,7 @@ class Steps:
         return self._counts[key]
 
     def _least_count(self, shapes: Shapes) -> int:
-        """As `_count`, where the budget alone decides: a batch is halved until its parts fit."""
+        """Count the parts where the budget alone decides: halve a batch until its parts fit."""
         module = self._trainer.module
         with module.session.memory.lock.take():
             try:
@@ -182,7 +182,7 @@ class Steps:
         raise refused
 
     def _program(self, shapes: Shapes) -> Program:
-        """The program of a step on a whole batch; the caller must hold the lock."""
+        """Return the program of a step on a whole batch; the caller must hold the lock."""
         if not self.obstacle:
             try:
                 return self._joined.program(shapes)

@@ -195,7 +195,7 @@ class Trainer:
         group: Group | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
-        """A trainer for a forward model, whose artifacts are made now.
+        """Make a trainer for a forward model, whose artifacts are made now.
 
         Args:
             model: a path, bytes or `ModelProto`.
@@ -251,7 +251,7 @@ class Trainer:
         group: Group | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
-        """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
+        """Make a trainer for a `torch.nn.Module`, exported to `forward.onnx` in the folder.
 
         Args:
             module, example, axes, check_gradients: see `engine.trainer.pytorch.export.export`.
@@ -340,7 +340,7 @@ class Trainer:
         return self._add(self._arrays(self.session.training, batch))
 
     def _add(self, arrays: Sequence[Array]) -> float:
-        """As `accumulate`, with the inputs of the training model."""
+        """Accumulate as `accumulate` does, with the inputs of the training model."""
         loss = self.session.run(self.session.training, arrays)[0]
         self._pending += 1
         return float(loss.item())
@@ -356,7 +356,7 @@ class Trainer:
         self._need_optimizer().check_skipped()
 
     def _update(self) -> None:
-        """As `update`, however many updates were skipped."""
+        """Update as `update` does, however many updates were skipped."""
         if self.optimizer is None:
             raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
         if not self._pending:
@@ -378,7 +378,7 @@ class Trainer:
         self._pending = 0
 
     def refuse_gradients(self) -> None:
-        """As `drop_gradients`, and put running statistics back to before these batches."""
+        """Drop the gradients, and put running statistics back to before these batches."""
         self.session.put_back_statistics(whole=True)
         self.drop_gradients()
 
@@ -405,7 +405,7 @@ class Trainer:
         return loss
 
     def find_nonfinite(self, *batch: Any) -> NonFinite | None:
-        """The first tensor of a step on such a batch that is NaN or infinite, and its node.
+        """Find the first tensor of a step on such a batch that is NaN or infinite, and its node.
 
         The step is computed on copies, one call of a kernel at a time: the forward pass, the
         backward pass and the update.  Nothing changes.  Values that reach neither the loss nor a
@@ -454,7 +454,7 @@ class Trainer:
         return self._steps.learn(arrays, check_finite=check_finite)
 
     def _checked(self, batch: Sequence[Any]) -> list[Array]:
-        """The inputs of the training model from a batch, checked."""
+        """Return the inputs of the training model from a batch, checked."""
         model = self.session.training
         return model.arrays(self._arrays(model, batch))
 
@@ -477,7 +477,7 @@ class Trainer:
         return self._steps.obstacle
 
     def plan_of(self, *batch: Any) -> StepPlan:
-        """The plan of a step on such a batch; nothing is trained.
+        """Plan a step on such a batch; nothing is trained.
 
         Raises:
             BudgetError: no plan for it keeps to the memory budget.
@@ -615,7 +615,7 @@ class Trainer:
         return list(self._prediction.inputs)
 
     def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
-        """The loss of a batch and the model's outputs by name; nothing is learned.
+        """Compute the loss of a batch and the model's outputs by name; nothing is learned.
 
         Raises:
             InputError, DTypeError, ShapeError, LabelError: as `accumulate`.
@@ -625,7 +625,7 @@ class Trainer:
         return float(loss.item()), dict(zip(self.outputs, outputs, strict=True))
 
     def predict_batch(self, *features: Any) -> dict[str, Array]:
-        """The model's outputs by name for one batch of `features`.
+        """Compute the model's outputs by name for one batch of `features`.
 
         Raises:
             InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
@@ -642,7 +642,7 @@ class Trainer:
         metrics: Sequence[Given] | Given = (),
         each: Callable[[EvaluationBatch], None] | None = None,
     ) -> dict[str, float]:
-        """The loss over all samples of some data, and metrics, by name; nothing is learned.
+        """Compute the loss over all samples of some data, and metrics, by name; nothing is learned.
 
         Args:
             data: what `engine.data.batches` takes.
@@ -659,7 +659,7 @@ class Trainer:
         return evaluate(self, data, batch_size, metrics, each)
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
-        """The model's output for all samples of some data, or a tuple of its outputs.
+        """Compute the model's output for all samples of some data, or a tuple of its outputs.
 
         Args:
             data: what `engine.data.batches` takes; targets in it are left out.
@@ -676,7 +676,7 @@ class Trainer:
         return predict(self, data, batch_size)
 
     def _arrays(self, model: Model, batch: Sequence[Any]) -> list[Array]:
-        """The inputs of a model from a batch, see `engine.trainer.inputs`."""
+        """Return the inputs of a model from a batch, see `engine.trainer.inputs`."""
         return arrays_of(model, batch, self.inputs)
 
     # --- files
@@ -767,7 +767,7 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
 
 @contextlib.contextmanager
 def _place(folder: Path | None) -> Iterator[Path]:
-    """The folder, or without one a temporary one, which goes if what is done with it fails."""
+    """Provide the folder, or a temporary one, which is removed if the block fails."""
     if folder is not None:
         yield arguments.path("folder", folder)
         return

@@ -44,12 +44,12 @@ class SetId:
 
     @classmethod
     def of(cls, models: str, optimizer: str = "") -> SetId:
-        """The ids by digests of what is in the files, as hexadecimal digits."""
+        """Return the ids by digests of what is in the files, as hexadecimal digits."""
         return cls(models[:_DIGITS], optimizer[:_DIGITS])
 
     @classmethod
     def parse(cls, text: object) -> SetId:
-        """The ids that a file says; none of something else."""
+        """Return the ids that a file says; none of something else."""
         ids = text.split(" ") if isinstance(text, str) else []
         return cls(*ids) if 1 <= len(ids) <= 2 else cls()
 

@@ -103,7 +103,7 @@ class Interface:
 
     @classmethod
     def of(cls, graph: Graph, folded: Graph, least: int) -> Interface:
-        """The interface of a model; where its large constants are is not looked for.
+        """Return the interface of a model, without the places of its large constants.
 
         graph: the model as loaded.  folded: the same after constant folding.
         least: the size in bytes from which on a constant is large.
@@ -134,7 +134,7 @@ class Interface:
         model: str = "",
         decide: int = 0,
     ) -> Interface:
-        """The same with the large constants found in the files of the model, or added to it.
+        """Return the same with the large constants found in the files of the model, or added to it.
 
         values: of the large constants.  data: the file of the model.
         external, model: as `Graph.external`, and the path of the model.
@@ -165,7 +165,7 @@ class Interface:
         return replace(located, external=small, stamp=stamp)
 
     def contents(self, data: mapping.Content, model: str = "") -> Iterator[tuple[str, Array]]:
-        """The large constants by name, with their values, which are views.
+        """Yield the large constants by name, with their values, which are views.
 
         data: the file of the model.  model: its path.
 
@@ -188,7 +188,7 @@ class Interface:
             yield each.name, values.reshape(each.shape)
 
     def to_bytes(self) -> bytes:
-        """The interface as bytes, which `from_bytes` reads."""
+        """Return the interface as bytes, which `from_bytes` reads."""
         text = json.dumps(
             {
                 "inputs": [[name, d.dtype, d.shape] for name, d in self.inputs.items()],
@@ -205,7 +205,7 @@ class Interface:
 
     @classmethod
     def from_bytes(cls, raw: bytes, nbytes: int) -> Interface:
-        """The interface that `to_bytes` has written; it names no file that is not beside the model.
+        """Read the interface that `to_bytes` wrote; it names no file that is not beside the model.
 
         nbytes: of the file of the model.
 
@@ -261,7 +261,7 @@ def _are(kind: type, *values: object) -> bool:
 
 
 def external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
-    """The digest of what is in files beside a model; "" of nothing.
+    """Return the digest of what is in files beside a model; "" of nothing.
 
     places: as `Interface.external`.
 
@@ -281,7 +281,7 @@ def external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
 def pieces(
     large: Sequence[Large], frozen: Mapping[str, int], data: mapping.Content
 ) -> list[bytes | tuple[int, int]]:
-    """The file of a model without the constants that region frozen holds.
+    """Return the file of a model without the constants that region frozen holds.
 
     frozen: where each large constant begins there.
 

@@ -105,7 +105,7 @@ class Memory:
             source.current().head_start()
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
-        """The bytes of every region that all programs share."""
+        """Return the bytes of every region that all programs share."""
         return {**state.regions, "work": self.work, "frozen": self.frozen}
 
     def grow(self, plan: Plan, state: CheckpointState) -> None:
@@ -128,7 +128,7 @@ class Memory:
                 program.bind({**self.regions(state), "io": self.io})
 
     def used(self, key: tuple[Any, ...]) -> Program | None:
-        """A program that is kept, from now on the one used last."""
+        """Return a program that is kept, from now on the one used last."""
         program = self.programs.pop(key, None)
         if program is not None:
             self.programs[key] = program

@@ -99,7 +99,7 @@ class Model(ModelFile):
         self.outputs = [n for n in self.interface.outputs if n not in updated]
 
     def select(self, names: Sequence[str], what: str) -> Model:
-        """This model with other values as its outputs, and without the inputs they do not need.
+        """Return this model with other values as outputs, without the inputs they do not need.
 
         It is a model of its own over the same state and memory, the large constants included.
 
@@ -142,7 +142,7 @@ class Model(ModelFile):
         return {n: self.interface.inputs[n].dims for n in self.parameters}
 
     def arrays(self, given: Sequence[Any]) -> list[Array]:
-        """The caller's inputs as arrays, checked in number, element type and rank.
+        """Return the caller's inputs as arrays, checked in number, element type and rank.
 
         Entries that are None are skipped, as onnxruntime-training does.  An input may have no
         elements, as the past of a sequence that begins.  A batch may not: all inputs whose first
@@ -166,7 +166,7 @@ class Model(ModelFile):
         return list(arrays.values())
 
     def array(self, name: str, value: Any) -> Array:
-        """One of the caller's inputs as an array, checked in element type and rank.
+        """Return one of the caller's inputs as an array, checked in element type and rank.
 
         Raises:
             InputError, DTypeError, ShapeError: naming the input.
@@ -198,7 +198,7 @@ class Model(ModelFile):
         *,
         is_part: bool = False,
     ) -> Program:
-        """The program for these shapes of the caller's inputs, planned and compiled on first use.
+        """Return the program for these shapes of inputs, planned and compiled on first use.
 
         values: of inputs that are constants in the plan.
         update: what the plan of a training model does with the gradients; None: it accumulates
@@ -238,7 +238,7 @@ class Model(ModelFile):
     # --- plans
 
     def regions(self) -> dict[str, int]:
-        """The sizes of the regions that outlive a run, but for region state.
+        """Return the sizes of the regions that outlive a run, but for region state.
 
         Of region frozen it is as much as this model has its constants in.
         """
@@ -253,7 +253,7 @@ class Model(ModelFile):
     def _kept(
         self, kind: str, what: str, asked: object, make: Callable[[], Plan]
     ) -> tuple[Plan, bytes | None]:
-        """A plan of a kind from the records, or a new one, which is kept; and its file if it is.
+        """Return a plan from the records, or make one and keep it; and its file if it is kept.
 
         what: what the plan is for, in messages.  asked: what decides it besides this model.
         """
@@ -337,7 +337,7 @@ class Model(ModelFile):
         update: Update | None,
         is_part: bool = False,
     ) -> tuple[Plan, bytes | None]:
-        """As `planned`, with the file of the plan if it is kept."""
+        """Return the plan as `planned` does, with its file if it is kept."""
         known = [(n, a.dtype.str, a.shape, a.tobytes()) for n, a in (values or {}).items()]
         inputs = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
         mine = ("part",) if is_part else self.ranks and self.ranks.key
@@ -379,7 +379,7 @@ class Model(ModelFile):
                 self.deciding |= new
 
     def states(self) -> Layout:
-        """The states that an optimizer model keeps for the trained parameters, laid out in memory.
+        """Lay out the states that an optimizer model keeps for the trained parameters.
 
         Raises:
             ModelError, DTypeError: it is not an optimizer model for these parameters.
@@ -389,7 +389,7 @@ class Model(ModelFile):
         return lay_out(states, {n: (slots[n].dtype, slots[n].shape) for n in kinds if n in slots})
 
     def _states(self, kinds: Mapping[str, str]) -> tuple[State, ...]:
-        """The table of states for parameters of these types, from the records or the graph."""
+        """Return the states for parameters of these types, from the records or the graph."""
         key = plan_cache.key("states", self.digest, list(kinds.items()))
         raw = None if self.records is None else self.records.get(key)
         if raw is not None:
@@ -418,7 +418,7 @@ class Model(ModelFile):
         return skips
 
     def guarded(self) -> bytes:
-        """This optimizer model as one that updates nothing where a gradient is NaN or infinite.
+        """Return this optimizer model as one that updates nothing if a gradient is not finite.
 
         Raises:
             ModelError: its updates have several signals already.
@@ -491,7 +491,7 @@ def open_models(
     threads: int,
     records: Callable[[str | None], Records] = Records,
 ) -> tuple[Model, Model | None]:
-    """The training model and the eval model over a state, checked against it.
+    """Return the training model and the eval model over a state, checked against it.
 
     The state gets its slots if it has none, as a nominal one.
 
@@ -522,7 +522,7 @@ def open_models(
 
 
 def _nominal_shapes(models: Sequence[Model], state: CheckpointState) -> dict[str, tuple[int, ...]]:
-    """The shapes of all parameters as models declare them, the first model that does."""
+    """Return the shapes of all parameters as models declare them, the first model that does."""
     shapes: dict[str, tuple[int, ...]] = {}
     for model in reversed(models):
         shapes |= model.parameter_shapes()

@@ -101,7 +101,7 @@ class ModelFile:
     def _open(
         self, source: str | os.PathLike[str] | bytes, make: Callable[[str | None], Records]
     ) -> Interface:
-        """The interface of a model, from the records or from its graph, which is then kept.
+        """Return the interface of a model, from the records or from its graph, which is then kept.
 
         make: makes the records of a folder.
         """
@@ -170,7 +170,7 @@ class ModelFile:
 
     @contextlib.contextmanager
     def planning(self, purpose: str, records: Records | None) -> Iterator[None]:
-        """Inside, a package that only planning needs may be missing.
+        """Explain how to go on if a package that only planning needs is missing.
 
         purpose: what is to be done with the model.
 
@@ -197,7 +197,7 @@ class ModelFile:
             ) from error
 
     def _loaded(self) -> tuple[Graph, Graph]:
-        """The graph as loaded, and the same after constant folding; read now if they were not."""
+        """Return the graph as loaded, and after constant folding; read them if they were not."""
         if self._graphs is None:
             with self.planning("read", self.records):
                 self._graphs = self._load(self._joined())
@@ -207,7 +207,7 @@ class ModelFile:
         return self._graphs
 
     def _joined(self) -> Content:
-        """The file of the model again, of its pieces and what region frozen holds."""
+        """Return the file of the model again, of its pieces and what region frozen holds."""
         if len(self._pieces) == 1 and isinstance(self._pieces[0], mapping.MappedFile):
             return self._pieces[0]
         parts = [
@@ -229,7 +229,7 @@ class ModelFile:
         return self._loaded()[1]
 
     def contents(self) -> Iterator[tuple[str, Array]]:
-        """The large constants by name, with their values."""
+        """Yield the large constants by name, with their values."""
         if self._graphs is not None:
             values = self._graphs[1].initializers
             yield from ((each.name, values[each.name]) for each in self.interface.large)
@@ -280,7 +280,7 @@ def _domains(graph: Graph) -> set[str]:
 
 
 def folded(graph: Graph) -> Graph:
-    """A copy of a graph whose constants are folded, if it has large ones."""
+    """Return a copy of a graph whose constants are folded, if it has large ones."""
     from engine.graphs.passes.control import has_control_flow
     from engine.graphs.passes.foreign import pool_grads_know_input
     from engine.graphs.passes.infer import infer

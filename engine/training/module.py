@@ -129,7 +129,7 @@ class Module:
         return results[0] if len(results) == 1 else results
 
     def find_nonfinite(self, *user_inputs: Any) -> NonFinite | None:
-        """The first tensor of a step on such inputs that is NaN or infinite, and its node.
+        """Find the first tensor of a step on such inputs that is NaN or infinite, and its node.
 
         The model of the current mode runs on copies, one call of a kernel at a time.  Parameters,
         gradients and counts stay as they are.  Values that reach neither the loss nor a gradient
@@ -163,15 +163,15 @@ class Module:
         self.session.overwrite = True
 
     def input_names(self) -> list[str]:
-        """Names of the inputs a call takes in the current mode."""
+        """Return the names of the inputs a call takes in the current mode."""
         return list(self._model().inputs)
 
     def output_names(self) -> list[str]:
-        """Names of the outputs a call returns in the current mode."""
+        """Return the names of the outputs a call returns in the current mode."""
         return list(self._model().outputs)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """The number of elements of all parameters, or of those that are trained."""
+        """Return the number of elements of all parameters, or of those that are trained."""
         return sum(self.session.state.slots[n].size for n in self._order(trainable_only))
 
     def _order(self, trainable_only: bool) -> list[str]:
@@ -181,7 +181,7 @@ class Module:
         ]
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> ParameterBuffer:
-        """A copy of the parameters as one 1-D float32 array, in the order of the model's inputs.
+        """Copy the parameters to one 1-D float32 array, in the order of the model's inputs.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -259,7 +259,7 @@ class Module:
         self.session.need_eval().export(self._values(), graph_output_names, inference_model_uri)
 
     def inference_model_to_bytes(self, graph_output_names: list[str]) -> bytes:
-        """The inference model as bytes, see `export_model_for_inferencing`."""
+        """Return the inference model as bytes, see `export_model_for_inferencing`."""
         return self.session.need_eval().export(self._values(), graph_output_names, None)
 
     def _values(self) -> dict[str, Array]:
@@ -314,7 +314,7 @@ class Module:
                 return measure_profile(title, parts, repeats, self.session.memory.kernels.resolve)
 
     def plan(self, *shapes: tuple[int, ...]) -> Plan:
-        """The plan of the current mode for these input shapes.
+        """Return the plan of the current mode for these input shapes.
 
         Raises:
             InputError: there are too few or too many shapes.
@@ -331,12 +331,12 @@ class Module:
             return model.program(sizes).plan
 
     def plans(self) -> list[Plan]:
-        """The plans that are in memory, of all modes and shapes; the one used last is the first."""
+        """Return the plans in memory, of all modes and shapes; the one used last is the first."""
         return [program.plan for program in reversed(list(self.session.memory.programs.values()))]
 
 
 def _like(inputs: Sequence[Any], array: Array) -> Any:
-    """An array in the form in which the inputs of a step came.
+    """Return an array in the form in which the inputs of a step came.
 
     Inputs that all are OrtValues make it an OrtValue.  Their class is asked for it, as onnxruntime
     is not imported here.
@@ -350,5 +350,5 @@ class ParameterBuffer(np.ndarray[Any, np.dtype[np.float32]]):
     """A 1-D float32 array with the method `numpy()` that callers of onnxruntime's OrtValue use."""
 
     def numpy(self) -> Array:
-        """The values as a plain array."""
+        """Return the values as a plain array."""
         return self.view(np.ndarray)

@@ -65,7 +65,7 @@ class NonFinite:
     paths: Paths = field(default=Paths(), repr=False, compare=False)
 
     def __str__(self) -> str:
-        """A sentence without its full stop."""
+        """Return a sentence without its full stop."""
         if self.kind == "elsewhere":
             node = self.paths.node(self.nodes[0])
             return f"{ELSEWHERE}: here all values were finite until {node} added them"
@@ -153,7 +153,7 @@ class _Search:
         self.ranges: dict[int, tuple[float, float]] = {}  # of what the next steps read
 
     def run(self, draws: int, seed: int | None) -> _Origin | None:
-        """Where the bad values begin of the first result that has some; None if none has.
+        """Return where the bad values begin of the first result that has some; None if none has.
 
         With ranks the run goes on to its end, since the others wait for what this one adds.
         """
@@ -193,14 +193,14 @@ class _Search:
         return origin
 
     def read(self, step: Step) -> Ranges:
-        """The names and ranges of what a step has read."""
+        """Return the names and ranges of what a step has read."""
         numbers = dict.fromkeys(arg.buffer for arg in step.args if arg.mode in ("r", "u"))
         return tuple(
             (self.plan.buffers[n].name, *self.ranges[n]) for n in numbers if n in self.ranges
         )
 
     def first_read(self, i: int) -> _Origin | None:
-        """Where bad values began that a step, or its group, is about to read; None: all is well.
+        """Return where bad values began that a step, or its group, is about to read, or None.
 
         Of several, one with NaN is taken before one with infinities alone.
         """
@@ -264,7 +264,7 @@ def _told(
 
 
 def _computing(model: Model, plan: Plan, name: str) -> list[str]:
-    """The nodes of the model that a step of the plan does at once to compute a value, in order.
+    """Return the nodes that one step of the plan does at once to compute a value, in order.
 
     They are those on the way from values that the plan keeps.  Empty if the model's graph does not
     tell, as where nothing is installed that reads it, or a pass has made the value.
@@ -284,7 +284,7 @@ def _computing(model: Model, plan: Plan, name: str) -> list[str]:
 
 
 def _copy(session: Session, model: Model, plan: Plan) -> Program:
-    """The program of a plan on memory of its own, with gradients of zeros."""
+    """Return the program of a plan on memory of its own, with gradients of zeros."""
     memory, state = session.memory, session.state
     regions: dict[str, Bytes] = {"frozen": memory.frozen}
     for name, content in state.regions.items():
@@ -297,7 +297,7 @@ def _copy(session: Session, model: Model, plan: Plan) -> Program:
 
 
 def _bad(program: Program, buffer: Buffer) -> Array | None:
-    """A copy of the values of a buffer if some are not finite."""
+    """Return a copy of the values of a buffer if some are not finite."""
     values = program.memory(buffer)
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return None
@@ -308,7 +308,7 @@ def _bad(program: Program, buffer: Buffer) -> Array | None:
 
 
 def _kinds(values: Array) -> Iterator[tuple[str, int]]:
-    """The kinds of values that are not finite, in the order of their first, with their counts."""
+    """Yield the kinds of values that are not finite, by the place of their first, with counts."""
     masks = {"NaN": np.isnan(values), "inf": np.isposinf(values), "-inf": np.isneginf(values)}
     counts = [(int(bad.argmax()), word, int(bad.sum())) for word, bad in masks.items()]
     yield from ((word, count) for _, word, count in sorted(counts) if count)

@@ -87,7 +87,7 @@ class Optimizer:
             self._allocate()
 
     def _open(self, source: ModelSource) -> Model:
-        """An optimizer model over the state of the module."""
+        """Return an optimizer model over the state of the module."""
         memory, threads = self.module.session.memory, self.module.threads
         what = "optimizer model"
         return Model(source, self._state, memory, threads, what, records=Records)
@@ -113,7 +113,7 @@ class Optimizer:
         return self._skipped_in_a_row
 
     def _restore(self) -> OptimizerGroup:
-        """The optimizer group of the checkpoint, or a new one without states."""
+        """Return the optimizer group of the checkpoint, or a new one without states."""
         self._state.settle()
         groups = self._state.groups
         if len(groups) > 1 or (groups and groups[0].name != GROUP):
@@ -181,7 +181,7 @@ class Optimizer:
         return self._latest
 
     def layout(self) -> Layout:
-        """Where the states lie in region state, which is allocated if it was not.
+        """Return where the states lie in region state, which is allocated if it was not.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -270,11 +270,11 @@ class Optimizer:
         return self._program
 
     def plan(self) -> Plan:
-        """The plan of the update, as a plan of its own."""
+        """Return the plan of the update, as a plan of its own."""
         return self.model.planned_update(self.layout())
 
     def after_step(self) -> OptimizerGroup:
-        """The optimizer group as it will be after the next step.
+        """Return the optimizer group as it will be after the next step.
 
         Raises:
             StateError: another Optimizer was made for the state.
@@ -328,7 +328,7 @@ class Optimizer:
         self._state.learning_rate = rate
 
     def get_learning_rate(self) -> float:
-        """The learning rate; 0.001 until it is set or restored from a checkpoint."""
+        """Return the learning rate; 0.001 until it is set or restored from a checkpoint."""
         return self._rate
 
 

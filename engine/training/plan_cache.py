@@ -51,7 +51,7 @@ Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, t
 
 @functools.cache
 def sources() -> str:
-    """The digest of the version and of all sources that decide what a record holds."""
+    """Return the digest of the version and of all sources that decide what a record holds."""
     paths: list[str] = []
     for room in _ROOMS:
         for folder, _, names in os.walk(os.path.realpath(FOLDER / room)):
@@ -68,17 +68,17 @@ def _digest_of(path: str) -> bytes:
 
 
 def key(kind: str, *parts: object) -> str:
-    """The key of a record of a kind; parts: values whose `repr` says all that they are."""
+    """Return the key of a record of a kind; parts: values whose `repr` says all that they are."""
     return hashlib.sha256(repr((sources(), kind, *parts)).encode()).hexdigest()
 
 
 def digest(data: mapping.Content) -> str:
-    """The digest of the file of a model."""
+    """Return the digest of the file of a model."""
     return hashlib.sha256(data).hexdigest()
 
 
 def folder() -> Path | None:
-    """The folder of records in the cache folder; None if there is none to trust."""
+    """Return the folder of records in the cache folder; None if there is none to trust."""
     base = cache.cache_dir()
     return base / "plans" if base is not None and cache.trusted(base / "plans") else None
 
@@ -169,11 +169,11 @@ class Prepared:
         self.made = Made(index["version"], index["sources"], index["models"], settings)
 
     def names(self) -> list[str]:
-        """The keys of all records."""
+        """Return the keys of all records."""
         return list(self._places)
 
     def get(self, name: str) -> bytes | None:
-        """The record of a key; None if there is none, or it is damaged."""
+        """Return the record of a key; None if there is none, or it is damaged."""
         if name not in self._places:
             return None
         begin, end = self._places[name]
@@ -187,7 +187,7 @@ class Prepared:
 
 @functools.cache
 def _opened(path: str, stamp: tuple[int, int]) -> Prepared:
-    """The prepared file at a path, read once as long as it does not change."""
+    """Return the prepared file at a path, read once as long as it does not change."""
     return Prepared(path)
 
 
@@ -217,7 +217,7 @@ class Records:
             self.beside = _opened(path, (status.st_mtime_ns, status.st_size))
 
     def prepared(self, name: str) -> bytes | None:
-        """The record of a key beside the artifacts, who has ever written it; None if none is."""
+        """Return the record of a key beside the artifacts, whoever wrote it; None if none is."""
         if self.beside is None or switch("DEBUG") == "2":  # which prints what planning does
             return None
         return self.beside.get(name)
@@ -230,7 +230,7 @@ class Records:
             warnings.warn(told, CacheWarning, stacklevel=2)
 
     def cached(self, name: str) -> bytes | None:
-        """The record of a key in the cache folder; None if there is none."""
+        """Return the record of a key in the cache folder; None if there is none."""
         kept = folder()
         if kept is None or switch("DEBUG") == "2":
             return None
@@ -240,7 +240,7 @@ class Records:
         return content
 
     def get(self, name: str) -> bytes | None:
-        """The record of a key; None if there is none."""
+        """Return the record of a key; None if there is none."""
         content = self.prepared(name)
         return self.cached(name) if content is None else content
 
@@ -252,7 +252,7 @@ class Records:
             cache.bound(kept, CACHE_BYTES)
 
     def kernel_sets(self, model: str, threads: int) -> set[str]:
-        """The names of the kernel sets for which plans of a model are prepared.
+        """Return the names of the kernel sets for which plans of a model are prepared.
 
         model: the digest of its file.
         """
@@ -262,7 +262,7 @@ class Records:
         return {name for name, _, number in made.settings if number == threads}
 
     def complaint(self, model: str, setting: Setting | None) -> str:
-        """Why the prepared records are of no use to a model; empty if they are, or there are none.
+        """Return why a model cannot use the prepared records; "" if it can, or there are none.
 
         model: the digest of its file.  setting: what its plans run on, if that is asked for, too.
         """
@@ -293,6 +293,6 @@ class Records:
 
 
 def command(folder: str | None, threads: int | None = None) -> str:
-    """The command that makes prepared records for the artifacts in a folder."""
+    """Return the command that makes prepared records for the artifacts in a folder."""
     number = "" if threads is None else f" --threads {threads}"
     return f"edgegrad prepare {folder or 'ARTIFACTS'} --batch N{number}"

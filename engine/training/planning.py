@@ -146,7 +146,7 @@ class Planners:
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
-        """Inside, errors of budgets count all regions; outside, not what stays in its file."""
+        """Add to an error of budgets the bytes of constants that stay in their file."""
         try:
             yield
         except BudgetError as error:
@@ -160,7 +160,7 @@ class Planners:
             ) from None
 
     def _joined(self, graph: Graph, update: Update) -> tuple[Graph, dict[str, int]]:
-        """A training graph that updates, and where its inputs that are states lie in the region.
+        """Return a training graph that updates, and where the states among its inputs lie.
 
         Raises:
             NotJoinableError: the optimizer model cannot be joined.
@@ -218,7 +218,7 @@ class Planners:
         outputs: Sequence[str],
         name: str = "",
     ) -> Planner:
-        """A planner for a graph made of this model; sizes: of the regions that outlive a run."""
+        """Make a planner for a graph of this model; sizes: of the regions that outlive a run."""
         from engine.graphs.planner.pipeline import Planner
 
         model = self._model

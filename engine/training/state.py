@@ -51,7 +51,7 @@ SKIPPED = "edgegrad.skipped"
 
 
 def short_dtype(dtype: Any, where: str) -> str:
-    """The engine's name of a numpy element type.
+    """Return the engine's name of a numpy element type.
 
     Raises:
         DTypeError: the engine has no such type.
@@ -163,7 +163,7 @@ class Parameters:
         self._state = state
 
     def __getitem__(self, name: str) -> Parameter:
-        """The parameter of a name.
+        """Return the parameter of a name.
 
         Raises:
             NameNotFoundError: there is none.
@@ -323,7 +323,7 @@ class _Room:
 
 
 def _end_of(slots: Iterable[Slot]) -> int:
-    """Where the last of these slots ends, in bytes."""
+    """Return where the last of these slots ends, in bytes."""
     return max((slot.end for slot in slots), default=0)
 
 
@@ -440,7 +440,7 @@ class CheckpointState:
 
     @checked
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
-        """The checkpoint as bytes.
+        """Return the checkpoint as bytes.
 
         Raises:
             CheckpointError: its tensors are too large for one buffer (1800 MiB): save it to a path.
@@ -557,7 +557,7 @@ class CheckpointState:
                 memory[...] = kept.get(name, 0)
 
     def region_bytes(self, region: str) -> int:
-        """The size in bytes of region param, grad (the trained part of param) or state."""
+        """Return the size in bytes of region param, grad (the trained part of param) or state."""
         if region == "state":
             return self.regions["state"].nbytes if "state" in self.regions else 0
         return sum(
@@ -565,15 +565,15 @@ class CheckpointState:
         )
 
     def trainable_kinds(self) -> dict[str, str]:
-        """The element types of the trained parameters by name, in the order in which they lie."""
+        """Return the element types of the trained parameters by name, in the order of memory."""
         return {name: self._dtypes[name] for name in self.trainable_names()}
 
     def trainable_names(self) -> list[str]:
-        """The names of the trained parameters, in the order in which they lie."""
+        """Return the names of the trained parameters, in the order in which they lie."""
         return in_layout(self._trainable, self._dtypes)
 
     def gradients(self) -> list[Array]:
-        """Region grad as one flat array for each element type of the trained parameters.
+        """Return region grad as one flat array for each element type of the trained parameters.
 
         *Requires* that the region exists.
         """

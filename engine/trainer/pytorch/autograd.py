@@ -47,7 +47,7 @@ _DETACH, _DETACH_IN_PLACE = "aten::detach", "aten::detach_"
 
 @functools.cache
 def _library(torch: Any) -> Any:
-    """The operators, which torch knows from the first export on."""
+    """Return the operators, which torch knows from the first export on."""
     made = torch.library.Library(LIBRARY, "FRAGMENT")
     for name, (_, inputs) in _OPS.items():
         made.define(f"{name}({', '.join(f'Tensor {i}' for i in inputs)}) -> Tensor")
@@ -140,7 +140,7 @@ class Notes:
         self.places = {part: name for name, part in module.named_modules()}
 
     def place(self) -> str:
-        """The submodule that is being run, for messages."""
+        """Return the submodule that is being run, for messages."""
         frame = sys._getframe(1)
         while frame is not None:
             part = frame.f_locals.get("self")
@@ -190,7 +190,7 @@ class Notes:
         outputs: Sequence[Any],
         flows: Sequence[bool],
     ) -> list[Any]:
-        """The outputs with the gradients that the function's backward computes.
+        """Return the outputs with the gradients that the function's backward computes.
 
         Of several outputs one is made, so that there is one gradient to begin with.
         """
@@ -293,7 +293,7 @@ def _has_setup(torch: Any, function: Any) -> bool:
 
 
 def hooks_of(module: Any) -> dict[str, list[Any]]:
-    """The hooks of the parameters of a module, which change their gradients, by name.
+    """Return the hooks of the parameters of a module, which change their gradients, by name.
 
     Raises:
         UnsupportedOpError: a parameter has hooks that run once its gradient is there.
@@ -483,7 +483,7 @@ class _Stops:
                 self.renamed[user.name] = made.name
 
     def _stopped(self, node: Any) -> Any:
-        """A node that stops the gradient of a value, if that is of floats."""
+        """Return a node that stops the gradient of a value, if that is of floats."""
         made = self.graph.call_function(_op(self.torch, "stop_gradient"), (node,))
         made.meta = dict(node.meta)
         self.families[made] = {made}
@@ -546,7 +546,7 @@ class _Stops:
                     )
 
     def _views(self, node: Any) -> set[Any]:
-        """The nodes of a family that were made of this one."""
+        """Return the nodes of a family that were made of this one."""
         users = {node}
         for other in self.graph.nodes:
             if other in self.families[node] and not users.isdisjoint(other.all_input_nodes):
@@ -561,7 +561,7 @@ def _name(node: Any) -> str:
 
 
 def _given(node: Any) -> dict[str, Any]:
-    """The arguments of a node by their names."""
+    """Return the arguments of a node by their names."""
     names = [argument.name for argument in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
@@ -578,7 +578,7 @@ def _written(node: Any) -> list[Any]:
 
 
 def _line(node: Any) -> str:
-    """Where in the module's code a node is from, as " (file.py, line 3)"."""
+    """Return where in the module's code a node is from, as " (file.py, line 3)"."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f" ({os.path.basename(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
 

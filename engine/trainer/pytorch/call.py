@@ -36,7 +36,7 @@ class Call:
     def read(
         cls, torch: Any, module: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None
     ) -> Call:
-        """The arguments of a call.
+        """Return the arguments of a call.
 
         Raises:
             InputError: they do not fit the signature, or there is no batch.
@@ -70,7 +70,7 @@ class Call:
         return cls(torch, signature, given, int(tensors[0].shape[0]), named_axes)
 
     def resized(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a batch of this size: its first rows, and its last one again.
+        """Return the arguments with a batch of this size: its first rows, and its last one again.
 
         Rows that grow, as the offsets of bags of embeddings do, still do then.
         """
@@ -86,7 +86,7 @@ class Call:
         return bound.args, bound.kwargs
 
     def dynamic(self) -> dict[str, Any]:
-        """The axes that may have any size, as `torch.export` takes them.
+        """Return the axes that may have any size, as `torch.export` takes them.
 
         It finds out by itself which of them are the same, and which limits there are, such as the
         length of a table of positions.
@@ -107,7 +107,7 @@ class Call:
         return [names for _, names in self._named()]
 
     def sizes(self, rows: int | None = None) -> dict[str, int]:
-        """The sizes that the named axes have in the example, or with a batch of another size."""
+        """Return the sizes of the named axes in the example, or with a batch of another size."""
         sizes = {
             name: int(tensor.shape[axis])
             for tensor, names in self._named()
@@ -133,7 +133,7 @@ class Call:
         return isinstance(value, self.torch.Tensor) and value.ndim > 0 and len(value) == self.rows
 
     def feeds(self, rows: int) -> list[Array]:
-        """The tensors of a batch of this size, in the order of the model's inputs."""
+        """Return the tensors of a batch of this size, in the order of the model's inputs."""
         args, kwargs = self.resized(rows)
         leaves = self.torch.utils._pytree.tree_leaves((args, kwargs))
         return [t.numpy() for t in leaves if isinstance(t, self.torch.Tensor)]
@@ -144,7 +144,7 @@ def _tensor(torch: Any, value: Any) -> Any:
 
 
 def tensors_of(torch: Any, value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The tensors of what a module returns, with the names that they get."""
+    """Yield the tensors of what a module returns, with the names that they get."""
     if isinstance(value, torch.Tensor):
         yield name or "output", value
         return

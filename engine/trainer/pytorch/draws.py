@@ -85,7 +85,7 @@ def fixed(torch: Any) -> Any:
 
 
 def _named(func: Any, args: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of an operator by their names, those that were left out as well."""
+    """Return the arguments of an operator by their names, those that were left out as well."""
     schema = func._schema.arguments
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
     return {**defaults, **dict(zip([a.name for a in schema], args, strict=False))}
@@ -166,7 +166,7 @@ def fix(graph: Graph) -> set[str]:
 
 
 def _fixed(graph: Graph, names: Names, node: Node, types: Any, constants: Any) -> list[Node] | None:
-    """The nodes in the place of one; None if it is not random."""
+    """Return the nodes in the place of one; None if it is not random."""
     from engine.graphs.ir.graph import Node
 
     y = node.outputs[0]

@@ -251,7 +251,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
 
 
 def _torch(*packages: str) -> Any:
-    """The package torch, which with all `packages` is installed."""
+    """Return the package torch, which with all `packages` is installed."""
     missing = [p for p in packages or PACKAGES if importlib.util.find_spec(p) is None]
     if missing:
         raise MissingPackageError(
@@ -280,7 +280,7 @@ def _check_module(torch: Any, module: Any) -> None:
 
 
 def _frozen_norms(torch: Any, module: Any) -> list[str]:
-    """The names of the running means of batch normalisations that stay in evaluation mode."""
+    """Return the running means of the batch normalisations that stay in evaluation mode."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     if not module.training:
         return []
@@ -323,7 +323,7 @@ def _checks(module: Any, asked: bool | None) -> bool:
 
 
 def _size(module: Any) -> int:
-    """The bytes of the parameters."""
+    """Return the bytes of the parameters."""
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
@@ -433,7 +433,7 @@ def _not_compared(unknown: Collection[str]) -> float:
 
 
 def _evaluation(path: str, sizes: Mapping[str, int], drops: bool) -> tuple[Graph, set[str]]:
-    """The graph in evaluation mode, under fixed draws; and random ops that are not known.
+    """Return the graph in evaluation mode, under fixed draws; and random ops that are not known.
 
     drops: whether dropouts drop.
     """

@@ -87,7 +87,7 @@ def compare(
 
 
 def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[str, Array]:
-    """The gradients of the parameters of these names, zero for those that have none.
+    """Return the gradients of the parameters of these names, zero for those that have none.
 
     The gradients that the parameters hold are left as they are.
     """
@@ -119,7 +119,7 @@ def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -
 
 
 def _weights(place: int, shape: Sequence[int]) -> Array:
-    """The numbers that an output is multiplied with: normal, and smaller for larger outputs."""
+    """Return the weights of an output in the sum: normal, and smaller for larger outputs."""
     sizes = [int(d) for d in shape]
     return np.asarray(torch_draws.normal(sizes, place + 1) / math.sqrt(max(1, math.prod(sizes))))
 
@@ -190,7 +190,7 @@ def _gradient_graph(
     train: Sequence[str],
     norms: Sequence[str],
 ) -> tuple[Graph, dict[str, Array], set[str]]:
-    """The graph of the gradients of the same sum, whose parameters are inputs, and their values.
+    """Return the graph of the gradients of the same sum, with parameters as inputs, and values.
 
     And the random ops whose numbers are not known.
     """
@@ -230,13 +230,13 @@ def _gradient_graph(
 
 
 def _feeds(torch: Any, graph: Graph, given: Any) -> dict[str, Array]:
-    """The tensors among the arguments, by the names of the inputs."""
+    """Return the tensors among the arguments, by the names of the inputs."""
     tensors = [v for v in torch.utils._pytree.tree_leaves(given) if isinstance(v, torch.Tensor)]
     return {name: v.numpy() for name, v in zip(graph.inputs, tensors, strict=False)}
 
 
 def _run(graph: Graph, feeds: Mapping[str, Array], train: Sequence[str]) -> dict[str, Array]:
-    """The gradients, in float64."""
+    """Return the gradients, in float64."""
     from engine.graphs.io import onnx_io
     from engine.graphs.passes.infer import infer
     from engine.training import backend
@@ -271,7 +271,7 @@ def _check_left(
 
 
 def _reason(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: str) -> str:
-    """Why no gradient reaches a parameter of the exported model: the node at which it stops."""
+    """Return why no gradient reaches a parameter of the exported model: the node that stops it."""
     from engine.graphs.offline.differentiate import reached
     from engine.graphs.passes.infer import infer
 
@@ -289,12 +289,12 @@ def _reason(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: s
 
 
 def _floor(gradients: Mapping[str, Array]) -> float:
-    """The norm below which a gradient is zero but for rounding."""
+    """Return the norm below which a gradient is zero but for rounding."""
     return FLOOR * math.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
 
 
 def _faults(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> list[str]:
-    """The parameters whose gradients are not close."""
+    """Return the parameters whose gradients are not close."""
     floor = _floor(theirs)
     return [
         name for name, g in theirs.items() if not _norm(ours[name] - g) <= CLOSE * _norm(g) + floor

@@ -23,7 +23,7 @@ _TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
 
 @contextlib.contextmanager
 def in_mode(module: Any, trains: bool) -> Iterator[None]:
-    """The module in training or evaluation mode, without a cache; as it was afterwards.
+    """Put the module in training or evaluation mode, without a cache; restore it afterwards.
 
     So are its buffers, which some modules change while they run forward.  If it trains already, its
     submodules keep the modes that they are in.
@@ -180,7 +180,7 @@ def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what the first cause of an error says."""
+    """Return the first line of what the first cause of an error says."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
