@@ -22,6 +22,7 @@ from engine.base.errors import EngineError, InputError, InternalError, UnknownVa
 from engine.base.signatures import checked
 from engine.checkpoint.storage import Checkpoint
 from engine.system import config
+from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.model_file import ModelSource
@@ -48,7 +49,7 @@ class Session:
         state = CheckpointState(Checkpoint(trainable={}, frozen={}))
         number = config.threads(threads)
         self._model = Model(model, state, self._memory, number, "model", records=Records)
-        self._memory.freeze([self._model])
+        freeze_constants([self._model], self._memory)
         self._deciding: list[str] = []  # inputs whose values are part of plans
         self._draws = 0  # runs that drew random numbers
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError, ModelError, ShapeError, nearest
+from engine.training.bound_model import BoundModel
 from engine.training.model_file import BUFFER, RESET
-
-if TYPE_CHECKING:
-    from engine.training.model import Model
-    from engine.training.state import Slot
+from engine.training.state import Slot
 
 
-def check(model: Model, slots: Mapping[str, Slot]) -> None:
+def check(model: BoundModel, slots: Mapping[str, Slot]) -> None:
     """Check that a model and the state have the same parameters, of the same types.
 
     Raises:
@@ -45,7 +42,7 @@ def check(model: Model, slots: Mapping[str, Slot]) -> None:
             )
 
 
-def _check_type(model: Model, name: str, owner: str, slot: Slot) -> None:
+def _check_type(model: BoundModel, name: str, owner: str, slot: Slot) -> None:
     """Check that an input has the type of its parameter; `owner` is the name of that."""
     t = model.interface.inputs[name]
     if t.dtype != slot.dtype:
@@ -59,7 +56,7 @@ def _check_type(model: Model, name: str, owner: str, slot: Slot) -> None:
         )
 
 
-def check_training(model: Model, slots: Mapping[str, Slot]) -> None:
+def check_training(model: BoundModel, slots: Mapping[str, Slot]) -> None:
     """Check that a model accumulates the gradients of all trainable parameters.
 
     Raises:
@@ -79,7 +76,7 @@ def check_training(model: Model, slots: Mapping[str, Slot]) -> None:
         )
 
 
-def check_eval(model: Model) -> None:
+def check_eval(model: BoundModel) -> None:
     """Check that a model accumulates no gradients.
 
     Raises:

@@ -8,14 +8,13 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import EngineError
 from engine.plan.plan import Plan, align
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
-from engine.runtime.mapping import MappedFile, Piece
+from engine.runtime.mapping import MappedFile
 from engine.runtime.program import Program
 from engine.system.config import plan_bytes
 from engine.system.lock import RunLock
@@ -23,7 +22,6 @@ from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.kernels.binaries.source import KernelSet
-    from engine.training.model import Model
 
 Array = npt.NDArray[Any]
 
@@ -144,50 +142,27 @@ class Memory:
         while total > plan_bytes() and len(self.programs) > 1:
             total -= self.programs.pop(next(iter(self.programs))).nbytes
 
-    def freeze(self, models: Sequence[Model]) -> None:
-        """Move large constants of the models into this memory; equal ones of one name only once.
+    def lay_constants(self, arrays: Sequence[Array]) -> list[int]:
+        """Make region frozen for large constants and return their offsets there.
 
         Constants of external data stay in their file, at multiples of `ALIGN` there: the region
-        maps the pages of the file.
+        maps the pages of the file.  The caller writes the values of the others.
         """
-        kept: dict[str, list[tuple[Array, int]]] = {}
-        single: list[tuple[Array, Piece | None]] = []
-        asked: list[tuple[Model, str, int]] = []
-        for model in models:
-            for name, array in model.contents():
-                known = kept.setdefault(name, [])
-                at = next((k for other, k in known if _same(array, other)), len(single))
-                if at == len(single):
-                    known.append((array, at))
-                    single.append((array, mapping.layable(array)))
-                asked.append((model, name, at))
-        pieces = [piece for _, piece in single if piece is not None]
+        mapped = [mapping.layable(array) for array in arrays]
+        pieces = [piece for piece in mapped if piece is not None]
         places, laid, top = mapping.laid_out(pieces)
         placed = iter(places)
         offsets = []
-        for array, piece in single:
+        for array, piece in zip(arrays, mapped, strict=True):
             if piece is not None:
                 offsets.append(next(placed))
             else:
                 offsets.append(top)
                 top += align(array.nbytes)
-        for model, name, k in asked:
-            model.frozen[name] = offsets[k]
         if laid:
             self.frozen = mapping.region(top, laid, what="constants")
         else:
             self.frozen = allocate(top, what="constants")
         self.laid = {at: piece.nbytes for at, piece in zip(places, pieces, strict=True)}
         self.files = tuple({id(piece.file): piece.file for piece in pieces}.values())
-        for model in models:
-            model.freeze()
-
-
-def _same(a: Array, b: Array) -> bool:
-    """Return whether two constants are equal to the last bit; at one place in memory they are."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    if a.ctypes.data == b.ctypes.data and a.strides == b.strides:
-        return True
-    left, right = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
-    return np.array_equal(left, right)
+        return offsets

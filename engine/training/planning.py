@@ -16,12 +16,12 @@ from engine.base.element_types import ITEMSIZE
 from engine.base.errors import BudgetError, StateError
 from engine.plan.plan import DONE, Plan
 from engine.plan.states import Layout
-from engine.training.model_file import BUFFER, folded
+from engine.training.bound_model import BoundModel
+from engine.training.model_file import BUFFER, ModelFile, folded
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.planner.pipeline import Planner
-    from engine.training.model import Model
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +40,7 @@ class Update:
     layout: where its states lie in region state.
     """
 
-    optimizer: Model
+    optimizer: ModelFile
     layout: Layout
     what: ClassVar[str] = "training step"
 
@@ -56,7 +56,7 @@ class Planners:
     made: by what they know, the one that was used last at the end.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BoundModel) -> None:
         self._model = model
         self.made: dict[tuple[Any, ...], Planner] = {}
 

@@ -22,6 +22,7 @@ from engine.system.paths import Paths
 from engine.tools.trimmed.plans import artifacts, batch_shapes, bind_shapes, make_plans
 from engine.tools.trimmed.progress import Progress
 from engine.training import plan_cache
+from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import NotJoinableError
@@ -66,7 +67,7 @@ def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
         Model(files[key], state, memory, asked.threads, what, asked.target)
         for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
     )
-    memory.freeze([train])
+    freeze_constants([train], memory)
     train.ranks = None if asked.ranks is None else Ranks(asked.ranks)
     return Opened(train, update)
 

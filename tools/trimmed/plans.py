@@ -21,6 +21,7 @@ from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.kernel_set import makers
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training import checks
+from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import Update
@@ -143,7 +144,7 @@ def make_plans(
         if names:
             inference, source = _inference(models["eval"], state, names)
             models["infer"] = model(source, "inference model")
-    memory.freeze(list(models.values()))
+    freeze_constants(list(models.values()), memory)
     _check(models, state)
     graphs, states, update = [m.graph for m in models.values()], lay_out((), {}), None
     optimizer = model(files["optimizer"], "optimizer model") if "optimizer" in files else None
