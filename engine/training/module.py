@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from engine.plan import noise
 from engine.plan.plan import Plan
 from engine.profiling import Profile
 from engine.profiling.measure import Part, measure_profile
+from engine.runtime.program import Program
 from engine.system.config import MAX_THREADS, switch
 from engine.system.config import threads as default_threads
 from engine.training.model import Array, Model
@@ -25,7 +26,15 @@ from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.training.nonfinite import NonFinite
-    from engine.training.optimizer import Optimizer
+
+
+class Optimizer(Protocol):
+    """The optimizer of a module as a profile needs it."""
+
+    @property
+    def session(self) -> Session: ...
+
+    def ready(self) -> Program: ...
 
 
 @checked(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1)
@@ -285,11 +294,11 @@ class Module:
         """
         model = self._model()
         if optimizer is not None and (
-            optimizer.module is not self or model is not self.session.training
+            optimizer.session is not self.session or model is not self.session.training
         ):
             raise StateError(
                 "the optimizer belongs to another module"
-                if optimizer.module is not self
+                if optimizer.session is not self.session
                 else "an eval step has no update: profile it without an optimizer"
             )
         arrays = model.arrays(user_inputs)

@@ -47,6 +47,7 @@ class Optimizer:
 
     Attributes:
         module: the module whose parameters are updated.
+        session: the session of the module; what the package itself works on.
         model: the optimizer model.
 
     Raises:
@@ -64,12 +65,12 @@ class Optimizer:
         skip_nonfinite: bool = False,
         skip_limit: int = SKIP_LIMIT,
     ) -> None:
-        self.module, self._state = module, module.session.state
+        self.module, self.session, self._state = module, module.session, module.session.state
         self._skip_limit = skip_limit
         self._skipped_in_a_row = 0
         self.model = self._open(optimizer_uri)
         self._digest = self.model.digest
-        mine, state, train = self.model, self._state, module.session.training
+        mine, state, train = self.model, self._state, self.session.training
         artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
         self.model.states()  # refuses a model that does not fit
@@ -88,7 +89,7 @@ class Optimizer:
 
     def _open(self, source: ModelSource) -> Model:
         """Return an optimizer model over the state of the module."""
-        memory, threads = self.module.session.memory, self.module.threads
+        memory, threads = self.session.memory, self.module.threads
         what = "optimizer model"
         return Model(source, self._state, memory, threads, what, records=Records)
 
@@ -216,7 +217,7 @@ class Optimizer:
         """Do what `step` does, however many steps were skipped."""
         if self._state.gradients_gone:
             raise StateError("the last step kept no gradients: there is nothing to update from")
-        with self.module.session.memory.lock.take():
+        with self.session.memory.lock.take():
             program, state = self.ready(), self._state
             (flag,) = program.outputs.values()
             flag[...] = False
@@ -225,7 +226,7 @@ class Optimizer:
             program.run()
             state.settle()
             was_done = bool(flag.all())
-            self.module.session.settle_statistics(was_done=was_done)
+            self.session.settle_statistics(was_done=was_done)
             self.count(was_done)
 
     def count(self, was_done: bool) -> None:
@@ -296,7 +297,7 @@ class Optimizer:
             CheckpointError, ShapeError: it is the state of another optimizer.  Nothing has changed.
             StateError: a nominal state has no values yet.
         """
-        with self.module.session.memory.lock.take():
+        with self.session.memory.lock.take():
             layout = self.layout()
             groups = saved.groups or [OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})]
             self._check(groups[0].states, layout)
