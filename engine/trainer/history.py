@@ -37,7 +37,9 @@ def direction(column: str, mode: Mode | None = None) -> Mode:
         return "min"
     if _MORE.search(column):
         return "max"
-    raise InputError(f"whether less or more of {column!r} is better: give mode='min' or 'max'")
+    raise InputError(
+        f"the name {column!r} does not say whether less or more is better: give mode='min' or 'max'"
+    )
 
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:

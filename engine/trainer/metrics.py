@@ -158,7 +158,8 @@ class _Classes(Metric):
         """
         if targets.dtype.kind not in "iub":
             raise DTypeError(
-                f"metric {self.name!r}: targets of whole numbers (classes), got {targets.dtype}"
+                f"metric {self.name!r}: expected targets of whole numbers (classes), "
+                f"got {targets.dtype}"
             )
         axis = self._axis(scores, targets)
         rows = np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis])
@@ -178,9 +179,9 @@ class _Classes(Metric):
             if 0 < axis < scores.ndim and (*shape[:axis], *shape[axis + 1 :]) == targets.shape:
                 return axis
         raise ShapeError(
-            f"metric {self.name!r}: scores {list(shape)} and targets {list(targets.shape)}; "
-            "expected scores (n, c) with targets (n), or (n, c, s, ...) or (n, s, ..., c) with "
-            "(n, s, ...)"
+            f"metric {self.name!r}: scores {list(shape)} and targets {list(targets.shape)} do not "
+            "fit; expected scores (n, c) with targets (n), or (n, c, s, ...) or (n, s, ..., c) "
+            "with (n, s, ...)"
         )
 
 
@@ -212,7 +213,7 @@ class _Decisions(_Classes):
             return super().rows(scores, targets)
         whole = targets.reshape(-1).astype(np.int64)
         if not np.array_equal(whole, targets.reshape(-1)):
-            raise DTypeError(f"metric {self.name!r}: targets 0 and 1, got other numbers")
+            raise DTypeError(f"metric {self.name!r}: expected targets 0 and 1, got other numbers")
         above = scores.reshape(-1) > (self.threshold or 0.0)
         return self._counted(np.stack([~above, above], 1), whole)
 

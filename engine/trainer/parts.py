@@ -103,7 +103,7 @@ class Splitter:
             if not loss.is_mean and MU in model.parameters:
                 raise InputError(
                     "a batch cannot be trained on in parts: the loss is a sum, and the proximal "
-                    "term would count once for each of them"
+                    "term would count once for each part"
                 )
             self._losses[key] = loss
         return self._losses[key]

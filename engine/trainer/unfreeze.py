@@ -89,8 +89,8 @@ class Unfreezing:
             matched = [name for name in known if paths.matches(name, pattern)]
             if not matched:
                 raise NameNotFoundError(
-                    f"unfreeze: {pattern!r} matches no parameter that is trained, of "
-                    f"{len(known)}{paths.nearest(pattern, known)}"
+                    f"unfreeze: {pattern!r} matches none of the {len(known)} parameters that are "
+                    f"trained{paths.nearest(pattern, known)}"
                 )
             for name in matched:
                 self.epochs.setdefault(name, epoch)

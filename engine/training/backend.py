@@ -81,7 +81,7 @@ class Session:
                 raise InputError(f"the model has no input {name!r}{nearest(name, names)}")
         missing = [name for name in names if name not in given]
         if missing:
-            raise InputError(f"the model also takes {missing}")
+            raise InputError(f"the model also takes the inputs {missing}")
         return {name: self._model.array(name, given[name]) for name in names}
 
     def _program(self, arrays: Mapping[str, Array]) -> Any:
@@ -125,7 +125,7 @@ class Backend:
             EngineError: another device than a CPU.
         """
         if not cls.supports_device(device):
-            raise EngineError(f"device {device!r}: 'CPU' is supported")
+            raise EngineError(f"device {device!r} is not supported; only 'CPU' is")
         return Session(model, kwargs.get("threads"))
 
     @classmethod

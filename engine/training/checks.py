@@ -47,11 +47,11 @@ def _check_type(model: BoundModel, name: str, owner: str, slot: Slot) -> None:
     t = model.interface.inputs[name]
     if t.dtype != slot.dtype:
         raise DTypeError(
-            f"parameter {owner!r}: {t.dtype} in the {model.what}, {slot.dtype} in the state"
+            f"parameter {owner!r} is {t.dtype} in the {model.what}, but {slot.dtype} in the state"
         )
     if all(isinstance(d, int) for d in t.shape) and t.shape != slot.shape:
         raise ShapeError(
-            f"parameter {owner!r}: {list(t.shape)} in the {model.what}, "
+            f"parameter {owner!r} is {list(t.shape)} in the {model.what}, but "
             f"{list(slot.shape)} in the checkpoint"
         )
 

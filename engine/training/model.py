@@ -349,7 +349,8 @@ class Model(BoundModel):
             names = export.model_outputs(self.graph, self.inputs[-1]) if self.inputs else []
         if not names:
             raise ModelError(
-                f"the {self.what} computes its loss of inputs alone: name the outputs of the model"
+                f"the {self.what} computes its loss from inputs alone: "
+                "name the outputs of the model"
             )
         if self.records is not None:
             self.records.put(key, json.dumps(names).encode())

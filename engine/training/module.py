@@ -79,7 +79,7 @@ class Module:
         ranks: Ranks | None = None,
     ) -> None:
         if str(device) != "cpu":
-            raise EngineError(f"device {device!r}: 'cpu' is supported")
+            raise EngineError(f"device {device!r} is not supported; only 'cpu' is")
         wanted = getattr(session_options, "intra_op_num_threads", 0) or None
         self.threads = default_threads(threads if threads is not None else wanted)
         if check_finite is None:

@@ -168,8 +168,8 @@ class Optimizer:
                 dtype = np.dtype(NUMPY[expected.dtype])
                 if value.shape != expected.shape or value.dtype != dtype:
                     raise ShapeError(
-                        f"optimizer state {moment} of {name!r}: {value.dtype}{list(value.shape)} "
-                        f"in the checkpoint, {dtype}{list(expected.shape)} expected"
+                        f"optimizer state {moment} of {name!r} is {value.dtype}{list(value.shape)} "
+                        f"in the checkpoint; expected {dtype}{list(expected.shape)}"
                     )
 
     @property

@@ -154,7 +154,7 @@ class Planners:
             if not mapped:
                 raise
             raise BudgetError(
-                f"{error}; in these numbers are {mapped} bytes of constants that stay in their "
+                f"{error}; these numbers include {mapped} bytes of constants that stay in their "
                 "file, which do not count in a memory budget",
                 error.least - mapped,
             ) from None

@@ -126,9 +126,11 @@ class Parameter:
         target = self.data
         new = arguments.array(f"parameter {self._name!r}", value)
         if new.shape != target.shape:
-            raise ShapeError(f"parameter {self._name!r}: shape {target.shape}, got {new.shape}")
+            raise ShapeError(
+                f"parameter {self._name!r}: expected shape {target.shape}, got {new.shape}"
+            )
         if new.dtype != target.dtype:
-            raise DTypeError(f"parameter {self._name!r}: {target.dtype}, got {new.dtype}")
+            raise DTypeError(f"parameter {self._name!r}: expected {target.dtype}, got {new.dtype}")
         target[...] = new
 
     @property
@@ -221,7 +223,9 @@ class Properties:
         elif isinstance(value, str):
             self._values[name] = arguments.text(f"property {name!r}", value)
         else:
-            raise DTypeError(f"property {name!r}: int, float or str, got {type(value).__name__}")
+            raise DTypeError(
+                f"property {name!r}: expected int, float or str, got {type(value).__name__}"
+            )
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._values
@@ -271,7 +275,9 @@ def lay_out_slots(
         dtype, shape = dtypes[name], tuple(shapes[name])
         is_trained = name in trained
         if is_trained and dtype not in FLOATS:
-            raise DTypeError(f"parameter {name!r} of {dtype} is to be trained: f32 or f64 can")
+            raise DTypeError(
+                f"parameter {name!r} of {dtype} cannot be trained; supported: f32, f64"
+            )
         slots[name] = Slot(dtype, shape, offset, is_trained)
         offset = slots[name].end
     return {name: slots[name] for name in dtypes}

@@ -221,7 +221,9 @@ def test_axes_of_any_length(tmp_path: Path) -> None:
     for length in (3, 8):
         found = trainer.predict_batch(np.ones((4, length), np.int64), np.ones((4, length)))
         assert found["output"].shape == (4, 4)
-    with pytest.raises(NameNotFoundError, match="axes: no input 'token'; nearest: 'tokens'"):
+    with pytest.raises(
+        NameNotFoundError, match="axes: there is no input 'token'; nearest: 'tokens'"
+    ):
         export(Sums(), example, tmp_path / "sums.onnx", axes={"token": {1: "length"}})
 
 

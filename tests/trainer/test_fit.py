@@ -385,7 +385,9 @@ def test_a_metric_decides_by_its_own_mode(tmp_path: Path) -> None:
     def distance(scores: Any, labels: Any) -> float:
         return 1.0
 
-    with pytest.raises(InputError, match="whether less or more of 'val_distance' is better"):
+    with pytest.raises(
+        InputError, match="'val_distance' does not say whether less or more is better"
+    ):
         made().fit(DATA, validation=DATA, metrics=distance, monitor="val_distance", **QUIET)
 
 

@@ -83,7 +83,7 @@ def test_parameter_data_is_a_view_before_and_after_a_module() -> None:
 
 def test_parameter_assignment_is_checked() -> None:
     state, _, _ = make()
-    with pytest.raises(ShapeError, match=r"'0.bias': shape \(48,\), got \(47,\)"):
+    with pytest.raises(ShapeError, match=r"'0.bias': expected shape \(48,\), got \(47,\)"):
         state.parameters["0.bias"].data = np.zeros(47, np.float32)
     with pytest.raises(DTypeError, match="float32, got float64"):
         state.parameters["0.bias"].data = np.zeros(48)
@@ -371,7 +371,7 @@ def test_eval_without_an_eval_model_is_an_error() -> None:
 
 def test_only_the_cpu_is_a_device() -> None:
     state = CheckpointState.load_checkpoint(MLP / "checkpoint")
-    with pytest.raises(EngineError, match="'cuda': 'cpu' is supported"):
+    with pytest.raises(EngineError, match="'cuda' is not supported; only 'cpu' is"):
         Module(MLP / "training_model.onnx", state, device="cuda")
 
 
@@ -454,7 +454,7 @@ def test_models_and_checkpoints_from_bytes() -> None:
 def test_a_module_refuses_a_checkpoint_of_another_model() -> None:
     state = CheckpointState.load_checkpoint(SGD / "checkpoint")
     with pytest.raises(
-        ShapeError, match=r"'0.weight': \[48, 64\] in the training model, \[16, 7\]"
+        ShapeError, match=r"'0.weight' is \[48, 64\] in the training model, but \[16, 7\]"
     ):
         Module(MLP / "training_model.onnx", state)
     state = CheckpointState.load_checkpoint(MLP / "checkpoint")

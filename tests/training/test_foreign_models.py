@@ -61,10 +61,10 @@ CHECKPOINT = storage.read(MLP / "checkpoint")
         (without_buffer("0.bias"), CHECKPOINT, None, ModelError, r"no gradient of \['0.bias'\]"),
         (FILES["training"], storage.Checkpoint(), None, ModelError, "not a trainable parameter"),
         (FILES["training"], storage.read(GOLDENS / "cnn" / "checkpoint"), None, ShapeError,
-         r"'0.weight': \[48, 64\] in the training model"),
+         r"'0.weight' is \[48, 64\] in the training model"),
         (FILES["training"], replace(CHECKPOINT, trainable={
             n: np.asarray(a, np.float64) for n, a in CHECKPOINT.trainable.items()
-            if isinstance(a, np.ndarray)}), None, DTypeError, "f32 in the training model, f64"),
+            if isinstance(a, np.ndarray)}), None, DTypeError, "f32 in the training model, but f64"),
     ],
 )  # fmt: skip
 def test_models_of_another_kind(

@@ -222,7 +222,11 @@ def test_the_trainer_is_whole_after_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"heat.*": 0}, NameNotFoundError, r"'heat\.\*' matches no parameter that is trained"),
+        (
+            {"heat.*": 0},
+            NameNotFoundError,
+            r"'heat\.\*' matches none of the .* parameters that are trained",
+        ),
         ({"head.*": 1}, InputError, "nothing is trained in epoch 0"),
         ({}, InputError, "nothing is trained in epoch 0"),
         ({"*": -1}, InputError, "from epoch -1; expected 0 or more"),

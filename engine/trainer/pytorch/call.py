@@ -66,7 +66,7 @@ class Call:
         named_axes = axes or {}
         lost = [name for name in named_axes if name not in given]
         if lost:
-            raise NameNotFoundError(f"axes: no input {lost[0]!r}{nearest(lost[0], given)}")
+            raise NameNotFoundError(f"axes: there is no input {lost[0]!r}{nearest(lost[0], given)}")
         return cls(torch, signature, given, int(tensors[0].shape[0]), named_axes)
 
     def resized(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

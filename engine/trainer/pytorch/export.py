@@ -274,8 +274,8 @@ def _check_module(torch: Any, module: Any) -> None:
     for name, value in module.named_parameters():
         if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
             raise DTypeError(
-                f"module: {name!r} is {value.dtype}; trained are torch.float32 and torch.float64: "
-                "module.float()"
+                f"module: {name!r} is {value.dtype}; torch.float32 and torch.float64 can be "
+                "trained: module.float()"
             )
 
 
