@@ -69,6 +69,7 @@ class ModelFile:
         self.selected = None if selected is None else tuple(selected)
         self.frozen: dict[str, int] = {}
         self.records: Records | None = None
+        self._purpose = ""  # of the planning that goes on
         if isinstance(source, bytearray | memoryview):
             source = bytes(arguments.octets(what, source))
         self._source: str | os.PathLike[str] | bytes = source
@@ -172,17 +173,19 @@ class ModelFile:
     def planning(self, purpose: str, records: Records | None) -> Iterator[None]:
         """Explain how to go on if a package that only planning needs is missing.
 
-        purpose: what is to be done with the model.
+        purpose: what is to be done with the model; the outermost of nested ones is told.
 
         Raises:
             MissingPackageError: it is; the message says what to do.
             StateError: this process was forked at a moment after which it cannot plan.
         """
         forks.require_whole()
+        outer = self._purpose
+        self._purpose = outer or purpose
         try:
             yield
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in _PLANNER:
+            if outer or (error.name or "").partition(".")[0] not in _PLANNER:
                 raise
             complaint, folder = "", None
             if records is not None and records.beside is not None:
@@ -195,6 +198,8 @@ class ModelFile:
                 f"it is not installed (pip install edgegrad); {complaint}or run `{command}` where "
                 f"it is, and copy {plan_cache.PREPARED} beside the model"
             ) from error
+        finally:
+            self._purpose = outer
 
     def _loaded(self) -> tuple[Graph, Graph]:
         """Return the graph as loaded, and after constant folding; read them if they were not."""
