@@ -181,9 +181,9 @@ def _rows_of(nodes: Nodes, *names: str) -> TensorType:
     dtypes = {t.dtype for t in types.values()}
     sizes = {t.shape[-1] for t in types.values() if t.rank and isinstance(t.shape[-1], int)}
     if len(dtypes) > 1 or len(sizes) > 1 or any(t.rank != 2 for t in types.values()):
-        found = ", ".join(f"{name!r} is {t}" for name, t in types.items())
+        listed = ", ".join(f"{name!r} is {t}" for name, t in types.items())
         each = "one" if len(names) == 1 else f"{len(names)} of one type"
-        raise ShapeError(f"{nodes.graph.name}: {found}; expected {each} [batch, features]")
+        raise ShapeError(f"{nodes.graph.name}: {listed}; expected {each} [batch, features]")
     return types[names[0]]
 
 

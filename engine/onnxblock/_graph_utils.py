@@ -29,8 +29,8 @@ def generate_graph_name(token: str) -> str:
 def names(model: ModelProto) -> list[str]:
     """Return the names of all values and nodes."""
     graph = model.graph
-    found = [v.name for v in (*graph.input, *graph.initializer, *graph.node)]
-    return found + [o for n in graph.node for o in n.output]
+    named = [v.name for v in (*graph.input, *graph.initializer, *graph.node)]
+    return named + [o for n in graph.node for o in n.output]
 
 
 def node_arg_exists(model: ModelProto, node_arg_name: str) -> bool:

@@ -78,8 +78,8 @@ class Block(ABC):
         """The element type of a value, f32 where it is not known."""
         from engine.graphs.offline import compose
 
-        found = compose.type_of(self.base, name)
-        return "f64" if found is not None and found.dtype == "f64" else "f32"
+        known = compose.type_of(self.base, name)
+        return "f64" if known is not None and known.dtype == "f64" else "f32"
 
 
 @checked

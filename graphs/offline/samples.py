@@ -183,17 +183,17 @@ class _Following:
 
     def _live(self, ends: Iterable[str]) -> list[Node]:
         """Return the nodes, in order, that compute these values of more than constants."""
-        wanted, found = set(ends), []
+        wanted, live = set(ends), []
         for node in reversed(self.graph.nodes):
             if any(o in wanted and o not in self.constants for o in node.outputs):
                 wanted.update(node.reads())
-                found.append(node)
-        return found[::-1]
+                live.append(node)
+        return live[::-1]
 
     def infer(self) -> None:
         """Find the types and the constants of the graph."""
-        found = infer(self.graph)
-        self.types, self.constants = found.types, found.constants
+        inferred = infer(self.graph)
+        self.types, self.constants = inferred.types, inferred.constants
 
     def follow_back(self, whole: Graph, told: Sequence[ToldGradient]) -> None:
         """Follow the samples through the told parts of the backward pass.
@@ -242,18 +242,18 @@ class _Following:
         """Return the nodes of told gradients, and those whose results they read besides."""
         owners = {dx: each.node for each in told for dx in each.made}
         owners |= {x: "" for each in told for x in each.made.values()}
-        followed, found = set(self.graph.nodes), []
+        followed, nodes = set(self.graph.nodes), []
         for node in reversed(whole.nodes):
             of = next((owners[o] for o in node.outputs if o in owners), None)
             if of is None or node in followed:
                 continue
-            found.append(node)
+            nodes.append(node)
             if of:
                 self.owners[node.name] = of
             for name in node.reads():
                 if name not in given:
                     owners.setdefault(name, of)
-        return found[::-1]
+        return nodes[::-1]
 
     def _end(self, told: ToldGradient, dx: str, x: str) -> None:
         """Refuse a gradient that does not hold the samples as the value that it is of.
@@ -261,16 +261,16 @@ class _Following:
         Raises:
             MixedError: it does not.
         """
-        found, wanted = self.flows.get(dx), gradient_flow(self.flows.get(x))
-        if (found.to(found.axis) if isinstance(found, Rows) else found) == wanted:
+        flow, wanted = self.flows.get(dx), gradient_flow(self.flows.get(x))
+        if (flow.to(flow.axis) if isinstance(flow, Rows) else flow) == wanted:
             return
         if isinstance(wanted, Rows):
-            if found is None and self._is_same(dx, wanted.axis, wanted.step):
+            if flow is None and self._is_same(dx, wanted.axis, wanted.step):
                 return
             raise self.told_mixed(
                 told, f"mixes samples: its gradient of {x!r} is not one of each sample"
             )
-        if found is None and self._is_zero(dx):
+        if flow is None and self._is_zero(dx):
             return
         raise self.told_mixed(told, f"is not a sum over the samples, which all share {x!r}")
 
@@ -546,16 +546,16 @@ class _Following:
         op = declaration(self.graph, node)
         names = [n for k, n in enumerate(node.inputs) if n and k not in op.type_only]
         flows = {name: self.flows.get(name) for name in names}
-        found = {
+        layouts = {
             (self.types[name].rank - flow.axis, flow.step)
             for name, flow in flows.items()
             if isinstance(flow, Rows)
         }
-        if not found:  # the type of samples is read, and nothing of them
+        if not layouts:  # the type of samples is read, and nothing of them
             return None
-        if len(found) != 1:
+        if len(layouts) != 1:
             raise self.mixed(node, "meets samples on different axes")
-        ((from_end, step),) = found
+        ((from_end, step),) = layouts
         self._aligned(node, names, from_end, step)
         first = flows[names[0]]
         source = first.source if op.keeps_elements and isinstance(first, Rows) else None
@@ -598,15 +598,15 @@ class _Following:
         places = ranks[0] - 1, max(ranks[1] - 2, 0)
         if self._is_summed([self.flows.get(name) for name in node.inputs], places):
             return _SUM
-        found = {
+        layouts = {
             (place, rank - flow.axis, flow.step)
             for place, (name, rank) in enumerate(zip(node.inputs, ranks, strict=True))
             if isinstance(flow := self.flows.get(name), Rows)
         }
         summed = {(0, 1), (1, 2) if ranks[1] > 1 else (1, 1)}
-        from_ends = {(from_end, step) for _, from_end, step in found}
-        apart = len(from_ends) == 1 and (len(found) == 1 or next(iter(from_ends))[0] > 2)
-        if not apart or any((place, from_end) in summed for place, from_end, _ in found):
+        from_ends = {(from_end, step) for _, from_end, step in layouts}
+        apart = len(from_ends) == 1 and (len(layouts) == 1 or next(iter(from_ends))[0] > 2)
+        if not apart or any((place, from_end) in summed for place, from_end, _ in layouts):
             raise self.mixed(node, "multiplies samples with each other, or sums over them")
         ((from_end, step),) = from_ends
         if from_end > 2:
@@ -700,8 +700,8 @@ class _Following:
 
     def _known(self, name: str) -> Array | None:
         """The constant of a name; None if there is none."""
-        found = self.constants.get(name) if name else None
-        return None if found is None else np.asarray(found)
+        constant = self.constants.get(name) if name else None
+        return None if constant is None else np.asarray(constant)
 
     def normed(self, node: Node) -> Flow:
         flow = self._only(node)

@@ -1,4 +1,4 @@
-"""Budget: a ladder of plans for one shape, of which the fastest that fits is taken.
+"""Budget: a ladder of plans for one shape; the fastest plan that fits is taken.
 
 A *rung* says which calls run again, and what segments (segments.py) make.  From rung to rung the
 plan takes longer and needs less memory.  All rungs compute the same numbers, but for sums whose
@@ -41,7 +41,7 @@ FALL = 0.93  # of the bytes of a rung, what the next one is looked for with
 RUNGS = 40  # at most
 ANEW = 5  # of the lowest levels, that are sought from nothing once more
 ALMOST = 1.004  # of the least peak that can be reached: a level of its own
-LOWEST = 3  # levels of which rungs are made before those of segments are known
+LOWEST = 3  # levels that get rungs before the levels of segments are known
 FRESH = 3  # of so many rungs one is also sought from nothing
 # Of calls, beside the usual one.  With one, least budgets leave ResNet-18 63 % of its work memory
 # instead of 48.5, U-Net 60.3 instead of 57.7, ViT 19.6 instead of 18.3; ladders take half as long.
@@ -54,7 +54,7 @@ TRIES = 4  # how often groups are taken apart for one rung
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What makes one plan of a ladder of the draft.
+    """The choices that make one plan of a ladder of the draft.
 
     order: which of the orders of the ladder the calls have; segments are part of an order.
     chosen: what runs again, by the place of its last call in that order.
@@ -81,10 +81,10 @@ class _Order:
 
     @cached_property
     def known(self) -> dict[int, Repeat]:
-        """What may run again.  What segments make does so already."""
+        """The calls that may run again; segments run theirs again already."""
         calls = self.draft.calls
-        found = repeats(self.draft)
-        return {n: r for n, r in found.items() if not any(calls[m].segment for m in r.calls)}
+        repeatable = repeats(self.draft)
+        return {n: r for n, r in repeatable.items() if not any(calls[m].segment for m in r.calls)}
 
     def again(self, chosen: Collection[int]) -> tuple[Draft, list[int]]:
         """Return the draft where the chosen run again, and as `repeat`."""
@@ -119,15 +119,15 @@ class _Order:
         """Return the order that is sought where the chosen run again; None if no other one."""
         if not chosen:
             return None
-        found = [n for n in self.sought(chosen)[1] if n >= 0]
-        if found == sorted(found):
+        order = [n for n in self.sought(chosen)[1] if n >= 0]
+        if order == sorted(order):
             return None
-        rank = {n: at for at, n in enumerate(found)}
+        rank = {n: at for at, n in enumerate(order)}
         needs = dependencies(self.draft.calls)
         if any(rank[m] > rank[n] for n, need in enumerate(needs) for m in need):
-            return None  # with what runs again calls are free to change places that else are not
+            return None  # what runs again frees calls to change places that are otherwise bound
         other = _copy(self.draft)
-        other.calls = [self.draft.calls[n] for n in found]
+        other.calls = [self.draft.calls[n] for n in order]
         return _Order(other)
 
 
@@ -161,20 +161,20 @@ class Ladder:
     def rungs(self) -> tuple[Rung, ...]:
         """All rungs, the usual one first."""
         rungs, falls = [self.usual], 1
-        levels = list[_Level]()  # of which rungs are made if no other one is better
+        levels = list[_Level]()  # that get rungs if no other level is better
         following: _Order | None = self._orders[0].settled()
         while following is not None and len(self._orders) <= ORDERS and not self.effort.is_spent:
             self._orders.append(following)
             search = self._search(following)
-            found, lowest, falls = _levels(search, self.usual.peak, falls)
-            number, count = len(self._orders) - 1, max(len(found) - LOWEST, 0)
-            rungs += (self._rung(number, c, limit) for c, limit in found[count:])
+            sought, lowest, falls = _levels(search, self.usual.peak, falls)
+            number, count = len(self._orders) - 1, max(len(sought) - LOWEST, 0)
+            rungs += (self._rung(number, c, limit) for c, limit in sought[count:])
             rungs.append(self._rung(number, lowest, search.peak(lowest), True))
             if count:
                 rungs.append(self._rung(number, frozenset(), search.peak(())))
                 spent = rungs[-1].seconds
                 levels += (
-                    (number, c, limit, spent + search.seconds(c)) for c, limit in found[:count]
+                    (number, c, limit, spent + search.seconds(c)) for c, limit in sought[:count]
                 )
             following = following.better_for(lowest)
         low = min(rungs, key=lambda rung: rung.peak)
@@ -200,15 +200,15 @@ class Ladder:
         self._orders.append(following)
         number, search = len(self._orders) - 1, self._search(following)
         plain = self._rung(number, frozenset(), search.peak(()))
-        found = [plain]
+        rungs = [plain]
         for chosen, limit in _levels(search, plain.peak, 1)[0]:
             spent = plain.seconds + search.seconds(chosen)
-            if any(r.peak <= limit and r.seconds <= spent for r in (*known, *found)):
+            if any(r.peak <= limit and r.seconds <= spent for r in (*known, *rungs)):
                 continue
-            found.append(self._rung(number, chosen, limit))
-            if min(rung.peak for rung in found[-2:]) > limit / FALL:
+            rungs.append(self._rung(number, chosen, limit))
+            if min(rung.peak for rung in rungs[-2:]) > limit / FALL:
                 break
-        return found
+        return rungs
 
     def _by_samples(self, base: int, lowest: int) -> Iterator[_Order]:
         """Orders in which segments make large values of the order of that number.
@@ -240,7 +240,7 @@ class Ladder:
         return draft
 
     def _untiled(self, rung: Rung) -> Draft:
-        """Return the draft of a rung without groups, and with updates behind all else."""
+        """Return the draft of a rung without groups, and with updates after all other calls."""
         ordered = self._orders[rung.order]
         draft = _copy((ordered.sought if rung.ordered else ordered.again)(rung.chosen)[0])
         if rung.order:
@@ -272,7 +272,7 @@ class Ladder:
         """Return the rung of a plan that runs the chosen again, in the order of that number.
 
         Where more than `limit` bytes live in groups, these are taken apart: what lives at two of
-        their calls would else live at all of them.
+        their calls would otherwise live at all of them.
         """
         rung = Rung(number, chosen, ordered, frozenset(), 0, 0.0)
         untiled = self._untiled(rung)
@@ -301,7 +301,7 @@ def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, in
 
     Returns what runs again, each with its limit; what was tried last; and for how many falls.
     """
-    found: list[tuple[Chosen, int]] = []
+    levels: list[tuple[Chosen, int]] = []
     now: Chosen = frozenset()
     lowest = now
     while falls <= RUNGS:
@@ -312,33 +312,33 @@ def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, in
         good = [chosen for chosen, suffices in tries if suffices]
         lowest = min((chosen for chosen, _ in tries), key=search.peak)
         if not good:
-            found = _ended(search, found, search.pruned(lowest, search.peak(lowest)))
+            levels = _ended(search, levels, search.pruned(lowest, search.peak(lowest)))
             break
         now = min(good, key=search.seconds)
-        found.append((now, limit))
+        levels.append((now, limit))
         falls += 1
-    for n in range(len(found) - 2, -1, -1):  # what suffices below may, with less, be better here
-        chosen, limit = found[n]
-        other = search.pruned(found[n + 1][0], limit)
+    for n in range(len(levels) - 2, -1, -1):  # what suffices below may, with less, be better here
+        chosen, limit = levels[n]
+        other = search.pruned(levels[n + 1][0], limit)
         if search.seconds(other) < search.seconds(chosen):
-            found[n] = other, limit
-    return found, lowest, falls
+            levels[n] = other, limit
+    return levels, lowest, falls
 
 
 def _ended(
-    search: Search, found: Sequence[tuple[Chosen, int]], lowest: Chosen
+    search: Search, above: Sequence[tuple[Chosen, int]], lowest: Chosen
 ) -> list[tuple[Chosen, int]]:
     """Return the levels, some more down to the lowest, and those near it sought anew.
 
-    What was chosen for one limit after another is not the best for a low one, and what reaches the
-    lowest takes longer than what almost does.
+    A choice made for one limit after another is not the best for a low limit, and reaching the
+    lowest takes longer than almost reaching it.
     """
     least = search.peak(lowest)
     between = [int(ALMOST * least), least]
-    if found:
-        last = found[-1][1]
+    if above:
+        last = above[-1][1]
         between = [limit for limit in (math.isqrt(least * last), *between) if limit < last]
-    levels = [*found, *((lowest, limit) for limit in between)]
+    levels = [*above, *((lowest, limit) for limit in between)]
     for n in range(max(len(levels) - ANEW, 0), len(levels)):
         chosen, limit = levels[n]
         other, suffices = search.reach((), limit)
@@ -362,12 +362,12 @@ def _front(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
 
     Of those that hardly differ only the lowest is kept: placing each takes time.
     """
-    found = [rungs[0]]
+    front = [rungs[0]]
     for rung in sorted(rungs[1:], key=lambda r: (r.seconds, r.peak)):
-        if rung.seconds >= rungs[0].seconds and rung.peak < found[-1].peak:
-            found.append(rung)
-    apart = found[-1:]
-    for rung in found[-2:0:-1]:
+        if rung.seconds >= rungs[0].seconds and rung.peak < front[-1].peak:
+            front.append(rung)
+    apart = front[-1:]
+    for rung in front[-2:0:-1]:
         lower = apart[-1]
         if rung.peak > APART * lower.peak or APART * rung.seconds < lower.seconds:
             apart.append(rung)

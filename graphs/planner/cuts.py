@@ -1,10 +1,10 @@
 """Cuts: the least bytes that live while a call runs, whatever the order is.
 
-When a call runs, some calls have run, and with each of them all that it depends on.  Which ones is
-up to the order; the bytes that live then are those of values that some of them touched and that
+When a call runs, some calls have run, and with each of them all that it depends on.  The order
+decides which ones; the bytes that live then belong to values that some of them touched and that
 others, or the call itself, will touch.  The least of it over all orders is a minimum cut of a
 network, so it is found exactly.  The largest of these least bytes, over all calls, is a bound that
-no order can beat; that of the call at the peak of an order says whether the peak can be lower.
+no order can beat; the least bytes at the peak of an order say whether the peak can be lower.
 
 Source: closures by minimum cuts, Picard, "Maximal closure of a graph and applications to
 combinatorial problems", Management Science 22 (1976); flows by Dinic, Soviet Math. Doklady 11
@@ -58,7 +58,7 @@ def followers(before: Sequence[set[int]]) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What has run when a call runs, if as few bytes as possible live then.
+    """The calls that have run when a call runs, if as few bytes as possible live then.
 
     nbytes: that live, those that the call touches included.
     fewest, most: the positions of the calls that have run; of all such sets the smallest, and the
@@ -137,11 +137,11 @@ class Cuts:
     def _givers(self, at: int, early: set[int], late: set[int]) -> dict[str, list[int]]:
         """Return the values that the call may write into the bytes of one that it reads.
 
-        With each the calls that must have run for that; none if there are several such values, of
-        which one may do.
+        With each the calls that must have run for that; none if there are several such values,
+        since any of them may do.
         """
         names = [name for _, name in self.calls[at].args]
-        found: dict[str, list[int]] = {}
+        givers: dict[str, list[int]] = {}
         for written, read in self.calls[at].inplace:
             w, r = names[written], names[read]
             if w == r or w not in self.users or self.sizes[w] != self.sizes.get(r):
@@ -151,19 +151,19 @@ class Cuts:
             others = [n for n in self.users[r] if n != at]
             if not early.isdisjoint(self.users[w]) or not late.isdisjoint(others):
                 continue
-            found[w] = [] if w in found else [n for n in others if n not in early]
-        return found
+            givers[w] = [] if w in givers else [n for n in others if n not in early]
+        return givers
 
 
 def _closure(begin: Iterable[int], near: Sequence[Iterable[int]]) -> set[int]:
     """Return these positions, and all that are reached from them."""
-    found, waiting = set(begin), list(begin)
+    reached, waiting = set(begin), list(begin)
     while waiting:
         for n in near[waiting.pop()]:
-            if n not in found:
-                found.add(n)
+            if n not in reached:
+                reached.add(n)
                 waiting.append(n)
-    return found
+    return reached
 
 
 _ENDLESS = 1 << 62  # more bytes than any values have
@@ -171,7 +171,7 @@ _FROM, _TO = 0, 1  # the nodes between which the flow is
 
 
 class _Network:
-    """A network of nodes, and edges with a capacity in bytes, of which the minimum cut is sought.
+    """A network of nodes, and edges with a capacity in bytes, whose minimum cut is sought.
 
     Calls that have run are on the side of `_FROM`, the others on the side of `_TO`.
     """
@@ -262,10 +262,10 @@ class _Network:
 
     def _reached(self, start: int, backwards: int) -> set[int]:
         """Return the nodes reached by edges that have room, or those that reach the start so."""
-        found, waiting = {start}, [start]
+        reached, waiting = {start}, [start]
         while waiting:
             for e in self.edges[waiting.pop()]:
-                if self.room[e ^ backwards] and self.ends[e] not in found:
-                    found.add(self.ends[e])
+                if self.room[e ^ backwards] and self.ends[e] not in reached:
+                    reached.add(self.ends[e])
                     waiting.append(self.ends[e])
-        return found
+        return reached

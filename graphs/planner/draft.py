@@ -57,9 +57,9 @@ def type_at(t: TensorType, sizes: Sizes) -> TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a call of a group runs tile by tile; see `Step`.
+    """The tiles in which a call of a group runs; see `Step`.
 
-    group: of the first call of a group, how many calls it has; else 0.
+    group: of the first call of a group, how many calls it has; otherwise 0.
     tiles: how many there are.
     numbered: whether the kernel finds a tile by its number.
     args: of each pointer, as `Arg`, the bytes that belong to one tile and to one thread.
@@ -80,8 +80,8 @@ class Call:
     source: the name of the node that it comes from.
     inplace: positions (written, read) in `args` that may have the same bytes.
     operands: as `Step.operands`.
-    cut: set if it is one of a group; the numbers are those of a tile then.
-    segment: the number of the segment (segments.py) of which it is; 0 if it is of none.
+    cut: set if it is one of a group; the numbers are for one tile then.
+    segment: the number of its segment (segments.py); 0 if it is in none.
     """
 
     spec: KernelSpec
@@ -138,7 +138,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Piece:
-    """What the lowering of one node adds to a draft, for all sizes that give the same answers.
+    """The calls that the lowering of one node adds, for all sizes that give the same answers.
 
     values: those that its calls touch, in the order in which they are first touched; None stands
         for values of the graph.

@@ -133,12 +133,12 @@ class _Closing:
         """
         count = len(args) - len(formulas.results)
         ins = list(zip(dtypes[:count], steps, strict=False))
-        found = encode(formulas, ins, dtypes[count:])
-        if found is None:
+        encoded = encode(formulas, ins, dtypes[count:])
+        if encoded is None:
             raise UnsupportedOpError(
                 f"{call.source}: no kernel for formulas computes {formulas} of {', '.join(dtypes)}"
             )
-        domain, code, registers = found
+        domain, code, registers = encoded
         room, walk = registers * SLOT, [*dims, *(s for row in strides for s in row)]
         words = FORMULA_WORDS.pack(
             **head,

@@ -50,7 +50,7 @@ def work_bytes(draft: Draft) -> dict[str, int]:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Bytes to place: those of one value, or of several that have the same bytes one after another.
+    """Bytes to place, of one value or of several that have the same bytes one after another.
 
     names: the values.  first, last: the calls between which it lives, both included.
     """
@@ -175,8 +175,8 @@ class Tally:
                     shared[place] += self.sizes[w]
                     taken |= {w, r}
         now = 0
-        found = []
+        living = []
         for place in range(len(order)):
             now += change[place]
-            found.append(now - shared[place])
-        return found
+            living.append(now - shared[place])
+        return living

@@ -39,7 +39,7 @@ Made = TypeVar("Made")
 
 
 class _NodeLowering:
-    """What the lowering rule of one node may ask and do (`kernels.vocabulary.op.Lowering`)."""
+    """The interface of the lowering rule of one node (`kernels.vocabulary.op.Lowering`)."""
 
     def __init__(self, job: Recipe, piece: Piece, node: Node, site: Site, phase: Phase) -> None:
         self.job, self.piece, self.node, self.site, self.phase = job, piece, node, site, phase
@@ -89,8 +89,8 @@ class _NodeLowering:
         return self.piece.add(NOISE, TensorType("i64", (RANDOM.size,)), region="io")
 
     def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
-        found: Made = self.job.once((key, *map(shape_key, shapes)), make)
-        return found
+        made: Made = self.job.once((key, *map(shape_key, shapes)), make)
+        return made
 
     def call(
         self,
@@ -217,7 +217,7 @@ class _NodeLowering:
 
 
 class Recipe:
-    """A graph after all passes, of which a draft is made for the sizes that were taken last.
+    """A graph after all passes, from which a draft is made for the sizes that were taken last.
 
     The lowering of a node is done again only for sizes that give one of its questions an answer
     that none of its pieces has.
@@ -237,7 +237,7 @@ class Recipe:
     ) -> None:
         """Nothing is lowered yet.
 
-        types, constants: those of all values of the graph; dimensions may be sizes.
+        types, constants: of all values of the graph; dimensions may be sizes.
         places: where graph inputs that live in persistent regions are.  All other inputs of the
             graph become inputs of the plan.
         target: the CPU whose vectors and caches decide block sizes.
@@ -258,7 +258,7 @@ class Recipe:
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
         self.forward = forward_part(graph)
-        # An optimizer model, all of which is the update, or a joined graph, of which a part is.
+        # An optimizer model is nothing but the update; a joined graph has it as a part.
         self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
         self.is_joined = any((n.domain, n.op) == SIGNAL for n in graph.nodes)
         self.roots: dict[str, str] = {}  # of views: whose bytes they share
@@ -274,13 +274,13 @@ class Recipe:
 
     def takes_of(self, spec: KernelSpec) -> tuple[tuple[str, ...], ...]:
         """Return the element types of each pointer of a kernel; its template is asked once."""
-        found = self.takes.get(spec)
-        if found is None:
+        types = self.takes.get(spec)
+        if types is None:
             takes = templates()[spec.template].takes(*spec.params)
-            found = self.takes[spec] = tuple(
+            types = self.takes[spec] = tuple(
                 tuple(t[:-1].split("|")) for t in takes if t.endswith("*")
             )
-        return found
+        return types
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, made once for all nodes that give an equal key.
@@ -376,7 +376,7 @@ class Recipe:
         return piece
 
     def _node(self, draft: Draft, node: Node) -> None:
-        """Lower a node: a view shares the bytes of its input, all else becomes calls."""
+        """Lower a node: a view shares the bytes of its input, any other node becomes calls."""
         op = declaration(self.graph, node)
         if op.is_view:
             self._need(draft, node.inputs[0])
@@ -411,8 +411,8 @@ class Recipe:
 
         taken: the values that outputs before it are.
 
-        If its bytes are those of an input, a constant, a persistent value or another output, a call
-        that copies them is added.
+        If it shares its bytes with an input, a constant, a persistent value or another output, a
+        call that copies them is added.
         """
         self._need(draft, name)
         root = draft.values[draft.root(name)]
@@ -479,7 +479,7 @@ def _accumulations(
     After    Gemm adds to `buffer`, or overwrites it when `reset`; g is never stored
     """
     makers, readers, ends = graph.producers(), graph.consumers(), set(graph.outputs)
-    found: dict[str, tuple[str, str]] = {}
+    buffers: dict[str, tuple[str, str]] = {}
     skipped: set[Node] = set()
     for node in graph.nodes:
         if (node.domain, node.op) != (MS, "InPlaceAccumulatorV2") or len(node.inputs) < 3:
@@ -496,6 +496,6 @@ def _accumulations(
             continue
         op = declaration(graph, maker)
         if list(maker.outputs).index(value) in op.accumulates:
-            found[value] = (buffer, reset)
+            buffers[value] = (buffer, reset)
             skipped.add(node)
-    return found, skipped
+    return buffers, skipped

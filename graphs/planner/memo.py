@@ -25,7 +25,7 @@ _DOMAINS = ("", MS, OURS)  # operators of one's own may ask for the name
 class NodeMemo:
     """The lowered nodes of a graph, by what their lowerings see of them.
 
-    types, constants: those of the values of the graph.
+    types, constants: of the values of the graph.
     roots: of each view the value whose bytes it shares.
     accumulated: of each gradient that a kernel adds to a buffer, the buffer and the reset flag.
     used: the values that are read, or are outputs of the graph.
@@ -126,8 +126,8 @@ class NodeMemo:
 def titles(nodes: Sequence[Node], values: Iterable[str]) -> dict[Node, str]:
     """Return what the temporaries of each node are named after, as TITLE#1 and TITLE#c2.
 
-    It is the node's name or that of its first output.  Where another node has the title, or a value
-    has a name that a temporary could get, a number follows.
+    It is the node's name or the name of its first output.  Where another node has the title, or a
+    value has a name that a temporary could get, a number follows.
     """
     taken = {value.rpartition("#")[0] for value in values if "#" in value}
     counts: dict[str, int] = {}

@@ -115,8 +115,8 @@ def _read_quantised(work: Work) -> None:
 
 def _expand(work: Work) -> None:
     prune(work.graph)
-    found = Inferred(work.types, work.constants)
-    work.types, work.constants, _ = expand(work.graph, found, answers=work.answers)
+    inferred = Inferred(work.types, work.constants)
+    work.types, work.constants, _ = expand(work.graph, inferred, answers=work.answers)
 
 
 def _fuse_attention(work: Work) -> None:
@@ -263,11 +263,11 @@ class LackingKernelError(UnsupportedOpError):
 class Planner:
     """Plans one graph, which must not change, for any shapes of its inputs.
 
-    What shapes do not decide is done once.  The passes and the lowering of each node run on sizes
-    that note all questions asked of them (kernels/vocabulary/sizes.py).  Where another shape gives
-    the same answers, what they made is taken again, with the numbers of this shape; so every plan
-    is the one that would be made if it were the first.  What remains for each shape is to order the
-    calls and to place the values.
+    Work that does not depend on shapes is done once.  The passes and the lowering of each node run
+    on sizes that note all questions asked of them (kernels/vocabulary/sizes.py).  Where another
+    shape gives the same answers, what they made is taken again, with the numbers of this shape; so
+    every plan is the one that would be made if it were the first.  For each shape only the calls
+    are ordered and the values placed.
 
     passed: how often the passes were run.
     """
@@ -291,8 +291,8 @@ class Planner:
 
         places: where graph inputs that live in persistent regions are.
         region_bytes: the sizes of the persistent regions.
-        outputs: the names of the outputs to keep, by default those of the graph.
-        name: of the plans, by default that of the graph.
+        outputs: the names of the outputs to keep, by default the graph's outputs.
+        name: of the plans, by default the graph's name.
         closed: use only kernels that a library for the ops of the graph has, whatever formulas the
             graph has.
         kernels: the set of kernels that plans are for, whose target is `target`.  Formulas that a
@@ -392,7 +392,7 @@ class Planner:
         return answers, recipe
 
     def _finished(self, recipe: Recipe, closed: bool, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """Return the plan for the sizes that the recipe has taken, those of the shapes."""
+        """Return the plan for the sizes of the shapes, which the recipe has taken."""
         draft = recipe.draft()
         drop_dead_calls(draft)
         self._check_bytes(draft)
@@ -415,7 +415,7 @@ class Planner:
         return plan
 
     def _check_bytes(self, draft: Draft) -> None:
-        """Refuse constants beyond those of the model, and values that no plan may have, at once.
+        """Refuse added constants above the limit, and values that no plan may have, at once.
 
         Raises:
             LimitError: there are too many bytes of constants, or a value has too many.
@@ -424,7 +424,8 @@ class Planner:
             self._own = constant_bytes(self.graph)
         kept = sum(v.nbytes for v in draft.values.values() if v.region == "const")
         where = f"plan {self.name}"
-        limits.check("CONSTANT_BYTES", kept - self._own, where, "besides those of the model it has")
+        beyond = "beyond the model's own constants it has"
+        limits.check("CONSTANT_BYTES", kept - self._own, where, beyond)
         most = limits.limit("PLAN_BYTES")
         for value in draft.values.values():
             if value.nbytes > most:

@@ -5,7 +5,7 @@ The most bytes that live at one call are a bound that no placement can beat.
 
 1. Large blocks are few, and are placed first: one after another in some order, each as low as those
    allow that live when it does.  The first order begins with the blocks of the call where most
-   bytes live, then come those of the next one (greedy by breadth).
+   bytes live, then come the blocks of the next one (greedy by breadth).
 2. Blocks that end at the top of the lowest placement so far go to the front of the order, and all
    are placed again: each order is made from what went wrong before (squeaky wheel optimization).
    An order that was tried before is shuffled, by one seed: the result is the same every time.
@@ -29,7 +29,7 @@ from engine.graphs.planner.lifetimes import Block, liveness_bound
 from engine.system.config import switch
 
 # Measured on 127 sets of blocks: plans of all workloads (training, eval, and steps within budgets).
-# Arenas are 0.11 % above the bound on average, 1.9 % at most.  Large blocks are those of at least
+# Arenas are 0.11 % above the bound on average, 1.9 % at most.  Large blocks have at least
 # 1 / SHARE of the bound: with 250 five arenas are larger by up to 0.8 %, with 2000 the mean is
 # 0.01 points lower and placing takes 1.4 times as long.  ROUNDS: with 100 rounds the arenas of
 # ResNet-18 within budgets are up to 2.9 % above the bound, with 300 up to 1.5 %.
@@ -145,7 +145,7 @@ class _Placement:
         return max((row[1] for row in placed), default=0), offsets
 
 
-_Row = tuple[int, int, int, int]  # of a placed block its begin, end, first and last call
+_Row = tuple[int, int, int, int]  # of a placed block its start, end, first and last call
 
 
 def _stretch(call: int) -> int:
@@ -207,7 +207,7 @@ def _fit_in_time(blocks: Sequence[Block], backwards: bool) -> Placed:
     deaths = sorted(order, key=lambda i: spans[i][1])
     gaps: list[tuple[int, int]] = []  # size, begin; sorted
     begins: dict[int, int] = {}  # begin of a gap -> its end
-    ends: dict[int, int] = {}  # end of a gap -> its begin
+    ends: dict[int, int] = {}  # end of a gap -> its start
     top = most = dead = 0
 
     def open_gap(begin: int, end: int) -> None:

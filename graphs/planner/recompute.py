@@ -19,7 +19,7 @@ from engine.graphs.planner.rows import makes_rows
 from engine.kernels.analysis.flops import NULL, Task, Use
 from engine.plan.plan import FAULT
 
-NEVER = 1 << 60  # behind all calls
+NEVER = 1 << 60  # after all calls
 AGAIN = "/again"  # ends the names of calls that run again, and of what they make
 
 
@@ -28,14 +28,14 @@ class Repeat:
     """Calls that may run again, together: one, or several that write parts of the same value.
 
     Calls touch what they make at two times, with a gap in between: what calls of the forward pass
-    make in that pass and behind it, all else before and behind the longest gap.
+    make in that pass and after it, other values before and after the longest gap.
 
     calls: their places in the draft, in order.
     makes: the values that they write.
     reads: the work values that they read, of others.
     early: the last call before the gap that touches what they make, themselves at least.
-    late: the first call behind the gap that does; `NEVER` if there is none.
-    limit: the last call before which they may run again: the first behind them that changes
+    late: the first call after the gap that does; `NEVER` if there is none.
+    limit: the last call before which they may run again: the first after them that changes
         something they read, or `NEVER`.
     """
 
@@ -51,8 +51,8 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
     """Return what may run again, by the place of its last call.
 
     These calls write work values that no other call writes, and nothing else.  A fault does not
-    count: who finds bad data a second time has told of it before.  What makes rows for one reader
-    keeps its place beside that.
+    count: a call that finds bad data a second time has reported it before.  Calls that make rows
+    for one reader keep their place beside it.
     """
     writers: dict[str, list[int]] = {}
     users: dict[str, list[int]] = {}
@@ -63,7 +63,7 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
                 if mode != "r":
                     writers.setdefault(name, []).append(n)
     kept = {name for name, value in draft.values.items() if value.region != "work"} - {FAULT}
-    found: dict[int, Repeat] = {}
+    known: dict[int, Repeat] = {}
     for calls in _joined(draft.calls):
         unit = [draft.calls[n] for n in calls]
         touched = {name for call in unit for name in call.touched("wus")} - {FAULT}
@@ -79,8 +79,8 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
         early, late = _gap(draft.calls, uses, calls[-1])
         if early < limit:
             work = tuple(x for x in sorted(reads) if draft.values[x].region == "work")
-            found[calls[-1]] = Repeat(calls, tuple(sorted(makes)), work, early, late, limit)
-    return found
+            known[calls[-1]] = Repeat(calls, tuple(sorted(makes)), work, early, late, limit)
+    return known
 
 
 def _joined(calls: Sequence[Call]) -> list[tuple[int, ...]]:
@@ -95,10 +95,10 @@ def _joined(calls: Sequence[Call]) -> list[tuple[int, ...]]:
                     low, high = sorted((other, group[n]))
                     group = [low if g == high else g for g in group] if high < n else group
                     group[n] = low
-    found: dict[int, list[int]] = {}
+    members_of: dict[int, list[int]] = {}
     for n, g in enumerate(group):
-        found.setdefault(g, []).append(n)
-    return [tuple(members) for members in found.values()]
+        members_of.setdefault(g, []).append(n)
+    return [tuple(members) for members in members_of.values()]
 
 
 def _gap(calls: Sequence[Call], uses: Sequence[int], last: int) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def places(known: Mapping[int, Repeat], chosen: Collection[int]) -> dict[int, in
     """Return before which call each chosen one runs again; None if one would run too late.
 
     It is the first late call that needs what it makes, where other calls that run again are late,
-    too.  What nobody needs late does not run again.
+    too.  Calls that nobody needs late do not run again.
     """
     makers = {name: n for n in chosen for name in known[n].makes}
     need = {n: known[n].late for n in chosen}
@@ -147,7 +147,7 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
     """
     need = places(known, chosen)
     if need is None:
-        raise ValueError("a call cannot run again behind calls that change what it reads")
+        raise ValueError("a call cannot run again after calls that change what it reads")
     owner = {n: last for last in need for n in known[last].calls}
     before: dict[int, list[int]] = {}
     for n in sorted(owner):
@@ -194,7 +194,7 @@ def _twin(draft: Draft, name: str) -> str:
 def draft_tasks(draft: Draft, calls: Sequence[Call]) -> list[Task]:
     """Return calls of a draft as the cost model takes them."""
     sizes = {n: (v.nbytes, v.type.size) for n, v in draft.values.items()}
-    found = []
+    tasks = []
     for call in calls:
         cut = call.cut
         uses = [
@@ -202,5 +202,5 @@ def draft_tasks(draft: Draft, calls: Sequence[Call]) -> list[Task]:
             for i, (mode, name) in enumerate(call.args)
         ]
         numbers = (cut.group, cut.tiles, cut.numbered) if cut else (0, 0, False)
-        found.append(Task(call.spec, tuple(uses), call.consts, *numbers))
-    return found
+        tasks.append(Task(call.spec, tuple(uses), call.consts, *numbers))
+    return tasks

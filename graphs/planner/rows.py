@@ -11,7 +11,7 @@ gradient exists than a block a thread.
 
 *Ensures* that each row is the same sum in the same order.  Where a gradient is read twice, as where
 gradients are clipped by their norm, it is made twice, which takes little: a block is in the cache.
-What others read, too, as the gradient of a table that is a product's weight as well, stays whole.
+A gradient that others read, too, as of a table that is a product's weight as well, stays whole.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def makes_rows(call: Call) -> bool:
 
 
 def is_update(call: Call) -> bool:
-    """Return whether a call of a group is in that of an update, which cannot be taken apart."""
+    """Return whether a call of a group is in an update's group, which cannot be taken apart."""
     return call.phase == "opt"
 
 
 def make_rows(draft: Draft, target: Target, threads: int) -> None:
     """Replace the gradients of tables that only updates read, in place.
 
-    What a call makes of a gradient is a value of one block a thread.  `pair` makes the call and its
+    Each call makes a value of one block a thread.  `pair` makes the call and its
     reader a group; until then `beside` keeps them together.
     """
     users: dict[str, list[int]] = {}
@@ -78,14 +78,14 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
 def beside(calls: Sequence[Call]) -> list[Call]:
     """Return the calls, those that make rows directly before those that read them."""
     waiting: dict[str, Call] = {}
-    found: list[Call] = []
+    ordered: list[Call] = []
     for call in calls:
         if makes_rows(call):
             waiting[call.args[-1][1]] = call
             continue
-        found += [waiting.pop(name) for _, name in call.args if name in waiting]
-        found.append(call)
-    return found
+        ordered += [waiting.pop(name) for _, name in call.args if name in waiting]
+        ordered.append(call)
+    return ordered
 
 
 def pair(draft: Draft, maker: Call, reader: Call) -> list[Call]:
@@ -102,7 +102,7 @@ def pair(draft: Draft, maker: Call, reader: Call) -> list[Call]:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A call that makes the gradient of a table [n, inner] from that of the rows that were read.
+    """A call that makes the gradient of a table [n, inner] from the gradient of the rows read.
 
     dx: the gradient.  index, dy, fault: of the call.
     """

@@ -6,7 +6,7 @@ them what they read, where that is gone by then.  When nothing more helps, somet
 may stand in the way and is given up.  At the end, what has become needless is given up, too.
 
 Source: choosing by excess over cost is the greedy rule for covering (Chvatal, "A greedy heuristic
-for the set-covering problem", 1979); choosing where most bytes live is that of Kirisame et al.,
+for the set-covering problem", 1979); choosing where most bytes live is from Kirisame et al.,
 "Dynamic tensor rematerialization", arXiv 2006.09616, here with the whole schedule in view.
 """
 
@@ -29,7 +29,7 @@ Chosen = frozenset[int]
 
 
 class Effort:
-    """How much all searches of a ladder may do, as a count, so that it is the same everywhere.
+    """Limit of the work of all searches of a ladder, as a count: the same on every machine.
 
     ways: sets of what runs again that were evaluated.  most: as many there may be.
     """
@@ -43,7 +43,7 @@ class Effort:
 
     @property
     def is_spent(self) -> bool:
-        """Whether what was found so far is to be taken."""
+        """True once the best result so far must be taken."""
         return self.ways >= self.most
 
 
@@ -83,12 +83,12 @@ class Search:
 
     def profile(self, chosen: Collection[int]) -> Profile:
         """Return the profile where the chosen run again, which must be able to."""
-        found = self._empty.copy()
+        result = self._empty.copy()
         if chosen:
-            change = found.change(sorted(chosen))
+            change = result.change(sorted(chosen))
             assert change is not None
-            found.take(change)
-        return found
+            result.take(change)
+        return result
 
     def seconds(self, chosen: Collection[int]) -> float:
         """Return how long all take that run again."""
@@ -105,10 +105,10 @@ class Search:
         """
         profile = self.profile(frozenset(chosen))
         while profile.excess(limit):
-            found = self._better(profile, limit)
-            if found is None:
+            better = self._better(profile, limit)
+            if better is None:
                 return profile.chosen, False
-            profile = found
+            profile = better
         return self._pruned(profile, limit), True
 
     def _better(self, now: Profile, limit: int) -> Profile | None:
@@ -119,20 +119,20 @@ class Search:
         excess, begin = now.excess(limit), 0
         moves = self._moves(now, limit)
         for count in TRIED:
-            found: tuple[float, Change] | None = None
+            best: tuple[float, Change] | None = None
             for most, added in moves[begin:count]:
-                if found is not None and found[0] >= most:
-                    break  # neither this one nor any behind it is better
+                if best is not None and best[0] >= most:
+                    break  # neither this one nor any after it is better
                 if self.effort.is_spent:
                     return None
                 change, left = self._tried(now, limit, added=added)
                 if change is None or left >= excess:
                     continue
                 worth = (excess - left) / max(change.seconds, LEAST)
-                if found is None or worth > found[0]:
-                    found = worth, change
-            if found is not None:
-                now.take(found[1])
+                if best is None or worth > best[0]:
+                    best = worth, change
+            if best is not None:
+                now.take(best[1])
                 return now
             begin = count
         return self._fewer(now, excess, limit) or self._other(now, excess, limit)
@@ -189,7 +189,7 @@ class Search:
     def _moves(self, now: Profile, limit: int) -> list[tuple[float, Chosen]]:
         """Return what might be chosen next, the most promising first.
 
-        It is reckoned with where the excess is now; extended lives count as far as they are long.
+        Estimates use the excess as it is now; extended lives count as far as they are long.
         """
         units, sizes, whole, at_of = self.units, self._sizes, self._whole, self._index
         at = np.searchsorted(now.keys, self._keys)
@@ -213,14 +213,14 @@ class Search:
         gone = np.bincount(row, is_gone, len(self._can)) > 0
         place_of, end_of = at.tolist(), ends.tolist()
         gain_of, over_of, whole_of = gains.tolist(), over.tolist(), self.timeline.whole
-        found: list[tuple[float, list[int]]] = []
+        ways: list[tuple[float, list[int]]] = []
         for i in np.nonzero(gains > 0)[0].tolist():
             n, one = self._can[i]
             if n in made:
                 continue
             gain = gain_of[i]
             if gain > costs[i]:
-                found.append(((gain - costs[i]) / one.seconds, [n]))
+                ways.append(((gain - costs[i]) / one.seconds, [n]))
             if gone[i]:
                 until = place_of[one.late] - 1
                 together, lost = self._with_makers(n, made, end_of, until)
@@ -230,10 +230,10 @@ class Search:
                 gain += sum(gain_of[at_of[m]] for m in together if m != n and m in at_of)
                 spent = sum(units[m].seconds for m in together)
                 if gain > kept:
-                    found.append(((gain - kept) / spent, sorted(together)))
-        found.sort(key=lambda row: (-row[0], row[1]))
+                    ways.append(((gain - kept) / spent, sorted(together)))
+        ways.sort(key=lambda row: (-row[0], row[1]))
         best: dict[Chosen, float] = {}
-        for worth, added in found:
+        for worth, added in ways:
             best.setdefault(frozenset(added), worth)
         return [(worth, chosen) for chosen, worth in best.items()]
 

@@ -1,10 +1,10 @@
 """Segments: chosen values are never whole; each use makes them again, sample by sample.
 
-What one layer of a network of images reads and writes is most of what a step needs where little is
-kept.  Its samples have nothing to do with each other but for sums: moments of batch norms, and
-gradients of weights.  A *segment* is a run of calls that is to run sample by sample, as a group
-(tile.py): what is made and used up inside takes the room of a sample a thread.  Where sums over
-all samples stand between two uses of a value, each use has its segment, which makes the value
+The bytes that one layer of a network of images reads and writes are most of what a step needs where
+little is kept.  Its samples have nothing to do with each other but for sums: moments of batch
+norms, and gradients of weights.  A *segment* is a run of calls that is to run sample by sample, as
+a group (tile.py): what is made and used up inside takes the room of a sample a thread.  Where sums
+over all samples stand between two uses of a value, each use has its segment, which makes the value
 again.
 
     Before   c = conv(x, w); m = moments(c); z = map(c, m); d = pool(z)                     # c z
@@ -12,7 +12,7 @@ again.
              m = join(part)
              for each of 8 samples: c/2 = conv(x, w); z = map(c/2, m); d = pool(z)
 
-*Requires* calls in an order in which they can run, updates behind all others.  *Ensures* that every
+*Requires* calls in an order in which they can run, updates after all others.  *Ensures* that every
 call reads the same numbers as before, but for sums over samples, which are made of other parts.
 
 Source: chains of layers that are computed for a part of the image at a time, Alwani et al.,
@@ -34,8 +34,8 @@ from engine.kernels.machine.target import Target
 def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[str]:
     """Return the values of at least so many bytes that segments can make, by their calls.
 
-    One call writes each of them, and no other value with it.  Nothing that it reads changes behind
-    it.  All calls that touch it are cut into samples, of which all threads get about as many.
+    One call writes each of them, and no other value with it.  Nothing that it reads changes after
+    it.  All calls that touch it are cut into samples; all threads get about as many of them.
     """
     users: dict[str, list[int]] = {}
     changes: dict[str, int] = {}  # the last call that writes a value
@@ -47,7 +47,7 @@ def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[s
                     changes[name] = n
     large = {n for n, v in draft.values.items() if v.region == "work" and v.nbytes >= least}
     cuts = sample_cuts(draft, target, threads, large)
-    found = []
+    candidate_names = []
     for name in sorted(large & users.keys(), key=lambda name: users[name]):
         first, *others = users[name]
         maker = draft.calls[first]
@@ -55,8 +55,8 @@ def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[s
         is_read = all(m == "r" for n in others for m, x in draft.calls[n].args if x == name)
         is_same = all(changes.get(x, -1) < first for x in maker.touched("r"))
         if is_made and is_read and is_same and all(name in cuts[n] for n in users[name]):
-            found.append(name)
-    return found
+            candidate_names.append(name)
+    return candidate_names
 
 
 def segmented(draft: Draft, chosen: Collection[str]) -> Draft:
@@ -75,7 +75,7 @@ class _Segment:
     calls: in their order.
     made: the chosen values that it makes, with the names that they have in it.
     reads, writes: what its calls touch.
-    late: calls that must stand behind it.
+    late: calls that must stand after it.
     late_reads, late_writes: what these touch.
     waiting: calls since the last that has joined, in their order, each with whether it is late.
     """
@@ -99,7 +99,7 @@ class _Segment:
         self.waiting.append((call, is_late))
 
     def can_take(self, calls: Sequence[Call]) -> bool:
-        """Return whether calls can join: none must stand behind a late one."""
+        """Return whether calls can join: none must stand after a late one."""
         return len(self.waiting) <= REACH and not any(
             _meets(call, self.late_reads, self.late_writes) for call in calls
         )
@@ -117,7 +117,7 @@ class _Segment:
         return before
 
     def all(self) -> list[Call]:
-        """Its calls, and all that stand behind them."""
+        """Return its calls, and all that stand after them."""
         return [*self.calls, *self.late, *(call for call, _ in self.waiting)]
 
 
@@ -147,7 +147,7 @@ class _Segments:
     def _join(self, segment: _Segment, call: Call) -> bool:
         """Let a call join a segment, with those that make what it reads; return whether it could.
 
-        What has calls is joined only by calls that need some of what it makes.
+        A segment that has calls is joined only by calls that need some of what it makes.
         """
         needed = self._needed(call)
         new = [name for name in needed if name not in segment.made]
@@ -170,11 +170,11 @@ class _Segments:
 
     def _needed(self, call: Call) -> list[str]:
         """Return the chosen values that must be made for a call, each after its inputs."""
-        found: dict[str, None] = {}
+        needed: dict[str, None] = {}
         for mode, name in call.args:
             if mode == "r" and name in self._chosen:
-                found |= dict.fromkeys(self._needs[name])
-        return list(found)
+                needed |= dict.fromkeys(self._needs[name])
+        return list(needed)
 
     def _name(self, name: str, segment: _Segment, of: str = "") -> str:
         """Return the name of a value in a segment that makes it, or makes the value `of`."""

@@ -51,7 +51,7 @@ class _Settling:
     ) -> None:
         """The calls in their order.
 
-        early: of what is made again the last call before the gap; behind it is another value.
+        early: of what is made again the last call before the gap; after it is another value.
         """
         self.order = list(range(len(calls)))
         self.nbytes = {**nbytes, **{f"{n}{AGAIN}": nbytes[n] for n in early}}

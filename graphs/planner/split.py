@@ -1,7 +1,8 @@
 """Split: groups that make the peak of memory higher are split where that costs little.
 
-What a group touches lives as long as the whole group.  Where most bytes live, a group is split in
-two if by that the peak falls by far more than the bytes that steps move through memory rise.
+All values that a group touches live as long as the whole group.  Where most bytes live, a group is
+split in two if by that the peak falls by far more than the bytes that steps move through memory
+rise.
 
     Before   for each of 112 tiles: depthwise(x, a); map(a, b); conv(b, c); conv(c, y)    # x a c y
     After    for each of 112 tiles: depthwise(x, a); map(a, b); conv(b, c)                # x a c
@@ -32,18 +33,18 @@ def group(draft: Draft, target: Target, threads: int) -> None:
     """
     limit = ROOM * max(_live(draft), default=0)
     updates_last(draft)
-    best = found = _Groups(draft, target, threads, frozenset())
+    best = lower = _Groups(draft, target, threads, frozenset())
     for _ in range(SPLITS):
-        if found.peak <= limit or not found.at_peak:
+        if lower.peak <= limit or not lower.at_peak:
             break
-        breaks = [found.breaks | {place} for place in found.at_peak[1:]]
+        breaks = [lower.breaks | {place} for place in lower.at_peak[1:]]
         others = [_Groups(draft, target, threads, each) for each in breaks]
         lowest = min(others, key=lambda other: (other.peak, other.moved))
-        if lowest.peak >= found.peak:
+        if lowest.peak >= lower.peak:
             break
-        found = lowest
-        if found.is_worth_more(best):
-            best = found
+        lower = lowest
+        if lower.is_worth_more(best):
+            best = lower
     draft.calls, draft.values = best.draft.calls, best.draft.values
 
 

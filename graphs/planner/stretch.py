@@ -28,16 +28,16 @@ def lower(
     calls = order[begin:end]
     stretch = _Stretch(tally, before, calls, order[:begin], order[end:])
     live = tally.live(order)[begin:end]
-    found = stretch.search(live[0] - stretch.growth(0, 0), max(live))
-    return None if found is None else [*order[:begin], *(calls[k] for k in found), *order[end:]]
+    better = stretch.search(live[0] - stretch.growth(0, 0), max(live))
+    return None if better is None else [*order[:begin], *(calls[k] for k in better), *order[end:]]
 
 
 class _Stretch:
-    """What is known of some calls, whose sets are numbers: bit k stands for call k of the stretch.
+    """Facts about some calls; a set of calls is a number whose bit k stands for call k of them.
 
     needs: of each call, the set of those that must have run.
     users: of each value that they touch, the set of those that do.
-    begun, awaited: the values that a call before the stretch, and behind it, touches.
+    begun, awaited: the values that a call before the stretch, and after it, touches.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class _Stretch:
         return value not in self.begun and not self.users[value] & run
 
     def _is_last(self, value: int, run: int, k: int) -> bool:
-        """Return whether no call will touch a value after call k and those of a set."""
+        """Return whether no call will touch a value after call k and the calls of a set."""
         return value not in self.awaited and self.users[value] & ~run == 1 << k
 
     def growth(self, run: int, k: int) -> int:

@@ -1,6 +1,6 @@
 """Tile: calls that work on the same rows run tile by tile, one after another on each tile.
 
-What a call writes of a tile is still in the cache when the next call reads it, so a chain of
+The tile that a call writes is still in the cache when the next call reads it, so a chain of
 convolution, statistics, normalisation and activation passes over memory once where it was four
 times.  The kernels are the same: each says how its calls are cut into tiles (`Tiling`), and the
 executor calls them for a tile with other pointers (`Step.group`).
@@ -13,8 +13,8 @@ executor calls them for a tile with other pointers (`Step.group`).
              channel_moments_join(parts=56)(part, mean)
 
 *Requires* calls in the order in which they are to run.  *Ensures* that calls keep their order
-wherever one touches what another writes.  Small calls between those of a group go before it, or
-behind it where they need what it makes.
+wherever one touches what another writes.  Small calls between the calls of a group go before it,
+or after it where they need what it makes.
 
 Source: tiles of several loops, as `compute_at` of Halide and TVM has them, over whole kernels.
 """
@@ -38,9 +38,9 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.plan import KernelSpec
 
-REACH = 48  # calls behind the first of a group among which others are looked for
-SMALL = 1 << 21  # bytes that calls may touch which are moved from between those of a group; one of
-# those that go behind it may be larger
+REACH = 48  # calls after the first of a group among which others are looked for
+SMALL = 1 << 21  # bytes that calls may touch which are moved out of a group; one call that goes
+# after the group may touch more
 UNEVEN = 1.15  # of the time that tiles take if all threads get as many: what may be
 LEAST = 32  # rows of a tile, below which a product of matrices is not worth its edges
 IDLE = 1.5  # as UNEVEN, of the groups of segments
@@ -60,7 +60,7 @@ def tile(
     apart: the places of calls that are to be in no group.
     breaks: the places of calls that are to be in no group with one before them.
 
-    Calls that make rows of a gradient are always in a group with their readers, directly behind
+    Calls that make rows of a gradient are always in a group with their readers, directly after
     them (`rows.pair`).
 
     Returns of each other group the places that its calls had.
@@ -92,18 +92,18 @@ def tile(
 def sample_cuts(
     draft: Draft, target: Target, threads: int, names: Collection[str]
 ) -> list[Collection[str]]:
-    """Return of each call those of some values that a segment cuts with it."""
+    """Return of each call which of some values a segment cuts with it."""
     calls = [replace(call, segment=1) for call in draft.calls]
     draft = Draft(draft.values, calls, draft.inputs, draft.outputs)
     job = _Tiles(draft, target.tile_bytes, threads, frozenset())
-    found: list[Collection[str]] = []
+    cuts_of_calls: list[Collection[str]] = []
     for place, call in enumerate(calls):
         cuts = {name for _, name in call.args if name in names}
         if cuts:
             m = job.member(place, call)
             cuts &= m.cuts.keys() if m.tiling and job.count([m]) else set()
-        found.append(cuts)
-    return found
+        cuts_of_calls.append(cuts)
+    return cuts_of_calls
 
 
 @dataclass(slots=True, eq=False)
@@ -260,13 +260,13 @@ class _Tiles:
         if queue[0].tiling is None:
             return None
         while True:
-            found = self._scan(queue, barred)
-            alone = _unconnected(found.members)
-            if found.members[0] in alone or len(found.members) < 2:
+            scanned = self._scan(queue, barred)
+            alone = _unconnected(scanned.members)
+            if scanned.members[0] in alone or len(scanned.members) < 2:
                 return None
             if not alone:
-                tiles = self.count(found.members)
-                return replace(found, tiles=tiles) if tiles else None
+                tiles = self.count(scanned.members)
+                return replace(scanned, tiles=tiles) if tiles else None
             barred |= {id(m) for m in alone}
 
     def _scan(self, queue: Sequence[_Member], barred: set[int]) -> _Group:
@@ -303,10 +303,10 @@ class _Tiles:
         return _Group(members, [m for m in early if id(m) in before], reach, 0)
 
     def count(self, members: Sequence[_Member]) -> int:
-        """Into how many tiles a group is cut; 0 if it is not worth it.
+        """Return into how many tiles a group is cut; 0 if it is not worth it.
 
-        Each thread gets about as many.  What a segment cannot cut as small is cut as often as it
-        can be, into samples at least.
+        Each thread gets about as many.  Values that a segment cannot cut as small are cut as often
+        as they can be, into samples at least.
         """
         least = -(-self._bytes({name for m in members for name in m.cuts}) // self.tile_bytes)
         rows = [m.tiling.rows for m in members if m.tiling]
@@ -364,12 +364,12 @@ class _Tiles:
         return before + calls
 
     def _windows(self, group: _Group) -> dict[str, int]:
-        """Return the values of which only a tile a thread is kept, and the bytes of a tile.
+        """Return the values that keep only one tile per thread, and the bytes of a tile.
 
         They are made and used up inside the group, by kernels that are given the rows of a tile
         alone.
         """
-        found: dict[str, int] = {}
+        windows: dict[str, int] = {}
         inside = {id(m.call) for m in group.members}
         for m in group.members:
             for name in m.writes & m.cuts.keys():
@@ -378,8 +378,8 @@ class _Tiles:
                 is_first = m is users[0] and name not in m.reads
                 is_inside = all(id(call) in inside for call in self.users[name])
                 if is_plain and is_first and is_inside and self._is_free(name):
-                    found[name] = m.cuts[name] // group.tiles
-        return found
+                    windows[name] = m.cuts[name] // group.tiles
+        return windows
 
     def _is_free(self, name: str) -> bool:
         """Return whether a value has bytes that only calls of the draft see."""
@@ -413,8 +413,8 @@ class _Tiles:
 def _fits(m: _Member, members: Sequence[_Member]) -> bool:
     """Return whether a call that is cut can run in a group with others.
 
-    Its rows are many times those of the others, or the other way round, and what one of them writes
-    all cut alike.
+    Its rows are a multiple of the rows of the others, or the other way round, and all cut alike
+    what one of them writes.
     """
     assert m.tiling is not None
     rows = m.tiling.rows

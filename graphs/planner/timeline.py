@@ -4,12 +4,12 @@ A model of the memory of a plan that is quick to ask, for the search for what sh
 knows the larger values, which of them share bytes, and how much of a value a group of calls keeps.
 
 The search asks of many sets that differ little.  So a `Profile` holds the bytes that live at each
-call for one set, and tells of a change of that set by the values which the change touches alone:
+call for one set, and evaluates a change of that set from the values that the change touches alone:
 each lives at other calls than before, and only there does the profile differ.
 
 Time is told by *keys*, integers in the order in which calls run.  A call of the draft has one, and
 so has each call that runs again, which stands before the call that needs it first; no key depends
-on what else runs again.  Keys are even, and one more than a key is just behind its call.
+on what else runs again.  Keys are even, and one more than a key is just after its call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Unit:
     """Calls that may run again, as a timeline sees them.
 
     makes: of each value that they make its index, its last use before the gap, and its last use
-        behind it; -1 if there is none.
+        after it; -1 if there is none.
     reads: of each value that they read its index, and the unit that makes it; -1 if there is none.
     makers: the units that make what they read.
     readers: the units that read what they make.
@@ -84,12 +84,12 @@ class Timeline:
     ) -> None:
         """Nothing runs again yet.
 
-        nbytes: what each work value takes, of which a group may keep parts.
+        nbytes: what each work value takes; a group may keep only a part of it.
         whole: what it takes where calls outside that group read it.
         seconds: of each call.
         """
         self.calls = len(draft.calls)
-        self._row = 2 * (self.calls + 1)  # keys of all units before a call, and that of the call
+        self._row = 2 * (self.calls + 1)  # keys of all units before a call, and its own key
         self.keys = [(n + 1) * self._row - 2 for n in range(self.calls)]
         users: dict[str, list[int]] = {}
         for n, call in enumerate(draft.calls):
@@ -108,7 +108,7 @@ class Timeline:
         self._readers: list[list[int]] = [[] for _ in names]  # the units that read it
         self._begins_at = [self.keys[n] for n in self.first]
         self._ends_at = [self.keys[n] for n in self.last]
-        # Of what a unit makes, the keys of the last use before the gap and behind it, or -1.
+        # Of what a unit makes, the keys of the last use before the gap and after it, or -1.
         self._uses = [(-1, -1)] * len(names)
         # Of each value that a call may write over another: their keys and the others; the units.
         self._over: list[list[tuple[int, int]]] = [[] for _ in names]
@@ -161,12 +161,12 @@ class Timeline:
 
     def profile(self, chosen: Collection[int]) -> Profile | None:
         """Return the profile where chosen units run again; None if they cannot."""
-        found = Profile(self)
-        change = found.change(sorted(chosen))
+        result = Profile(self)
+        change = result.change(sorted(chosen))
         if change is None:
             return None
-        found.take(change)
-        return found
+        result.take(change)
+        return result
 
     def _ends(self, value: int, needs: Mapping[int, int]) -> tuple[int, bool, int]:
         """Return the keys of the last calls that touch a value, and what is made again of it.
@@ -278,17 +278,17 @@ class Profile:
                 between[bisect_right(self.keys, first)] += nbytes
                 between[end] -= nbytes
         self.live: Bytes = np.cumsum(change)[:-1]
-        self._gaps: Bytes = np.cumsum(between)[:-1]  # that live before each call, and behind all
+        self._gaps: Bytes = np.cumsum(between)[:-1]  # that live before each call, and after all
         self._limit, self._above = -1, np.zeros(0, np.int64)
 
     def copy(self) -> Profile:
         """Return another profile, equal to this one."""
-        found = object.__new__(Profile)
-        found.timeline, found.seconds = self.timeline, self.seconds
-        found.needs, found.keys, found._spans = dict(self.needs), self.keys[:], self._spans[:]
-        found.live, found._gaps = self.live.copy(), self._gaps.copy()
-        found._limit, found._above = self._limit, self._above
-        return found
+        other = object.__new__(Profile)
+        other.timeline, other.seconds = self.timeline, self.seconds
+        other.needs, other.keys, other._spans = dict(self.needs), self.keys[:], self._spans[:]
+        other.live, other._gaps = self.live.copy(), self._gaps.copy()
+        other._limit, other._above = self._limit, self._above
+        return other
 
     @property
     def chosen(self) -> frozenset[int]:

@@ -1,17 +1,17 @@
 """Updates: where the calls that change parameters stand in a plan that trains and updates.
 
-The nodes of a joined graph (graphs/offline/joined.py) update parameters behind all others.  Their
-calls move forward: the update of a parameter stands directly behind the last call that touches the
-parameter, its gradient, or anything else that it needs.  No call that reads the parameter is behind
+The nodes of a joined graph (graphs/offline/joined.py) update parameters after all others.  Their
+calls move forward: the update of a parameter stands directly after the last call that touches the
+parameter, its gradient, or anything else that it needs.  No call that reads the parameter is after
 it then, and the gradient lives no longer than it must.
 
     Before   dW2(g2); dX(W2); dW1(g1); signal(loss, go); adam(go, W1, g1); adam(go, W2, g2)
     After    signal(loss, go); dW2(g2); dX(W2); adam(go, W2, g2); dW1(g1); adam(go, W1, g1)
 
-The signal stands before the first update, and behind all that can meet bad data: a run that does
-ends before anything was changed.  What meets bad data in the backward pass has met the same data
-in the forward pass, which is seen by the indices that both read; where that is not so, the signal
-waits for it.
+The signal stands before the first update, and after all that can meet bad data: a run that does
+ends before anything was changed.  Calls that meet bad data in the backward pass have met the same
+data in the forward pass, which is seen by the indices that both read; where that is not so, the
+signal waits for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settle_updates(draft: Draft) -> None:
     place = next((last for first, last in spans(rest) if first <= place <= last), -1) + 1
     calls = [*rest[:place], signal, *rest[place:]]
     ends = [last for first, last in spans(calls) for _ in range(first, last + 1)]
-    behind: list[int] = []  # of each call, the call behind which what needs it may stand
+    behind: list[int] = []  # of each call, the call after which what needs it may stand
     keys: list[tuple[int, int]] = []
     for n, (call, before) in enumerate(zip(calls, dependencies(calls), strict=True)):
         if call.phase == "opt":
@@ -55,7 +55,7 @@ def settle_updates(draft: Draft) -> None:
 
 
 def updates_last(draft: Draft) -> None:
-    """Move the calls of updates behind all others, in place, so that they part no group of calls.
+    """Move the calls of updates after all others, in place, so that they part no group of calls.
 
     A draft without a signal stays as it is.
     """
@@ -81,7 +81,7 @@ def _last_report(draft: Draft, calls: list[Call]) -> int:
 
 
 class _Indices:
-    """What the integers are that calls read: equal computations of equal integers are equal."""
+    """Identities of the integers that calls read: equal computations of equal ones are equal."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft

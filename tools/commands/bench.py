@@ -74,11 +74,11 @@ def command(
 
     counts = threads or tuple(dict.fromkeys((1, config.threads())))
     names = workloads or USUAL
-    found = measure.measure(names, counts, seconds, batch_size or 0, progress=Progress())
+    measured = measure.measure(names, counts, seconds, batch_size or 0, progress=Progress())
     if out is not None:
-        found.write(out)
+        measured.write(out)
     if as_json:
-        options.print_json(found.as_dict())
+        options.print_json(measured.as_dict())
     else:
-        options.echo(str(found), nl=False)
-    return int(any(row.failed for row in found.rows))
+        options.echo(str(measured), nl=False)
+    return int(any(row.failed for row in measured.rows))

@@ -67,6 +67,6 @@ def command(
     from engine.tools.trimmed.progress import Progress
 
     asked = Asked(batch_size, dict(shapes), threads, budget, variants=not brief)
-    found = check_path(source, asked, Made(loss, optimizer, train), Progress())
-    options.print_json(found.as_dict()) if as_json else options.echo(str(found), nl=False)
-    return {"cannot train": _CANNOT, "does not fit": _OVER}.get(found.status, 0)
+    report = check_path(source, asked, Made(loss, optimizer, train), Progress())
+    options.print_json(report.as_dict()) if as_json else options.echo(str(report), nl=False)
+    return {"cannot train": _CANNOT, "does not fit": _OVER}.get(report.status, 0)

@@ -25,7 +25,7 @@ def command(ctx: click.Context, shell: str) -> None:
     It completes the names of commands and options, values of options, and paths.  Bash must be
     version 4.4 or newer.
     """
-    found = get_completion_class(shell)
-    assert found is not None, shell
+    completion = get_completion_class(shell)
+    assert completion is not None, shell
     root = ctx.find_root()
-    click.echo(found(root.command, {}, "edgegrad", "_EDGEGRAD_COMPLETE").source())
+    click.echo(completion(root.command, {}, "edgegrad", "_EDGEGRAD_COMPLETE").source())

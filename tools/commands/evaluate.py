@@ -40,14 +40,14 @@ def command(
     config = runs.read_config(run)
     dataset = runs.open_data(config, run, Path(data))
     trainer = runs.open_trainer(run, checkpoint, threads)
-    found = trainer.evaluate(
+    values = trainer.evaluate(
         dataset,
         batch_size=batch_size or config.data.batch_size,
         metrics=metrics or runs.metrics(config),
     )
     if as_json:
-        options.print_json({"samples": len(dataset), "checkpoint": checkpoint, **found})
+        options.print_json({"samples": len(dataset), "checkpoint": checkpoint, **values})
         return
     options.echo(f"{len(dataset):,} samples of {data}")
-    for name, value in found.items():
+    for name, value in values.items():
         options.echo(f"{name:12s} {value:.6g}")

@@ -76,12 +76,12 @@ def _models(paths: Sequence[Path]) -> list[Path]:
     Raises:
         FileError: there is no model at all.
     """
-    found: list[Path] = []
+    models: list[Path] = []
     for path in paths:
-        found += sorted(path.rglob("*.onnx")) if path.is_dir() else [path]
-    if not found:
+        models += sorted(path.rglob("*.onnx")) if path.is_dir() else [path]
+    if not models:
         raise FileError(f"no .onnx file in {', '.join(map(str, paths))}")
-    return found
+    return models
 
 
 def _print_operators(as_json: bool) -> None:
@@ -108,7 +108,7 @@ def _print_support(files: Sequence[Path], as_json: bool) -> int:
     else:
         for path, table in tables.items():
             options.echo(f"{path}\n{table}")
-    found = {row.status for table in tables.values() for row in table}
-    if support.UNSUPPORTED in found:
+    statuses = {row.status for table in tables.values() for row in table}
+    if support.UNSUPPORTED in statuses:
         return _UNSUPPORTED
-    return _FORWARD if support.FORWARD in found else 0
+    return _FORWARD if support.FORWARD in statuses else 0

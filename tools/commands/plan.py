@@ -150,22 +150,22 @@ def command(
     models = opened(artifacts(source), asked) if source.is_dir() else None
     machine, made = Machine.of(platform.target), plans(source, asked, progress, models)
     paths = paths_of(source)
-    found = {title: titled(check(verify(plan), machine), paths) for title, plan in made.items()}
+    verified = {title: titled(check(verify(plan), machine), paths) for title, plan in made.items()}
     if picture is not None:
         here = target == "native" and not triple and not cpu and features is None
-        _draw(picture, source, found, asked, here, progress, models)
+        _draw(picture, source, verified, asked, here, progress, models)
         return 0
     if other is not None:
         others = paths_of(other)
         theirs = {t: titled(p, others) for t, p in plans(other, asked, progress).items()}
-        return _compare(found, theirs, source, other, as_json)
+        return _compare(verified, theirs, source, other, as_json)
     if as_json:
         table = plan_text.table
         options.print_json(
-            {t: {"summary": p.summary()} if only_verify else table(p) for t, p in found.items()}
+            {t: {"summary": p.summary()} if only_verify else table(p) for t, p in verified.items()}
         )
         return 0
-    for plan in found.values():
+    for plan in verified.values():
         options.echo(f"{plan.summary()}\n" if only_verify or kept else str(plan), nl=False)
         if kept:
             options.echo(plan_text.kept(plan), nl=False)
@@ -224,7 +224,7 @@ def _compare(
     """
     if not source.is_dir() and not other.is_dir():
         theirs = dict(zip(mine, theirs.values(), strict=True))
-    found: dict[str, list[str]] = {}
+    differences: dict[str, list[str]] = {}
     for title in dict.fromkeys((*mine, *theirs)):
         before, after = (
             str(plans[title]).splitlines() if title in plans else [] for plans in (mine, theirs)
@@ -232,10 +232,10 @@ def _compare(
         names = (f"{source}: {title}", f"{other}: {title}")
         lines = list(difflib.unified_diff(before, after, *names, lineterm=""))
         if lines:
-            found[title] = lines
+            differences[title] = lines
     if as_json:
-        options.print_json({"equal": not found, "differences": found})
+        options.print_json({"equal": not differences, "differences": differences})
     else:
-        for lines in found.values():
+        for lines in differences.values():
             options.echo("\n".join(lines))
-    return _DIFFERENT if found else 0
+    return _DIFFERENT if differences else 0

@@ -65,14 +65,14 @@ def command(
     from engine.tools.actions import profiles
     from engine.tools.trimmed.progress import Progress
 
-    found = profiles.profile(artifacts, batch_size, dict(shapes), threads, repeats, Progress())
+    measured = profiles.profile(artifacts, batch_size, dict(shapes), threads, repeats, Progress())
     if trace is not None:
-        found.chrome_trace(trace)
+        measured.chrome_trace(trace)
     if page is not None:
-        found.html(page)
+        measured.html(page)
     if as_json:
-        options.print_json(found.as_dict())
+        options.print_json(measured.as_dict())
         return
-    options.echo(found.summary())
+    options.echo(measured.summary())
     for each in by or ("phase", "kernel", "node"):
-        options.echo(found.table(each, lines))
+        options.echo(measured.table(each, lines))

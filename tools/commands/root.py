@@ -47,12 +47,12 @@ class Commands(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands whose names start with the typed text, from the table."""
-        found = [
+        commands = [
             CompletionItem(name, help=row.summary)
             for name, row in COMMANDS.items()
             if row.section and name.startswith(incomplete)
         ]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 _EXIT = "; ".join(f"{status} {meaning}" for status, meaning in STATUSES.items())

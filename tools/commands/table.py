@@ -25,8 +25,8 @@ class Row:
 
     def load(self) -> click.Command:
         """Import the command."""
-        found: click.Command = import_module(f"engine.tools.commands.{self.module}").command
-        return found
+        command: click.Command = import_module(f"engine.tools.commands.{self.module}").command
+        return command
 
 
 _DEVICES, _MODELS, _ABOUT, _TRAINING = "Devices", "Models", "This installation", "Training"

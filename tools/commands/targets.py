@@ -22,13 +22,13 @@ def command(as_json: bool) -> None:
     """
     rows: list[dict[str, Any]] = []
     for name in ("native", *TARGETS):
-        found = resolve(name)
+        resolved = resolve(name)
         try:
-            compiler = find_compiler(found)
+            compiler = find_compiler(resolved)
             linker, missing = "ziglang" if compiler.zig else compiler.command[0], ""
         except EngineError as error:
             linker, missing = "", str(error).partition(": ")[2]
-        t = found.target
+        t = resolved.target
         rows.append(
             {
                 "name": name, "triple": t.triple, "cpu": t.cpu, "vector_bytes": t.vector,

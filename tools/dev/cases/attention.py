@@ -62,34 +62,34 @@ def attend(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, dy: Any =
         p = np.where((total == 0) & bool(guard), 0, e / total)
         logs = np.where((total == 0) & bool(guard), np.inf, np.log(total))
     y = p @ values
-    found = {"y": y, "lse": np.stack([top[..., 0], logs[..., 0]])}
+    results = {"y": y, "lse": np.stack([top[..., 0], logs[..., 0]])}
     if dy is None:
-        return found
+        return results
     ds = p * (dy @ values.swapaxes(2, 3) - (dy * y).sum(3, keepdims=True))
     ds = np.where(seen, ds, 0)
     summed = tuple(i for i, name in enumerate(("batch", "head")) if name in together)
-    found["dbias"] = ds.sum(summed, keepdims=True)
+    results["dbias"] = ds.sum(summed, keepdims=True)
     ds = ds * (1 - np.tanh(raw / cap) ** 2) if cap else ds
 
     def joined(x: np.ndarray) -> Any:
         return x.reshape(k.shape[0], k.shape[1], each, *x.shape[2:]).sum(2)
 
-    found["dq"] = scale * ds @ keys
-    found["dk"] = joined(scale * ds.swapaxes(2, 3) @ q)
-    found["dv"] = joined(p.swapaxes(2, 3) @ dy)
-    return found
+    results["dq"] = scale * ds @ keys
+    results["dk"] = joined(scale * ds.swapaxes(2, 3) @ q)
+    results["dv"] = joined(p.swapaxes(2, 3) @ dy)
+    return results
 
 
 def _fused(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, **attrs: Any) -> list[Any]:
-    found = attend(q, k, v, bias, mask, **attrs)
-    return [found["y"], found["lse"]]
+    results = attend(q, k, v, bias, mask, **attrs)
+    return [results["y"], results["lse"]]
 
 
 def _fused_grad(q: Any, k: Any, v: Any, bias: Any, mask: Any, y: Any, lse: Any, dy: Any,
                 **attrs: Any) -> list[Any]:  # fmt: skip
-    found = attend(q, k, v, bias, mask, dy, **attrs)
+    results = attend(q, k, v, bias, mask, dy, **attrs)
     return [
-        found[name] for name in ("dq", "dk", "dv", "dbias") if name != "dbias" or bias is not None
+        results[name] for name in ("dq", "dk", "dv", "dbias") if name != "dbias" or bias is not None
     ]
 
 
@@ -98,8 +98,8 @@ def _grad_ins(q: tuple[int, ...], k: tuple[int, ...], bias: Any = None) -> tuple
     rng = np.random.default_rng(5)
     q_, k_, v_, dy = (rng.standard_normal(s).astype(np.float32) for s in (q, k, k, q))
     b = None if bias is None else rng.standard_normal(bias).astype(np.float32)
-    found = attend(q_, k_, v_, b, scale=0.4)
-    y, lse = (found[n].astype(np.float32) for n in ("y", "lse"))
+    results = attend(q_, k_, v_, b, scale=0.4)
+    y, lse = (results[n].astype(np.float32) for n in ("y", "lse"))
     return tuple(None if a is None else fed(a) for a in (q_, k_, v_, b, None, y, lse, dy))
 
 

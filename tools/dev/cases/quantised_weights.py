@@ -16,8 +16,8 @@ Array = np.ndarray
 def levels(packed: Array, bits: int, count: int) -> Array:
     """The first `count` integers of some bytes, which lie in them from their lowest bits on."""
     each = np.unpackbits(packed.reshape(-1).view(np.uint8), bitorder="little")
-    found = each[: count * bits].reshape(count, bits) @ (1 << np.arange(bits))
-    return found - (found >> bits - 1 << bits if packed.dtype == np.int8 else 0)
+    integers = each[: count * bits].reshape(count, bits) @ (1 << np.arange(bits))
+    return integers - (integers >> bits - 1 << bits if packed.dtype == np.int8 else 0)
 
 
 def matrix(q: Array, scale: Array, points: Array | None = None, *, rows: int, columns: int,
@@ -30,8 +30,8 @@ def matrix(q: Array, scale: Array, points: Array | None = None, *, rows: int, co
 
     def table(values: Array, row: int, width: int, count: int) -> Array:
         at = np.arange(count)[:, None] * row + np.arange(width)
-        found: Array = levels(values, bits if values is q else zero_bits, int(at.max()) + 1)[at]
-        return found
+        rows: Array = levels(values, bits if values is q else zero_bits, int(at.max()) + 1)[at]
+        return rows
 
     def spread(blocks: Array) -> Array:
         return blocks.repeat(down, 0)[:rows].repeat(beside, 1)[:, :columns]

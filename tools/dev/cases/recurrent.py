@@ -120,8 +120,8 @@ def _step(kind: Any, act: Any, a: Any, h: Any, c: Any, r: Any, b: Any, p: Any, a
 
 def _of(kind: Any, outs: Any) -> Any:  # reference: the outputs that the case has
     def run(*ins: Any, **attrs: Any) -> Any:
-        found = recurrence(kind, *ins, **attrs)
-        return [found[i] for i in outs]
+        results = recurrence(kind, *ins, **attrs)
+        return [results[i] for i in outs]
 
     return run
 
@@ -154,9 +154,9 @@ def _training(kind: str, domain: str, lengths: bool = False, **options: Any) -> 
     every = (0, 1, 2, 3, 4) if kind == "LSTM" else (0, 1, 4)
 
     def saved(*ins: Any, **attrs: Any) -> Any:
-        found = recurrence(kind, *ins, **attrs)
-        rows = [x.swapaxes(1, 2) if domain == MS else x for x in found[3:]]
-        return [(*found[:3], *rows)[k] for k in every]
+        results = recurrence(kind, *ins, **attrs)
+        rows = [x.swapaxes(1, 2) if domain == MS else x for x in results[3:]]
+        return [(*results[:3], *rows)[k] for k in every]
 
     row = replace(row, op=f"{kind}Training", domain=domain)
     return row, replace(row, grad=(), outs=len(every), reference=saved, name=f"{row.name}-all")
