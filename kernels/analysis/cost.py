@@ -80,12 +80,12 @@ def seconds(
     machine: what they run on; None for the nominal one.
     again: whether all have run before, so that what they touched last is still in the caches.
     """
-    found, reached = [], efficiencies()
+    times, reached = [], efficiencies()
     limits_of = limits(calls, threads, nominal(threads) if machine is None else machine, again)
     for task, limit in zip(calls, limits_of, strict=True):
         part = reached.get(task.spec.template, OTHERS)
-        found.append(begin(task, threads) + limit / part)
-    return found
+        times.append(begin(task, threads) + limit / part)
+    return times
 
 
 def begin(task: Task, threads: int) -> float:
@@ -143,7 +143,7 @@ class _Clock:
         before = self._now
         used, sizes = self._count(task)
         bandwidth = self._bandwidth
-        found = 0.0
+        spent = 0.0
         for name, use in used.items():
             nbytes = sizes[name]
             if use.thread:
@@ -154,9 +154,9 @@ class _Clock:
                 speed = bandwidth(self._now - min(self._last[name], before))
             else:
                 speed = self._memory
-            found += (1 if use.mode == "r" else 2) * nbytes / speed
+            spent += (1 if use.mode == "r" else 2) * nbytes / speed
             self._last[name] = self._now
-        return found
+        return spent
 
 
 @functools.lru_cache(TASKS)

@@ -129,10 +129,10 @@ def operations(task: Task) -> int:
     """Count the multiply-adds of a call, of all its tiles."""
     if not templates()[task.spec.template].multiply_adds:
         return 0
-    found = _call(task).multiply_adds()
+    count = _call(task).multiply_adds()
     if task.tiles and not task.numbered:  # its numbers are for one tile
-        found *= task.tiles
-    return found
+        count *= task.tiles
+    return count
 
 
 def _moves(

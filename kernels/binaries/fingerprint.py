@@ -33,20 +33,20 @@ _IMPORT = re.compile(
 @functools.cache
 def sources() -> dict[str, Path]:
     """Return every module of this package, and the modules of `BEYOND`, by dotted name."""
-    found = dict(BEYOND)
+    paths = dict(BEYOND)
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join([PACKAGE, *(p for p in parts if p != "__init__")])] = path
-    return found
+        paths[".".join([PACKAGE, *(p for p in parts if p != "__init__")])] = path
+    return paths
 
 
 @functools.cache
 def imported(module: str) -> frozenset[str]:
     """Return the modules of this package that a module imports, anywhere in its text."""
-    found = set()
+    modules = set()
     for base, names, plain in _IMPORT.findall(sources()[module].read_text("utf-8")):
-        found |= {base, plain, *(f"{base}.{name}" for name in re.findall(r"\w+", names))}
-    return frozenset(found & sources().keys())
+        modules |= {base, plain, *(f"{base}.{name}" for name in re.findall(r"\w+", names))}
+    return frozenset(modules & sources().keys())
 
 
 @functools.cache
@@ -101,5 +101,5 @@ def _of(modules: Any) -> bytes:
 @functools.cache
 def _environment() -> bytes:
     """Digest of the versions that kernels are compiled with."""
-    found = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
-    return hashlib.sha256("\n".join([*found, sys.version]).encode()).digest()
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
+    return hashlib.sha256("\n".join([*versions, sys.version]).encode()).digest()

@@ -98,10 +98,10 @@ def codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, b
         EngineError, InternalError: see `compile_kernel`.
     """
     wanted = {spec.symbol: spec for spec in specs}
-    found = {symbol: _read(spec, target, kind) for symbol, spec in wanted.items()}
-    lacking = [spec for symbol, spec in wanted.items() if found[symbol] is None]
+    cached = {symbol: _read(spec, target, kind) for symbol, spec in wanted.items()}
+    lacking = [spec for symbol, spec in wanted.items() if cached[symbol] is None]
     made = _compile(lacking, target, kind) if lacking else {}
-    return {symbol: code or made[symbol] for symbol, code in found.items()}
+    return {symbol: code or made[symbol] for symbol, code in cached.items()}
 
 
 def head_start(target: Target) -> None:
@@ -298,8 +298,8 @@ class Linker:
 
     def _link(self, codes: Mapping[str, bytes]) -> dict[str, int]:
         """Link objects by the symbols that they define; returns the addresses of these."""
-        found = objects.link(codes)
-        return found | {s: self._by_llvm(s, codes[s]) for s in codes if s not in found}
+        linked = objects.link(codes)
+        return linked | {s: self._by_llvm(s, codes[s]) for s in codes if s not in linked}
 
     def _by_llvm(self, symbol: str, code: bytes) -> int:
         """The address of a symbol of an object; LLVM's linker does not check what it is given."""

@@ -31,8 +31,8 @@ def fits(code: bytes, symbol: str, target: Target) -> bool:
     arch = "arm" if target.arch.startswith("arm") else target.arch
     try:
         if code.startswith(b"\x7fELF"):
-            found = elf(code)
-            return arch == _ELF_MACHINES[found.machine] and found.place(symbol) is not None
+            parsed = elf(code)
+            return arch == _ELF_MACHINES[parsed.machine] and parsed.place(symbol) is not None
         if code.startswith(_MACHO):
             return (arch, f"_{symbol}".encode()) in _macho(code)
         if code.startswith(_WASM):
@@ -205,15 +205,15 @@ def _elf_symbols(
     names = sections[table.link]
     _need(names.kind == TEXTS and table.length % form.symbol.size == 0, "symbols without names")
     texts = code[names.at : names.at + names.length]
-    found = []
+    symbols = []
     for row in form.symbol.iter_unpack(code[table.at : table.at + table.length]):
         name = row[0]
         section, value = (row[3], row[4]) if form.bits == 64 else (row[5], row[1])
         _need(section < len(sections) or section >= RESERVED, "a symbol of no section")
         if 0 < section < RESERVED:
             _need(value <= sections[section].length + 1, "a symbol beyond its section")
-        found.append(Symbol(_name(texts, name), section, value))
-    return found
+        symbols.append(Symbol(_name(texts, name), section, value))
+    return symbols
 
 
 def _elf_relocations(code: bytes, form: _Class, table: Section) -> list[Relocation]:
@@ -272,7 +272,7 @@ def _macho(code: bytes) -> set[tuple[str, bytes]]:
     _, _, begin, count, names, length = tables[0]
     _need(names + length <= len(code), "names beyond the end")
     texts = code[names : names + length]
-    found = set()
+    defined = set()
     for name, kind, number, _, value in _rows(_NLIST, code, begin, count, "symbols"):
         text = _name(texts, name)
         if kind & _STAB or kind & _IN_SECTION != _IN_SECTION:
@@ -281,7 +281,7 @@ def _macho(code: bytes) -> set[tuple[str, bytes]]:
         _, _, first, size, *_, flags, _, _, _ = sections[number - 1]
         _need(first <= value <= first + size, "a symbol beyond its section")
         if flags & _INSTRUCTIONS and value < first + size:
-            found.add((str(machine), text))
+            defined.add((str(machine), text))
     for _, _, _, size, offset, _, begin, number, flags, *_ in sections:
         stored = flags & 0xFF != _ZERO_FILL
         _need(not stored or offset + size <= len(code), "a section beyond the end")
@@ -293,7 +293,7 @@ def _macho(code: bytes) -> set[tuple[str, bytes]]:
                 continue
             limit = count if info & _EXTERNAL else len(sections) + 1
             _need(index < limit, "a distance to no symbol")
-    return found
+    return defined
 
 
 # --- COFF
@@ -320,7 +320,7 @@ def _coff(code: bytes) -> set[tuple[str, bytes]]:
     ((length,),) = _rows(struct.Struct("<I"), code, end, 1, "names")
     _need(length >= 4 and end + length <= len(code), "names beyond the end")
     texts = code[end : end + length]
-    found, i = set(), 0
+    defined, i = set(), 0
     while i < symbols:
         raw, value, section, _, _, more = rows[i]
         i += 1 + more
@@ -333,7 +333,7 @@ def _coff(code: bytes) -> set[tuple[str, bytes]]:
         size, flags = sections[section - 1][3], sections[section - 1][9]
         _need(value <= size, "a symbol beyond its section")
         if flags & _CODE and value < size:
-            found.add((str(machine), text))
+            defined.add((str(machine), text))
     for _, _, _, size, at, first, _, number, _, flags in sections:
         stored = not flags & _NO_BYTES
         _need(not stored or at + size <= len(code), "a section beyond the end")
@@ -342,7 +342,7 @@ def _coff(code: bytes) -> set[tuple[str, bytes]]:
             width = 8 if kind == _COFF_EIGHT[str(machine)] else 4
             _need(place + width <= size, "a distance beyond its section")
             _need(symbol < symbols, "a distance to no symbol")
-    return found
+    return defined
 
 
 # --- WebAssembly

@@ -63,7 +63,7 @@ def link(codes: Mapping[str, bytes]) -> dict[str, int]:
     if not sys.platform.startswith("linux"):
         return {}
     parsed = ((symbol, _parse(code, symbol)) for symbol, code in codes.items())
-    objects = {symbol: found for symbol, found in parsed if found is not None}
+    objects = {symbol: item for symbol, item in parsed if item is not None}
     end = 0
     for each in objects.values():
         end = _place(each, -(-end // ALIGN) * ALIGN)

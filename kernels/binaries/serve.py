@@ -70,7 +70,7 @@ def answer(jobs: int, answers: int) -> None:
             except EOFError:
                 return
             try:
-                found = code(job)
+                compiled = code(job)
             except Exception:  # told by compiling it where it was asked for
-                found = None
-            send(out, found)
+                compiled = None
+            send(out, compiled)

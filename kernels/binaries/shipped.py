@@ -85,7 +85,7 @@ class Shipment:
         Raises:
             PlanError: a kernel of a plan, which passes it something else than it takes.
         """
-        found: dict[str, int] = {}
+        numbered: dict[str, int] = {}
         for kernel in kernels:
             spec = kernel.spec if isinstance(kernel, Kernel) else kernel
             number, takes = self.kernels.get(spec_key(spec), (-1, b""))
@@ -96,8 +96,8 @@ class Shipment:
                     f"the shipped kernel {spec.symbol} takes something else than what the plan "
                     f"passes, which is {' '.join(kernel.takes)}: the plan is of another version"
                 )
-            found[spec.symbol] = number
-        return found
+            numbered[spec.symbol] = number
+        return numbered
 
     def load(self, level: str) -> list[int]:
         """Load the library of a level into this process; returns the kernels' addresses.
@@ -113,12 +113,12 @@ class Shipment:
         except (OSError, AttributeError) as error:
             raise FileError(f"shipped kernels {path} cannot be loaded: {error}") from error
         entry.restype, entry.argtypes = ctypes.POINTER(_Entry), ()
-        found: Any = entry().contents
-        if found.count != len(self.kernels):
-            raise FileError(f"shipped kernels {path}: {found.count}, not {len(self.kernels)}")
+        table: Any = entry().contents
+        if table.count != len(self.kernels):
+            raise FileError(f"shipped kernels {path}: {table.count}, not {len(self.kernels)}")
         addresses: list[int] = []
-        for k, first in enumerate(range(0, found.count, found.share)):
-            addresses += found.tables[k][: min(found.share, found.count - first)]
+        for k, first in enumerate(range(0, table.count, table.share)):
+            addresses += table.tables[k][: min(table.share, table.count - first)]
         return addresses
 
 

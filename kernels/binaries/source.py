@@ -77,19 +77,19 @@ class KernelSet:
             FileError: the library of shipped kernels is damaged.
             EngineError: a kernel cannot be compiled, or nothing can compile here.
         """
-        wanted, found = list(kernels), dict[str, int]()
+        wanted, addressed = list(kernels), dict[str, int]()
         if self.shipment is not None:
             numbers, addresses = self.shipment.numbers(wanted), self.load()
-            found = {symbol: addresses[number] for symbol, number in numbers.items()}
-        rest = [k for k in wanted if k.symbol not in found]
+            addressed = {symbol: addresses[number] for symbol, number in numbers.items()}
+        rest = [k for k in wanted if k.symbol not in addressed]
         if rest and not self.compiles:
             specs = [k.spec if isinstance(k, Kernel) else k for k in rest]
             raise shipped.missing(specs, f"the kernels {self.name!r}")
         if rest:
             from engine.kernels.binaries.load import linker
 
-            found |= linker(self.target).addresses(rest)
-        return found
+            addressed |= linker(self.target).addresses(rest)
+        return addressed
 
 
 def can_compile() -> bool:
@@ -120,8 +120,8 @@ def of_level(level: Level, mode: str, system: str = sys.platform) -> KernelSet |
     Raises:
         FileError: what is shipped is damaged.
     """
-    found = shipped.shipment()
-    return None if found is None else _of_shipment(found, level, mode, system)
+    shipment = shipped.shipment()
+    return None if shipment is None else _of_shipment(shipment, level, mode, system)
 
 
 @functools.cache
@@ -144,8 +144,8 @@ def usable() -> list[KernelSet]:
     compiles = chosen == "auto" and can_compile()
     modes = ("auto", "shipped") if compiles else ("shipped",)
     try:
-        found = (of_level(level, mode) for level in _levels_here() for mode in modes)
-        sets = [s for s in found if s is not None]
+        candidates = (of_level(level, mode) for level in _levels_here() for mode in modes)
+        sets = [s for s in candidates if s is not None]
         if sets:
             sets[0].load()
     except FileError as error:
@@ -165,8 +165,8 @@ def usable() -> list[KernelSet]:
 
 def _levels_here() -> list[Level]:
     """Return the levels whose libraries are here and run on this CPU, the best first."""
-    found = shipped.shipment()
-    return [] if found is None else [v for v in levels.levels() if v.name in found.levels]
+    shipment = shipped.shipment()
+    return [] if shipment is None else [v for v in levels.levels() if v.name in shipment.levels]
 
 
 def current(prepared: Container[str] = ()) -> KernelSet:
@@ -174,5 +174,5 @@ def current(prepared: Container[str] = ()) -> KernelSet:
 
     prepared: the names of sets for which there are plans already; one of them is preferred.
     """
-    found = usable()
-    return next((each for each in found if each.name in prepared), found[0])
+    sets = usable()
+    return next((each for each in sets if each.name in prepared), sets[0])

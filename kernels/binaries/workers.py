@@ -83,13 +83,13 @@ def useful(kernels: int) -> int:
 
 def _memory() -> int:
     """Return the bytes of memory of this machine or container; many where it does not say."""
-    found = [1 << 40]
+    sizes = [1 << 40]
     with contextlib.suppress(AttributeError, ValueError, OSError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(ValueError, OSError):  # there is none, or it is "max"
-            found.append(int((CONTROL_GROUPS / name).read_text()))
-    return min(found)
+            sizes.append(int((CONTROL_GROUPS / name).read_text()))
+    return min(sizes)
 
 
 @dataclass(eq=False)
@@ -123,15 +123,15 @@ def start_processes(count: int) -> list[Process]:
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
         group = {"creationflags": flags}
-    found: list[Process] = []
+    processes: list[Process] = []
     for _ in range(count):
         try:
-            found += _started(1, **group)
+            processes += _started(1, **group)
         except OSError:
-            if not found:
+            if not processes:
                 raise
             break
-    return found
+    return processes
 
 
 def _started(count: int, **group: Any) -> list[Process]:

@@ -66,11 +66,11 @@ def _instructions(
     c.check_words({n: v for n, v in words.items() if n != "rest"}, FORMULA_WORDS)
     if code + words["count"] * size > len(rest):
         c.refuse(f"{words['count']} instructions after word {code} of {len(rest)}")
-    found: list[Mapping[str, Any]] = [
+    instructions: list[Mapping[str, Any]] = [
         INSTRUCTION.unpack(rest[code + i * size : code + (i + 1) * size])
         for i in range(words["count"])
     ]
-    return words, found, rest
+    return words, instructions, rest
 
 
 def _reach(c: KernelCall) -> Reach:
@@ -84,7 +84,7 @@ def _reach(c: KernelCall) -> Reach:
         c.refuse(f"{rank} dimensions of {count} operands in {len(rest)} words")
     dims, table = rest[:rank], {number: what for what, number in codes(domain).items()}
     c.limit_rows(dims, rows)
-    found, registers = [0] * count, 0
+    reached, registers = [0] * count, 0
     for record in instructions:
         what = table.get(record["code"])
         if what is None:
@@ -99,12 +99,12 @@ def _reach(c: KernelCall) -> Reach:
             own = c.span(0, *zip(dims, steps, strict=True), (n, record["second"]))
             if move[0] != "splat" and not record["second"]:
                 own = own and own + min(n, BLOCK) - 1
-            found[at] = max(found[at], own * ITEMSIZE[move[1]] if rows else 0)
+            reached[at] = max(reached[at], own * ITEMSIZE[move[1]] if rows else 0)
         elif isinstance(what, Primitive):
             used += [record[name] for name in ("first", "second", "third")[: len(what.kinds)]]
         c.check_range("registers", tuple(used))
         registers = max(registers, *used)
-    sizes = [-(-size // c.itemsize(i)) for i, size in enumerate(found)]
+    sizes = [-(-size // c.itemsize(i)) for i, size in enumerate(reached)]
     return {
         "program": len(rest) + FORMULA_WORDS.size,
         "work": c.scratch(words["room"], (registers + 1) * SLOT if instructions else 0),

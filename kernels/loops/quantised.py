@@ -81,15 +81,15 @@ def lines(target: Target, T: str) -> Any:
 
     @inline
     def zero_point(z, f, g, at):
-        found = real(g.offset)
+        zero = real(g.offset)
         if g.zero_bits > 0:
             bit = at * g.zero_bits
             packed = z[udiv(bit, 8)]
             value = (packed >> (bit & 7)) & ((1 << g.zero_bits) - 1)
-            found += real((value ^ g.zero_flip) - g.zero_offset)
+            zero += real((value ^ g.zero_flip) - g.zero_offset)
         elif g.zero_bits != 0:
-            found += f[at]
-        return found
+            zero += f[at]
+        return zero
 
     @inline
     def run(q, s, z, f, spare, g, r, c, n, into):

@@ -188,21 +188,21 @@ def _check(site: Site, x: TensorType, kernel: Sequence[Dim]) -> None:
     if any(isinstance(taps, int) and taps < 1 for taps in kernel):
         site.wrong(f"a window of {list(kernel)}")
     for name, per in (("strides", 1), ("dilations", 1), ("pads", 2), ("output_padding", 1)):
-        found = site.attrs.get(name)
-        if found and len(found) != per * len(kernel):
-            site.wrong(f"{name} {list(found)} for {len(kernel)} spatial axes")
-        if found and min(found) < (0 if "pad" in name else 1):
-            site.fail(f"{name} {list(found)}", "no negative pads, strides and dilations >= 1")
+        given = site.attrs.get(name)
+        if given and len(given) != per * len(kernel):
+            site.wrong(f"{name} {list(given)} for {len(kernel)} spatial axes")
+        if given and min(given) < (0 if "pad" in name else 1):
+            site.fail(f"{name} {list(given)}", "no negative pads, strides and dilations >= 1")
 
 
 def _per_axis(site: Site, name: str, i: int) -> int:
-    found = site.attrs.get(name)
-    return int(found[i]) if found else 1
+    given = site.attrs.get(name)
+    return int(given[i]) if given else 1
 
 
 def _pads(site: Site, i: int) -> tuple[int, int]:
-    found = site.attrs.get("pads")
-    return (int(found[i]), int(found[i + len(found) // 2])) if found else (0, 0)
+    given = site.attrs.get("pads")
+    return (int(given[i]), int(given[i + len(given) // 2])) if given else (0, 0)
 
 
 def _keeps_size(site: Site, i: int, taps: int) -> bool:

@@ -42,11 +42,11 @@ def known_host() -> Target:
 def _target(raw: bytes | None) -> Target | None:
     """Return the target that an entry holds; None if it holds none, as one of another version."""
     try:
-        found = Target(**json.loads(raw or b""))
+        target = Target(**json.loads(raw or b""))
     except (ValueError, TypeError, RecursionError):
         return None
-    kinds = [type(value).__name__ for value in astuple(found)]
-    return found if kinds == [each.type for each in fields(Target)] else None
+    kinds = [type(value).__name__ for value in astuple(target)]
+    return target if kinds == [each.type for each in fields(Target)] else None
 
 
 def _name() -> str | None:

@@ -222,10 +222,10 @@ def _checked(site: Site, first: int = 1) -> tuple[TensorType, ...]:
     """Return the types of the inputs after RANKS, which all have one element type."""
     if site.type(0) != RANKS:
         site.wrong(f"input 0 is {site.type(0)}; expected {RANKS}")
-    found = tuple(site.type(i) for i in range(first, len(site.ins)))
-    if len({t.dtype for t in found}) > 1:
-        site.fail(f"inputs of {', '.join(str(t) for t in found)}", "one element type")
-    return found
+    types = tuple(site.type(i) for i in range(first, len(site.ins)))
+    if len({t.dtype for t in types}) > 1:
+        site.fail(f"inputs of {', '.join(str(t) for t in types)}", "one element type")
+    return types
 
 
 def _infer_reduce(site: Site) -> tuple[TensorType, ...]:
@@ -233,11 +233,11 @@ def _infer_reduce(site: Site) -> tuple[TensorType, ...]:
 
 
 def _infer_start(site: Site) -> tuple[TensorType, ...]:
-    found = _checked(site)
-    sizes = [d for t in found for d in t.shape]
+    types = _checked(site)
+    sizes = [d for t in types for d in t.shape]
     if not all(isinstance(d, int) for d in sizes):
-        return (TensorType(found[0].dtype, (fresh(site, 0),)),)
-    return (TensorType(found[0].dtype, (sum(math.prod(t.dims) for t in found),)),)
+        return (TensorType(types[0].dtype, (fresh(site, 0),)),)
+    return (TensorType(types[0].dtype, (sum(math.prod(t.dims) for t in types),)),)
 
 
 def _infer_part(site: Site) -> tuple[TensorType, ...]:

@@ -23,8 +23,8 @@ def modules(*rooms: str) -> Iterator[ModuleType]:
     """Yield every module of these packages and of the packages in them, in order of their names."""
     for room in rooms:
         package = importlib.import_module(room)
-        for found in sorted(m.name for m in pkgutil.walk_packages(package.__path__, f"{room}.")):
-            yield importlib.import_module(found)
+        for name in sorted(m.name for m in pkgutil.walk_packages(package.__path__, f"{room}.")):
+            yield importlib.import_module(name)
 
 
 @functools.cache

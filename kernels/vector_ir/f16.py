@@ -36,9 +36,9 @@ def pack(b: Any, x: Any) -> Any:
     normal = (rest - (112 << 23) + 0xFFF + odd) >> 13
     small = (rest.real + 0.5).raw - Lanes(b, const(x.type, 0.5)).raw  # aligned to 2^-24
     large = pick(rest > INFINITE, 0x7E00, Lanes(b, const(rest.value.type, 0x7C00)))
-    found = pick(rest < (113 << 23), small, normal)
-    found = pick(rest > (0x47800000 - 1), large, found)
-    packed = b.or_(found.value, b.lshr(sign.value, const(sign.value.type, 16)))
+    rounded = pick(rest < (113 << 23), small, normal)
+    rounded = pick(rest > (0x47800000 - 1), large, rounded)
+    packed = b.or_(rounded.value, b.lshr(sign.value, const(sign.value.type, 16)))
     return b.trunc(packed, like(x.type, ir.IntType(16)))
 
 

@@ -128,9 +128,9 @@ def _part(module: Any, name: str, result: Any, params: list[Any]) -> tuple[Any, 
 
     The flag says it still needs a body.
     """
-    found = module.globals.get(name)
-    if found is not None:
-        return found, False
+    existing = module.globals.get(name)
+    if existing is not None:
+        return existing, False
     fn = ir.Function(module, ir.FunctionType(result, params), name)
     fn.linkage = "internal"
     for attribute in ("noinline", "minsize", "optsize"):
@@ -226,11 +226,11 @@ def window_max(target: Target, T: str, index_type: str) -> Any:
                 if index_type == "u8":
                     v.write(b.trunc(b.load(place[u], typ=place_type), v.bytes), index, c)
                 elif index_type:
-                    found = b.load(place[u], typ=place_type)
-                    found = b.sext(found, v.wide) if T == "f32" else found
+                    place_now = b.load(place[u], typ=place_type)
+                    place_now = b.sext(place_now, v.wide) if T == "f32" else place_now
                     start = splat(b, b.add(at, b.mul(c, pc)), v.lanes)
                     lane = b.mul(v.iota(), splat(b, pc, v.lanes))
-                    v.write(b.add(found, b.add(start, lane)), index, c)
+                    v.write(b.add(place_now, b.add(start, lane)), index, c)
 
         v.each(n, body)
         return context.get_dummy_value()

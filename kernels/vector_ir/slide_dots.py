@@ -362,10 +362,10 @@ def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
             b.store(b.select(b.fcmp_ordered("<", value, floor), floor, value), to)
 
         def finish() -> None:
-            found = _totals(v, [b.load(s, typ=v.vt) for s in sums[0] + sums[1]])
+            summed = _totals(v, [b.load(s, typ=v.vt) for s in sums[0] + sums[1]])
             for q in range(2):
                 for p in range(pixels):
-                    b.store(b.fadd(found[q * pixels + p], added[q]), totals[q][p])
+                    b.store(b.fadd(summed[q * pixels + p], added[q]), totals[q][p])
             tiles.pixels((y0, y1), write, write=True)
 
         tiles.each(lambda: _weigh(tiles, x, weights_of, sums), clear, finish)
@@ -453,11 +453,11 @@ def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
     if len(vectors) > lanes:
         groups = [vectors[i : i + lanes] for i in range(0, len(vectors), lanes)]
         return [total for group in groups for total in _totals(v, group)]
-    found, width = list(vectors), lanes  # width: lanes of a vector that are of one sum
+    partial, width = list(vectors), lanes  # width: lanes of a vector that are of one sum
     while width > 1:
-        half, many = width // 2, len(found) > 1
-        other = found[1::2] if many else [ir.Constant(found[0].type, ir.Undefined)]
-        size = found[0].type.count
+        half, many = width // 2, len(partial) > 1
+        other = partial[1::2] if many else [ir.Constant(partial[0].type, ir.Undefined)]
+        size = partial[0].type.count
         runs = range(0, 2 * size if many else size, width)
         low, high = (
             ir.Constant(
@@ -466,12 +466,12 @@ def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
             )
             for shift in (0, half)
         )
-        pairs = zip(found[::2], other, strict=True)
-        found = [
+        pairs = zip(partial[::2], other, strict=True)
+        partial = [
             b.fadd(b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high)) for x, y in pairs
         ]
         width = half
-    return [b.extract_element(found[0], I32(i)) for i in range(len(vectors))]
+    return [b.extract_element(partial[0], I32(i)) for i in range(len(vectors))]
 
 
 def _load(v: Channels, pointer: Any, offset: Any, tap: int) -> Any:

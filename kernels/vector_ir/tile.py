@@ -196,8 +196,8 @@ class _Tile:
     def _together(self, loaded: Grid) -> Grid:
         """The vectors, all of them loaded before the first is used: no load moves past this."""
         values = [v for row in loaded for v in row if v.type == self.vt]
-        found = iter(self._opaque(values, "w"))
-        return [[next(found) if v.type == self.vt else v for v in row] for row in loaded]
+        opaque = iter(self._opaque(values, "w"))
+        return [[next(opaque) if v.type == self.vt else v for v in row] for row in loaded]
 
     def _opaque(self, values: list[Any], register: str) -> list[Any]:
         """Values of one type, through an empty piece of assembly that LLVM cannot look into."""

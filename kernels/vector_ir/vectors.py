@@ -61,15 +61,15 @@ def store(b: Any, value: Any, pointer: Any, align: int, *, far: Any = None) -> N
 
 def intrinsic(module: Any, name: str, result: Any, params: list[Any]) -> Any:
     """Get or declare an LLVM intrinsic."""
-    found = module.globals.get(name)
-    return found or ir.Function(module, ir.FunctionType(result, params), name)
+    declared = module.globals.get(name)
+    return declared or ir.Function(module, ir.FunctionType(result, params), name)
 
 
 def internal(module: Any, name: str, params: list[Any]) -> tuple[Any, bool]:
     """Get or make an internal function of this module; the flag says it still needs a body."""
-    found = module.globals.get(name)
-    if found is not None:
-        return found, False
+    existing = module.globals.get(name)
+    if existing is not None:
+        return existing, False
     fn = ir.Function(module, ir.FunctionType(ir.VoidType(), params), name)
     fn.linkage = "internal"
     return fn, True

@@ -270,12 +270,12 @@ class KernelCall:
         size = layout.size
         if count * size > len(values):
             self.refuse(f"{count} records of {layout.title} in {len(values)} words")
-        found: list[Mapping[str, Any]] = [
+        unpacked: list[Mapping[str, Any]] = [
             layout.unpack(values[i * size : (i + 1) * size]) for i in range(count)
         ]
-        for record in found:
+        for record in unpacked:
             self.check_words(record, layout)
-        return found
+        return unpacked
 
     def _extents(self) -> dict[str, Any]:
         """Return all that shapes of the signature may name, with its value."""
@@ -311,10 +311,10 @@ class KernelCall:
 
     def names(self) -> dict[str, Any]:
         """Return all that expressions of the signature may name, with its value."""
-        found: dict[str, Any] = {"threads": self.threads, **self.template.bound(self.params)}
+        named: dict[str, Any] = {"threads": self.threads, **self.template.bound(self.params)}
         if self.machine is not None and self.T in ITEMSIZE:
-            found |= {"lanes": self.lanes, "tile_columns": self.tile_columns}
-        return found | self.numbers
+            named |= {"lanes": self.lanes, "tile_columns": self.tile_columns}
+        return named | self.numbers
 
 
 def outer_walks(c: KernelCall, steps: int) -> list[list[Walk]]:

@@ -247,13 +247,13 @@ class Template:
         An array of words is a tuple.  Words without a layout are one under their parameter's name.
         """
         rest = [p for p in self.parameters if not p.is_pointer]
-        found: dict[str, Any] = dict(
+        values: dict[str, Any] = dict(
             zip([p.name for p in rest if p.is_number], consts, strict=False)
         )
         if rest and not rest[-1].is_number:
             words, layout = consts[len(rest) - 1 :], self.trailing(params)
-            found |= {rest[-1].name: tuple(words)} if layout is None else layout.unpack(words)
-        return found
+            values |= {rest[-1].name: tuple(words)} if layout is None else layout.unpack(words)
+        return values
 
     def bound(self, params: Parameters) -> dict[str, str | int]:
         """Return the compile-time parameters by the names that `build` has for them."""

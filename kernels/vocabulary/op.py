@@ -118,25 +118,25 @@ class Site:
 
     def type(self, i: int) -> TensorType:
         """Return the type of input i, which must be present."""
-        if i >= len(self.ins) or (found := self.ins[i]) is None:
+        if i >= len(self.ins) or (kind := self.ins[i]) is None:
             self.fail(f"input {i} is missing")
-        return found
+        return kind
 
     def real(self, i: int) -> TensorType:
         """Return the type of input i, which must be of f32 or f64."""
-        found = self.type(i)
-        if found.dtype not in FLOATS:
-            self.fail(f"input {i} is {found}", ", ".join(FLOATS))
-        return found
+        kind = self.type(i)
+        if kind.dtype not in FLOATS:
+            self.fail(f"input {i} is {kind}", ", ".join(FLOATS))
+        return kind
 
     def shaped(self, i: int, shape: Sequence[Dim]) -> TensorType:
         """Return the type of input i, which must have this shape, as far as both are known."""
-        found = self.type(i)
-        pairs = zip(found.shape, shape, strict=False)
+        kind = self.type(i)
+        pairs = zip(kind.shape, shape, strict=False)
         known = ((a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
-        if found.rank != len(shape) or any(a != b for a, b in known):
-            self.wrong(f"input {i} is {found}; expected the shape {list(shape)}")
-        return found
+        if kind.rank != len(shape) or any(a != b for a, b in known):
+            self.wrong(f"input {i} is {kind}; expected the shape {list(shape)}")
+        return kind
 
     def has(self, i: int) -> bool:
         """Return whether input i is present."""
@@ -148,33 +148,33 @@ class Site:
 
     def known(self, i: int, what: str) -> Array:
         """Return the value of input i, which must be constant: its value decides shapes."""
-        found = self.value(i)
-        if found is None:
+        value = self.value(i)
+        if value is None:
             raise UnknownValueError(
                 f"{self.where()}: {what} (input {i}) must be a constant known before lowering", i
             )
-        return found
+        return value
 
     def integers(self, i: int, what: str) -> list[int]:
         """Return the value of input i, which must be a constant list of integers."""
-        found = self.known(i, what)
-        if found.ndim > 1 or found.dtype.kind not in "iu":
-            self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected integers")
-        return list(found.reshape(-1).tolist())
+        array = self.known(i, what)
+        if array.ndim > 1 or array.dtype.kind not in "iu":
+            self.wrong(f"{what} (input {i}) is {array.dtype}{list(array.shape)}; expected integers")
+        return list(array.reshape(-1).tolist())
 
     def integer(self, i: int, what: str) -> int:
         """Return the value of input i, which must be one constant integer."""
-        found = self.known(i, what)
-        if found.size != 1 or found.dtype.kind not in "iu":
-            self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected one")
-        return found.reshape(()).item()  # type: ignore[no-any-return]  # of an integer array
+        array = self.known(i, what)
+        if array.size != 1 or array.dtype.kind not in "iu":
+            self.wrong(f"{what} (input {i}) is {array.dtype}{list(array.shape)}; expected one")
+        return array.reshape(()).item()  # type: ignore[no-any-return]  # of an integer array
 
     def number(self, i: int, what: str) -> Array:
         """Value of input i, which must be one constant finite number, as an array of rank 0."""
-        found = self.known(i, what)
-        if found.size != 1 or not np.isfinite(found).all():
-            self.wrong(f"{what} (input {i}) is {found.tolist()}; expected one finite number")
-        return found.reshape(())
+        array = self.known(i, what)
+        if array.size != 1 or not np.isfinite(array).all():
+            self.wrong(f"{what} (input {i}) is {array.tolist()}; expected one finite number")
+        return array.reshape(())
 
     def where(self) -> str:
         """`Conv '/layer3/conv1' (opset 17, f32[1,6,8,8], f32[9,2,3,3])`, for messages."""

@@ -108,24 +108,24 @@ def parse(text: str) -> tuple[Parameter, ...]:
     Raises:
         ValueError: the text is not a signature; the message has the part that is not understood.
     """
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     heads = list(_NAMES.finditer(text))
     if (text[: heads[0].start()] if heads else text).strip():
         raise ValueError(f"signature {text!r}: expected `name: type` first")
     for i, head in enumerate(heads):
         end = heads[i + 1].start() if i + 1 < len(heads) else len(text)
         for name in re.split(r"\s*,\s*", head[1]):
-            found.append(_parameter(name, text[head.end() : end].strip()))
-    names = [p.name for p in found]
+            parameters.append(_parameter(name, text[head.end() : end].strip()))
+    names = [p.name for p in parameters]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"signature {text!r}: {', '.join(twice)} is there twice")
-    pointers = {p.name for p in found if p.is_pointer}
-    for p in found:
+    pointers = {p.name for p in parameters if p.is_pointer}
+    for p in parameters:
         for other in (*p.aliases, *filter(None, p.within[:1])):
             if other not in pointers:
                 raise ValueError(f"signature of {p.name!r}: {other!r} is not one of its operands")
-    return tuple(found)
+    return tuple(parameters)
 
 
 def _parameter(name: str, text: str) -> Parameter:
@@ -189,15 +189,15 @@ def _shape(name: str, sizes: str) -> tuple[str, ...]:
 
 
 def _clauses(name: str, text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    clauses: dict[str, str] = {}
     parts = _CLAUSE.split(text)
     if parts[0].strip():
         raise ValueError(f"parameter {name!r}: {parts[0].strip()!r} is not a clause")
     for key, value in zip(parts[1::2], parts[2::2], strict=True):
-        if key in found:
+        if key in clauses:
             raise ValueError(f"parameter {name!r}: two clauses {key!r}")
-        found[key] = " ".join(value.split())
-    return found
+        clauses[key] = " ".join(value.split())
+    return clauses
 
 
 def compiled(expression: str) -> CodeType:

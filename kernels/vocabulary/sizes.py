@@ -357,10 +357,10 @@ class SizedArray(NDArrayOperatorsMixin):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        found = np.arange(self.size).reshape(self.shape)[index]
-        if isinstance(found, np.ndarray):
-            return array_of([self.items[i] for i in found.flat], found.shape, self.dtype)
-        return self.items[found]
+        places = np.arange(self.size).reshape(self.shape)[index]
+        if isinstance(places, np.ndarray):
+            return array_of([self.items[i] for i in places.flat], places.shape, self.dtype)
+        return self.items[places]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -100,35 +100,35 @@ class Formulas:
 
         inputs: the element types of the operands.
         """
-        found: list[str | None] = []
+        kinds_of: list[str | None] = []
         for term in self.terms:
-            kinds = [found[p] for p in arguments(term)]
+            kinds = [kinds_of[p] for p in arguments(term)]
             match term[0]:
                 case "in":
-                    found.append(inputs[term[1]])
+                    kinds_of.append(inputs[term[1]])
                 case "const":
-                    found.append(None)
+                    kinds_of.append(None)
                 case "cast":
-                    found.append(term[1])
+                    kinds_of.append(term[1])
                 case "where":
-                    found.append(kinds[1] or kinds[2])
+                    kinds_of.append(kinds[1] or kinds[2])
                 case name if FUNCTIONS[name].kind == "b1":
-                    found.append("b1")
+                    kinds_of.append("b1")
                 case _:
-                    found.append(next((k for k in kinds if k), None))
-        return found
+                    kinds_of.append(next((k for k in kinds if k), None))
+        return kinds_of
 
     def results_dtypes(self, inputs: Sequence[str]) -> list[str | None]:
         """Return the element type of every result, as `dtypes`."""
-        found = self.dtypes(inputs)
-        return [found[r] for r in self.results]
+        dtypes = self.dtypes(inputs)
+        return [dtypes[r] for r in self.results]
 
     def misfit(self, inputs: Sequence[str]) -> str:
         """Why no kernel can compute this over operands of these types; empty if one can."""
-        found = self.dtypes(inputs)
+        dtypes = self.dtypes(inputs)
         for term in self.terms:
             refused = _refused(term[0])
-            bad = {k for p in arguments(term) if (k := found[p]) and k in refused}
+            bad = {k for p in arguments(term) if (k := dtypes[p]) and k in refused}
             if bad:
                 return f"{term[0].rstrip('_')} of {', '.join(sorted(bad))}"
         return ""

@@ -130,13 +130,13 @@ def _reach(c: KernelCall) -> Reach:
 def _samples(c: KernelCall) -> Tiling | None:
     first = CONV_WORDS.place("jobs")
     places = [first + n * P.JOB.size for n in range(c.count)]
-    found = set()
+    layouts = set()
     for q in P.jobs_of(c.jobs):
         y = q["y_step"][0] if q["scatter"] else math.prod(q["out"]) * q["ldy"]
-        found.add((P.whole_images(q), P.image_step(q), int(y)))
-    if len(found) != 1:  # some residue has no pixels
+        layouts.add((P.whole_images(q), P.image_step(q), int(y)))
+    if len(layouts) != 1:  # some residue has no pixels
         return None
-    ((images, x, y),) = found
+    ((images, x, y),) = layouts
     fixed = {place: one for at in places for place, one in P.alone(at).items()}
     rows = tuple([at + P.JOB.place("rows") for at in places])
     return c.cut(images, {"x": x, "y": y}, counts=rows, fixed=fixed)
@@ -403,11 +403,11 @@ def _input_jobs(
     tap = _tap_steps(axes)
     out = []
     # One job for each residue along each axis; their outputs interleave in dX.
-    for found in itertools.product(*(_phases(a) for a in axes)):
-        at = sum(r * p for (r, *_), p in zip(found, pixel, strict=True))
-        first = sum(f[2] * t for f, t in zip(found, tap, strict=True))
-        steps = [f[3] * t for f, t in zip(found, tap, strict=True)]
-        d, h, w = (f[1] for f in found)
+    for residues in itertools.product(*(_phases(a) for a in axes)):
+        at = sum(r * p for (r, *_), p in zip(residues, pixel, strict=True))
+        first = sum(f[2] * t for f, t in zip(residues, tap, strict=True))
+        steps = [f[3] * t for f, t in zip(residues, tap, strict=True)]
+        d, h, w = (f[1] for f in residues)
         j = P.job(
             (d, h, w),
             images,
@@ -489,8 +489,8 @@ def convolve_back(
     # A stride asks for as many convolutions as it has residues, so a large one is refused.
     phases = math.prod(min(a.stride, a.size) for a in axes)
     limits.check("NODES", phases, lowering.site.where, "as convolutions of stride 1 it is")
-    found = _input_jobs(axes, images, ci, co, groups)
-    jobs, b = _pack(lowering, w, found, groups, (ci // groups * volume, volume))
+    unpacked = _input_jobs(axes, images, ci, co, groups)
+    jobs, b = _pack(lowering, w, unpacked, groups, (ci // groups * volume, volume))
     _run(lowering, (dy, b, dx, bias), jobs, groups, mode)
 
 

@@ -130,8 +130,8 @@ def _images(groups: str, per_group: Callable[[Site], bool]) -> Callable[[Site], 
 
 def _infer_ms(site: Site) -> tuple[TensorType]:
     if site.type(0).rank != 4 or site.attrs["activation"] not in (0, 1):
-        found = f"X {site.type(0)}, activation {site.attrs['activation']}"
-        site.fail(found, "X of rank 4, activation 0 or 1")
+        unsupported = f"X {site.type(0)}, activation {site.attrs['activation']}"
+        site.fail(unsupported, "X of rank 4, activation 0 or 1")
     return _images("groups", lambda s: False)(site)
 
 

@@ -482,26 +482,26 @@ def _cut(part: Part, first_unit: int, partial: int) -> Packed:
 
 def _lower(lowering: Lowering) -> None:
     attrs = lowering.site.attrs
-    step, found = Step(lowering, Adafactor), list[Packed]()
+    step, records = Step(lowering, Adafactor), list[Packed]()
     all_units = sums = 0
     for part in step.parts:
         if part.size:
-            found.append(_cut(part, all_units, sums))
-            words = dict(zip(PART.fields, found[-1].values, strict=True))
+            records.append(_cut(part, all_units, sums))
+            words = dict(zip(PART.fields, records[-1].values, strict=True))
             all_units += words["units"]
             sums += words["blocks"] * words["batch"] * words["columns"]
     rows, columns, *first = step.states
     beta1, decay = step.real("beta1"), step.real("beta2_decay")
     eps = step.real("epsilon1")
     eps = float(np.finfo(NUMPY[step.T]).eps) if eps == MACHINE else eps
-    table = lowering.const(np.array(TABLE.pack(parts=found).values, np.int64))
+    table = lowering.const(np.array(TABLE.pack(parts=records).values, np.int64))
     partial, norms = lowering.temp(step.T, (sums,)), lowering.temp("f64", (all_units, 2))
     clips, signalled = step.flags
-    words = dict(zip(PART.fields, found[0].values, strict=True)) if len(found) == 1 else {}
+    words = dict(zip(PART.fields, records[0].values, strict=True)) if len(records) == 1 else {}
     is_matrix = words.get("batch") == words.get("is_factored") == 1
     units, tall, width = (words[name] if is_matrix else 0 for name in ("units", "tall", "columns"))
     shared: dict[str, Any] = {
-        "signal": step.signal, "table": table, "count": len(found), "signalled": signalled
+        "signal": step.signal, "table": table, "count": len(records), "signalled": signalled
     }  # fmt: skip
     gradients: dict[str, Any] = {
         "g": step.g, "clip": step.clip, "rows": rows, "units": units, "tall": tall,

@@ -110,8 +110,8 @@ class AdamW(_Moments):
 
     def rule(self, *, is_divided: bool = False) -> Rule:
         """One node for all is of onnxruntime's op, which is not lazy."""
-        found = super().rule()
-        return found if is_divided or self.lazy else replace(found, domain=MS)
+        own = super().rule()
+        return own if is_divided or self.lazy else replace(own, domain=MS)
 
 
 @dataclass(frozen=True)

@@ -113,11 +113,11 @@ def square_sums(target: Target, T: str) -> Body:
         first, last = share_blocks(runs, block, tid, nthreads)
         done = 0
         for k in range(count):
-            found = off(ranges.ranges, k)
+            span = off(ranges.ranges, k)
             low, high, own = within(ranges, k, done, first, last)
             for r in range(low, high):
-                start = found.begin + r * RUN
-                sums[at + done + r] = run(off(x, start), imin(RUN, found.size - r * RUN))
+                start = span.begin + r * RUN
+                sums[at + done + r] = run(off(x, start), imin(RUN, span.size - r * RUN))
             done += own
 
     return body
@@ -261,8 +261,8 @@ def _element(t: TensorType) -> str:
 
 def _widest(site: Site) -> str:
     """The element type of the inputs that has the most bytes."""
-    found = (_element(site.type(i)) for i in range(len(site.ins)))
-    return max(found, key=ITEMSIZE.__getitem__)
+    kinds = (_element(site.type(i)) for i in range(len(site.ins)))
+    return max(kinds, key=ITEMSIZE.__getitem__)
 
 
 def _clip_infer(site: Site) -> tuple[TensorType, ...]:

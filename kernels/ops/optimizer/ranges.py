@@ -48,9 +48,9 @@ def ranges_reach(c: KernelCall) -> Reach:
 @inline
 def part(ranges, r, at, first, last):
     """Return start and size of the part of range r in [first, last); it starts at element `at`."""
-    found = off(ranges.ranges, r)
-    low, high = imax(first, at), imin(last, at + found.size)
-    return found.begin + low - at, high - low
+    span = off(ranges.ranges, r)
+    low, high = imax(first, at), imin(last, at + span.size)
+    return span.begin + low - at, high - low
 
 
 @inline
@@ -67,6 +67,6 @@ def runs_of(n: int) -> int:
 
 def packed(ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> np.ndarray[Any, Any]:
     """Return starts and sizes as kernels read them, i64; rows: elements of a row, see `RANGE`."""
-    found = zip(ranges, rows or [0] * len(ranges), strict=True)
-    words = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n, row=row) for (b, n), row in found])
+    pairs = zip(ranges, rows or [0] * len(ranges), strict=True)
+    words = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n, row=row) for (b, n), row in pairs])
     return np.array(words.values, np.int64)

@@ -65,9 +65,9 @@ class SGD(Method):
 
     def rule(self, *, is_divided: bool = False) -> Rule:
         """The plain one is onnxruntime's, whose model and checkpoint have moments nobody reads."""
-        found = super().rule()
+        own = super().rule()
         if is_divided or self.momentum or self.weight_decay:
-            return found
+            return own
         return Rule(PLAIN, {}, (), MS, has_step=False, unread=(State(FIRST),))
 
 

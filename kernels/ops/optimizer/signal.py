@@ -76,11 +76,11 @@ def nonfinite_counts(target: Target, T: str) -> Body:
         first, last = share_blocks(runs, block, tid, nthreads)
         done = 0
         for k in range(count):
-            found = off(ranges.ranges, k)
+            span = off(ranges.ranges, k)
             low, high, own = within(ranges, k, done, first, last)
             for r in range(low, high):
-                start = found.begin + r * RUN
-                counts[at + done + r] = run(off(x, start), imin(RUN, found.size - r * RUN))
+                start = span.begin + r * RUN
+                counts[at + done + r] = run(off(x, start), imin(RUN, span.size - r * RUN))
             done += own
 
     return body

@@ -86,11 +86,11 @@ class Step:
         """The parameters of the node; without attributes, one vector."""
         attrs, count = self.lowering.site.attrs, len(self.states)
         begins, states, dims = (iter(attrs.get(n, ())) for n in ("begins", "state_begins", "dims"))
-        found = []
+        parts = []
         for begin in begins:
             shape = tuple(islice(dims, next(dims)))
-            found.append(Part(begin, shape, tuple(islice(states, count))))
-        return found or [Part(0, self.p.type.dims, (0,) * count)]
+            parts.append(Part(begin, shape, tuple(islice(states, count))))
+        return parts or [Part(0, self.p.type.dims, (0,) * count)]
 
     def real(self, name: str, default: float = 0.0) -> float:
         """Return a hyperparameter."""

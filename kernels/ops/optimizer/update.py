@@ -182,9 +182,9 @@ class UpdateKernel:
 
     def present(self, params: Parameters) -> list[str]:
         """Return the states of the kernel with these parameters, the element type first."""
-        found = (state.partition(" if ") for state in self.states)
+        conditions = (state.partition(" if ") for state in self.states)
         on = dict(zip(self.flags, params[1:], strict=True))
-        return [name for name, _, condition in found if not condition or on[condition]]
+        return [name for name, _, condition in conditions if not condition or on[condition]]
 
 
 def update_kernel(
@@ -227,12 +227,12 @@ def update_kernel(
                     first, last = share_blocks(call.total, call.block, tid, nthreads)
                     at = 0
                     for r in range(call.count):
-                        found = off(call.ranges.ranges, r)
+                        span = off(call.ranges.ranges, r)
                         i, n = part(call.ranges, r, at, first, last)
-                        at += found.size
+                        at += span.size
                         end = i + n
                         while i < end:
-                            stop, moves = row_of(found, call.g, k, i, end)
+                            stop, moves = row_of(span, call.g, k, i, end)
                             if moves:
                                 run(call, k, own, i, stop - i)
                             i = stop
