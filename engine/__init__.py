@@ -1,46 +1,177 @@
-"""Train ONNX models on the device: artifacts in, trained ONNX out."""
+"""Train ONNX models on the device: artifacts in, trained ONNX out.
 
+    import edgegrad as eg
+
+    trainer = eg.Trainer.from_onnx("forward.onnx", "cross_entropy", eg.AdamW(lr=1e-3))
+    trainer.fit(eg.Images("photos"), validation=0.1, callbacks=[eg.EarlyStopping()])
+
+`edgegrad` and `engine` are one package.  At its top are the names below, each of them the object
+that its module has, and the modules themselves; both are imported at their first use.
+"""
+
+from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from engine.base.package import VERSION
 
 if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer as Trainer
+    from engine import api as api
+    from engine import artifacts as artifacts
+    from engine import backend as backend
+    from engine import custom as custom
+    from engine import data as data
+    from engine import distributed as distributed
+    from engine import errors as errors
+    from engine import lora as lora
+    from engine import onnxblock as onnxblock
+    from engine import profiling as profiling
+    from engine import reports as reports
+    from engine import trainer as trainer
+    from engine.api import *
+    from engine.artifacts import *
+    from engine.backend import supported as supported
+    from engine.data import *
+    from engine.errors import EngineError as EngineError
+    from engine.lora import Lora as Lora
+    from engine.reports import CsvLog as CsvLog
+    from engine.reports import HtmlReport as HtmlReport
+    from engine.reports import JsonLog as JsonLog
+    from engine.reports import Progress as Progress
+    from engine.reports import TensorBoard as TensorBoard
+    from engine.trainer import *
 
 __version__ = VERSION
 
+# By the module that has them; of the first four, all that they offer.
+_PLACES = {
+    "api": (
+        "CheckpointState",
+        "LinearLRScheduler",
+        "Module",
+        "Optimizer",
+        "Parameter",
+        "Parameters",
+        "Properties",
+        "set_seed",
+    ),
+    "artifacts": (
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "BCEWithLogitsLoss",
+        "BatchHardTripletLoss",
+        "CIoULoss",
+        "CTCLoss",
+        "CosineEmbeddingLoss",
+        "CrossEntropyLoss",
+        "DiceLoss",
+        "FocalLoss",
+        "GIoULoss",
+        "Group",
+        "HuberLoss",
+        "InfoNCELoss",
+        "KLDivLoss",
+        "L1Loss",
+        "LAMB",
+        "Lion",
+        "Loss",
+        "LossType",
+        "MSELoss",
+        "NLLLoss",
+        "OptimType",
+        "OptimizerSpec",
+        "RMSprop",
+        "SGD",
+        "SmoothL1Loss",
+        "SparseUpdate",
+        "TripletMarginLoss",
+        "generate_artifacts",
+    ),
+    "data": (
+        "Arrays",
+        "Batches",
+        "Buckets",
+        "ByteTokenizer",
+        "ColorJitter",
+        "Csv",
+        "Dataset",
+        "Images",
+        "LabelledTexts",
+        "LogMel",
+        "Preparation",
+        "RandomCrop",
+        "RandomFlip",
+        "RandomResizedCrop",
+        "Sounds",
+        "Texts",
+        "batches",
+        "dataset_of",
+        "train_tokenizer",
+    ),
+    "trainer": (
+        "Accuracy",
+        "Callback",
+        "Constant",
+        "Cosine",
+        "EarlyStopping",
+        "EvaluationBatch",
+        "F1",
+        "Fit",
+        "History",
+        "Linear",
+        "MAE",
+        "MSE",
+        "Metric",
+        "OneCycle",
+        "Perplexity",
+        "Plateau",
+        "Schedule",
+        "Step",
+        "TopK",
+        "Trainer",
+    ),
+    "backend": ("supported",),
+    "errors": ("EngineError",),
+    "lora": ("Lora",),
+    "reports": (
+        "CsvLog",
+        "HtmlReport",
+        "JsonLog",
+        "Progress",
+        "TensorBoard",
+    ),
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+# Modules that are attributes without being imported first; `federated` builds on this package.
+_ROOMS = {*_PLACES, "custom", "distributed", "onnxblock", "profiling"}
 
-def __getattr__(name: str) -> Any:
-    """Return `engine.Trainer`, imported at its first use."""
-    if name == "Trainer":
-        from engine.trainer.trainer import Trainer
 
-        return Trainer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def set_seed(seed: int) -> None:
-    """Set the seed of all random numbers of this process, see `engine.plan.noise`.
+def _offer(name: str) -> Any:
+    """Return a name at the top, or one of the modules, imported at its first use.
 
     Raises:
-        DTypeError: the seed is not an integer.
-        InputError: it does not fit into 64 bits.
+        AttributeError: there is none of that name; with the nearest names.
     """
-    from engine.plan import noise
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    unknown = f"module 'edgegrad' has no attribute {name!r}"
+    if name.startswith("__"):
+        raise AttributeError(unknown)
+    if PathFinder.find_spec(f"{__name__}.{name}", __path__):
+        raise AttributeError(f"{unknown} until `import edgegrad.{name}`")
+    from engine.base.errors import nearest
 
-    noise.set_seed(seed)
+    raise AttributeError(unknown + nearest(name, [*_MODULES, *_ROOMS]))
 
 
-def supported(model: Any) -> Any:
-    """Return a table of the nodes of an ONNX model that tells which of them can be trained.
+def __dir__() -> list[str]:
+    return sorted({*_MODULES, *_ROOMS, *(name for name in globals() if name.startswith("__"))})
 
-    model: a path, bytes or `ModelProto`.
 
-    Each row has the fields node, op, domain, opset, status and reason; `print` shows the table.
-
-    Raises:
-        FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
-    """
-    from engine.training import backend
-
-    return backend.supported(model)
+if not TYPE_CHECKING:  # checkers know the names from the imports above, and refuse others
+    __all__ = sorted({*_MODULES, *_ROOMS})
+    __getattr__ = _offer

@@ -11,13 +11,14 @@ generate_artifacts(
 )
 """
 
+from typing import TYPE_CHECKING
+
 from engine import loss_types
-from engine.artifacts.generate import generate_artifacts
-from engine.base.sparse_update import SparseUpdate
+from engine.artifacts.generate import generate_artifacts as generate_artifacts
+from engine.base.sparse_update import SparseUpdate as SparseUpdate
 from engine.graphs.offline import optim_types
 from engine.graphs.offline.optim_types import *  # noqa: F403  # its __all__ is public here
 from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 
-__all__ = ["SparseUpdate", "generate_artifacts"]
-__all__ += loss_types.__all__
-__all__ += vars(optim_types)["__all__"]
+if not TYPE_CHECKING:  # checkers take all that is imported above for public
+    __all__ = ["SparseUpdate", "generate_artifacts", *loss_types.__all__, *optim_types.__all__]

@@ -41,7 +41,7 @@ _PLACES = {
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def _offer(name: str) -> Any:
     """Return one of the names of this room, from the file that has it."""
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
@@ -50,3 +50,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
+
+
+if not TYPE_CHECKING:  # checkers know the names from the imports above, and refuse others
+    __all__ = sorted(_MODULES)
+    __getattr__ = _offer

@@ -170,8 +170,14 @@ supports_device = Backend.supports_device
 
 
 def supported(model: Any) -> Table:
-    """Return a table of the nodes of a model that tells which can be trained, see
-    `engine.supported`.
+    """Return a table of the nodes of an ONNX model that tells which of them can be trained.
+
+    model: a path, bytes or `ModelProto`.
+
+    Each row has the fields node, op, domain, opset, status and reason; `print` shows the table.
+
+    Raises:
+        FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
     """
     from engine.graphs.offline import support
 

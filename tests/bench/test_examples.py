@@ -13,7 +13,7 @@ import pytest
 
 from bench import examples
 from engine.tools.actions import run_config, templates
-from tests.support.places import ROOT
+from tests.support.places import PATHS, ROOT
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 APPLICATIONS = ["anomaly-detector", "image-classifier", "keyword-spotter", "next-word"]
@@ -24,7 +24,7 @@ def run(words: Sequence[str | Path], folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PATHS},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

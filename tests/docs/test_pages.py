@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import pages
 from tests.support.pages import Block
-from tests.support.places import DOCS, ROOT
+from tests.support.places import DOCS, PATHS, ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 # How many blocks of a page are not run, or only with a package that is not installed for all tests,
@@ -54,7 +54,7 @@ def test_what_a_page_shows_runs(path: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.pages", path],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PATHS},
         capture_output=True,
         text=True,
     )

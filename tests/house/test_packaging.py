@@ -1,8 +1,9 @@
-"""Packaging: four packages under one name, whatever the checkout looks like."""
+"""Packaging: four folders are one package with two names, whatever the checkout looks like."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import subprocess
@@ -21,8 +22,7 @@ from tests.support.places import GOLDENS, ROOT
 
 RELEASE = f"edgegrad-{engine.__version__}"
 TOP = {"engine": "engine", **{name: f"engine/{name}" for name in ("kernels", "graphs", "tools")}}
-
-
+SECOND = "engine/alias"  # the second name, beside the first in wheels
 DEV = Path("tools/dev")  # which makes data of the product, and is in no wheel
 
 
@@ -33,6 +33,9 @@ def folders(root: Path) -> dict[str, str]:
         for path in sorted((root / top).rglob("__init__.py")):
             folder = path.parent.relative_to(root / top)
             if (Path(top) / folder).is_relative_to(DEV):
+                continue
+            if path.is_relative_to(root / SECOND):
+                found[(Path(top) / folder).as_posix()] = folder.relative_to("alias").as_posix()
                 continue
             if not any((root / top / part).is_symlink() for part in [*folder.parents, folder][:-1]):
                 found[(Path(top) / folder).as_posix()] = (Path(place) / folder).as_posix()
@@ -77,10 +80,12 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         entries = {e.filename: e for e in archive.infolist()}
         assert (
-            "edgegrad = engine.tools.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+            "edgegrad = edgegrad.tools.cli:main"
+            in archive.read(f"{info}/entry_points.txt").decode()
         )
     modules = {name for name in entries if not name.startswith(info)}
     assert modules == {
+        "edgegrad/py.typed",
         "engine/py.typed",
         "engine/graphs/io/schemas.txt",
         "engine/kernels/analysis/efficiency.txt",
@@ -91,6 +96,9 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
         f"{package}/{path.name}"
         for folder, package in folders(built.sources).items()
         for path in (built.sources / folder).glob("*.py")
+    } | {
+        path.relative_to(built.sources / SECOND).as_posix()
+        for path in (built.sources / SECOND).rglob("*.pyi")
     } | {
         f"engine/tools/trimmed/runtime/{path.name}"
         for path in (built.sources / "tools/trimmed/runtime").iterdir()
@@ -142,6 +150,23 @@ def test_installed_wheel_runs_without_the_checkout(site: Path, tmp_path: Path) -
         "engine",
         *(f"engine/{name}" for name in ["onnxblock", "kernels", "graphs", "tools"]),
     ]
+
+
+def test_an_installed_wheel_has_both_names_whatever_is_beside_a_script(
+    site: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "engine.py").write_text("raise AssertionError('mine was run')\n")
+    code = (
+        f"import sys; sys.path.insert(1, {str(site)!r}); import edgegrad, engine, edgegrad.trainer;"
+        "from edgegrad import Trainer; assert Trainer is engine.Trainer; print(engine.__file__)"
+    )
+    done = run([sys.executable, "-c", code], tmp_path)
+    assert done.stdout == f"{site / 'engine/__init__.py'}\n", done.stderr
+    assert f"RuntimeWarning: {tmp_path / 'engine.py'} has the name" in done.stderr
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, site)))}
+    words = [sys.executable, site / "bin/edgegrad", "version"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True)
+    assert done.stdout.startswith(b"edgegrad "), done.stderr
 
 
 def test_an_installed_wheel_measures_without_the_checkout(site: Path, tmp_path: Path) -> None:

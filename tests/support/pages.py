@@ -35,7 +35,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from tests.support.places import ROOT
+from tests.support.places import PATHS
 
 RUN = ("python", "pycon", "sh", "console", "hidden")
 SHOWN = ("text", "toml", "csv", "json", "c", "markdown", "bibtex")
@@ -133,7 +133,7 @@ def _environment(folder: Path) -> dict[str, str]:
     for name, module in (("python", ""), ("python3", ""), ("edgegrad", " -m engine.tools.cli")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
         (folder / name).chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": PATHS}
 
 
 def _session(block: Block, names: dict[str, Any], page: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+ALIAS = ROOT / "engine/alias"  # where `edgegrad` is found, as `engine` is in ROOT
 DOCS = ROOT / "docs"
 DRIVERS = ROOT / "tests/c"  # programs in C that call trimmed libraries
 SUPPORT = ROOT / "tests/support"
@@ -14,3 +16,4 @@ CHECKPOINTS = DATA / "checkpoints"  # written by onnxruntime-training
 EXPORTS = DATA / "exports"  # models as PyTorch's exporters write them
 FROM_TORCH = DATA / "from_torch"  # models with the steps that PyTorch took
 GOLDENS = DATA / "goldens"  # artifacts and traces of onnxruntime-training
+PATHS = f"{ROOT}{os.pathsep}{ALIAS}"  # PYTHONPATH of processes that import this checkout

@@ -30,7 +30,7 @@ def environment(home: Path) -> dict[str, str]:
     """
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "engine/alias"))),
         "PATH": os.pathsep.join([str(BINARIES), os.environ.get("PATH", "")]),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
