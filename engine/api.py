@@ -1,6 +1,6 @@
 """Training phase, with names, signatures and meaning of `onnxruntime.training.api`.
 
-    from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+    from edgegrad.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 
     state = CheckpointState.load_checkpoint("artifacts/checkpoint")
     module = Module("artifacts/training_model.onnx", state, "artifacts/eval_model.onnx")

@@ -1,11 +1,11 @@
 """ONNX's backend interface: any model is run without training it, see `engine.training.backend`.
 
-    from engine import backend
+    from edgegrad import backend
 
     rep = backend.prepare(onnx.load("model.onnx"))
     (y,) = rep.run([x])
 
-`onnx.backend.test.BackendTest(engine.backend, __name__)` runs ONNX's own tests.
+`onnx.backend.test.BackendTest(edgegrad.backend, __name__)` runs ONNX's own tests.
 """
 
 from engine.training.backend import (

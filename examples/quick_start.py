@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from engine import artifacts
-from engine.api import CheckpointState, Module, Optimizer
+from edgegrad import artifacts
+from edgegrad.api import CheckpointState, Module, Optimizer
 
 # A model as an exporter would write it: two layers whose weights have their initial values.
 rng = np.random.default_rng(0)

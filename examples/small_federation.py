@@ -15,16 +15,16 @@ import onnx
 from onnx import helper, numpy_helper
 from sklearn.datasets import load_digits
 
-from engine import Trainer
-from engine.artifacts import SGD
-from engine.federated import parameters
-from engine.federated.device import Device
-from engine.federated.folder import ANSWER, Folder, serve
-from engine.federated.learners import learner_of
-from engine.federated.message import Message, fingerprint
-from engine.tools import cli
-from engine.tools.trimmed.link import link
-from engine.tools.trimmed.targets import resolve
+from edgegrad import Trainer
+from edgegrad.artifacts import SGD
+from edgegrad.federated import parameters
+from edgegrad.federated.device import Device
+from edgegrad.federated.folder import ANSWER, Folder, serve
+from edgegrad.federated.learners import learner_of
+from edgegrad.federated.message import Message, fingerprint
+from edgegrad.tools import cli
+from edgegrad.tools.trimmed.link import link
+from edgegrad.tools.trimmed.targets import resolve
 
 ROUNDS, BATCH = 4, 16
 CONFIG = {"local-epochs": 2, "batch-size": BATCH, "learning-rate": 0.1}

@@ -1,6 +1,6 @@
 """The offline phase: from a forward-only ONNX model to all that a device needs to train it.
 
-from engine.artifacts import LossType, OptimType, generate_artifacts
+from edgegrad.artifacts import LossType, OptimType, generate_artifacts
 
 generate_artifacts(
     "forward.onnx",

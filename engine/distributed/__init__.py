@@ -3,8 +3,8 @@
 `group.py` has the protocol, `mpi.py` a group over MPI, and `launchers.py` detects whether a
 launcher such as `mpirun` has started this process.  See docs/cluster.md for its use:
 
-    from engine import Trainer
-    from engine.distributed import world
+    from edgegrad import Trainer
+    from edgegrad.distributed import world
 
     trainer = Trainer.from_onnx("classifier.onnx", "cross_entropy", group=world())
 """

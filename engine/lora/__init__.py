@@ -1,6 +1,6 @@
 """LoRA for any forward ONNX model: training of small matrices in addition to frozen weights.
 
-    from engine import Trainer, lora
+    from edgegrad import Trainer, lora
 
     trainer = Trainer.from_onnx("forward.onnx", "cross_entropy", lora="attn.*(q|v)")
     trainer.fit(data)

@@ -1,6 +1,6 @@
 """Losses, models and optimizers built from blocks: the DSL of `onnxruntime.training.onnxblock`.
 
-    import engine.onnxblock as onnxblock
+    import edgegrad.onnxblock as onnxblock
 
     class WeightedLoss(onnxblock.Block):
         def __init__(self):

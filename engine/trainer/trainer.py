@@ -1,7 +1,7 @@
 """Trainer: a model, its parameters and its optimizer as one thing that learns from batches.
 
-    from engine import Trainer
-    from engine.artifacts import AdamW, CrossEntropyLoss
+    from edgegrad import Trainer
+    from edgegrad.artifacts import AdamW, CrossEntropyLoss
 
     trainer = Trainer.from_onnx("forward.onnx", CrossEntropyLoss(), AdamW(1e-3))
     for images, labels in batches:

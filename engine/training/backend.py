@@ -1,6 +1,6 @@
 """Running any ONNX model, by the interface of `onnx.backend.base.Backend`.
 
-    from engine import backend
+    from edgegrad import backend
 
     rep = backend.prepare(onnx.load("model.onnx"))
     (y,) = rep.run([x])

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from engine.data import Csv
+from edgegrad.data import Csv
 
 WIDE, NARROW = 48, 3  # the machine's state has few dimensions: how fast, how much, how warm
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.data import Csv
-from engine.trainer import History
+from edgegrad.data import Csv
+from edgegrad.trainer import History
 
 import data
 import model

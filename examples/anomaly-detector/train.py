@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 
-from engine import Trainer
-from engine.artifacts import AdamW
-from engine.data import Csv
-from engine.trainer import Cosine
+from edgegrad import Trainer
+from edgegrad.artifacts import AdamW
+from edgegrad.data import Csv
+from edgegrad.trainer import Cosine
 
 from data import CHANNELS
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from engine.federated.flower import client_app
+from edgegrad.federated.flower import client_app
 
 import data
 from model import make_trainer

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from words import Words
 
-from engine.errors import InputError
-from engine.federated.partition import by_user, dirichlet, iid
+from edgegrad.errors import InputError
+from edgegrad.federated.partition import by_user, dirichlet, iid
 
 Data = tuple[np.ndarray, np.ndarray]
 

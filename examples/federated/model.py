@@ -14,8 +14,8 @@ import onnx
 import words
 from onnx import TensorProto, helper, numpy_helper
 
-from engine import Trainer
-from engine.artifacts import AdamW, CrossEntropyLoss
+from edgegrad import Trainer
+from edgegrad.artifacts import AdamW, CrossEntropyLoss
 
 # Of each data set: the shape of a sample, how many classes there are, and of each convolution the
 # channels, the width of the kernel and the stride.  A pooling halves what comes of the last one.

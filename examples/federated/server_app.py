@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.federated.flower import server_app
+from edgegrad.federated.flower import server_app
 
 import data
 from model import make_trainer

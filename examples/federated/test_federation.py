@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import InputError
-from engine.federated.flower import simulate
+from edgegrad.errors import InputError
+from edgegrad.federated.flower import simulate
 
 import client_app
 import data

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.data.features import LogMel
-from engine.data.voices import Voice, speak
+from edgegrad.data.features import LogMel
+from edgegrad.data.voices import Voice, speak
 
 # How they sound, by the letters of the synthesiser.
 WORDS = {"yes": "yees", "no": "noou", "up": "a-p", "down": "daaun", "stop": "s-too-p", "go": "goou"}

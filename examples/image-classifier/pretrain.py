@@ -6,10 +6,10 @@ MobileNetV2 of torchvision, export it as docs/from-pytorch.md says and leave thi
 
 from __future__ import annotations
 
-from engine import Trainer
-from engine.artifacts import AdamW, CrossEntropyLoss
-from engine.data import Images, RandomFlip, RandomResizedCrop, batches
-from engine.trainer import Cosine
+from edgegrad import Trainer
+from edgegrad.artifacts import AdamW, CrossEntropyLoss
+from edgegrad.data import Images, RandomFlip, RandomResizedCrop, batches
+from edgegrad.trainer import Cosine
 
 from data import BASE, write
 from model import SIZE, network

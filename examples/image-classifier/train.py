@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from engine import Trainer
-from engine.artifacts import AdamW, CrossEntropyLoss
-from engine.data import ColorJitter, Images, RandomFlip, RandomResizedCrop, batches
-from engine.trainer import Cosine
+from edgegrad import Trainer
+from edgegrad.artifacts import AdamW, CrossEntropyLoss
+from edgegrad.data import ColorJitter, Images, RandomFlip, RandomResizedCrop, batches
+from edgegrad.trainer import Cosine
 
 from model import SIZE
 

@@ -1,4 +1,4 @@
-"""Spoken words to try the example with, made by the synthesiser `engine.data.voices`.
+"""Spoken words to try the example with, made by the synthesiser `edgegrad.data.voices`.
 
 `python data.py` writes sounds/<word>/<number>.wav and test/<word>/<number>.wav, one second of 16
 bits at 16 kHz each: voices of many pitches, throats and tempi, with noise, at any place of the
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.data.voices import RATE, speak
+from edgegrad.data.voices import RATE, speak
 
 # How they sound, by the letters of the synthesiser.
 WORDS = {"yes": "yees", "no": "noou", "up": "a-p", "down": "daaun", "stop": "s-too-p", "go": "goou"}

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from data import WORDS
 
-BANDS, FRAMES = 40, 98  # of a second, as `engine.data.LogMel` makes them
+BANDS, FRAMES = 40, 98  # of a second, as `edgegrad.data.LogMel` makes them
 # Channels and stride of the blocks.
 BLOCKS = ((32, 2), (32, 1), (48, 2), (48, 1))
 

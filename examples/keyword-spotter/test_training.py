@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from engine.data import Sounds
-from engine.trainer import History
+from edgegrad.data import Sounds
+from edgegrad.trainer import History
 
 import data
 from model import network

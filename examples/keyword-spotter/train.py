@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 
-from engine import Trainer
-from engine.artifacts import AdamW, CrossEntropyLoss
-from engine.data import Sounds, batches
-from engine.trainer import OneCycle
+from edgegrad import Trainer
+from edgegrad.artifacts import AdamW, CrossEntropyLoss
+from edgegrad.data import Sounds, batches
+from edgegrad.trainer import OneCycle
 
 GOAL = 0.9  # of the test sounds, recognised rightly
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from engine.data.tokens import train_tokenizer
+from edgegrad.data.tokens import train_tokenizer
 
 VOCABULARY = 600  # tokens at most
 LENGTH = 32  # tokens that the network sees at a time

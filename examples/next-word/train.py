@@ -10,10 +10,10 @@ import sys
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine import Trainer
-from engine.artifacts import AdamW, CrossEntropyLoss
-from engine.data import Texts
-from engine.trainer import Cosine
+from edgegrad import Trainer
+from edgegrad.artifacts import AdamW, CrossEntropyLoss
+from edgegrad.data import Texts
+from edgegrad.trainer import Cosine
 
 from model import LENGTH
 

@@ -1,6 +1,6 @@
 """From PyTorch and back: a module as a forward model that trains as the module does.
 
-    from engine.trainer.pytorch import export as torch_export
+    from edgegrad.trainer.pytorch import export as torch_export
 
     exported = torch_export.export(module, example, "forward.onnx")
     trainer = Trainer.from_onnx(exported.model, loss, train=exported.train)
