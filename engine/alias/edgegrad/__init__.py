@@ -10,13 +10,10 @@ wherever `sys.path` leads.  What is in `sys.modules` already stays there, becaus
 use it: a foreign `engine` that comes first is an ImportError.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from engine import *
     from engine import __version__ as __version__
 else:
-    Loader = object  # importing the base would cost more than it does
+    Loader = object  # importing the base would cost more than all the rest here
 
 _NAME, _FOLDER = "edgegrad", "engine"
 
@@ -44,11 +41,11 @@ class _SecondName(Loader):
     def create_module(self, spec: ModuleSpec) -> None:
         """Return None: an empty module takes the name until `exec_module` replaces it."""
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         """Put the module of `engine` in the place of an empty one, as imports allow."""
         sys.modules[module.__name__] = import_module(self._first.name)
 
-    def get_code(self, name: str) -> CodeType | None:
+    def get_code(self, name: str) -> "CodeType | None":
         """Return the code of the module for `python -m`."""
         loader: Any = self._first.loader
         code: CodeType | None = loader.get_code(self._first.name)
@@ -65,13 +62,15 @@ class _Finder:
         self._place = place
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> ModuleSpec | None:
         """Return the spec of a module, or None if its name is another's."""
         if name == _FOLDER:
             return PathFinder.find_spec(name, [self._place])
         if not name.startswith(f"{_NAME}."):
             return None
+        from importlib.util import find_spec
+
         first = find_spec(_FOLDER + name.removeprefix(_NAME))
         if first is None:
             return None
@@ -120,7 +119,8 @@ def _install() -> None:
                 f"`import {_FOLDER}` gives {_NAME}'s"
             )
     else:
-        other = _file(find_spec(_FOLDER))
+        specs = (finder.find_spec(_FOLDER, None) for finder in sys.meta_path)
+        other = _file(next(filter(None, specs), None))
         if other not in ("", ours):
             import warnings
 
