@@ -40,7 +40,6 @@ myst_url_schemes = {"http": None, "https": None}
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 napoleon_numpy_docstring = False
 napoleon_use_param = False  # several names share a line

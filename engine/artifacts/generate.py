@@ -1,11 +1,4 @@
-"""Artifacts: the files of a training, made from a forward ONNX model.
-
-Names, keyword arguments and files match `onnxruntime.training.artifacts`; its version 1.19.2 runs
-the artifacts wherever it has the ops.  Differences: the loss is always called `loss`; class scores
-are on axis 1, as in ONNX; BCE with logits is stable; `float64` models work.  If a value of the
-model has a name of the artifacts, such as an input `target`, the artifacts use another, `target_1`:
-a `Module` lists its inputs and outputs in order.
-"""
+"""Artifacts: the files of a training, made from a forward ONNX model."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class ArtifactOptions:
     proximal: bool = option(
         False,
         "Also pull trained parameters to anchors in the checkpoint, as in FedProx "
-        "(engine.proximal).  Gradients are then no longer those that the loss alone has.",
+        "(edgegrad.proximal).  Gradients are then no longer those that the loss alone has.",
     )
     tie: Sequence[Sequence[str]] | str | bool | None = option(
         None,
