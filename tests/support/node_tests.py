@@ -48,7 +48,7 @@ def brief(text: str) -> str:
     for pattern, kind in (
         (r"seq\(|is a sequence", "a sequence"),
         (r"optional_type|type_proto", "an optional value"),
-        (r"\(opset 8\): from opset 9|model: opset 1\b", "an old opset"),
+        (r"is supported from opset|model: opset 1\b", "an old opset"),
         (r"element type (\w+)", "element type {}"),
         (r"\bf16\b", "element type float16"),
     ):
