@@ -43,8 +43,9 @@ def classes_of(
 
     Raises:
         FileError: there is no such folder, or it cannot be read.
-        InputError: a class has no files, there are fewer than two classes, or a sub-folder is none
-            of `classes`.
+        InputError: a class has no files, or holds folders alone, as a split (`train`, `val`) does;
+            or there are fewer than two classes.
+        NameNotFoundError: a sub-folder is none of `classes`.
     """
     path = arguments.path("folder", folder)
     shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_listed(suffixes)}"
@@ -66,6 +67,7 @@ def classes_of(
         raise InputError(
             f"{path!r} has one class, {known[0]!r}; a classifier needs two or more: {shape}"
         )
+    _refuse_splits(path, folders, suffixes, what)
     paths: list[str] = []
     labels: list[int] = []
     for name in folders:
@@ -75,6 +77,21 @@ def classes_of(
         paths += files
         labels += [known.index(name)] * len(files)
     return Listing(paths, np.array(labels, np.int64), list(known))
+
+
+def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], what: str) -> None:
+    """Refuse sub-folders that hold folders of files and no files: these are no classes."""
+    for name in folders:
+        place = os.path.join(path, name)
+        inner = _entries(place)
+        deeper = [each for each in inner if os.path.isdir(os.path.join(place, each))]
+        if deeper and not any(each.lower().endswith(tuple(suffixes)) for each in inner):
+            shown = ", ".join(map(repr, deeper[:3])) + (", ..." if len(deeper) > 3 else "")
+            raise InputError(
+                f"{path!r}: the sub-folder {name!r} holds the folders {shown} and no {what}, so it "
+                f"is a split or a group and not a class; give the folder above the classes, as "
+                f"{place!r} (and another one as the validation data)"
+            )
 
 
 def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:

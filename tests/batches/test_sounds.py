@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,20 @@ def test_folders_that_are_none(folder: Path, tmp_path: Path) -> None:
         Sounds(tmp_path / "nowhere")
     with pytest.raises(InputError, match="has 2 sounds, but no sub-folders"):
         Sounds(folder / "low")
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("2024", "2025")])
+def test_splits_are_no_classes(folder: Path, tmp_path: Path, names: tuple[str, str]) -> None:
+    """A root of splits trained a classifier of `train` against `val`, in silence."""
+    for name in names:
+        shutil.copytree(folder, tmp_path / "root" / name)
+    with pytest.raises(InputError, match=rf"{names[0]!r} holds the folders .* and no sounds, so"):
+        Sounds(tmp_path / "root")
+    deeper = tmp_path / "deeper"
+    shutil.copytree(folder, deeper)
+    (deeper / "low" / "more").mkdir()
+    next((deeper / "low").glob("*.wav")).rename(deeper / "low" / "more" / "moved.wav")
+    assert len(Sounds(deeper)) == len(Sounds(folder)), "files below those of a class are its own"
 
 
 def flawed() -> Array:
