@@ -80,7 +80,7 @@ def classes_of(
 
 
 def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], what: str) -> None:
-    """Refuse sub-folders that hold folders of files and no files: these are no classes."""
+    """Refuse sub-folders that hold folders of files and no files: these are not classes."""
     for name in folders:
         place = os.path.join(path, name)
         inner = _entries(place)

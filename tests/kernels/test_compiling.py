@@ -239,7 +239,7 @@ def test_who_compiles_nothing_imports_nothing_for_it(watched: Watched) -> None:
     """A warm start pays for no pool, no processes and no log."""
     code = (
         "import sys\n"
-        "from engine.kernels.compiler import load\n"
+        "from engine.kernels.binaries import load\n"
         "from engine.kernels.machine.target import host\n"
         "from engine.runtime.program import LAUNCH, WORKER\n"
         "load.head_start(host())\n"
@@ -352,7 +352,7 @@ def test_an_interrupt_ends_the_processes_and_leaves_whole_files(
 
 def test_two_programs_share_a_cold_cache(cache: Path) -> None:
     script = (
-        "from engine.kernels.compiler import load, workers\n"
+        "from engine.kernels.binaries import load, workers\n"
         "from engine.kernels.machine.target import host\n"
         "from engine.plan.plan import KernelSpec\n"
         "workers.usable_cores = lambda: 2\n"
@@ -373,7 +373,7 @@ def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
     """Processes of its parent end with the parent, although the child lives on."""
     script = (
         "import os, sys, warnings\n"
-        "from engine.kernels.compiler import load, workers\n"
+        "from engine.kernels.binaries import load, workers\n"
         "from engine.kernels.machine.target import host\n"
         "from engine.plan.plan import KernelSpec\n"
         "warnings.simplefilter('ignore')  # of threads: those of the pool\n"
@@ -425,9 +425,10 @@ def test_who_carries_code_does_not_decide_it(
     edited = tmp_path / "edited.py"
     edited.write_text("# edited\n")
     before = digest()
-    for module, same in [("workers", True), ("serve", True), ("load", True), ("lower", False)]:
+    for module, same in [("binaries.workers", True), ("binaries.serve", True),
+                         ("binaries.load", True), ("compiler.lower", False)]:  # fmt: skip
         with monkeypatch.context() as patch:
-            patch.setitem(fingerprint.sources(), f"engine.kernels.compiler.{module}", edited)
+            patch.setitem(fingerprint.sources(), f"engine.kernels.{module}", edited)
             assert (digest() == before) == same, module
     assert digest() == before
 

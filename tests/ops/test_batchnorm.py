@@ -135,7 +135,7 @@ def test_frozen_layers_use_and_keep_their_statistics(
     tmp_path: Path, kwargs: dict[str, Any], mode: int
 ) -> None:
     by_default = "frozen_batch_norm" not in kwargs
-    message = r"batch normalisation 'bn0' uses and keeps its .*frozen_batch_norm=True says"
+    message = r"batch normalisation 'bn0' uses and keeps its .*frozen_batch_norm=True to keep"
     with pytest.warns(ModelWarning, match=message) if by_default else contextlib.nullcontext():
         state, module = artifacts(tmp_path, network(mode=mode), **kwargs)
 

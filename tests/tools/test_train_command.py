@@ -293,14 +293,14 @@ def test_a_model_that_fixes_its_batch_is_trained_in_batches_of_that_size(
         value.type.tensor_type.shape.dim[0].dim_value = 5
     onnx.save(model, tmp_path / "model.onnx")
     words = ("--model", tmp_path / "model.onnx", "--data", home / "photos", "--epochs", 1)
-    with pytest.warns(ModelWarning, match="no whole number of batches of 5"):
+    with pytest.warns(ModelWarning, match="not a whole number of batches of 5"):
         said(capsys, "train", *words, "-o", tmp_path / "run")
     rows = said(capsys, "predict", tmp_path / "run", home / "test").splitlines()
     assert len(rows) == 12
     again = [str(word) for word in ("train", *words, "-o", tmp_path / "other")]
     assert cli.main([*again, "--batch", "8"]) == 1
     assert "batches of 8 samples, but the file of the model fixes" in capsys.readouterr().err
-    with pytest.warns(ModelWarning, match="no whole number of batches of 5"):
+    with pytest.warns(ModelWarning, match="not a whole number of batches of 5"):
         assert cli.main([*again, "--batch", "5"]) == 0, "what failed at once is no run"
 
 

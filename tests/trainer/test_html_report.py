@@ -285,7 +285,9 @@ def test_fit_leaves_reports_and_a_resumed_one_goes_on_with_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history = fit(tmp_path, 2)
-    line = r"epoch \d/2  loss \S+  val_loss \S+  val_accuracy \S+ %  \S+ samples/s  \d+ MB  \S+ s"
+    line = (
+        r"epoch \d/2  loss \S+  val_loss \S+  val_accuracy \S+ %  \S+ samples/s  \S+ [MG]B  \S+ s"
+    )
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(line, first)
     assert re.fullmatch(line, second)

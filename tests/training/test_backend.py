@@ -82,7 +82,7 @@ def test_inputs_by_name_and_what_is_wrong_with_them() -> None:
     np.testing.assert_array_equal(y, -x.reshape(4, 1))
     for given, error, text in (
         ([x], InputError, "takes 2 inputs"),
-        ({"x": x}, InputError, "also takes .'a'"),
+        ({"x": x}, InputError, "also takes the inputs .'a'"),
         ({"x": x, "a": [1], "b": [1]}, InputError, "no input 'b'"),
         ([x.astype(np.float64), [1]], DTypeError, "expected float32"),
         ([x[0], [1]], ShapeError, "expected 2 dimensions"),

@@ -6,8 +6,8 @@ once, so classes, registries and pickles are the same under both names.
 
 Another `engine`, as an `engine.py` beside a script, would be found first and break every import
 inside.  So the finder also answers for `engine`, with the folder that was installed with this file,
-wherever `sys.path` leads.  What is in `sys.modules` already stays there, because its importer may
-use it: a foreign `engine` that comes first is an ImportError.
+wherever `sys.path` leads.  A module in `sys.modules` stays there, because its importer may use it:
+a foreign `engine` that comes first is an ImportError.
 """
 
 import os

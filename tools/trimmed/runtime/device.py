@@ -39,9 +39,7 @@ _C, _check = _L.functions, _L.check
 
 
 class Parameter:
-    """Parameter of the model; `data` and `grad` are views: writing into them changes the
-    training.
-    """
+    """Parameter; `data` and `grad` are views: writing into them changes the training."""
 
     def __init__(self, state: CheckpointState, index: int) -> None:
         self._handle, self._index = state._handle, index
@@ -342,9 +340,7 @@ class Trainer:
         return result
 
     def evaluate(self, *inputs: Any) -> Any:
-        """Return the loss of a batch, or all outputs of the evaluation model; nothing is
-        learned.
-        """
+        """Return the loss of a batch, or all outputs of the evaluation model, without learning."""
         return self.module.eval()(*inputs)
 
     def predict(self, *inputs: Any) -> Any:
