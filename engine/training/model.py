@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -30,7 +31,7 @@ from engine.training.planning import Planners, Update
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    from engine.kernels.machine.target import Target
+    pass
 
 Array = npt.NDArray[Any]
 
@@ -41,23 +42,10 @@ class Model(BoundModel):
     See `BoundModel` for the arguments.
     """
 
-    def __init__(
-        self,
-        source: ModelSource,
-        state: CheckpointState,
-        memory: Memory,
-        threads: int,
-        what: str,
-        target: Target | None = None,
-        closed: bool = False,
-        *,
-        records: Callable[[str | None], Records] | None = None,
-        selected: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(
-            source, state, memory, threads, what, target, closed, records=records, selected=selected
-        )
-        self._planners = Planners(self)
+    @functools.cached_property
+    def _planners(self) -> Planners:
+        """The planners of this model, made when it first plans."""
+        return Planners(self)
 
     def select(self, names: Sequence[str], what: str) -> Model:
         """Return this model with other values as outputs, without the inputs they do not need.

@@ -23,19 +23,13 @@ from hypothesis import strategies as st
 
 from engine.base.element_types import ITEMSIZE
 from engine.errors import PlanError
-from engine.graphs.io import onnx_io
-from engine.graphs.planner.draft import Place
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.machine.target import make
 from engine.kernels.ops.registry import templates
 from engine.plan.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, Step
 from engine.plan.verify import verify
 from engine.tools.dev.case_graphs import OneNode, all_cases
-from engine.training.model_file import BUFFER, UPDATED
-from engine.training.state import CheckpointState
-from tests.support.places import GOLDENS
+from tests.support.golden_plans import TARGET, golden_plan
 
-TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 OPS = ("Softmax", "BatchNormalization", "Gather", "LSTM", "Transpose", "Dropout", "TopK", "Conv")
 
 # Fields whose value a plan states nowhere else.  The plan with another value is as sound.
@@ -61,23 +55,8 @@ ANOTHER_PROGRAM = {
 
 @functools.cache
 def golden(case: str, threads: int) -> Plan:
-    """The training plan of a golden model, its parameters and gradients in their regions."""
-    folder = GOLDENS / case
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    graph = onnx_io.load(folder / "training_model.onnx")
-    places, shapes = {}, {}
-    for name, t in graph.inputs.items():
-        owner = name.removesuffix(BUFFER)
-        if owner in state.slots:
-            region = "grad" if name.endswith(BUFFER) else "param"
-            places[name] = Place(region, state.slots[owner].offset)
-        else:
-            shapes[name] = tuple(d if isinstance(d, int) else 4 for d in t.shape)
-    return make_plan(
-        graph, shapes, target=TARGET, threads=threads, places=places,
-        region_bytes={r: state.region_bytes(r) for r in ("param", "grad")},
-        outputs=[o for o in graph.outputs if not o.endswith(UPDATED)], name=case,
-    )  # fmt: skip
+    """Return the training plan of a golden model, its parameters and gradients in their regions."""
+    return golden_plan(case, 4, threads)
 
 
 @functools.cache
