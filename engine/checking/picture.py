@@ -15,7 +15,6 @@ from engine.plan.collective import collectives
 from engine.plan.plan import ALIGN, Buffer, Plan, Step, in_bytes
 from engine.system import files
 
-AGAIN = "/again"  # suffix of the sources of steps that compute a value a second time
 OWNERS = 25  # rows of the table of the peak; the others are summed
 BOXES = 8000  # of a picture; the smallest are left out
 
@@ -133,7 +132,7 @@ def _makers(plan: Plan) -> dict[int, Step]:
 
 def _box(b: Buffer, maker: Step | None, size: int) -> str:
     begin, length = b.offset // ALIGN, max(b.nbytes // ALIGN, 1)
-    again = maker is not None and maker.source.endswith(AGAIN)
+    again = maker is not None and maker.again
     colour = "again" if again else _COLOURS[maker.phase][0] if maker is not None else "c0"
     return (
         f'<rect class="{colour}" x="{b.first}" y="{size - begin - length}" '
@@ -144,7 +143,7 @@ def _box(b: Buffer, maker: Step | None, size: int) -> str:
 
 def _told(b: Buffer, maker: Step | None) -> str:
     shape = ",".join(map(str, b.shape))
-    made = "" if maker is None else f"\nmade by {maker.source or maker.kernel}"
+    made = "" if maker is None else f"\nmade by {maker.title}"
     return (
         f"{b.name}  {b.dtype}[{shape}]\n{in_bytes(b.nbytes)} at {in_bytes(b.offset)}{made}\n"
         f"steps {b.first} to {b.last}"
@@ -208,7 +207,7 @@ def _owners(plan: Plan) -> str:
     for i, b in alive[:OWNERS]:
         maker = makers.get(i)
         shape = f"{b.dtype}[{','.join(map(str, b.shape))}]"
-        made = "" if maker is None else maker.source or maker.kernel
+        made = "" if maker is None else maker.title
         rows.append([b.name, shape, in_bytes(b.nbytes), made, f"{b.first} to {b.last}"])
     rest = alive[OWNERS:]
     if rest:
@@ -217,7 +216,7 @@ def _owners(plan: Plan) -> str:
     step = plan.steps[top]
     head = ("tensor", "type", "bytes", "made by", "steps")
     return (
-        f"<h3>At the peak: {in_bytes(live[top])} at step {top}, {text(step.source or step.kernel)}"
+        f"<h3>At the peak: {in_bytes(live[top])} at step {top}, {text(step.title)}"
         f"</h3>{page.table(head, ([text(cell) for cell in row] for row in rows))}"
     )
 
@@ -228,11 +227,11 @@ def _again(plan: Plan) -> str:
 
     seconds = step_seconds(plan)
     total = sum(seconds) or 1.0
-    mine = [(s, t) for s, t in zip(plan.steps, seconds, strict=True) if s.source.endswith(AGAIN)]
+    mine = [(s, t) for s, t in zip(plan.steps, seconds, strict=True) if s.again]
     if not mine:
         return "<h3>Computed again</h3><p>Nothing.</p>"
     rows = (
-        [text(step.source.removesuffix(AGAIN)), text(step.kernel), f"{100 * t / total:.2f} %"]
+        [text(step.source), text(step.kernel), f"{100 * t / total:.2f} %"]
         for step, t in sorted(mine, key=lambda row: -row[1])
     )
     share = 100 * sum(t for _, t in mine) / total

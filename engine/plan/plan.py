@@ -134,6 +134,8 @@ class Step:
         pointers are moved to the tile, tid is 0 and nthreads 1.
     numbered: the pointers stay, and the kernel finds the tile as if it were a thread: tid is the
         number of the tile, nthreads how many there are.  The last tile may be shorter.
+
+    again: whether it repeats an earlier step, so that what that made need not be kept.
     """
 
     kernel: str  # Kernel.symbol
@@ -149,6 +151,12 @@ class Step:
     group: int = 0
     tiles: int = 0
     numbered: bool = False
+    again: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name of its node, with a mark if it repeats an earlier step."""
+        return f"{self.source} (again)" if self.again else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +294,13 @@ class Plan(_Sealed):
         for step in self.steps:
             for arg in step.args:
                 if arg.mode in "wu":
-                    makers.setdefault(self.buffers[arg.buffer].name, step.source)
+                    makers.setdefault(self.buffers[arg.buffer].name, step.title)
         told = ", ".join(
             f"{b.name} {in_bytes(b.nbytes)}"
             + (f" (of {makers[b.name]})" if b.name in makers else "")
             for b in held[:SHOWN]
         )
-        return f"; most work bytes live at {self.steps[place].source}: {told}"
+        return f"; most work bytes live at {self.steps[place].title}: {told}"
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -316,7 +324,7 @@ class Plan(_Sealed):
             if s.group:
                 yield f"  steps {i}..{i + s.group - 1} in {s.tiles} tiles"
             name = f"{s.kernel}#" if s.numbered else s.kernel
-            yield f"  {i:3d}{bar}{s.phase} {name}({args}; {consts})  # {s.source}"
+            yield f"  {i:3d}{bar}{s.phase} {name}({args}; {consts})  # {s.title}"
         for k in self.specs:
             yield f"  kernel {k.symbol} = {k.template}({', '.join(map(str, k.params))})"
 

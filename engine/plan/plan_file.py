@@ -50,7 +50,7 @@ from engine.plan.plan import (
 )
 from engine.plan.verify import verify
 
-MAGIC, VERSION = b"EGPL", 7
+MAGIC, VERSION = b"EGPL", 8
 STRIPPED = 1  # the flag of the head
 # magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
 _HEAD = struct.Struct("<4sIIIQQ")
@@ -92,8 +92,8 @@ natural          value
 wide             value | is_float
 call             kernel args first words
 word             pooled
-step             call@call barrier group tiles numbered | source@text phase pairs+pair
-step             | operands+operand
+step             call@call barrier group tiles numbered | source@text phase again
+step             | pairs+pair operands+operand
 cut              tile thread
 arg              buffer?buffer cut?cut | mode
 buffer           region line | name@text dtype rank+dim bytes first last
@@ -350,6 +350,7 @@ class Writer:
             numbered=[int(s.numbered) for s in plan.steps],
             source=[self.text(s.source) for s in plan.steps],
             phase=[PHASES.index(s.phase) for s in plan.steps],
+            again=[int(s.again) for s in plan.steps],
             pairs=[len(s.inplace) for s in plan.steps],
             operands=[len(s.operands) for s in plan.steps],
         )
@@ -703,7 +704,7 @@ class PlanReader:
                 t.texts("step", "source"),
                 _choice(t.column("step", "phase"), PHASES, "phase"),
                 *(t.column("step", c) for c in ("pairs", "operands", "barrier")),
-                *(t.column("step", c) for c in ("group", "tiles", "numbered")),
+                *(t.column("step", c) for c in ("group", "tiles", "numbered", "again")),
                 strict=True,
             )
         )
@@ -815,6 +816,7 @@ class PlanReader:
         group: int,
         tiles: int,
         numbered: int,
+        again: int,
     ) -> Step:
         symbol, n_args, words = self.calls[call]
         known = self.known
@@ -837,4 +839,5 @@ class PlanReader:
             group,
             tiles,
             bool(numbered),
+            bool(again),
         )

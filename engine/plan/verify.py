@@ -152,7 +152,7 @@ class _Check:
     def fail(self, n: int, text: str) -> None:
         """Refuse step n."""
         step = self.plan.steps[n]
-        self.refuse(f"step {n} {step.kernel} ({step.source}): {text}")
+        self.refuse(f"step {n} {step.kernel} ({step.title}): {text}")
 
     def label(self, i: int) -> str:
         return f"%{i} {self.plan.buffers[i].name}"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from engine.plan.plan import Plan, in_bytes
 from engine.system.paths import Paths
 
-AGAIN = "/again"  # ends the names of steps that run a second time
 SHOWN = 6  # nodes that a summary names
 
 
@@ -50,8 +49,7 @@ class StepPlan:
     @property
     def recomputed(self) -> list[str]:
         """The nodes that compute something a second time, in the order of the steps."""
-        names = (s.source for s in self.plan.steps if s.source.endswith(AGAIN))
-        return list(dict.fromkeys(name.removesuffix(AGAIN) for name in names))
+        return list(dict.fromkeys(s.source for s in self.plan.steps if s.again))
 
     @property
     def recomputed_share(self) -> float:
@@ -59,7 +57,7 @@ class StepPlan:
         from engine.kernels.analysis.cost import step_seconds
 
         took = step_seconds(self.plan)
-        again = [t for t, s in zip(took, self.plan.steps, strict=True) if s.source.endswith(AGAIN)]
+        again = [t for t, s in zip(took, self.plan.steps, strict=True) if s.again]
         return sum(again) / sum(took) if again else 0.0
 
     @property

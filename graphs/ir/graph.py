@@ -81,6 +81,8 @@ class Node:
 
     Nodes are compared by identity, not by contents.  A node can therefore be a key of a dict or an
     element of a set, and stays so when its inputs, outputs or attributes change.
+
+    again: whether it computes once more what the node of the same name does.
     """
 
     op: str
@@ -89,13 +91,15 @@ class Node:
     attrs: dict[str, Any] = field(default_factory=dict)
     domain: str = ""
     name: str = ""
+    again: bool = False
 
     def __str__(self) -> str:
         domain = f"{self.domain}::" if self.domain else ""
         attrs = "".join(f" {k}={v!r}" for k, v in sorted(self.attrs.items()))
         outs = ", ".join(o or "-" for o in self.outputs)
         ins = ", ".join(i or "-" for i in self.inputs)
-        return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}"
+        again = " (again)" if self.again else ""
+        return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}{again}"
 
     def reads(self) -> tuple[str, ...]:
         """Return the names of the values that it needs: its inputs, and the captures of its
@@ -171,7 +175,8 @@ class Graph:
     def copy(self) -> Graph:
         """Return a graph with its own lists and nodes; initializer arrays are shared."""
         nodes = [
-            Node(n.op, n.inputs, n.outputs, dict(n.attrs), n.domain, n.name) for n in self.nodes
+            Node(n.op, n.inputs, n.outputs, dict(n.attrs), n.domain, n.name, n.again)
+            for n in self.nodes
         ]
         return Graph(
             self.name,

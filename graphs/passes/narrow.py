@@ -10,6 +10,7 @@ Source: "On-device training under 256 KB memory", Lin et al. 2022, section 3.2
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -215,8 +216,7 @@ def join_again(graph: Graph, types: Types) -> Graph:
                 join = known[name]
                 again[name] = out = names.fresh(f"{name}_again")
                 types[out] = types[name]
-                title = names.fresh(f"{join.name}/again")
-                nodes.append(Node("Concat", join.inputs, (out,), dict(join.attrs), "", title))
+                nodes.append(replace(join, outputs=(out,), attrs=dict(join.attrs), again=True))
             node.inputs = tuple(again.get(i, i) for i in node.inputs)
         nodes.append(node)
     graph.nodes = nodes

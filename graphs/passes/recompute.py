@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine.base.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
@@ -19,7 +20,6 @@ DEAR = 80  # most instructions of a map that is computed twice, see `Formulas.co
 NEAR = 4  # readers at most this many nodes apart share one value
 CHAIN = 3  # longest chain of values that are computed again to get one
 
-MASK = (OURS, "RandomMask")  # drawn from a counter, so it reads nothing
 # Converting between layouts is slow if there are few channels.
 LAYOUTS = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
 FEW = 8
@@ -134,7 +134,7 @@ class _Recomputation:
         copy = self.names.fresh(f"{z}_again")
         self.types[copy] = self.types[z]
         places = self.late.pop(z)
-        twin = self.twin(node, copy)
+        twin = replace(node, outputs=(copy,), attrs=dict(node.attrs), again=True)
         for place in places:
             for reader in (*self.twins.get(place, ()), self.graph.nodes[place]):
                 reader.inputs = tuple(copy if i == z else i for i in reader.inputs)
@@ -144,14 +144,6 @@ class _Recomputation:
             at = bisect_left(known, places[0])
             if known[at : at + 1] != places[:1]:
                 known.insert(at, places[0])
-
-    def twin(self, node: Node, copy: str) -> Node:
-        """Return a node that computes the first output of another one as `copy`."""
-        title = self.names.fresh(f"{node.name}/again")
-        if (node.domain, node.op) == MASK:
-            attrs = {"of": node.name, **node.attrs}
-            return Node(node.op, node.inputs, (copy,), attrs, node.domain, title)
-        return Node(node.op, node.inputs, (copy,), dict(node.attrs), node.domain, title)
 
 
 def is_view(node: Node) -> bool:

@@ -89,6 +89,7 @@ def assemble(
             group=c.cut.group if c.cut else 0,
             tiles=c.cut.tiles if c.cut else 0,
             numbered=bool(c.cut and c.cut.numbered),
+            again=c.again,
         )
         for c, meet in zip(draft.calls, meets, strict=True)
     ]

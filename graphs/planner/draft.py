@@ -82,6 +82,7 @@ class Call:
     operands: as `Step.operands`.
     cut: set if it is one of a group; the numbers are for one tile then.
     segment: the number of its segment (segments.py); 0 if it is in none.
+    again: whether it repeats an earlier call, so that what that made need not be kept.
     """
 
     spec: KernelSpec
@@ -93,6 +94,7 @@ class Call:
     operands: tuple[str, ...] = ()
     cut: Cut | None = None
     segment: int = 0
+    again: bool = False
 
     def at(self, sizes: Sizes) -> Call:
         """Return the call with numbers in the place of sizes; itself if it has none.

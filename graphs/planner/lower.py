@@ -141,6 +141,7 @@ class _NodeLowering:
                 self.node.name or self.node.op,
                 self.phase,
                 tuple(inplace),
+                again=self.node.again,
             )
         )
 

@@ -99,7 +99,7 @@ class NodeMemo:
         source = node.name or node.op
         for call in piece.calls:
             args = tuple([(mode, names[name]) for mode, name in call.args])
-            made.calls.append(replace(call, args=args, source=source))
+            made.calls.append(replace(call, args=args, source=source, again=node.again))
         return made
 
     def _root(self, name: str) -> str:

@@ -20,7 +20,6 @@ from engine.kernels.analysis.flops import NULL, Task, Use
 from engine.plan.plan import FAULT
 
 NEVER = 1 << 60  # after all calls
-AGAIN = "/again"  # ends the names of calls that run again, and of what they make
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +179,20 @@ def _again(draft: Draft, call: Call, now: dict[str, str]) -> Call:
             args.append((mode, _twin(draft, name)))
         else:
             args.append((mode, now.get(name, name)))
-    now |= {name: f"{name}{AGAIN}" for mode, name in call.args if name and mode == "w"}
-    return replace(call, args=tuple(args), source=f"{call.source}{AGAIN}")
+    now |= {name: _second(name) for mode, name in call.args if name and mode == "w"}
+    return replace(call, args=tuple(args), again=True)
 
 
 def _twin(draft: Draft, name: str) -> str:
     """Add a value like one of a draft; return its name."""
-    value, twin = draft.values[name], f"{name}{AGAIN}"
-    draft.values[twin] = Value(twin, value.type, twin)
+    twin = _second(name)
+    draft.values[twin] = Value(twin, draft.values[name].type, twin)
     return twin
+
+
+def _second(name: str) -> str:
+    """Return the name of a value that is made again."""
+    return f"{name}/again"
 
 
 def draft_tasks(draft: Draft, calls: Sequence[Call]) -> list[Task]:

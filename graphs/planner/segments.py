@@ -26,7 +26,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.graphs.planner.draft import Call, Draft
-from engine.graphs.planner.recompute import AGAIN
 from engine.graphs.planner.tile import REACH, sample_cuts
 from engine.kernels.machine.target import Target
 
@@ -186,7 +185,7 @@ class _Segments:
         if name not in self._made:
             return _renamed(maker, segment, known)
         scratch = {x: self._name(x, segment, of=name) for mode, x in maker.args if mode == "s"}
-        again = replace(maker, source=f"{maker.source}{AGAIN}", phase=root.phase)
+        again = replace(maker, phase=root.phase, again=True)
         return _renamed(again, segment, {**known, **scratch})
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from engine.graphs.planner.draft import Call
-from engine.graphs.planner.recompute import AGAIN, Repeat
+from engine.graphs.planner.recompute import Repeat
 
 # Measured: without it the least budgets leave ResNet-18 49.2 % of its work memory instead of 48.5,
 # MiniLM 29.7 instead of 29.5, GPT-2 74.6 instead of 78.0; U-Net, ViT and MobileNetV3 the same.
@@ -54,10 +54,11 @@ class _Settling:
         early: of what is made again the last call before the gap; after it is another value.
         """
         self.order = list(range(len(calls)))
-        self.nbytes = {**nbytes, **{f"{n}{AGAIN}": nbytes[n] for n in early}}
+        second = {name: f"{name}/again" for name in early}
+        self.nbytes = {**nbytes, **{twin: nbytes[name] for name, twin in second.items()}}
         self.touched = [
             frozenset(
-                x if place <= early.get(x, place) else f"{x}{AGAIN}"
+                x if place <= early.get(x, place) else second[x]
                 for _, x in call.args
                 if x in nbytes
             )

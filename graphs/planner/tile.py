@@ -152,9 +152,7 @@ def _is_early(m: _Member, first: _Member) -> bool:
     A segment says itself what it makes.
     """
     return (
-        not m.call.segment
-        and m.call.source.endswith("/again")
-        and (m.call.phase, first.call.phase) == ("bwd", "fwd")
+        not m.call.segment and m.call.again and (m.call.phase, first.call.phase) == ("bwd", "fwd")
     )
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from engine.graphs.planner.cuts import dependencies
 from engine.graphs.planner.draft import Call, Draft
 from engine.graphs.planner.lifetimes import spans
-from engine.graphs.planner.recompute import AGAIN
 from engine.graphs.planner.rows import beside, is_update, makes_rows
 from engine.plan.plan import FAULT
 
@@ -71,7 +70,7 @@ def _last_report(draft: Draft, calls: list[Call]) -> int:
     for n, call in enumerate(calls):
         if FAULT in call.touched("wu"):
             read = indices.read(call)
-            if call.phase == "fwd" and not call.source.endswith(AGAIN):
+            if call.phase == "fwd" and not call.again:
                 seen |= read
                 last = n
             elif not read or not read <= seen:

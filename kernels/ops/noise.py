@@ -115,7 +115,6 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
             return
         # an expansion's node has a name of its own, whichever of its outputs are wanted
         name = lowering.site.name if lowering.site.domain else y.name
-        name = lowering.site.attrs.get("of") or name
         node, fixed, own = zlib.crc32(name.encode()), 0, 0
         if seed is not None:
             node, fixed, own = 0, 1, zlib.crc32(repr(float(seed)).encode())
@@ -341,7 +340,7 @@ OPS = (
         inputs=(1, 1),
         outputs=1,
         needs={"ratio": "float"},
-        takes={"seed": "float", "of": "string"},
+        takes={"seed": "float"},
         infer=lambda site: (site.type(0).but(dtype="b1"),),
         lower=_lower(_mask_formula),
         calls=(draw,),

@@ -46,14 +46,14 @@ def test_the_line_is_what_lives(plan: Plan) -> None:
 def test_the_page_says_it_without_a_script(plan: Plan) -> None:
     first = plan.steps[0]
     (made,) = (a.buffer for a in first.args if a.mode == "w")
-    again = replace(plan, steps=(replace(first, source="conv1/again"), *plan.steps[1:]))
+    again = replace(plan, steps=(replace(first, source="conv1", again=True), *plan.steps[1:]))
     shown = picture.render("Plans", {"infer": again}, None)
     boxes = re.findall(r"<rect class=\"(\w+)\" [^>]*><title>(.*?)</title>", shown, re.S)
     work = [b for b in plan.buffers if b.region == "work" and b.nbytes]
     assert len(boxes) == len(work)
     (kind,) = (kind for kind, told in boxes if told.startswith(f"{plan.buffers[made].name}  "))
     assert kind == "again"
-    assert "made by conv1/again\nsteps 0 to" in shown
+    assert "made by conv1 (again)\nsteps 0 to" in shown
     assert "Computed again: 1 steps" in shown
     assert "At the peak: " in shown
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)", shown)

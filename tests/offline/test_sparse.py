@@ -94,7 +94,7 @@ def test_only_the_channels_that_train_are_kept_and_multiplied(tmp_path: Path) ->
     assert kept.pop("r1_part") == (5, 2, 6, 6)
     assert kept.pop("p_part") == (5, 3, 3, 5)
     assert not kept.keys() & {"x", "c1", "r1", "c2", "p", "w2", "w3"}
-    assert {s.source for s in plan.steps if s.source.endswith("/again")} == {"w3/join/again"}
+    assert {s.source for s in plan.steps if s.again} == {"w3/join"}
 
 
 def test_parts_are_not_unfrozen_by_name(tmp_path: Path) -> None:

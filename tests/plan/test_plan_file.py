@@ -19,6 +19,7 @@ from engine.plan import plan_file
 from engine.plan.plan import ALIGN, Plan
 from engine.plan.plan_file import Tables, Writer, from_bytes, load, schema, to_bytes
 from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.trainer.step_plan import StepPlan
 from tests.support.places import GOLDENS
 from tests.support.plans import chain
 
@@ -118,6 +119,16 @@ def read_unverified(data: bytes) -> Plan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_file, "verify", lambda plan: plan)
         return read(data)
+
+
+def test_steps_that_repeat_others_are_marked_and_names_say_nothing() -> None:
+    first, *others = chain().steps
+    steps = (replace(first, source="n0/again"), *(replace(s, again=True) for s in others))
+    plan = read(written(replace(chain(), steps=steps)))
+    assert [s.again for s in plan.steps] == [False, True, True]
+    assert [s.title for s in plan.steps] == ["n0/again", "n1 (again)", "n2 (again)"]
+    assert "  # n1 (again)\n" in str(plan)
+    assert StepPlan(plan).recomputed == ["n1", "n2"]
 
 
 def test_names_may_hold_any_character() -> None:

@@ -304,6 +304,6 @@ def test_what_reads_what_is_changed_runs_again_before_that_alone() -> None:
     draft.calls = [first, early, late, change]
     assert places(repeats(draft), [0]) == {0: 2}
     repeat(draft, repeats(draft), [0])
-    sources = [call.source for call in draft.calls]
-    assert sources == ["first", "early", "first/again", "late", "change"]
+    assert [call.source for call in draft.calls] == ["first", "early", "first", "late", "change"]
+    assert [call.again for call in draft.calls] == [False, False, True, False, False]
     assert draft.calls[3].args[0] == ("r", "y/again")
