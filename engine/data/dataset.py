@@ -41,6 +41,10 @@ class Dataset(ABC):
     def __getitem__(self, index: int) -> Sample:
         """Return the arrays of one sample, usually its features and its target."""
 
+    def sample_name(self, index: int) -> str:
+        """Return the name of the file that a sample is read from; empty if there is none."""
+        return ""
+
     def take(self, indices: Indices) -> tuple[Array, ...]:
         """Return the samples of these indices as arrays, whose first axis counts them.
 
@@ -155,6 +159,9 @@ class View(Dataset):
     def __len__(self) -> int:
         return len(self.source)
 
+    def sample_name(self, index: int) -> str:
+        return self.source.sample_name(index)
+
 
 class Subset(View):
     """Some samples of a dataset, see `Dataset.subset`."""
@@ -172,6 +179,9 @@ class Subset(View):
 
     def __getitem__(self, index: int) -> Sample:
         return self.source[int(self.indices[index])]
+
+    def sample_name(self, index: int) -> str:
+        return self.source.sample_name(int(self.indices[index]))
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
         return self.source.take(self.indices[indices])

@@ -47,6 +47,8 @@ class DecodedFiles(Dataset):
         cache: int,
     ) -> None:
         one_of("unreadable", unreadable, ("raise", "drop"))
+        path = os.path.abspath(arguments.path("folder", folder))
+        self._folder = path if os.path.isdir(path) else os.path.dirname(path)
         self.readers = min(READERS, usable_cores())
         self._targets: Array | None = None
         if arguments.flag("labelled", labelled):
@@ -99,6 +101,9 @@ class DecodedFiles(Dataset):
 
     def __getitem__(self, index: int) -> Sample:
         return self.prepare(self.decoded(index)), *self._label(index)
+
+    def sample_name(self, index: int) -> str:
+        return os.path.relpath(os.path.abspath(self.paths[index]), self._folder)
 
     def _label(self, index: int) -> Sample:
         return () if self._targets is None else (np.asarray(self._targets[index]),)

@@ -53,6 +53,10 @@ class Batches(ABC):
                 batches than `start`.
         """
 
+    def sample_name(self, batch: int, row: int) -> str:
+        """Return the name of the file of a sample of epoch 0; empty if it is not known."""
+        return ""
+
 
 def check_position(number: object, start: object) -> tuple[int, int]:
     """Return the number of an epoch and of its first batch.
@@ -134,6 +138,10 @@ class DatasetBatches(Batches):
         if start > len(self):
             raise InputError(f"start={start}, but an epoch has {len(self)} batches")
         return self.order.groups(number, start)
+
+    def sample_name(self, batch: int, row: int) -> str:
+        group = next(iter(self.groups(0, batch)), ())
+        return self.dataset.sample_name(int(group[row])) if row < len(group) else ""
 
     def made(self, number: int, groups: Iterable[Indices]) -> Generator[Batch, None, None]:
         """Yield the batches of these samples, made ahead as in epoch `number`."""

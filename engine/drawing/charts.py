@@ -1,4 +1,4 @@
-"""Charts as SVG: lines over a number, and points of two numbers.
+"""Charts as SVG: lines over a number, points of two numbers, and bars of counts.
 
 A chart works without the script of the page: its axes have numbers, its lines a legend, the points
 of short lines a title that browsers show.  The script reads the values at the mouse from `data-x`
@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.drawing import amounts
 from engine.drawing.axes import Axis, Kind, axis
@@ -20,13 +21,14 @@ WIDTH, HEIGHT = 440, 240  # of a chart, in its own units: it is scaled to its pl
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 10, 46
 LETTER = 8.5  # largest width of a letter of a tick in units, in narrow windows
 MAX_MARKS = 40  # points of a line that are marked one by one
+COLOURS = 8  # of lines, in page.css
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a chart; NaN and infinities leave a gap.
 
-    colour: 0 to 2, of page.css.
+    colour: 0 to `COLOURS` - 1, of page.css.
     """
 
     label: str
@@ -44,8 +46,12 @@ def line_chart(
     x_kind: Kind = "count",
     may_be_log: bool = False,
     from_zero: bool = False,
+    best: float | None = None,
 ) -> str:
-    """Return a line chart as HTML; empty if there is no finite value."""
+    """Return a line chart as HTML; empty if there is no finite value.
+
+    best: the place across that a line marks as the best.
+    """
     lines = [line for line in lines if any(map(math.isfinite, line.y))]
     if not lines:
         return ""
@@ -56,10 +62,17 @@ def line_chart(
     x = _across([v for line in lines for v in line.x], x_kind, y)
     note = ", logarithmic" if y.is_log else ""
     drawn = "".join(_line(line, x, y) for line in lines)
-    legend = ""
-    if len(lines) > 1:
-        items = (f'<li class="c{line.colour}">{text(line.label)}</li>' for line in lines)
-        legend = f'<ul class="legend">{"".join(items)}</ul>'
+    items = [f'<li class="c{line.colour}">{text(line.label)}</li>' for line in lines]
+    items = items if len(items) > 1 else []
+    if best is not None and x.low <= best <= x.high:
+        at = coordinate(x.place(best))
+        told = f"<title>best: {text(x_title)} {best:g}</title>"
+        drawn = (
+            f'<line class="best" x1="{at}" x2="{at}" y1="{TOP}" y2="{y.begin}">{told}</line>'
+            + (drawn)
+        )
+        items.append(f'<li class="mark">best {text(x_title)} {best:g}</li>')
+    legend = f'<ul class="legend">{"".join(items)}</ul>' if items else ""
     return _figure(
         title + note,
         legend,
@@ -89,27 +102,76 @@ def _longest(found: Axis) -> int:
     return max((len(found.name(tick)) for tick in found.ticks), default=0)
 
 
-def scatter(title: str, x_title: str, y_title: str, pairs: Sequence[tuple[float, float]]) -> str:
-    """Return a chart of points as HTML, with the line on which both numbers are equal."""
-    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    if not pairs:
+def scatter(
+    title: str,
+    x_title: str,
+    y_title: str,
+    pairs: Sequence[tuple[float, float]],
+    *,
+    kind: Kind = "number",
+    reference: Literal["equal", "zero"] = "equal",
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a chart of points as HTML, with a line to compare them with.
+
+    kind: of the numbers on both axes; shares have axes from 0 to 1, and a line through the points.
+    reference: the line on which both numbers are equal, or on which the second one is 0.
+    notes: more about each point, which browsers show.
+    """
+    told = [*notes, *[""] * (len(pairs) - len(notes))]
+    known = [
+        (a, b, note)
+        for (a, b), note in zip(pairs, told, strict=True)
+        if math.isfinite(a) and math.isfinite(b)
+    ]
+    if not known:
         return ""
-    both = [v for pair in pairs for v in pair]
-    y = axis(both, HEIGHT - BOTTOM, TOP)
-    x = _across(both, "number", y)
-    low, high = x.low, x.high
-    ends = (
-        f'x1="{coordinate(x.place(low))}" y1="{coordinate(y.place(low))}" '
-        f'x2="{coordinate(x.place(high))}" y2="{coordinate(y.place(high))}"'
+    across, up = [a for a, _, _ in known], [b for _, b, _ in known]
+    ends = [0.0, 1.0] if kind == "share" else []
+    if reference == "equal":
+        across = up = [*across, *up, *ends]
+    y = axis(up, HEIGHT - BOTTOM, TOP, kind=kind, from_zero=reference == "zero")
+    x = _across(across, kind, y)
+    low, high = (x.low, x.high) if reference == "equal" else (0.0, 0.0)
+    line = (
+        f'x1="{coordinate(x.begin)}" y1="{coordinate(y.place(low))}" '
+        f'x2="{coordinate(x.end)}" y2="{coordinate(y.place(high))}"'
     )
     dots = "".join(
         f'<circle cx="{coordinate(x.place(a))}" cy="{coordinate(y.place(b))}" r="3">'
-        f"<title>{text(x_title)} {amounts.number(a)}, {text(y_title)} {amounts.number(b)}</title>"
-        "</circle>"
-        for a, b in pairs
+        f"<title>{text(x_title)} {_value(a, kind)}, {text(y_title)} {_value(b, kind)}{text(note)}"
+        "</title></circle>"
+        for a, b, note in known
     )
-    inside = f'{frame(x, y, x_title)}<line class="equal" {ends}/><g class="dots c0">{dots}</g>'
+    inside = f'{frame(x, y, x_title)}<line class="equal" {line}/><g class="dots c0">{dots}</g>'
+    if kind == "share":
+        inside += _line(Line(y_title, [k[0] for k in known], [k[1] for k in known]), x, y)
     return _figure(title, "", inside, x_title, f"{y_title} over {x_title}")
+
+
+def histogram(title: str, x_title: str, values: Sequence[float], bins: int = 20) -> str:
+    """Return a chart of how many values lie where, as HTML; empty if none is finite."""
+    known = [v for v in values if math.isfinite(v)]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    width = (high - low) / bins or max(abs(low), 1.0) / bins
+    counts = [0] * bins
+    for v in known:
+        counts[min(int((v - low) / width), bins - 1)] += 1
+    y = axis(counts, HEIGHT - BOTTOM, TOP, kind="count", from_zero=True)
+    x = _across([low, low + bins * width], "number", y)
+    bars = "".join(
+        f'<rect x="{coordinate(x.place(low + i * width))}" y="{coordinate(y.place(count))}" '
+        f'width="{coordinate(x.place(low + width) - x.place(low))}" '
+        f'height="{coordinate(y.place(0) - y.place(count))}">'
+        f"<title>{count:,} from {amounts.number(low + i * width)} to "
+        f"{amounts.number(low + (i + 1) * width)}</title></rect>"
+        for i, count in enumerate(counts)
+        if count
+    )
+    inside = f'{frame(x, y, x_title)}<g class="boxes c0">{bars}</g>'
+    return _figure(title, "", inside, x_title, f"how many {x_title} lie where")
 
 
 def _figure(title: str, legend: str, inside: str, x_title: str, label: str) -> str:

@@ -170,6 +170,8 @@ class EarlyStopping(Callback):
     def on_stop(self, fit: Fit) -> None:
         """Give the parameters the values of the best epoch, if that was asked for."""
         if self._has_stopped:
+            if self._values and self.best_epoch == fit.best_epoch:
+                fit.keeps_best = True
             for name, parameter in fit.trainer.state.parameters:
                 parameter.data = self._values.get(name, parameter.data)
 

@@ -14,6 +14,7 @@ from engine.trainer.callbacks import Callback
 from engine.trainer.history import History
 
 if TYPE_CHECKING:
+    from engine.data.loader import Batches
     from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
@@ -48,6 +49,10 @@ class Fit:
     callbacks: in the order in which they are called.
     monitor: the column of the history whose best value decides which checkpoint is the best.
     validates: whether epochs end with a validation.
+    validation: the batches of it; None: there is none, or they are unknown.
+    best_epoch: the epoch with the best value of `monitor` so far; None: there is none yet.
+    keeps_best: whether the parameters after that epoch are kept, as the best checkpoint in `folder`
+        or by a callback that gives them back to the trainer.
     resumed_from: the checkpoint from which the run went on; None: it began anew.
     epoch: the one whose batches are being done, from 0 on.
     batch: how many batches of this epoch are done.
@@ -75,6 +80,9 @@ class Fit:
     callbacks: Sequence[Callback] = ()
     monitor: str = "loss"
     validates: bool = False
+    validation: Batches | None = None
+    best_epoch: int | None = None
+    keeps_best: bool = False
     resumed_from: Path | None = None
     epoch: int = 0
     batch: int = 0

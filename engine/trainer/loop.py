@@ -67,6 +67,8 @@ class Loop:
             callbacks=asked.callbacks if is_first else (),
             monitor=asked.monitor,
             validates=validation is not None,
+            validation=validation,
+            keeps_best=asked.folder is not None,
             step=trainer.steps,
             constants={} if asked.unfreezing is None else asked.unfreezing.constants,
         )
@@ -207,8 +209,10 @@ class Loop:
         self.loss_sum, self.first_step = position["loss_sum"], position["first_step"]
         fit.skipped, fit.lossless = position.get("skipped", (0, 0))
         self.epoch_seconds, self.training_seconds = position["epoch_seconds"]
-        if position["monitor"] == fit.monitor:
+        if position["monitor"] == fit.monitor and position["best"] is not None:
             self.best = position["best"]
+            rows = (row for row in fit.history.rows if row.get(fit.monitor) == self.best)
+            fit.best_epoch = next((int(row["epoch"]) for row in rows), None)
         kind, state = position["schedule"]
         if kind == type(self.schedule).__name__:
             self.schedule.restore(state)
@@ -488,7 +492,7 @@ class Loop:
         self.schedule.observe(value, self.asked.mode)
         is_best = is_better(value, self.best, self.asked.mode)
         if is_best:
-            self.best = value
+            self.best, fit.best_epoch = value, fit.epoch
         with self._keeping(lambda: before):
             self._lead(lambda: self.call("on_epoch_end"))
         if self.ranks is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.data import Arrays, batches
 from engine.errors import FileError, InputError
 from engine.reports import HtmlReport, JsonLog, Section
 from engine.system import files
@@ -54,10 +55,13 @@ def test_a_regression_has_pairs_and_errors(tmp_path: Path) -> None:
     run = Run(HtmlReport(tmp_path / "report.html"))
     run.epoch([1.0, 0.5], batches, val_mse=0.01)
     text = run.end()
-    found = run.report._findings
+    found = run.report._last
     assert found is not None
-    assert MAX_PAIRS / 2 <= len(found.pairs) <= MAX_PAIRS
-    assert "Predicted over expected values" in text
+    assert MAX_PAIRS / 2 <= len(found.pairs.rows) <= MAX_PAIRS
+    residuals = text.split('id="residuals"')[1].split("</section>")[0]
+    assert "Predicted over expected values" in residuals
+    assert "Residuals over predicted values" in residuals
+    assert "Of every 4th of 900 values the mean residual is 0.1000" in residuals
     assert "Largest errors" in text
     assert "… 12 more" in text
     assert 'id="confusion"' not in text
@@ -278,7 +282,81 @@ def test_an_epoch_begins_with_no_point_of_one_step(tmp_path: Path) -> None:
     assert [(p.step, p.loss) for p in points] == [(1, 4.0), (3, 1.0), (6, 2.0), (9, 2.0)]
 
 
+# --- the epoch that is shown
+
+
+def labelled(labels: list[int], scores: list[int]) -> Any:
+    """A batch of two classes whose predictions are `scores`."""
+    eye = np.eye(2, dtype=np.float32)
+    return {"x": np.zeros((len(labels), 3)), "labels": np.array(labels)}, {"y": eye[scores]}
+
+
+RIGHT, WRONG = labelled([0, 1, 1], [0, 1, 1]), labelled([0, 1, 1], [1, 0, 0])
+
+
+def test_findings_are_of_the_parameters_that_are_kept(tmp_path: Path) -> None:
+    """The last epoch is all wrong; the best one, whose checkpoint is exported, all right."""
+    for name, keeps in (("kept", True), ("last", False)):
+        run = Run(HtmlReport(tmp_path / f"{name}.html"), keeps_best=keeps, best_epoch=0)
+        run.epoch([1.0], [RIGHT], val_loss=0.1)
+        run.epoch([1.0], [WRONG], val_loss=0.9)
+        text = run.end()
+        assert ("3 of 3 right (100.0 %)" in text) == keeps
+        assert ("0 of 3 right (0.0 %)" in text) != keeps
+        assert ("Most wrong" in text) != keeps
+        assert f'<p class="origin" data-epoch="{1 - keeps}">' in text
+        assert ("Of epoch 1 (step 1), the best by val_loss" in text) == keeps
+        assert text.count("best: epoch 1</title>") == 1, "a line in the chart of the loss"
+
+
+def test_a_resumed_report_keeps_the_findings_of_the_best_epoch_alone(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    run = Run(HtmlReport(path), keeps_best=True, best_epoch=0)
+    run.epoch([1.0], [RIGHT], val_loss=0.1)
+    run.end()
+    for shown, is_there in ((0, True), (3, False)):
+        report = HtmlReport(path)
+        report.restore({**run.report.state(), "shown": shown})
+        more = {"keeps_best": True, "best_epoch": shown, "resumed_from": tmp_path, "epoch": 4}
+        again = Run(report, **more)
+        again.epoch([1.0], [WRONG], val_loss=0.9)
+        text = again.end()
+        assert ("3 of 3 right" in text) == is_there, "or the page is of an older validation"
+        assert "0 of 3 right" not in text
+
+
+def test_mistakes_have_the_names_of_their_files(tmp_path: Path) -> None:
+    class Files(Arrays):
+        def sample_name(self, index: int) -> str:
+            return f"<cat>/{index}.png"
+
+    data = Files((np.zeros((6, 3), np.float32), np.zeros(6, np.int64)))
+    source = batches(data.subset([5, 4, 3, 2, 1, 0]), batch_size=3)
+    run = Run(HtmlReport(tmp_path / "report.html"), validation=source)
+    run.epoch([1.0], [RIGHT, WRONG])
+    shown = run.end().split('id="predictions"')[1].split("</section>")[0]
+    wrong, right = shown.split("<h3>Right</h3>")
+    assert [n for n in range(6) if f"<td>&lt;cat&gt;/{n}.png</td>" in wrong] == [0, 1, 2]
+    assert [n for n in range(6) if f"<td>&lt;cat&gt;/{n}.png</td>" in right] == [3, 4, 5]
+
+
 # --- with the real loop
+
+
+def test_the_report_of_a_run_is_of_its_best_checkpoint(tmp_path: Path) -> None:
+    """A rate that is far too large from the second epoch on makes the first one the best."""
+    history = fit(
+        tmp_path, 3, progress=False, schedule=lambda step, *_: 3e-3 if step < BATCHES else 30.0
+    )
+    assert int(history.best("val_loss")["epoch"]) == 0
+    assert history["val_accuracy"][-1] != history["val_accuracy"][0]
+    text = (tmp_path / "report.html").read_text("utf-8")
+    share = f"{100 * history['val_accuracy'][0]:.1f} %"
+    assert f"of 64 right ({share})" in text
+    fit(tmp_path, 4, progress=False, resume=True, schedule=lambda *_: 30.0)
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert f"of 64 right ({share})" in text
+    assert "4 of 4" in text
 
 
 def test_fit_leaves_reports_and_a_resumed_one_goes_on_with_them(
@@ -302,13 +380,15 @@ def test_fit_leaves_reports_and_a_resumed_one_goes_on_with_them(
         "fit", "epoch", "checkpoint", "epoch", "checkpoint", "end",
     ]  # fmt: skip
     text = (tmp_path / "report.html").read_text("utf-8")
-    assert [text.count(f'<section id="{name}">') for name in NAMES] == [1] * len(NAMES)
+    there = [name for name in NAMES if name != "residuals"]
+    assert [text.count(f'<section id="{name}">') for name in there] == [1] * len(there)
     assert "4 of 4" in text
     assert "north &amp; south" in text, "classes of the training data name those of the validation"
     points = re.search(r'data-label="val_accuracy" data-x="([\d ]+)"', text)
     assert points is not None
     assert points[1] == "1 2 3 4"
-    share = f"{100 * history['val_accuracy'][-1]:.1f} %"
+    best = int(history.best("val_loss")["epoch"])
+    share = f"{100 * history['val_accuracy'][best]:.1f} %"
     assert f"of 64 right ({share})" in text
     assert "running" not in text.split("</style>")[1]
 

@@ -1,14 +1,14 @@
 """Findings: facts about a validation, collected batch by batch in bounded memory.
 
-For a classification: how often each class was taken for each, the worst samples, and some correct
-ones.  For a regression: the samples with the largest and the smallest errors, and pairs of expected
-and predicted values.
+For a classification: how often each class was taken for each, the shares that the model gave the
+classes, the worst samples, and some correct ones.  For a regression: the samples with the largest
+and the smallest errors, and pairs of expected and predicted values.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.trainer.reports import png
+from engine.trainer.reports.thinned import Thinned
 
 Array = npt.NDArray[Any]
 
 MAX_CLASSES = 1000  # of a confusion matrix
 MAX_PAIRS = 400  # of expected and predicted values
+MAX_SHARES = 1 << 20  # numbers that are kept for the curves of a classifier
 SHOWN = 8  # values of a sample that is not a picture
 LETTERS = 80  # of a value that is a text
 
@@ -35,6 +37,7 @@ class Sample:
         absolute difference of the values.
     picture: u8[height, width, channels] of the sample; None: it does not look like one.
     values: the first `SHOWN` of its numbers or texts, out of `size`.
+    name: of its file; empty if it is not known.
     """
 
     expected: tuple[float, ...]
@@ -44,6 +47,11 @@ class Sample:
     picture: Array | None
     values: tuple[float | str, ...]
     size: int
+    name: str = ""
+
+
+def _nameless(row: int) -> str:
+    return ""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,13 +62,15 @@ class Findings:
         output that is compared with them.
     classes: their names; None: unknown.
     limit: how many samples of each kind are kept.
-    step: the optimizer step of this validation.
+    step, epoch: the optimizer step and the epoch of this validation.
     counts: i64[classes, classes], how often the row's class was taken for the column's class;
         None: no classification, or more than `MAX_CLASSES` classes.
     total: how many labels were compared.
     worst: the samples with the largest errors, starting with the largest.
     best: correct samples, few of each class; or the samples with the smallest errors.
-    pairs: expected and predicted, for a regression of one value.
+    pairs: f64[pairs, 2], expected and predicted values of a regression.
+    shares: f32[samples, 1 + classes], of every n-th label its class and the share that the model
+        gave each class; those that are not finite are left out.
     """
 
     features: str
@@ -69,18 +79,27 @@ class Findings:
     classes: Sequence[str] | None = None
     limit: int = 12
     step: int = 0
+    epoch: int = 0
     counts: Array | None = None
     total: int = 0
     worst: list[Sample] = field(default_factory=list)
     best: list[Sample] = field(default_factory=list)
-    pairs: list[tuple[float, float]] = field(default_factory=list)
+    pairs: Thinned = field(default_factory=lambda: Thinned(2 * MAX_PAIRS))
+    shares: Thinned = field(default_factory=lambda: Thinned(MAX_SHARES))
     _has_two: bool | None = None  # classes, with one score for both
     _are_shares: bool | None = None  # whether that score is a probability
-    _stride: int = 1  # of the samples whose pairs are kept
     _right: Counter[int] = field(default_factory=Counter)  # how many of each class are in `best`
 
-    def add(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Add a batch; skip it if it lacks the names, or is of another kind."""
+    def add(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        name: Callable[[int], str] = _nameless,
+    ) -> None:
+        """Add a batch; skip it if it lacks the names, or is of another kind.
+
+        name: returns the name of the file of a row.
+        """
         if self.features not in inputs or self.target not in inputs or self.output not in outputs:
             return
         given, labels = np.asarray(inputs[self.features]), np.asarray(inputs[self.target])
@@ -88,14 +107,14 @@ class Findings:
         if not labels.ndim or scores.dtype.kind != "f" or len(scores) != len(labels):
             return
         if self._is_two_classes(scores, labels):
-            self._add_classes(given, self._of_two(scores.reshape(-1)), labels.reshape(-1))
+            self._add_classes(given, self._of_two(scores.reshape(-1)), labels.reshape(-1), name)
         elif labels.dtype.kind in "iu":
             for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics.py
                 if axis and scores.shape[:axis] + scores.shape[axis + 1 :] == labels.shape:
-                    self._add_classes(given, np.moveaxis(scores, axis, -1), labels)
+                    self._add_classes(given, np.moveaxis(scores, axis, -1), labels, name)
                     break
         elif labels.dtype.kind == "f" and scores.size == labels.size:
-            self._add_values(given, scores, labels)
+            self._add_values(given, scores, labels, name)
 
     def _is_two_classes(self, scores: Array, labels: Array) -> bool:
         """Return whether all batches so far have one score per sample and targets 0 or 1."""
@@ -104,6 +123,7 @@ class Findings:
             before, self._has_two = self._has_two, is_single and bool(np.isin(labels, (0, 1)).all())
             if before and not self._has_two:  # values that began with zeros and ones
                 self.counts, self.total, self.worst, self.best = None, 0, [], []
+                self.shares = Thinned(MAX_SHARES)
         return self._has_two
 
     def _of_two(self, scores: Array) -> Array:
@@ -113,7 +133,9 @@ class Findings:
         other = 1 - scores if self._are_shares else np.zeros_like(scores)
         return np.stack([other, scores], axis=1)
 
-    def _add_classes(self, given: Array, scores: Array, labels: Array) -> None:
+    def _add_classes(
+        self, given: Array, scores: Array, labels: Array, name: Callable[[int], str]
+    ) -> None:
         """Compare scores of (positions..., classes) with labels of (positions...)."""
         classes = scores.shape[-1]
         if classes > MAX_CLASSES and labels.ndim > 1:  # as of a language model: nothing is shown
@@ -129,6 +151,7 @@ class Findings:
             places = expected[compared] * classes + predicted[compared]
             counts = np.bincount(places, minlength=classes * classes)
             self.counts += counts.reshape(classes, classes)
+            self._add_shares(rows, expected, compared)
         if labels.ndim > 1 or len(given) != len(rows):  # more labels than samples
             return
 
@@ -136,7 +159,7 @@ class Findings:
             truth, taken = int(expected[row]), int(predicted[row])
             return _sample(
                 given[row], (truth,), (taken,), float(rows[row, taken] - rows[row, truth]),
-                float(_shares(rows[row])[taken]),
+                float(_shares(rows[row : row + 1])[0, taken]), name(row),
             )  # fmt: skip
 
         errors = rows[compared, predicted[compared]] - rows[compared, expected[compared]]
@@ -150,21 +173,31 @@ class Findings:
                 self._right[int(expected[row])] += 1
                 self.best.append(sample(int(row)))
 
-    def _add_values(self, given: Array, scores: Array, labels: Array) -> None:
+    def _add_shares(self, rows: Array, expected: Array, compared: Array) -> None:
+        """Keep the shares of the classes for every n-th label that is compared."""
+        picked = compared[self.shares.pick(len(compared))]
+        picked = picked[np.isfinite(rows[picked]).all(1)]
+        if len(picked):
+            columns = [expected[picked, np.newaxis], _shares(rows[picked])]
+            self.shares.add(np.concatenate(columns, 1).astype(np.float32))
+
+    def _add_values(
+        self, given: Array, scores: Array, labels: Array, name: Callable[[int], str]
+    ) -> None:
         count = len(scores)
         expected, predicted = labels.reshape(count, -1), scores.reshape(count, -1)
         if not count or not expected.shape[1]:
             return
         errors = np.abs(predicted.astype(np.float64) - expected).mean(1)
-        if expected.shape[1] == 1:
-            self._add_pairs(expected[:, 0], predicted[:, 0])
+        pairs = np.stack([expected.reshape(-1), predicted.reshape(-1)], 1)
+        self.pairs.add(pairs[self.pairs.pick(len(pairs))].astype(np.float64))
         self.total += count
         if len(given) != count:
             return
 
         def sample(row: int) -> Sample:
             truth, answer = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))
-            return _sample(given[row], truth, answer, float(errors[row]), None)
+            return _sample(given[row], truth, answer, float(errors[row]), None, name(row))
 
         rows = np.arange(count)
         self._keep_worst(rows, errors, sample)
@@ -177,14 +210,6 @@ class Findings:
             if len(self.worst) < self.limit or errors[i] > self.worst[-1].error:
                 worst = [*self.worst, sample(int(rows[i]))]
                 self.worst = sorted(worst, key=_error, reverse=True)[: self.limit]
-
-    def _add_pairs(self, expected: Array, predicted: Array) -> None:
-        """Keep every n-th pair, with an n that doubles when there are too many."""
-        for i in range(-self.total % self._stride, len(expected), self._stride):
-            self.pairs.append((float(expected[i]), float(predicted[i])))
-        while len(self.pairs) > MAX_PAIRS:
-            self.pairs = self.pairs[::2]
-            self._stride *= 2
 
 
 def _error(sample: Sample) -> float:
@@ -204,6 +229,7 @@ def _sample(
     predicted: tuple[float, ...],
     error: float,
     confidence: float | None,
+    name: str,
 ) -> Sample:
     given = np.asarray(given)
     picture = png.pixels(given)
@@ -211,14 +237,13 @@ def _sample(
         shown: tuple[float | str, ...] = tuple(v.item() for v in given.reshape(-1)[:SHOWN])
     else:
         shown = tuple(str(v)[:LETTERS] for v in given.reshape(-1)[:SHOWN])
-    return Sample(expected, predicted, confidence, error, picture, shown, given.size)
+    return Sample(expected, predicted, confidence, error, picture, shown, given.size, name)
 
 
-def _shares(scores: Array) -> Array:
+def _shares(rows: Array) -> Array:
     """Return the classes' shares from scores: shares, or their logarithms up to a constant."""
-    scores = scores.astype(np.float64)
-    shares = scores
-    if (scores < 0).any() or abs(scores.sum() - 1) > 1e-3:
-        shares = np.exp(scores - scores.max())
-        shares /= shares.sum()
-    return shares
+    scores = rows.astype(np.float64)
+    are_shares = (scores >= 0).all(1) & (np.abs(scores.sum(1) - 1) <= 1e-3)
+    with np.errstate(invalid="ignore"):  # of infinite scores
+        powers = np.exp(scores - scores.max(1, keepdims=True))
+    return np.where(are_shares[:, np.newaxis], scores, powers / powers.sum(1, keepdims=True))

@@ -20,7 +20,7 @@ from engine.trainer.reports.environment import describe
 from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.log_file import Tolerance, writable
 from engine.trainer.reports.process import resident
-from engine.trainer.reports.record import Record, Status
+from engine.trainer.reports.record import Record, Status, epoch_of
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.trace import Point, Trace
@@ -68,7 +68,9 @@ class HtmlReport(Callback):
         self._tolerance = Tolerance(self._path)
         self._trace = Trace()
         self._window = Window(self._trace.seconds)
-        self._findings: Findings | None = None  # of the last validation that is over
+        self._last: Findings | None = None  # of the last validation that is over
+        self._best: Findings | None = None  # of the validation of the best epoch
+        self._shown: int | None = None  # the epoch whose findings the page shows
         self._looking: Findings | None = None  # of the one that goes on
         self._earlier: dict[str, str] = {}  # sections of the file as it was
         self._is_open = False
@@ -85,11 +87,11 @@ class HtmlReport(Callback):
         self._is_open = False
         writable(self._path, "report")
         if not self._restored:
-            self._trace = Trace()
+            self._trace, self._shown = Trace(), None
         self._restored = False
         self._window = Window(self._trace.seconds)
-        self._findings = self._looking = None
-        self._earlier = _sections(self._path) if fit.resumed else {}
+        self._last = self._best = self._looking = None
+        self._earlier = _sections(self._path, self._shown) if fit.resumed else {}
         self._written = self._cost = 0.0
         self._is_open = True
 
@@ -117,19 +119,30 @@ class HtmlReport(Callback):
                 classes=fit.classes,
                 limit=self._samples,
                 step=fit.step,
+                epoch=fit.epoch,
             )
 
     def on_evaluate_batch_end(self, fit: Fit) -> None:
         """Collect the predictions of a batch."""
-        if self._looking is not None and fit.evaluation is not None:
-            self._looking.add(fit.evaluation.inputs, fit.evaluation.outputs)
+        batch, source = fit.evaluation, fit.validation
+        if self._looking is None or batch is None:
+            return
+
+        def name(row: int) -> str:
+            return "" if source is None else source.sample_name(batch.index, row)
+
+        self._looking.add(batch.inputs, batch.outputs, name)
 
     def on_evaluate_end(self, fit: Fit) -> None:
         """Keep the findings of this validation."""
-        self._findings, self._looking = self._looking, None
+        self._last, self._looking = self._looking, None
 
     def on_epoch_end(self, fit: Fit) -> None:
         """Write the page, if that takes only a little of the time."""
+        if fit.best_epoch == fit.epoch:
+            self._best = self._last
+        findings = self._findings(fit)
+        self._shown = self._shown if findings is None else findings.epoch
         self._finish(fit)
         if time.perf_counter() - self._written >= self._cost / SHARE:
             self._write(fit, "running")
@@ -149,14 +162,19 @@ class HtmlReport(Callback):
         self._is_open = False
 
     def state(self) -> dict[str, Any]:
-        """Return the points of the curves."""
-        return {"trace": self._trace.state()}
+        """Return the points of the curves, and which epoch's findings the page shows."""
+        return {"trace": self._trace.state(), "shown": self._shown}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with these points."""
         self._trace = Trace()
         self._trace.restore(state["trace"])
+        self._shown = state.get("shown")
         self._restored = True
+
+    def _findings(self, fit: Fit) -> Findings | None:
+        """Return the findings to show: of the parameters that are kept."""
+        return self._best if fit.keeps_best else self._last
 
     def _finish(self, fit: Fit) -> None:
         view = self._window.rest(fit)
@@ -197,7 +215,9 @@ class HtmlReport(Callback):
             monitor=fit.monitor,
             rows=fit.history.rows,
             points=self._trace.points,
-            findings=self._findings,
+            findings=self._findings(fit),
+            best=fit.best_epoch,
+            keeps_best=fit.keeps_best,
             plans=plans,
             environment=describe(plans),
             request=_request(fit.folder),
@@ -231,11 +251,16 @@ def _request(folder: Path | None) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _sections(path: Path) -> dict[str, str]:
-    """Return the contents of the sections of a report, by their names."""
+def _sections(path: Path, epoch: int | None) -> dict[str, str]:
+    """Return the contents of the sections of a report by their names.
+
+    epoch: of the findings to take over; others are of a validation that the resumed run has not
+        made, or of a worse epoch.
+    """
     try:
         written = path.read_text("utf-8")
     except (OSError, ValueError):
         return {}
     form = r'<section id="([\w-]+)">\n<h2>[^\n]*</h2>\n(.*?)\n</section>'
-    return dict(re.findall(form, written, re.DOTALL))
+    contents = dict(re.findall(form, written, re.DOTALL))
+    return {name: text for name, text in contents.items() if epoch_of(text) in (None, epoch)}

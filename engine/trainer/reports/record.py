@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from engine.drawing.page import text
 from engine.plan.plan import Plan
 from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.trace import Point
@@ -26,7 +28,11 @@ class Record:
     monitor: the column of the history that decides which checkpoint is the best.
     rows: of the history, one per epoch.
     points: of the training, step by step.
-    findings: of the last validation; None: there was none.
+    findings: of the validation of the best epoch if `keeps_best`, otherwise of the last one; None:
+        there was none.
+    best: the best epoch by the monitored column, from 0 on; None: there is none yet.
+    keeps_best: whether the parameters after that epoch are the ones that are left: in the folder of
+        the run as its best checkpoint, or in the trainer, which a callback gave them back.
     plans: the plans that the training runs on, the last used first.
     environment: names and values.
     request: the request of the run, as in run.json.
@@ -44,6 +50,24 @@ class Record:
     rows: Sequence[Mapping[str, float]] = ()
     points: Sequence[Point] = ()
     findings: Findings | None = None
+    best: int | None = None
+    keeps_best: bool = False
     plans: Sequence[Plan] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
+
+
+def origin(record: Record) -> str:
+    """Return a line of HTML that says which epoch the findings are of; `epoch_of` reads it."""
+    findings = record.findings
+    assert findings is not None
+    told = f"Of epoch {findings.epoch + 1} (step {findings.step:,})"
+    if record.keeps_best and findings.epoch == record.best:
+        told += f", the best by {text(record.monitor)}, whose parameters are kept"
+    return f'<p class="origin" data-epoch="{findings.epoch}">{told}.</p>'
+
+
+def epoch_of(section: str) -> int | None:
+    """Return the epoch of the findings that a section shows; None if it shows none."""
+    match = re.search(r'<p class="origin" data-epoch="(\d+)">', section)
+    return int(match[1]) if match else None

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import (
+    calibration,
+    classes,
     confusion,
     curves,
     environment,
     memory,
     plan,
     predictions,
+    ranking,
     request,
+    residuals,
     summary,
 )
 
@@ -18,6 +22,10 @@ SECTIONS: tuple[Section, ...] = (
     summary.SECTION,
     curves.SECTION,
     confusion.SECTION,
+    classes.SECTION,
+    ranking.SECTION,
+    calibration.SECTION,
+    residuals.SECTION,
     predictions.SECTION,
     memory.SECTION,
     plan.SECTION,

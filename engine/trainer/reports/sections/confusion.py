@@ -1,4 +1,4 @@
-"""Confusion matrix: which classes the last validation took for which."""
+"""Confusion matrix: which classes the validation took for which."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.drawing.page import table, text
-from engine.trainer.reports.record import Record
+from engine.trainer.reports.record import Record, origin
 from engine.trainer.reports.section import Section
+from engine.trainer.reports.sections.classes import class_names
 
 Array = npt.NDArray[Any]
 
@@ -21,17 +22,14 @@ SHADES = 9
 
 
 def render(record: Record) -> str:
-    """Return the matrix, the most frequent confusions, and each class by itself."""
+    """Return the matrix, and the most frequent confusions."""
     findings = record.findings
     if findings is None or findings.counts is None or not findings.total:
         return ""
     counts = findings.counts
     names = class_names(findings.classes, len(counts))
     right = int(np.trace(counts))
-    intro = (
-        f"{right:,} of {findings.total:,} right ({_share(right, findings.total)}), "
-        f"after step {findings.step:,}."
-    )
+    intro = f"{right:,} of {findings.total:,} right ({_share(right, findings.total)})."
     if len(counts) <= MAX_CELLS:
         intro += (
             " Rows are what is expected, columns what was predicted; a cell is shaded by its share "
@@ -41,15 +39,10 @@ def render(record: Record) -> str:
         matrix = draw(counts, names)
     else:
         intro, matrix = f"{intro} {len(counts)} classes are too many for a matrix.", ""
-    tables = _pairs(counts, names) + _classes(counts, names)
-    return f'<p>{intro}</p><div class="beside"><div>{matrix}</div><div>{tables}</div></div>'
-
-
-def class_names(names: Sequence[str] | None, count: int) -> list[str]:
-    """Return the names of the classes if their number matches, otherwise numbers."""
-    if names is not None and len(names) == count:
-        return [str(name) for name in names]
-    return [str(i) for i in range(count)]
+    return (
+        f'{origin(record)}<p>{intro}</p><div class="beside"><div>{matrix}</div>'
+        f"<div>{_pairs(counts, names)}</div></div>"
+    )
 
 
 def _shade(i: int, j: int, share: float) -> str:
@@ -109,21 +102,6 @@ def _pairs(counts: Array, names: Sequence[str]) -> str:
         return ""
     head = ("expected", "predicted", "times", "of the class")
     return f"<h3>Most frequent confusions</h3>{table(head, rows)}"
-
-
-def _classes(counts: Array, names: Sequence[str]) -> str:
-    """List the recall and the precision of each class."""
-    right, there, taken = np.diag(counts), counts.sum(1), counts.sum(0)
-    order = sorted(range(len(names)), key=lambda i: right[i] / max(there[i], 1))
-    rows = (
-        (text(names[i]), f"{there[i]:,}", _share(right[i], there[i]), _share(right[i], taken[i]))
-        for i in order
-    )
-    head = ("class", "samples", "found (recall)", "true of those predicted (precision)")
-    return (
-        f"<details><summary>Each of the {len(names)} classes, the least found first</summary>"
-        f"{table(head, rows)}</details>"
-    )
 
 
 def _share(part: int, whole: int) -> str:

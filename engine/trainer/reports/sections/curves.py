@@ -17,7 +17,8 @@ _APART = {"epoch", "loss", "lr", "seconds", "samples_per_second", "memory"}
 def render(record: Record) -> str:
     """Return charts: loss by epoch and step, metrics by epoch, learning rate and speed by step."""
     rows, points = record.rows, record.points
-    charts = [line_chart("Loss", "epoch", _by_epoch(rows, "loss"), may_be_log=True)]
+    best = None if record.best is None else record.best + 1
+    charts = [line_chart("Loss", "epoch", _by_epoch(rows, "loss"), may_be_log=True, best=best)]
     steps = [p.step for p in points]
     finely = Line("loss", steps, [p.loss for p in points])
     charts.append(line_chart("Training loss, step by step", "step", [finely], may_be_log=True))
@@ -26,7 +27,7 @@ def render(record: Record) -> str:
         kind: Kind = "share" if amounts.measure(name, 0.5).endswith("%") else "number"
         lines = _by_epoch(rows, name)
         title = name if len(lines) > 1 else lines[0].label
-        charts.append(line_chart(title, "epoch", lines, kind=kind))
+        charts.append(line_chart(title, "epoch", lines, kind=kind, best=best))
     rates = Line("learning rate", steps, [p.learning_rate for p in points])
     charts.append(line_chart("Learning rate", "step", [rates], from_zero=True))
     speed = Line("samples a second", steps, [p.rate for p in points])

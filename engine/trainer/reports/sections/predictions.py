@@ -1,29 +1,24 @@
-"""Predictions: samples of the last validation, the worst and some correct ones."""
+"""Predictions: samples of the validation, the worst and some correct ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from engine.drawing import amounts
-from engine.drawing.charts import scatter
 from engine.drawing.page import table, text
 from engine.trainer.reports import png
 from engine.trainer.reports.findings import Findings, Sample
-from engine.trainer.reports.record import Record
+from engine.trainer.reports.record import Record, origin
 from engine.trainer.reports.section import Section
-from engine.trainer.reports.sections.confusion import class_names
+from engine.trainer.reports.sections.classes import class_names
 
 
 def render(record: Record) -> str:
     """Return cards with pictures if the samples look like pictures, otherwise tables of values."""
     findings = record.findings
-    if findings is None or not (findings.worst or findings.best or findings.pairs):
+    if findings is None or not (findings.worst or findings.best):
         return ""
-    parts = []
-    if findings.pairs:
-        title = "Predicted over expected values"
-        chart = scatter(title, "expected", "predicted", findings.pairs)
-        parts.append(f'<div class="charts">{chart}</div>')
+    parts = [origin(record)]
     samples = findings.worst or findings.best
     is_classes = bool(samples) and samples[0].confidence is not None
     titles = ("Most wrong", "Right") if is_classes else ("Largest errors", "Smallest errors")
@@ -42,6 +37,7 @@ def _cards(findings: Findings, samples: Sequence[Sample]) -> str:
         assert sample.picture is not None
         share = "" if sample.confidence is None else f" ({100 * sample.confidence:.0f} %)"
         note = "" if predicted == expected else f"<small>expected {text(expected)}</small>"
+        note += f"<small>{text(sample.name)}</small>" if sample.name else ""
         cards.append(
             f'<figure><img src="{png.address(sample.picture)}" alt="sample expected as '
             f'{text(expected)}"><figcaption>{text(predicted)}{share}{note}</figcaption></figure>'
@@ -50,7 +46,7 @@ def _cards(findings: Findings, samples: Sequence[Sample]) -> str:
 
 
 def _rows(findings: Findings, samples: Sequence[Sample]) -> str:
-    rows = []
+    rows, are_named = [], any(sample.name for sample in samples)
     for sample in samples:
         predicted, expected = _ends(findings, sample)
         last = (
@@ -58,9 +54,11 @@ def _rows(findings: Findings, samples: Sequence[Sample]) -> str:
             if sample.confidence is None
             else f"{100 * sample.confidence:.0f} %"
         )
-        rows.append((text(expected), text(predicted), last, text(_values(sample))))
+        named = (text(sample.name),) if are_named else ()
+        rows.append((text(expected), text(predicted), last, *named, text(_values(sample))))
     last = "share" if samples[0].confidence is not None else "mean error"
-    return table(("expected", "predicted", last, text(findings.features)), rows, "samples")
+    head = ("expected", "predicted", last, *(("file",) if are_named else ()))
+    return table((*head, text(findings.features)), rows, "samples")
 
 
 def _values(sample: Sample) -> str:

@@ -1,4 +1,4 @@
-"""Request: the settings of the run, as in run.json."""
+"""Settings of the run, as in run.json."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ MAX_LETTERS = 300  # of a value
 
 
 def render(record: Record) -> str:
-    """Return a table of names and values; nested names are joined, as in `data.batch_size`."""
-    rows = dict(_flat("", record.request))
-    return values(rows) if rows else ""
+    """Return a folded table of names and values; nested names are joined: `data.batch_size`."""
+    rows = dict(flat(record.request))
+    if not rows:
+        return ""
+    return f"<details><summary>{len(rows)} settings</summary>{values(rows)}</details>"
 
 
-def _flat(prefix: str, content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and values of nested settings as texts, without those that are None."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(f"{prefix}{name}.", value)
+            yield from flat(value, f"{prefix}{name}.")
         elif value is not None:
             shown = value if isinstance(value, str) else json.dumps(value)
             yield f"{prefix}{name}", shown[:MAX_LETTERS] + "…" * (len(shown) > MAX_LETTERS)
 
 
-SECTION = Section("request", "Request", render)
+SECTION = Section("request", "Settings", render)

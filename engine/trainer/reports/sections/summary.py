@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-
-from engine.base.errors import EngineError
 from engine.drawing import amounts
 from engine.drawing.page import text
-from engine.trainer.history import History
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
 
@@ -54,10 +50,10 @@ def render(record: Record) -> str:
 
 def _best(record: Record) -> list[tuple[str, str, str]]:
     """Return the best value of the monitored column, if any epoch has it."""
-    with contextlib.suppress(EngineError):  # no row has it, or no value is a number
-        row = History(record.rows).best(record.monitor)
-        value = amounts.measure(record.monitor, row[record.monitor])
-        return [(f"best {record.monitor}", value, f"epoch {int(row['epoch']) + 1}")]
+    for row in record.rows:
+        if row["epoch"] == record.best and record.monitor in row:
+            value = amounts.measure(record.monitor, row[record.monitor])
+            return [(f"best {record.monitor}", value, f"epoch {int(row['epoch']) + 1}")]
     return []
 
 

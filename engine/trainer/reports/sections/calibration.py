@@ -1,0 +1,43 @@
+"""Calibration: whether predictions of a confidence are right as often as it says."""
+
+from __future__ import annotations
+
+from engine.drawing.charts import histogram, scatter
+from engine.trainer.reports.curves import BINS, Calibration
+from engine.trainer.reports.findings import Findings
+from engine.trainer.reports.record import Record, origin
+from engine.trainer.reports.section import Section
+from engine.trainer.reports.sections.classes import thinned
+
+
+def calibration(findings: Findings) -> Calibration | None:
+    """Return the calibration of the predicted classes; None if no shares are known."""
+    rows = findings.shares.rows
+    if not len(rows):
+        return None
+    predicted = rows[:, 1:].argmax(1)
+    return Calibration.of(predicted == rows[:, 0], rows[:, 1:].max(1))
+
+
+def render(record: Record) -> str:
+    """Return the reliability diagram, and how many predictions have which confidence."""
+    findings = record.findings
+    made = None if findings is None else calibration(findings)
+    if findings is None or made is None:
+        return ""
+    points = list(zip(made.confidence.tolist(), made.accuracy.tolist(), strict=True))
+    diagram = scatter(
+        "Reliability", "confidence", "accuracy", points,
+        kind="share", notes=[f", {count:,} predictions" for count in made.counts.tolist()],
+    )  # fmt: skip
+    confidence = findings.shares.rows[:, 1:].max(1).tolist()
+    bars = histogram("Confidence of the predictions", "confidence", confidence)
+    told = (
+        f"<p>The expected calibration error is {100 * made.error:.1f} %: the mean gap between "
+        f"confidence and accuracy, over {BINS} bins of equal width. Points below the diagonal are "
+        "of predictions that are right less often than their confidence says.</p>"
+    )
+    return f'{origin(record)}{told}<div class="charts">{diagram}{bars}</div>{thinned(findings)}'
+
+
+SECTION = Section("calibration", "Calibration", render)

@@ -1,0 +1,110 @@
+"""Classes: how well each of them is found in the validation, and the mean over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.drawing.page import table, text
+from engine.trainer.reports.curves import Ranking
+from engine.trainer.reports.findings import Findings
+from engine.trainer.reports.record import Record, origin
+from engine.trainer.reports.section import Section
+
+Array = npt.NDArray[Any]
+
+OPEN = 24  # classes of a table that is not folded
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of each class, f64[classes] each; NaN where a score has no value.
+
+    precision: the share of right ones among the predictions of the class.
+    recall: the share of its samples that were found.
+    f1: the harmonic mean of both.
+    area, average_precision: of the class against all others; see `Ranking`.
+    """
+
+    precision: Array
+    recall: Array
+    f1: Array
+    area: Array
+    average_precision: Array
+
+    @classmethod
+    def of(cls, findings: Findings) -> Scores:
+        """Return the scores of findings that have a confusion matrix."""
+        assert findings.counts is not None
+        counts = findings.counts.astype(np.float64)
+        right, there, taken = np.diag(counts), counts.sum(1), counts.sum(0)
+        ranked = [ranking(findings, i) for i in range(len(counts))]
+        return cls(
+            _over(right, taken),
+            _over(right, there),
+            _over(2 * right, there + taken),
+            np.array([np.nan if r is None else r.area for r in ranked]),
+            np.array([np.nan if r is None else r.average_precision for r in ranked]),
+        )
+
+
+def ranking(findings: Findings, label: int) -> Ranking | None:
+    """Return how the shares of a class rank the samples that are kept."""
+    rows = findings.shares.rows
+    return Ranking.of(rows[:, 0] == label, rows[:, 1 + label]) if len(rows) else None
+
+
+def class_names(names: Sequence[str] | None, count: int) -> list[str]:
+    """Return the names of the classes if their number matches, otherwise numbers."""
+    if names is not None and len(names) == count:
+        return [str(name) for name in names]
+    return [str(i) for i in range(count)]
+
+
+def share(value: float) -> str:
+    """Format a share of one; a dash if there is none."""
+    return f"{100 * value:.1f} %" if np.isfinite(value) else "–"
+
+
+def render(record: Record) -> str:
+    """Return a table with a row a class, the one with the least F1 first."""
+    findings = record.findings
+    if findings is None or findings.counts is None or not findings.total:
+        return ""
+    names, scores = class_names(findings.classes, len(findings.counts)), Scores.of(findings)
+    there = findings.counts.sum(1)
+    columns = (
+        scores.precision, scores.recall, scores.f1, scores.area, scores.average_precision
+    )  # fmt: skip
+    order = sorted(range(len(names)), key=lambda i: (np.nan_to_num(scores.f1[i], nan=2.0), i))
+    rows = [
+        (text(names[i]), f"{there[i]:,}", *(share(column[i]) for column in columns)) for i in order
+    ]
+    known = there > 0
+    means = (np.nanmean(c[known]) if np.isfinite(c[known]).any() else np.nan for c in columns)
+    rows.insert(0, ("<b>mean of the classes</b>", f"{there.sum():,}", *map(share, means)))
+    head = ("class", "samples", "precision", "recall", "F1", "AUROC", "average precision")
+    every = table(head, rows, "scores")
+    if len(names) > OPEN:
+        every = f"<details><summary>All {len(names)} classes</summary>{every}</details>"
+    return f"{origin(record)}{every}{thinned(findings)}"
+
+
+def thinned(findings: Findings) -> str:
+    """Return a sentence on how many samples the curves are made of, if not of all."""
+    stride = findings.shares.stride
+    if stride == 1:
+        return ""
+    return f"<small>Areas and curves are of every {stride}th of {findings.total:,} labels.</small>"
+
+
+def _over(part: Array, whole: Array) -> Array:
+    result: Array = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return result
+
+
+SECTION = Section("classes", "Classes", render)

@@ -1,0 +1,75 @@
+"""ROC and precision over recall: what other thresholds than the usual one would find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.drawing.charts import COLOURS, Line, line_chart
+from engine.trainer.reports.curves import Ranking
+from engine.trainer.reports.record import Record, origin
+from engine.trainer.reports.section import Section
+from engine.trainer.reports.sections.classes import class_names, ranking, thinned
+
+Array = npt.NDArray[Any]
+
+POINTS = 200  # of a curve, at most
+
+
+def render(record: Record) -> str:
+    """Return both charts: of class 1 if there are two, otherwise of the least well ranked ones."""
+    findings = record.findings
+    if findings is None or findings.counts is None or not findings.total:
+        return ""
+    names = class_names(findings.classes, len(findings.counts))
+    labels = [1] if len(names) == 2 else range(len(names))
+    known = [(r, names[i]) for i in labels if (r := ranking(findings, i)) is not None]
+    if not known:
+        return ""
+    known.sort(key=lambda each: each[0].average_precision)
+    left = len(known) - COLOURS
+    recalled, roc = [], []
+    for colour, (made, name) in enumerate(known[:COLOURS]):
+        precision, recall = _steps(made)
+        recalled.append(Line(f"{name}, {made.average_precision:.3f}", recall, precision, colour))
+        false, true = map(_thin, made.roc())
+        roc.append(Line(f"{name}, {made.area:.3f}", false, true, colour))
+    told = "each class against all others" if len(names) > 2 else f"the class {known[0][1]}"
+    titles = (
+        f"Precision over recall, {told}; average precision",
+        f"True over false positive rate (ROC), {told}; area below",
+    )
+    charts = "".join(
+        line_chart(_with_value(title, lines), across, lines, kind="share", x_kind="share",
+                   from_zero=True)
+        for title, across, lines in zip(
+            titles, ("recall", "false positive rate"), (recalled, roc), strict=True
+        )
+    )  # fmt: skip
+    note = f"<small>{left} classes that are ranked better are left out.</small>" if left > 0 else ""
+    return f'{origin(record)}<div class="charts">{charts}</div>{note}{thinned(findings)}'
+
+
+def _with_value(title: str, lines: list[Line]) -> str:
+    """Return a title with the value of a single line, which has no legend."""
+    return title if len(lines) > 1 else f"{title} {lines[0].label.rsplit(', ', 1)[1]}"
+
+
+def _steps(made: Ranking) -> tuple[list[float], list[float]]:
+    """Return precision and recall as a line: recall grows at the precision of its threshold."""
+    precision, recall = map(_thin, made.precision_recall())
+    before = [0.0, *recall[:-1]]
+    down = [p for p in precision for _ in (0, 1)]
+    return down, [r for pair in zip(before, recall, strict=True) for r in pair]
+
+
+def _thin(values: Array) -> list[float]:
+    """Return values at equal distances, the first and the last among them."""
+    if len(values) <= POINTS:
+        return list(map(float, values))
+    return [float(values[i]) for i in np.linspace(0, len(values) - 1, POINTS).round().astype(int)]
+
+
+SECTION = Section("ranking", "Precision, recall and ROC", render)
