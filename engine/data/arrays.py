@@ -10,8 +10,10 @@ import numpy as np
 
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import checked
+from engine.data import array_files
 from engine.data.dataset import Dataset, Indices
-from engine.data.samples import Array, Sample, field_name, read_only, refuse_nan, to_array
+from engine.data.labels import encode_texts, is_text
+from engine.data.samples import SYNONYMS, Array, Sample, field_name, read_only, refuse_nan, to_array
 
 CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
 
@@ -25,11 +27,17 @@ class Arrays(Dataset):
 
     A memory-map is read batch by batch, in the thread that makes batches ahead.
 
+    Labels may be texts: the last of several arrays, or the one called `label` or `labels`.  They
+    become numbers, and `classes` has their names.
+
     Args:
         source: an array, a tuple or list of arrays in the order of the model's inputs, or a
             mapping of arrays by name.  Tensors are arrays.  A list of lists may hold sequences
-            of unequal lengths, which `bucket_by=` pads.
-        classes: names of the labels, if the last array holds labels.
+            of unequal lengths, which `bucket_by=` pads.  A path of a `*.npy` stands for its array,
+            which is mapped; one of a `*.npz` for a mapping of its arrays.
+        arrays: names of the arrays of a `*.npz`, in the order of the model's inputs.
+        classes: names of the labels, if the last array holds labels; by default the texts, in
+            the order of the alphabet.
         allow_nan: whether floating-point arrays may hold NaN.
 
     Raises:
@@ -42,14 +50,17 @@ class Arrays(Dataset):
         self,
         source: Any,
         *,
+        arrays: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         allow_nan: bool = False,
     ) -> None:
+        source = _read(source, arrays)
         if isinstance(source, Mapping):
             self.names = [str(name) for name in source]
             values = list(source.values())
         else:
             values = list(source) if isinstance(source, tuple | list) else [source]
+        values = [array_files.read(v) if array_files.is_array_file(v) else v for v in values]
         self.classes = classes
         self.columns = [_column(field_name(self.names, i), v) for i, v in enumerate(values)]
         if not self.columns:
@@ -62,6 +73,7 @@ class Arrays(Dataset):
             raise ShapeError(f"arrays of different lengths: {lengths_text}")
         if not lengths[0]:
             raise InputError("no samples: the arrays have length 0")
+        self._encode_labels()
         mapped = [isinstance(value, np.memmap) for value in values]
         self.cheap = not any(mapped)
         self._unchecked = [i for i, late in enumerate(mapped) if late and not allow_nan]
@@ -90,8 +102,23 @@ class Arrays(Dataset):
         for i in self._unchecked:
             refuse_nan(arrays[i], field_name(self.names, i), lambda row: f"sample {indices[row]}")
 
+    def _encode_labels(self) -> None:
+        """Turn labels that are texts into numbers of classes."""
+        place = len(self.columns) - 1
+        if self.names is not None:
+            place = next((i for i, n in enumerate(self.names) if n in SYNONYMS), -1)
+        elif not place:
+            return
+        column = self.columns[place]
+        if place >= 0 and not isinstance(column, list) and is_text(column):
+            what = field_name(self.names, place)
+            self.columns[place], self.classes = encode_texts(column, self.classes, what)
+
     def labels(self) -> Array:
-        last = self.columns[-1]
+        place = len(self.columns) - 1
+        if self.names is not None:
+            place = next((i for i, n in enumerate(self.names) if n in SYNONYMS), place)
+        last = self.columns[place]
         return super().labels() if isinstance(last, list) else last
 
     def lengths(self, field: int) -> Indices:
@@ -101,6 +128,22 @@ class Arrays(Dataset):
         if column.ndim < 2:
             raise ShapeError(f"{field_name(self.names, field)} has no sequences, but single values")
         return np.full(len(column), column.shape[1], np.intp)
+
+
+def _read(source: Any, arrays: Sequence[str] | None) -> Any:
+    """Return the arrays of a file if the source is the path of one, otherwise the source.
+
+    Arrays that numpy.savez got without names are in its order.
+    """
+    if not array_files.is_array_file(source):
+        if arrays is not None:
+            raise InputError("arrays= names arrays of a file *.npz; expected the path of one")
+        return source
+    read = array_files.read(source, arrays)
+    if not isinstance(read, dict):
+        return read
+    plain = arrays is not None or list(read) == [f"arr_{i}" for i in range(len(read))]
+    return tuple(read.values()) if plain else read
 
 
 def _column(what: str, value: Any) -> Array | Ragged:

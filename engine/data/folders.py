@@ -13,6 +13,14 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
 
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+SPLITS = {  # the names of folders, in any case of letters
+    TRAIN: ("train", "training"),
+    VALIDATION: ("val", "valid", "validation", "dev"),
+    TEST: ("test", "testing"),
+}
+_SPLIT_OF = {name: split for split, names in SPLITS.items() for name in names}
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -50,11 +58,12 @@ def classes_of(
     path = arguments.path("folder", folder)
     shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_listed(suffixes)}"
     entries = _entries(path)
-    folders = [name for name in entries if os.path.isdir(os.path.join(path, name))]
+    folders = _folders(path)
     if not folders:
         loose = [name for name in entries if name.lower().endswith(tuple(suffixes))]
         told = f"{len(loose)} {what}, but no sub-folders" if loose else "nothing to read"
         raise InputError(f"{path!r} has {told}; {shape}")
+    _refuse_splits(path, folders, suffixes, what)
     known = folders if classes is None else arguments.names("classes", classes)
     if len(set(known)) < len(known):
         raise InputError(f"classes={known}: a name stands there twice")
@@ -67,7 +76,6 @@ def classes_of(
         raise InputError(
             f"{path!r} has one class, {known[0]!r}; a classifier needs two or more: {shape}"
         )
-    _refuse_splits(path, folders, suffixes, what)
     paths: list[str] = []
     labels: list[int] = []
     for name in folders:
@@ -79,19 +87,81 @@ def classes_of(
     return Listing(paths, np.array(labels, np.int64), list(known))
 
 
+def _folders(path: str) -> list[str]:
+    return [name for name in _entries(path) if os.path.isdir(os.path.join(path, name))]
+
+
 def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], what: str) -> None:
-    """Refuse sub-folders that hold folders of files and no files: these are not classes."""
+    """Refuse sub-folders that are not classes: splits, and folders that hold folders alone."""
+    found = splits_of(path)
+    if found:
+        names = [os.path.basename(place) for place in found.values()]
+        first = next(iter(found.values()))
+        raise InputError(
+            f"{path!r} is divided into {', '.join(map(repr, names))}, which are splits and not "
+            f"classes; fit({path!r}) trains on one and validates on another, and "
+            f"{first!r} alone is data of one split"
+        )
     for name in folders:
         place = os.path.join(path, name)
-        inner = _entries(place)
-        deeper = [each for each in inner if os.path.isdir(os.path.join(place, each))]
-        if deeper and not any(each.lower().endswith(tuple(suffixes)) for each in inner):
+        deeper = _folders(place)
+        if deeper and not any(each.lower().endswith(tuple(suffixes)) for each in _entries(place)):
             shown = ", ".join(map(repr, deeper[:3])) + (", ..." if len(deeper) > 3 else "")
             raise InputError(
                 f"{path!r}: the sub-folder {name!r} holds the folders {shown} and no {what}, so it "
                 f"is a split or a group and not a class; give the folder above the classes, as "
                 f"{place!r} (and another one as the validation data)"
             )
+
+
+def splits_of(folder: Any) -> dict[str, str]:
+    """Return the folders of a root that is divided already, by "train", "validation" and "test".
+
+    It is if all its sub-folders have names of `SPLITS`, and one of them is for training or holds
+    folders itself.  Otherwise the sub-folders are classes, and nothing is returned.
+
+    Raises:
+        FileError: the folder cannot be read.
+        InputError: two folders are the same split.
+    """
+    path = arguments.path("folder", folder)
+    if not os.path.isdir(path):
+        return {}
+    names = _folders(path)
+    found: dict[str, str] = {}
+    if not names or any(name.lower() not in _SPLIT_OF for name in names):
+        return {}
+    for name in names:
+        split = _SPLIT_OF[name.lower()]
+        if split in found:
+            before = os.path.basename(found[split])
+            raise InputError(
+                f"{path!r}: the folders {before!r} and {name!r} are both the {split} data; "
+                "leave one of them"
+            )
+        found[split] = os.path.join(path, name)
+    return found if TRAIN in found or any(map(_folders, found.values())) else {}
+
+
+def split_of(folder: Any, *wanted: str) -> str:
+    """Return the folder of the first of these splits that a root has; a root without any itself.
+
+    Raises:
+        FileError: the folder cannot be read.
+        InputError: it has splits, but none of these.
+    """
+    found = splits_of(folder)
+    path = arguments.path("folder", folder)
+    if not found:
+        return path
+    for split in wanted:
+        if split in found:
+            return found[split]
+    names = [os.path.basename(place) for place in found.values()]
+    raise InputError(
+        f"{path!r} has the folders {', '.join(map(repr, names))}, and none with {wanted[0]} data, "
+        f"as {SPLITS[wanted[0]][0]!r}"
+    )
 
 
 def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:

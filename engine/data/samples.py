@@ -37,10 +37,16 @@ def to_array(what: str, value: Any) -> Array:
         if callable(getattr(value, method, None)):
             value = getattr(value, method)()
     array = arguments.array(what, value)
+    if array.dtype.kind == "T" or (array.dtype == object and _all_texts(array)):
+        array = array.astype(str)
     if array.dtype == object:
         kinds = sorted({type(item).__name__ for item in array.ravel()[:100].tolist()})
         raise InputError(f"{what}: expected numbers or texts, got objects: {', '.join(kinds)}")
     return array
+
+
+def _all_texts(array: Array) -> bool:
+    return bool(array.size) and all(isinstance(item, str) for item in array.ravel().tolist())
 
 
 def read_only(array: Any) -> Array:

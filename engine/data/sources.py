@@ -10,6 +10,7 @@ import numpy as np
 from engine.base.errors import DTypeError, InputError
 from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, checked
 from engine.data import foreign
+from engine.data.array_files import is_array_file
 from engine.data.arrays import Arrays
 from engine.data.buckets import MASK, Buckets
 from engine.data.dataset import Dataset
@@ -44,7 +45,7 @@ def batches(
         source: one of
             - `Batches`, which are returned as they are;
             - an array, a tuple or list of arrays, a dict of arrays, memory-maps and tensors
-              included, whose first axes count the samples;
+              included, whose first axes count the samples; or the path of a `*.npy` or `*.npz`;
             - a `Dataset`, or a map-style dataset of PyTorch, which has samples by index;
             - a dataset of Hugging Face, whose columns have the names of the model's inputs;
             - a DataLoader, a list of batches or another iterable of batches: each an array, a
@@ -143,6 +144,8 @@ def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
         return None
     if foreign.is_table(source):
         return foreign.Table(source)
+    if is_array_file(source):
+        return Arrays(source, allow_nan=allow_nan)
     if isinstance(source, tuple | Mapping | np.ndarray) or hasattr(source, "__array__"):
         return Arrays(source, allow_nan=allow_nan)
     if isinstance(source, list):

@@ -188,6 +188,17 @@ class LabelledTexts(Dataset):
         return np.array([len(tokens) for tokens in self.tokens], np.intp)
 
 
+def column_of(path: str, column: str, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
+    """Return the texts of a column of a table.
+
+    Raises:
+        FileError, InputError, NameNotFoundError: as `LabelledTexts`.
+    """
+    table = Table(read_csv(path, delimiter, encoding, True), [column], [""])
+    table.absent(drop=False, refuse=[column])
+    return table.cells(column)
+
+
 def read(path: str, encoding: str) -> str:
     """Read the text of a file.
 

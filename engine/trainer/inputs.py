@@ -11,6 +11,7 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.element_types import NUMPY
 from engine.base.errors import InputError, nearest
+from engine.data.labels import from_one_hot
 
 if TYPE_CHECKING:
     from engine.training.model import Model
@@ -65,8 +66,11 @@ def words(batch: Any) -> tuple[Any, ...]:
 def _cast(model: Model, name: str, value: Any) -> Array:
     """Return an input with the element type that the model declares for it."""
     kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
-    if isinstance(value, np.ndarray) and value.dtype == kind:
+    shape = model.interface.inputs[name].shape
+    if isinstance(value, np.ndarray) and value.dtype == kind and value.ndim == len(shape):
         return value
     if name in model.interface.texts:
         return model.array(name, value)
+    if kind == np.int64 and len(shape) == 1 and np.ndim(value) == 2 and np.shape(value)[1] > 1:
+        return from_one_hot(arguments.array(f"input {name!r}", value), f"input {name!r}")
     return arguments.cast(f"input {name!r}", value, kind)

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.artifacts import SGD, CrossEntropyLoss, MSELoss
+from engine.base import option_tables as tables
 from engine.base.fields import declaration
 from engine.errors import DTypeError, EngineError, FileError, InputError
-from engine.tools.actions import run_config, tables
+from engine.tools.actions import run_config
 from engine.tools.actions.run_config import RunConfig, config_of, override, read, to_toml
 from engine.trainer.schedules import Cosine
 
@@ -105,7 +106,7 @@ def test_all_values_survive_writing(text: str, number: float, whole: int) -> Non
         (
             "[data]\nvalidation = true\n",
             DTypeError,
-            "validation: expected a number or text",
+            "validation: expected a number, text or None",
         ),
         ("[data]\nbatch_size = 0\n", InputError, r"\[data\]: batch_size=0: expected 1 or more"),
         ("[data]\naugment = [1]\n", InputError, "augment: expected a list of names, got 1 in it"),

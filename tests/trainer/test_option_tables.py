@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 
 from engine.artifacts import AdamW, Group
+from engine.base import option_tables as tables
+from engine.base.option_tables import assignments, describe, make, shaped
 from engine.errors import DTypeError, EngineError, InputError
-from engine.tools.actions import tables
 from engine.tools.actions.run_config import config_of, to_toml
-from engine.tools.actions.tables import assignments, describe, make, shaped
 
 
 @dataclass(frozen=True)

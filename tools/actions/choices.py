@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from engine.base import option_tables as tables
 from engine.base.errors import InputError
 from engine.graphs.offline.optim_types import OptimizerSpec
 from engine.loss_types import Loss
-from engine.tools.actions import tables
 from engine.trainer import names
 from engine.trainer.schedules import Schedule
 

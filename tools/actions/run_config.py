@@ -17,19 +17,21 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engine.base import arguments
+from engine.base import option_tables as tables
 from engine.base.errors import InputError, nearest
 from engine.base.fields import fields_of, inherited, option
 from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
+from engine.data.kinds import Name
 from engine.graphs.offline.optim_types import OptimizerSpec
 from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.system import files
-from engine.tools.actions import choices, tables
+from engine.tools.actions import choices
 from engine.trainer.schedules import Schedule
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
-Kind = Literal["auto", "images", "sounds", "csv", "text"]
-KINDS = [kind for kind in get_args(Kind) if kind != "auto"]
+Kind = Literal["auto", Name]
+KINDS = list(get_args(Name))
 
 
 @checked
@@ -71,11 +73,18 @@ class DataTable:
 
     path: str = option("", "A folder or a file of data.", flag="--data", metavar="PATH")
     kind: Kind = option("auto", "The kind of data; by default according to the file names.")
-    validation: float | str = option(
-        0.2,
-        "The share of the data to validate with, or a path of other data; 0: no validation.",
+    validation: float | str | None = option(
+        None,
+        "The share of the data to validate with, or a path of other data; 0: no validation.  By "
+        "default the folder val/ of data that are divided, otherwise 0.2.",
         BELOW_1,
         metavar="SHARE|PATH",
+    )
+    test: str = option(
+        "",
+        "Data to test the best model on at the end: a path, or split for the folder test/ of the "
+        "data; by default none.",
+        metavar="PATH|split",
     )
     batch_size: int | None = option(
         None,

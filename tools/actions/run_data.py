@@ -1,4 +1,4 @@
-"""The data of a run: which kind they are, the dataset that reads them, and its options.
+"""The data of a run: the dataset that reads them, its splits and its options.
 
 Options that a configuration leaves open are taken from the model where its input says them, as the
 size and the layout of pictures.  They are written into the configuration of the run, and what a
@@ -9,56 +9,20 @@ in the same way.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.base.errors import FileError, InputError, ShapeError, nearest
+from engine.base.errors import InputError, nearest
+from engine.data import places
 from engine.data.dataset import Dataset
+from engine.data.folders import TEST, TRAIN, VALIDATION, split_of, splits_of
+from engine.data.kinds import KINDS
 from engine.data.samples import Augment
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.actions import run_config
 from engine.tools.actions.run_config import DataTable
-from engine.tools.actions.run_kinds import KINDS
 
-_LOOKED_AT = 1000  # files of a folder
-
-
-def kind_of(path: Path) -> run_config.Kind:
-    """Return the kind of the data at a path, according to the names of its files.
-
-    Raises:
-        FileError: there is nothing of a kind that is known, or nothing at all.
-    """
-    _check_exists(path)
-    counts = Counter[run_config.Kind]()
-    for suffix in _suffixes(path):
-        counts.update(name for name, kind in KINDS.items() if suffix in kind.suffixes())
-    if not counts:
-        known = "; ".join(f"{name}: {' '.join(kind.suffixes())}" for name, kind in KINDS.items())
-        raise FileError(f"{path}: no data that are known by their names ({known})")
-    return counts.most_common(1)[0][0]
-
-
-def _check_exists(path: Path) -> None:
-    if not path.exists():
-        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise FileError(f"{path}: no such file or folder{nearest(path.name, names)}")
-
-
-def _suffixes(path: Path) -> list[str]:
-    """Those of a file, or of the first files of a folder; hidden ones do not count."""
-    if path.is_file():
-        return [path.suffix.lower()]
-    suffixes: list[str] = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        suffixes += [Path(folder, n).suffix.lower() for n in sorted(names) if not n.startswith(".")]
-        if len(suffixes) >= _LOOKED_AT:
-            break
-    return suffixes
+SHARE = 0.2  # of data without splits, to validate with
 
 
 def settle(table: DataTable, feature: TensorType) -> DataTable:
@@ -67,12 +31,40 @@ def settle(table: DataTable, feature: TensorType) -> DataTable:
     feature: the type of the model's first input.
 
     Raises:
-        FileError: as `kind_of`.
+        FileError: as `places.kind_of`.
         InputError: the model does not take data of this kind.
     """
-    kind = kind_of(Path(table.path)) if table.kind == "auto" else table.kind
-    options = {**KINDS[kind].fitting(feature, table.options), **table.options}
-    return dataclasses.replace(table, kind=kind, options=options)
+    path = Path(split_of(table.path, TRAIN))
+    kind = places.kind_of(path) if table.kind == "auto" else table.kind
+    return dataclasses.replace(
+        table, kind=kind, options=places.fitting(kind, feature, table.options)
+    )
+
+
+def open_training(table: DataTable) -> Dataset:
+    """The data to train on: the split `train` where there are splits."""
+    return open_data(table, Path(split_of(table.path, TRAIN)))
+
+
+def open_rest(table: DataTable, training: Dataset, seed: int) -> tuple[Dataset, Dataset | None]:
+    """The data to train on, and those to validate with: set apart, of a split or another path."""
+    share = table.validation
+    if share is None:
+        share = splits_of(table.path).get(VALIDATION, 0 if splits_of(table.path) else SHARE)
+    if isinstance(share, str):
+        place = Path(split_of(share, VALIDATION, TEST))
+        return training, open_data(table, place, learned_of(table, training))
+    if share == 0:
+        return training, None
+    return training.split(share, seed=seed)
+
+
+def open_test(table: DataTable, training: Dataset) -> Dataset | None:
+    """The data to test the best model on at the end; None: none are asked for."""
+    if not table.test:
+        return None
+    source = table.path if table.test == "split" else table.test
+    return open_data(table, Path(split_of(source, TEST)), learned_of(table, training))
 
 
 def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = None) -> Dataset:
@@ -84,29 +76,9 @@ def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = 
         EngineError: an option is not known or does not fit, or the data are not what they should
             be.
     """
-    _check_exists(path)
+    places.check_exists(path)
+    assert table.kind != "auto"
     return KINDS[table.kind].open(table, path, learned or {})
-
-
-def check_sample(dataset: Dataset, name: str, feature: TensorType) -> None:
-    """Check that samples fit the model, by the first one.
-
-    name, feature: of the model's first input.
-
-    Raises:
-        ShapeError: they do not.
-    """
-    shape = dataset[0][0].shape
-    wanted = feature.shape[1:]
-    fits = len(shape) == len(wanted) and all(
-        not isinstance(w, int) or w == s for s, w in zip(shape, wanted, strict=True)
-    )
-    if not fits:
-        raise ShapeError(
-            f"[data]: a sample is {list(shape)}, and the model's input {name!r} takes "
-            f"{list(wanted)}: change the options of the data (docs/data.md), or export the model "
-            "for such samples"
-        )
 
 
 def augmentation(table: DataTable) -> list[Augment]:
@@ -115,6 +87,7 @@ def augmentation(table: DataTable) -> list[Augment]:
     Raises:
         InputError: one is not known, or is not for data of this kind.
     """
+    assert table.kind != "auto"
     known = KINDS[table.kind].augmentations(table)
     made = []
     for name in table.augment:
@@ -127,6 +100,7 @@ def augmentation(table: DataTable) -> list[Augment]:
 
 def learned_of(table: DataTable, training: Dataset) -> dict[str, Any]:
     """Return the options that a dataset has learned from its training samples, for other data."""
+    assert table.kind != "auto"
     return KINDS[table.kind].learned(training)
 
 
@@ -136,6 +110,7 @@ def write_learned(table: DataTable, training: Dataset, folder: Path) -> None:
     Raises:
         FileError: it cannot be written.
     """
+    assert table.kind != "auto"
     KINDS[table.kind].write(training, folder)
 
 
@@ -145,6 +120,7 @@ def read_learned(table: DataTable, folder: Path) -> dict[str, Any]:
     Raises:
         FileError, InputError: it cannot be read, or is damaged.
     """
+    assert table.kind != "auto"
     return KINDS[table.kind].read(folder)
 
 
@@ -157,4 +133,5 @@ def unlabelled(
         FileError: a file cannot be read.
         InputError: there are no files.
     """
+    assert table.kind != "auto"
     return KINDS[table.kind].unlabelled(table, paths, learned)

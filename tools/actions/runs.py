@@ -21,6 +21,7 @@ from pathlib import Path
 from engine.base.errors import FileError, StateError
 from engine.checkpoint import storage
 from engine.data.dataset import Dataset
+from engine.data.folders import TEST, VALIDATION, split_of
 from engine.loss_types import Loss
 from engine.system import files
 from engine.tools.actions import run_config, run_data
@@ -73,12 +74,13 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
-    """Return other data, prepared like the data of a run.
+    """Return other data, prepared like the data of a run; of a divided root the test data.
 
     Raises:
         EngineError: they cannot be read, or do not fit.
     """
-    return run_data.open_data(config.data, path, run_data.read_learned(config.data, folder))
+    place = Path(split_of(path, TEST, VALIDATION))
+    return run_data.open_data(config.data, place, run_data.read_learned(config.data, folder))
 
 
 def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:

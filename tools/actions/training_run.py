@@ -7,7 +7,7 @@ import os
 import platform
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from engine.base.errors import FileError, InputError, StateError
 from engine.base.fields import part
 from engine.data.dataset import Dataset
+from engine.data.places import check_sample
 from engine.distributed import world
 from engine.distributed.agreement import Agreement
 from engine.distributed.copies import copy_files
@@ -53,6 +54,7 @@ class Result:
 
     config: as it was written.
     wrote: the files of the folder that are for people and for programs.
+    test: what the best model measures on the test data; None: none were asked for.
     """
 
     folder: Path
@@ -60,6 +62,7 @@ class Result:
     history: History
     monitor: str
     wrote: Sequence[Path]
+    test: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: 
     if not ranks.is_first:
         try:
             settled = run_config.config_of(tomllib.loads(text), "rank 0")
-            parts = _parts(settled, run_data.open_data(settled.data, Path(settled.data.path)))
+            parts = _parts(settled, run_data.open_training(settled.data))
             prepared.append(_Prepared(settled, *parts, place, place / FORWARD, lines))
         except Exception as problem:
             error = problem
@@ -159,6 +162,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     config, dataset = _settled(config, graph)
     training, validation = _parts(config, dataset)
     run_data.augmentation(config.data)
+    run_data.open_test(config.data, training)  # refuses what cannot be read, before any work
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
     lines = [_data_line(config, training, validation)]
@@ -216,7 +220,9 @@ def _train(
     if not is_first:
         return None
     wrote = _finish(trainer, config, folder)
-    return Result(folder, config, history, monitor, wrote)
+    test = run_data.open_test(config.data, training)
+    measured_last = None if test is None else _test(config, folder, test, steps.threads)
+    return Result(folder, config, history, monitor, wrote, measured_last)
 
 
 def _threads(ranks: Agreement | None) -> int | None:
@@ -299,21 +305,15 @@ def _settled(config: RunConfig, graph: Graph) -> tuple[RunConfig, Dataset]:
     """The configuration with what the model and the data decide, and the data."""
     name, feature = next(iter(graph.inputs.items()))
     data = run_data.settle(config.data, feature)
-    dataset = run_data.open_data(data, Path(data.path))
-    run_data.check_sample(dataset, name, feature)
+    dataset = run_data.open_training(data)
+    check_sample(dataset, name, feature)
     classes = tuple(dataset.classes or ())
     return dataclasses.replace(config, data=dataclasses.replace(data, classes=classes)), dataset
 
 
 def _parts(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
     """Return the data to train on, and the data to validate with."""
-    share = config.data.validation
-    if isinstance(share, str):
-        learned = run_data.learned_of(config.data, dataset)
-        return dataset, run_data.open_data(config.data, Path(share), learned)
-    if share == 0:
-        return dataset, None
-    return dataset.split(share, seed=config.fit.seed)
+    return run_data.open_rest(config.data, dataset, config.fit.seed)
 
 
 def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None) -> str:
@@ -406,6 +406,13 @@ def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
     if config.data.classes:
         _write(folder / CLASSES, "".join(f"{name}\n" for name in config.data.classes))
     return [folder / name for name in _SHOWN if (folder / name).exists()]
+
+
+def _test(config: RunConfig, folder: Path, data: Dataset, threads: int | None) -> dict[str, float]:
+    """Measure the best model of a run on the test data."""
+    trainer = runs.open_trainer(folder, "best", threads)
+    size = config.data.batch_size
+    return trainer.evaluate(data, batch_size=size, metrics=runs.metrics(config))
 
 
 def _write(path: Path, text: str) -> None:

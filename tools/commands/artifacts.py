@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from engine.base import option_tables as tables
 from engine.base.errors import FileError
 from engine.base.sparse_update import SparseUpdate
-from engine.tools.actions import choices, tables
+from engine.tools.actions import choices
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.commands import options
 from engine.trainer import names

@@ -205,7 +205,7 @@ class Value(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the value."""
-        from engine.tools.actions import tables  # numpy, which help does without
+        from engine.base import option_tables as tables  # numpy, which help does without
 
         return tables.value_of(value) if isinstance(value, str) else value
 

@@ -17,13 +17,14 @@ from typing import Any
 
 import click
 
+from engine.base import option_tables as tables
 from engine.base.errors import InputError
 from engine.base.fields import declaration, fields_of
 from engine.data.images import Images
 from engine.data.sounds import Sounds
 from engine.data.tables import Csv
 from engine.data.texts import LabelledTexts, Texts
-from engine.tools.actions import run_config, tables
+from engine.tools.actions import run_config
 from engine.tools.commands.root import root
 from engine.tools.commands.table import COMMANDS, STATUSES
 from engine.trainer import names

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from engine.base import option_tables as tables
 from engine.base.errors import StateError
-from engine.tools.actions import run_config, runs, tables, training_run
+from engine.tools.actions import run_config, runs, training_run
 from engine.tools.actions.run_config import RunConfig
 from engine.tools.commands import options
 
@@ -71,7 +72,7 @@ def command(
             {
                 "folder": folder, "wrote": result.wrote, "monitor": result.monitor, "best": best,
                 "epochs": history.rows, "stop_reason": history.stop_reason,
-                "classes": result.config.data.classes,
+                "classes": result.config.data.classes, "test": result.test,
             }
         )  # fmt: skip
     else:
@@ -80,6 +81,9 @@ def command(
                 f"{name} {best[name]:.4g}" for name in best if name.startswith(("loss", "val_"))
             ]
             options.echo(f"best: epoch {int(best['epoch']) + 1}: {', '.join(told)}")
+        if result.test is not None:
+            measured = ", ".join(f"{name} {value:.4g}" for name, value in result.test.items())
+            options.echo(f"test: {measured}")
         options.echo(f"wrote: {', '.join(map(str, result.wrote))}")
     if interrupted:
         options.echo(f"interrupted; to continue: edgegrad train --resume -o {folder}", err=True)

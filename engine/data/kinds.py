@@ -1,32 +1,47 @@
-"""The kinds of data that a run can read, by name: pictures, sounds, tables, texts.
+"""The kinds of data that a path may hold, by name: pictures, sounds, tables, texts, arrays.
 
-The modules that read files are imported when a run has such data.
+The modules that read files are imported when such data are opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from engine.base import arguments
+from engine.base import option_tables as tables
 from engine.base.errors import InputError
 from engine.data.arrays import Arrays
 from engine.data.dataset import Dataset
 from engine.data.samples import Augment, Sample
-from engine.kernels.vocabulary.op import TensorType
-from engine.tools.actions import run_config, tables
-from engine.tools.actions.run_config import DataTable
 
 if TYPE_CHECKING:
     from engine.data.files import DecodedFiles
     from engine.data.preparation import Preparation
+    from engine.kernels.vocabulary.op import TensorType
+
+Name = Literal["images", "sounds", "csv", "text", "arrays"]
 
 _PLACE = "[data.options]"
 Learned = Mapping[str, Any]
 Places = list[dict[str, Any]]
+
+
+class Asked(Protocol):
+    """Options of data at a path, as a run or a trainer has them.
+
+    options: of the dataset.
+    classes: their names in the order of their labels; empty: as the data have them.
+    """
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+    @property
+    def classes(self) -> Sequence[str]: ...
 
 
 class Kind:
@@ -36,21 +51,21 @@ class Kind:
         """Those of its files, in lower case."""
         raise NotImplementedError
 
-    def open(self, table: DataTable, path: Path, learned: Learned) -> Dataset:
-        """The dataset of the data in a path; see `run_data.open_data`."""
+    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+        """The dataset of the data in a path; see `places.open_data`."""
         raise NotImplementedError
 
     def unlabelled(
-        self, table: DataTable, paths: Sequence[Path], learned: Learned
+        self, asked: Asked, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        """Where each sample is from, and the samples; see `run_data.unlabelled`."""
+        """Where each sample is from, and the samples; see `places.unlabelled`."""
         raise NotImplementedError
 
     def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options that the type of the model's first input decides; `given` are those given."""
         return {}
 
-    def augmentations(self, table: DataTable) -> dict[str, Callable[[], Augment]]:
+    def augmentations(self, asked: Asked) -> dict[str, Callable[[], Augment]]:
         """By name, what makes a random change."""
         return {}
 
@@ -82,17 +97,17 @@ class _Files(Dataset):
 class _Decoded(Kind):
     """Files in folders, a sub-folder a class."""
 
-    def make(self, table: DataTable, path: Path, **given: Any) -> DecodedFiles:
+    def make(self, asked: Asked, path: Path, **given: Any) -> DecodedFiles:
         """The dataset, with further arguments."""
         raise NotImplementedError
 
-    def open(self, table: DataTable, path: Path, learned: Learned) -> Dataset:
-        return self.make(table, path, classes=list(table.classes) or None)
+    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+        return self.make(asked, path, classes=list(asked.classes) or None)
 
     def unlabelled(
-        self, table: DataTable, paths: Sequence[Path], learned: Learned
+        self, asked: Asked, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        readers = [self.make(table, path, classes=None, labelled=False) for path in paths]
+        readers = [self.make(asked, path, classes=None, labelled=False) for path in paths]
         files = [file for reader in readers for file in reader.paths]
         return [{"file": path} for path in files], _Files(files, readers[0].read)
 
@@ -103,10 +118,10 @@ class _Images(_Decoded):
 
         return SUFFIXES
 
-    def make(self, table: DataTable, path: Path, **given: Any) -> DecodedFiles:
+    def make(self, asked: Asked, path: Path, **given: Any) -> DecodedFiles:
         from engine.data.images import Images
 
-        return tables.make(Images, table.options, _PLACE, folder=path, **given)
+        return tables.make(Images, asked.options, _PLACE, folder=path, **given)
 
     def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
         """Size, layout and colours, as an input of four axes declares them."""
@@ -126,10 +141,10 @@ class _Images(_Decoded):
             options["color_mode"] = "grayscale"
         return options
 
-    def augmentations(self, table: DataTable) -> dict[str, Callable[[], Augment]]:
+    def augmentations(self, asked: Asked) -> dict[str, Callable[[], Augment]]:
         from engine.data.augment import ColorJitter, RandomFlip, RandomResizedCrop
 
-        size = table.options.get("size", 224)
+        size = asked.options.get("size", 224)
         sides = size if isinstance(size, int) else (size[0], size[1])
         return {"flip": RandomFlip, "crop": lambda: RandomResizedCrop(sides), "color": ColorJitter}
 
@@ -140,10 +155,10 @@ class _Sounds(_Decoded):
 
         return SUFFIXES
 
-    def make(self, table: DataTable, path: Path, **given: Any) -> DecodedFiles:
+    def make(self, asked: Asked, path: Path, **given: Any) -> DecodedFiles:
         from engine.data.sounds import Sounds
 
-        options = dict(table.options)
+        options = dict(asked.options)
         if options.get("features") == "none":  # TOML has no null
             options["features"] = None
         return tables.make(Sounds, options, _PLACE, folder=path, **given)
@@ -179,31 +194,32 @@ class _Tables(Kind):
     def suffixes(self) -> Sequence[str]:
         return (".csv",)
 
-    def open(self, table: DataTable, path: Path, learned: Learned) -> Dataset:
+    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
         from engine.data.tables import Csv
 
-        if "target" not in table.options:
+        if "target" not in asked.options:
             raise InputError(
                 f'{_PLACE}: target is missing: the column to predict, several, or "" for none'
             )
-        options = dict(table.options)
+        options = dict(asked.options)
         given = options.pop("target")
         given = arguments.names(f"{_PLACE}: target", [given] if isinstance(given, str) else given)
         target = [name for name in given if name] or None
         return tables.make(Csv, options, _PLACE, path=path, target=target, **learned)
 
     def unlabelled(
-        self, table: DataTable, paths: Sequence[Path], learned: Learned
+        self, asked: Asked, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
+        from engine.data.folders import all_of
         from engine.data.tables import Csv
 
         of_training = ("target", "features", "task", "categorical", "normalize", "missing")
-        options = {k: v for k, v in table.options.items() if k not in of_training}
+        options = {k: v for k, v in asked.options.items() if k not in of_training}
         places: Places = []
         parts = []
-        for path in paths:
-            rows = tables.make(Csv, options, _PLACE, path=path, target=None, **learned)
-            places += [{"file": str(path), "row": i} for i in range(len(rows))]
+        for file in (file for path in paths for file in all_of(path, (".csv",), "tables")):
+            rows = tables.make(Csv, options, _PLACE, path=file, target=None, **learned)
+            places += [{"file": file, "row": i} for i in range(len(rows))]
             parts.append(rows.take(np.arange(len(rows)))[0])
         return places, Arrays(np.concatenate(parts))
 
@@ -234,13 +250,13 @@ class _Texts(Kind):
 
         return SUFFIXES
 
-    def open(self, table: DataTable, path: Path, learned: Learned) -> Dataset:
+    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
         from engine.data.texts import LabelledTexts, Texts
 
-        labelled, tokenizer, options = _text_options(table)
+        labelled, tokenizer, options = _text_options(asked)
         if not labelled:
             return tables.make(Texts, options, _PLACE, source=path, tokenizer=tokenizer)
-        classes = list(table.classes) or None
+        classes = list(asked.classes) or None
         return tables.make(
             LabelledTexts, options, _PLACE, source=path, tokenizer=tokenizer, classes=classes
         )
@@ -259,39 +275,109 @@ class _Texts(Kind):
         return {}
 
     def unlabelled(
-        self, table: DataTable, paths: Sequence[Path], learned: Learned
+        self, asked: Asked, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        from engine.data.folders import all_of
-        from engine.data.texts import SUFFIXES, read
         from engine.data.tokens import Tokens
 
-        labelled, tokenizer, options = _text_options(table)
+        labelled, tokenizer, options = _text_options(asked)
         if not labelled:
             raise InputError("of models of the next token predictions are made in Python")
-        files = [file for path in paths for file in all_of(path, SUFFIXES, "texts")]
+        texts, places = _loose_texts(paths, options)
         encode, length = Tokens(tokenizer, special=True), options["length"]
         pad = options.get("pad", encode.pad)
-        tokens, masks = (np.full((len(files), length), v, np.int64) for v in (pad, 0))
-        for i, file in enumerate(files):
-            words = encode(read(file, options.get("encoding", "utf-8")))[:length]
+        tokens, masks = (np.full((len(texts), length), v, np.int64) for v in (pad, 0))
+        for i, content in enumerate(texts):
+            words = encode(content)[:length]
             tokens[i, : len(words)], masks[i, : len(words)] = words, 1
         arrays = (tokens, masks) if options.get("mask") else (tokens,)
-        return [{"file": file} for file in files], Arrays(arrays)
+        return places, Arrays(arrays)
 
 
-def _text_options(table: DataTable) -> tuple[bool, Any, dict[str, Any]]:
+def _loose_texts(paths: Sequence[Path], options: Mapping[str, Any]) -> tuple[list[str], Places]:
+    """Return texts to predict for: of files, and of the rows of tables, with where each is from.
+
+    Raises:
+        InputError: a file is neither a text nor a table, or a text is empty.
+    """
+    from engine.data.folders import all_of
+    from engine.data.texts import SUFFIXES, column_of, read
+
+    texts: list[str] = []
+    places: Places = []
+    form = {k: options[k] for k in ("encoding", "delimiter") if k in options}
+    for file in (file for path in paths for file in all_of(path, (*SUFFIXES, ".csv"), "texts")):
+        ending = Path(file).suffix.lower()
+        if ending == ".csv":
+            column = column_of(file, options.get("text", "text"), **form)
+            texts += column
+            places += [{"file": file, "row": i} for i in range(len(column))]
+        elif ending in SUFFIXES:
+            content = read(file, options.get("encoding", "utf-8"))
+            if not content.strip():
+                raise InputError(f"{file!r}: an empty text")
+            texts.append(content)
+            places.append({"file": file})
+        else:
+            raise InputError(
+                f"{file!r}: a text to predict for is a file *{', *'.join(SUFFIXES)}, or a row of "
+                "a *.csv"
+            )
+    return texts, places
+
+
+def _text_options(asked: Asked) -> tuple[bool, Any, dict[str, Any]]:
     """Return whether texts have labels, their tokenizer, and the options of the dataset."""
     from engine.data.tokens import ByteTokenizer
 
-    options = dict(table.options)
+    options = dict(asked.options)
     labelled = arguments.flag(f"{_PLACE}: labelled", options.pop("labelled", False))
     name = arguments.text(f"{_PLACE}: tokenizer", options.pop("tokenizer", "bytes"))
     return labelled, ByteTokenizer() if name == "bytes" else name, options
 
 
-KINDS: dict[run_config.Kind, Kind] = {
+class _Arrays(Kind):
+    """Arrays of a file: the inputs of a model by their names, or in the order that is given."""
+
+    def suffixes(self) -> Sequence[str]:
+        from engine.data.array_files import SUFFIXES
+
+        return SUFFIXES
+
+    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+        options = dict(asked.options)
+        names = options.pop("arrays", None)
+        target = options.pop("labels", None)
+        if options:
+            wrong = next(iter(options))
+            raise InputError(f"{_PLACE}: unknown key {wrong!r}; known: arrays, labels")
+        source = str(path) if target is None else (str(path), str(target))
+        classes = list(asked.classes) or None
+        return Arrays(source, arrays=names and arguments.names("arrays", names), classes=classes)
+
+    def unlabelled(
+        self, asked: Asked, paths: Sequence[Path], learned: Learned
+    ) -> tuple[Places, Dataset]:
+        from engine.data.array_files import names_in
+        from engine.data.folders import all_of
+
+        (file, *others) = [f for path in paths for f in all_of(path, self.suffixes(), "arrays")]
+        if others:
+            raise InputError(
+                f"predictions are of one file of arrays at a time, got {file!r} and {others[0]!r}"
+            )
+        given = asked.options.get("arrays")
+        wanted = None
+        if given is not None and file.lower().endswith(".npz"):
+            there = names_in(file)
+            wanted = [name for name in given if name in there] or list(given)
+        arrays = Arrays(file, arrays=wanted)
+        return [{"file": file, "row": i} for i in range(len(arrays))], arrays
+
+
+KINDS: dict[Name, Kind] = {
     "images": _Images(),
     "sounds": _Sounds(),
     "csv": _Tables(),
     "text": _Texts(),
+    "arrays": _Arrays(),
 }

@@ -1,0 +1,89 @@
+"""Data at a path: their kind, their splits, and the options that a model decides."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.base.errors import FileError, ShapeError, nearest
+from engine.data.dataset import Dataset
+from engine.data.kinds import KINDS, Name
+
+if TYPE_CHECKING:
+    from engine.kernels.vocabulary.op import TensorType
+
+_LOOKED_AT = 1000  # files of a folder
+
+
+def kind_of(path: Path) -> Name:
+    """Return the kind of the data at a path, according to the names of its files.
+
+    Raises:
+        FileError: there is nothing of a kind that is known, or nothing at all.
+    """
+    check_exists(path)
+    counts = Counter[Name]()
+    for suffix in _suffixes(path):
+        counts.update(name for name, kind in KINDS.items() if suffix in kind.suffixes())
+    if not counts:
+        known = "; ".join(f"{name}: {' '.join(kind.suffixes())}" for name, kind in KINDS.items())
+        raise FileError(f"{path}: no data that are known by their names ({known})")
+    return counts.most_common(1)[0][0]
+
+
+def check_exists(path: Path) -> None:
+    """Refuse a path where nothing is.
+
+    Raises:
+        FileError: so it is; the message has the nearest name.
+    """
+    if not path.exists():
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise FileError(f"{path}: no such file or folder{nearest(path.name, names)}")
+
+
+def _suffixes(path: Path) -> list[str]:
+    """Those of a file, or of the first files of a folder; hidden ones do not count."""
+    if path.is_file():
+        return [path.suffix.lower()]
+    suffixes: list[str] = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        suffixes += [Path(folder, n).suffix.lower() for n in sorted(names) if not n.startswith(".")]
+        if len(suffixes) >= _LOOKED_AT:
+            break
+    return suffixes
+
+
+def fitting(kind: Name, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of data of a kind, with those that the model's first input decides.
+
+    Raises:
+        InputError: the model does not take data of this kind.
+    """
+    return {**KINDS[kind].fitting(feature, given), **given}
+
+
+def check_sample(dataset: Dataset, name: str, feature: TensorType) -> None:
+    """Check that samples fit the model, by the first one.
+
+    name, feature: of the model's first input.
+
+    Raises:
+        ShapeError: they do not.
+        NameNotFoundError: no array has the name of the input.
+    """
+    shape = dataset.select_columns([name])[0][0].shape
+    wanted = feature.shape[1:]
+    fits = len(shape) == len(wanted) and all(
+        not isinstance(w, int) or w == s for s, w in zip(shape, wanted, strict=True)
+    )
+    if not fits:
+        raise ShapeError(
+            f"[data]: a sample is {list(shape)}, and the model's input {name!r} takes "
+            f"{list(wanted)}: change the options of the data (docs/data.md), or export the model "
+            "for such samples"
+        )
