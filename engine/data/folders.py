@@ -93,10 +93,10 @@ def _folders(path: str) -> list[str]:
 
 def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], what: str) -> None:
     """Refuse sub-folders that are not classes: splits, and folders that hold folders alone."""
-    found = splits_of(path)
-    if found:
-        names = [os.path.basename(place) for place in found.values()]
-        first = next(iter(found.values()))
+    splits = splits_of(path)
+    if splits:
+        names = [os.path.basename(place) for place in splits.values()]
+        first = next(iter(splits.values()))
         raise InputError(
             f"{path!r} is divided into {', '.join(map(repr, names))}, which are splits and not "
             f"classes; fit({path!r}) trains on one and validates on another, and "
@@ -128,19 +128,19 @@ def splits_of(folder: Any) -> dict[str, str]:
     if not os.path.isdir(path):
         return {}
     names = _folders(path)
-    found: dict[str, str] = {}
+    splits: dict[str, str] = {}
     if not names or any(name.lower() not in _SPLIT_OF for name in names):
         return {}
     for name in names:
         split = _SPLIT_OF[name.lower()]
-        if split in found:
-            before = os.path.basename(found[split])
+        if split in splits:
+            before = os.path.basename(splits[split])
             raise InputError(
                 f"{path!r}: the folders {before!r} and {name!r} are both the {split} data; "
                 "leave one of them"
             )
-        found[split] = os.path.join(path, name)
-    return found if TRAIN in found or any(map(_folders, found.values())) else {}
+        splits[split] = os.path.join(path, name)
+    return splits if TRAIN in splits or any(map(_folders, splits.values())) else {}
 
 
 def split_of(folder: Any, *wanted: str) -> str:
@@ -150,14 +150,14 @@ def split_of(folder: Any, *wanted: str) -> str:
         FileError: the folder cannot be read.
         InputError: it has splits, but none of these.
     """
-    found = splits_of(folder)
+    splits = splits_of(folder)
     path = arguments.path("folder", folder)
-    if not found:
+    if not splits:
         return path
     for split in wanted:
-        if split in found:
-            return found[split]
-    names = [os.path.basename(place) for place in found.values()]
+        if split in splits:
+            return splits[split]
+    names = [os.path.basename(place) for place in splits.values()]
     raise InputError(
         f"{path!r} has the folders {', '.join(map(repr, names))}, and none with {wanted[0]} data, "
         f"as {SPLITS[wanted[0]][0]!r}"

@@ -38,8 +38,8 @@ def encode_texts(
             f"{what}: texts of the shape {list(labels.shape)}; expected one label for each sample"
         )
     texts = labels.astype(str) if labels.dtype.kind == "S" else labels
-    found, places = np.unique(texts, return_inverse=True)
-    names = [str(name) for name in found]
+    distinct, places = np.unique(texts, return_inverse=True)
+    names = [str(name) for name in distinct]
     if "" in names:
         raise InputError(f"{what}: sample {int(np.flatnonzero(texts == '')[0])} has an empty label")
     known = names if classes is None else [str(name) for name in classes]
