@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from engine.reports import CsvLog as CsvLog
     from engine.reports import HtmlReport as HtmlReport
     from engine.reports import JsonLog as JsonLog
+    from engine.reports import LiveCurve as LiveCurve
     from engine.reports import Progress as Progress
     from engine.reports import TensorBoard as TensorBoard
     from engine.trainer import *
@@ -139,6 +140,7 @@ _PLACES = {
         "CsvLog",
         "HtmlReport",
         "JsonLog",
+        "LiveCurve",
         "Progress",
         "TensorBoard",
     ),

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from engine.drawing import amounts
 from engine.drawing.axes import Axis, Kind, axis
@@ -37,7 +37,32 @@ class Line:
     colour: int = 0
 
 
-def line_chart(
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart in a box of `WIDTH` by `HEIGHT`.
+
+    legend: the class and the label of each entry.
+    inside: the SVG of all but the title and the legend.
+    x_title: of the axis across. label: what the chart shows, in words.
+    """
+
+    title: str
+    legend: Sequence[tuple[str, str]]
+    inside: str
+    x_title: str
+    label: str
+
+
+def line_chart(title: str, x_title: str, lines: Sequence[Line], **options: Any) -> str:
+    """Return a line chart as HTML; empty if there is no finite value.
+
+    options: of `draw_lines`.
+    """
+    chart = draw_lines(title, x_title, lines, **options)
+    return "" if chart is None else figure(chart)
+
+
+def draw_lines(
     title: str,
     x_title: str,
     lines: Sequence[Line],
@@ -47,14 +72,14 @@ def line_chart(
     may_be_log: bool = False,
     from_zero: bool = False,
     best: float | None = None,
-) -> str:
-    """Return a line chart as HTML; empty if there is no finite value.
+) -> Chart | None:
+    """Draw a line chart; None if there is no finite value.
 
     best: the place across that a line marks as the best.
     """
     lines = [line for line in lines if any(map(math.isfinite, line.y))]
     if not lines:
-        return ""
+        return None
     y = axis(
         (v for line in lines for v in line.y), HEIGHT - BOTTOM, TOP,
         kind=kind, may_be_log=may_be_log, from_zero=from_zero,
@@ -62,24 +87,16 @@ def line_chart(
     x = _across([v for line in lines for v in line.x], x_kind, y)
     note = ", logarithmic" if y.is_log else ""
     drawn = "".join(_line(line, x, y) for line in lines)
-    items = [f'<li class="c{line.colour}">{text(line.label)}</li>' for line in lines]
-    items = items if len(items) > 1 else []
+    legend = [(f"c{line.colour}", line.label) for line in lines] if len(lines) > 1 else []
     if best is not None and x.low <= best <= x.high:
-        at = coordinate(x.place(best))
-        told = f"<title>best: {text(x_title)} {best:g}</title>"
+        at, told = coordinate(x.place(best)), f"best {x_title} {best:g}"
+        legend.append(("mark", told))
         drawn = (
-            f'<line class="best" x1="{at}" x2="{at}" y1="{TOP}" y2="{y.begin}">{told}</line>'
-            + (drawn)
+            f'<line class="best" x1="{at}" x2="{at}" y1="{TOP}" y2="{y.begin}">'
+            f"<title>{text(told)}</title></line>{drawn}"
         )
-        items.append(f'<li class="mark">best {text(x_title)} {best:g}</li>')
-    legend = f'<ul class="legend">{"".join(items)}</ul>' if items else ""
-    return _figure(
-        title + note,
-        legend,
-        frame(x, y, x_title) + drawn,
-        x_title,
-        f"{title} over {x_title}{note}",
-    )
+    label = f"{title} over {x_title}{note}"
+    return Chart(title + note, legend, frame(x, y, x_title) + drawn, x_title, label)
 
 
 def _across(values: Sequence[float], kind: Kind, up: Axis) -> Axis:
@@ -146,7 +163,7 @@ def scatter(
     inside = f'{frame(x, y, x_title)}<line class="equal" {line}/><g class="dots c0">{dots}</g>'
     if kind == "share":
         inside += _line(Line(y_title, [k[0] for k in known], [k[1] for k in known]), x, y)
-    return _figure(title, "", inside, x_title, f"{y_title} over {x_title}")
+    return figure(Chart(title, (), inside, x_title, f"{y_title} over {x_title}"))
 
 
 def histogram(title: str, x_title: str, values: Sequence[float], bins: int = 20) -> str:
@@ -171,15 +188,18 @@ def histogram(title: str, x_title: str, values: Sequence[float], bins: int = 20)
         if count
     )
     inside = f'{frame(x, y, x_title)}<g class="boxes c0">{bars}</g>'
-    return _figure(title, "", inside, x_title, f"how many {x_title} lie where")
+    return figure(Chart(title, (), inside, x_title, f"how many {x_title} lie where"))
 
 
-def _figure(title: str, legend: str, inside: str, x_title: str, label: str) -> str:
+def figure(chart: Chart) -> str:
+    """Return a chart as HTML."""
+    items = "".join(f'<li class="{kind}">{text(label)}</li>' for kind, label in chart.legend)
+    legend = f'<ul class="legend">{items}</ul>' if items else ""
     return (
-        f'<figure class="chart" data-x="{text(x_title)}" data-span="{TOP} {HEIGHT - BOTTOM}">'
-        f"<figcaption>{text(title)}{legend}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(label)}">'
-        f"{inside}</svg></figure>"
+        f'<figure class="chart" data-x="{text(chart.x_title)}" data-span="{TOP} {HEIGHT - BOTTOM}">'
+        f"<figcaption>{text(chart.title)}{legend}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(chart.label)}">'
+        f"{chart.inside}</svg></figure>"
     )
 
 

@@ -31,7 +31,7 @@ def values(rows: Mapping[str, object]) -> str:
 
 
 @cache
-def _part(name: str) -> str:
+def part(name: str) -> str:
     """Read a file beside this one."""
     from importlib import resources
 
@@ -54,7 +54,7 @@ def page(
 
     The policy in the page lets a browser run and read only the contents of this file.
     """
-    style, code = _part("page.css"), _part(script)
+    style, code = part("page.css") + part("chart.css"), part(script)
     policy = (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
         f"script-src {_digest(code)}; base-uri 'none'; form-action 'none'"

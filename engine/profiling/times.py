@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.base.errors import InputError, nearest
 from engine.base.signatures import checked
+from engine.drawing.text_table import aligned
 from engine.runtime.roofline import Roofline
 
 By = Literal["phase", "kernel", "node", "step"]
@@ -243,7 +244,7 @@ class Times:
             share = left / self.total.seconds
             rows.append((f"{len(totals) - len(shown)} more", "", str(rest), f"{1e3 * left:.3f}",
                          f"{100 * share:.1f}", *[""] * 5))  # fmt: skip
-        return _aligned(rows)
+        return aligned(rows, left=2)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it in a form that JSON can hold; times in seconds, rates per second."""
@@ -293,17 +294,3 @@ def _cells(total: Total) -> tuple[str, ...]:
         f"{total.imbalance:.2f}",
         f"{1e3 * total.wait:.3f}",
     )
-
-
-def _aligned(rows: Iterable[Sequence[str]]) -> str:
-    """Return lines of cells: the first two columns on the left, the numbers on the right."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines) + "\n"

@@ -7,14 +7,27 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from engine.base import arguments, foreign_text
-from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
+from engine.base.errors import (
+    FileError,
+    InputError,
+    MissingPackageError,
+    NameNotFoundError,
+    nearest,
+)
+from engine.drawing import amounts
+from engine.drawing.text_table import aligned
 from engine.system import files
 from engine.training.mode import Mode
 
+if TYPE_CHECKING:
+    from engine.drawing.plot import Plot
+
+SHOWN = 24  # rows of a table
 _LESS = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error)$")
 _MORE = re.compile(r"(^|_)(accuracy|top\d+|f1|f1_\w+|precision|recall|auc|iou|dice|r2)$")
 
@@ -66,6 +79,8 @@ class History:
         epoch, its validation included), "samples_per_second" (of the training alone), "memory"
         (the largest resident size of the process so far, in bytes; where the system tells it).
     stop_reason: why the training has ended before its last epoch; None if it has not.
+
+    `repr` is a table, which notebooks show, too; `plot` draws curves.
     """
 
     def __init__(
@@ -163,8 +178,79 @@ class History:
         except (ValueError, TypeError, AttributeError, csv.Error) as error:
             raise FileError(f"{name!r} is not a history: {error}") from error
 
+    def to_pandas(self) -> Any:
+        """Return the rows as a `pandas.DataFrame`, whose index is the epoch.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        try:
+            pandas: Any = import_module("pandas")
+        except ImportError as error:
+            raise MissingPackageError(
+                "History.to_pandas needs the package pandas: pip install pandas; `rows` has the "
+                "same values"
+            ) from error
+        return pandas.DataFrame(self.rows, columns=self.columns or ["epoch"]).set_index("epoch")
+
+    def plot(self, *columns: str, best: str | None = None) -> Plot:
+        """Draw columns over the epochs, each with its validation column, as one picture.
+
+        Notebooks show the picture, and `save` writes it as an SVG file.
+
+        columns: by default the loss and all metrics.
+        best: the column whose best epoch a line marks, such as "val_loss".
+
+        Raises:
+            NameNotFoundError: no row has a column.
+            InputError: the history has no rows; or the name `best` does not say what is better.
+        """
+        from engine.drawing.plot import Plot
+        from engine.trainer.epoch_charts import VALIDATION, chart_names, epoch_charts
+
+        if not self.rows:
+            raise InputError("the history has no epochs to draw")
+        for name in columns:
+            self[name]
+        names = dict.fromkeys(name.removeprefix(VALIDATION) for name in columns)
+        marked = None if best is None else int(self.best(best)["epoch"])
+        return Plot(epoch_charts(self.rows, names or chart_names(self.rows), marked))
+
     def __repr__(self) -> str:
-        return f"History({len(self.rows)} epochs of {self.columns})"
+        if not self.rows:
+            return "History(no epochs)"
+        ended = f"stopped: {self.stop_reason}" if self.stop_reason else ""
+        return (aligned([self.columns, *self._cells()]) + ended).rstrip()
+
+    def _repr_html_(self) -> str:
+        from engine.drawing.page import table, text  # imports html, hashlib, base64
+
+        ended = f"<p>stopped: {text(self.stop_reason)}</p>" if self.stop_reason else ""
+        cells = [[text(cell) for cell in row] for row in self._cells()]
+        return table([text(column) for column in self.columns], cells) + ended
+
+    def _cells(self) -> list[list[str]]:
+        """Return the rows as texts, epochs from 1 on; of a long history the first and the last."""
+        shown = self.rows
+        if len(shown) > SHOWN:
+            shown = [*shown[: SHOWN // 4], *shown[SHOWN // 4 - SHOWN :]]
+        cells = [[_cell(name, row.get(name)) for name in self.columns] for row in shown]
+        if len(shown) < len(self.rows):
+            cells.insert(SHOWN // 4, ["..." for _ in self.columns])
+        return cells
+
+
+def _cell(column: str, value: float | None) -> str:
+    """Format a value of a column; a missing one is empty."""
+    if value is None:
+        return ""
+    forms: dict[str, Callable[[float], str]] = {
+        "epoch": lambda epoch: f"{int(epoch) + 1}",
+        "seconds": amounts.duration,
+        "memory": amounts.size,
+        "skipped": lambda count: f"{int(count)}",
+    }
+    return forms[column](value) if column in forms else amounts.measure(column, value)
 
 
 def _number(cell: str) -> float:

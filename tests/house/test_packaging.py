@@ -90,6 +90,7 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
         "engine/graphs/io/schemas.txt",
         "engine/kernels/analysis/efficiency.txt",
         "engine/drawing/arena.js",
+        "engine/drawing/chart.css",
         "engine/drawing/page.css",
         "engine/drawing/page.js",
     } | {

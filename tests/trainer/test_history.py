@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from engine.errors import FileError, InputError, NameNotFoundError
+from engine.errors import FileError, InputError, MissingPackageError, NameNotFoundError
 from engine.trainer.history import History, direction, is_better
 
 ROWS = [
@@ -126,3 +129,90 @@ def test_better_by_more_than_a_delta() -> None:
     assert is_better(1.2, 1.0, "max", 0.1)
     assert not is_better(math.nan, None, "min")
     assert is_better(5.0, math.nan, "min")
+
+
+# --- seen
+
+
+def trained(epochs: int = 12) -> History:
+    return History(
+        [
+            {
+                "epoch": i, "loss": 1 / (i + 1), "val_loss": 0.3 + abs(i - 7) / 10,
+                "val_accuracy": 1 - 0.5 / (i + 1), "lr": 1e-3, "seconds": 4.2, "memory": 118e6,
+            }
+            for i in range(epochs)
+        ]
+    )  # fmt: skip
+
+
+def test_a_history_is_a_table() -> None:
+    history = trained(2)
+    history.rows[1]["val_f1<b>"] = 0.5
+    history.stop_reason = "a <reason>"
+    assert repr(history).splitlines() == [
+        "epoch    loss  val_loss  val_accuracy        lr  seconds  memory  val_f1<b>",
+        "1           1         1        50.0 %  0.001000    4.2 s  118 MB",
+        "2      0.5000    0.9000        75.0 %  0.001000    4.2 s  118 MB     0.5000",
+        "stopped: a <reason>",
+    ]
+    shown = history._repr_html_()
+    assert "val_f1&lt;b&gt;" in shown
+    assert "stopped: a &lt;reason&gt;" in shown
+    assert shown.count("<tr>") == 3
+    assert repr(History()) == "History(no epochs)"
+    long = repr(trained(300)).splitlines()
+    assert len(long) == 1 + 24 + 1
+    assert [line.split()[0] for line in (long[1], long[6], long[7], long[8], long[-1])] == [
+        "1", "6", "...", "283", "300",
+    ]  # fmt: skip
+
+
+def test_a_history_is_drawn(tmp_path: Path) -> None:
+    plot = trained().plot(best="val_loss")
+    assert plot.titles == ["Loss", "val_accuracy"]
+    assert plot._repr_html_() == plot._repr_svg_() == plot.svg
+    assert "save('plot.svg')" in repr(plot)
+    plot.save(tmp_path / "plot.svg")
+    root = ElementTree.parse(tmp_path / "plot.svg").getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{name}svg"
+    lines = [e.get("data-label") for e in root.iter(f"{name}path")]
+    assert lines == ["loss", "val_loss", "val_accuracy"]
+    marks = [
+        e.findtext(f"{name}title") for e in root.iter(f"{name}line") if e.get("class") == "best"
+    ]
+    assert marks == ["best epoch 8"] * 2
+    (style,) = (e.text or "" for e in root.iter(f"{name}style"))
+    assert "var(" not in style, "few programs know variables"
+    rules = re.findall(
+        r"([^{}]+)\{[^{}]*\}", style.replace("@media (prefers-color-scheme: dark) {", "")
+    )
+    assert len(rules) > 40
+    assert all(r.startswith(".edgegrad-plot ") for rule in rules for r in rule.split(", "))
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import", plot.svg)
+    assert trained().plot("memory", "val_loss").titles == ["memory", "Loss"]
+    assert trained().plot("val_accuracy").titles == ["val_accuracy"]
+    hostile = History([{"epoch": 0, "</style><script>x": 1.0}]).plot()
+    assert "<script>" not in hostile.svg
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(NameNotFoundError, match=r"no column 'val_los'.*nearest: 'val_loss'"):
+        trained().plot("val_los")
+    with pytest.raises(NameNotFoundError, match="no column 'f1'"):
+        trained().plot(best="f1")
+    with pytest.raises(InputError, match="the history has no epochs to draw"):
+        History().plot()
+
+
+def test_a_history_is_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingPackageError, match="pip install pandas"):
+        trained().to_pandas()
+    monkeypatch.delitem(sys.modules, "pandas")
+    pytest.importorskip("pandas")
+    frame = trained(3).to_pandas()
+    assert frame.index.name == "epoch"
+    assert frame["val_accuracy"].tolist() == trained(3)["val_accuracy"]
+    assert len(History().to_pandas()) == 0

@@ -12,6 +12,8 @@ from engine.trainer.callbacks import Callback
 from engine.trainer.reports.csv_log import CsvLog
 from engine.trainer.reports.html_report import HtmlReport
 from engine.trainer.reports.json_log import JsonLog
+from engine.trainer.reports.live import LiveCurve
+from engine.trainer.reports.notebook import in_notebook
 from engine.trainer.reports.progress import Progress
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
@@ -22,6 +24,7 @@ __all__ = [
     "CsvLog",
     "HtmlReport",
     "JsonLog",
+    "LiveCurve",
     "Progress",
     "Section",
     "TensorBoard",
@@ -33,11 +36,13 @@ __all__ = [
 def default(progress: bool, folder: Path | None) -> list[Callback]:
     """Return the default reports of a training.
 
-    progress: whether to show progress.
+    progress: whether to show progress, and in a notebook a live curve.
     folder: of the run, where history.csv, log.jsonl and report.html are kept; None: write no
         files.
     """
     callbacks: list[Callback] = [Progress()] if progress else []
+    if progress and in_notebook():
+        callbacks.append(LiveCurve())
     if folder is not None:
         callbacks += [CsvLog(folder / "history.csv"), JsonLog(folder / "log.jsonl")]
         callbacks += [HtmlReport(folder / "report.html")]

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from engine.base.signatures import checked
 from engine.drawing import amounts
 from engine.trainer.callbacks import Callback
+from engine.trainer.reports.notebook import in_notebook
 from engine.trainer.reports.process import resident
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Progress(Callback):
 
     def on_fit_begin(self, fit: Fit) -> None:
         """Find out how to show progress."""
-        notebook = self._given is None and _in_notebook()
+        notebook = self._given is None and in_notebook()
         self._file = self._given or (sys.stdout if notebook else sys.stderr)
         self._make = _bars(self._file) if notebook or _is_terminal(self._file) else None
         if fit.resumed:
@@ -159,12 +160,6 @@ def _is_terminal(file: IO[str] | None) -> bool:
         return file is not None and file.isatty()
     except (AttributeError, ValueError):  # a stand-in for a file, or one that is closed
         return False
-
-
-def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook; look only at imported modules."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and "IPKernelApp" in shell.config
 
 
 def _bars(file: IO[str] | None) -> Any:

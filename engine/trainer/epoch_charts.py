@@ -1,0 +1,51 @@
+"""Charts of a history: a column and its validation column over the epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from engine.drawing import amounts
+from engine.drawing.axes import Kind
+from engine.drawing.charts import Chart, Line, draw_lines
+
+# Columns that are not drawn over epochs unless asked for.
+APART = frozenset({"epoch", "lr", "seconds", "samples_per_second", "memory"})
+VALIDATION = "val_"  # before the name of a column of the validation
+
+
+def chart_names(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the columns that have a chart, the loss first; validation columns share theirs."""
+    names = (name.removeprefix(VALIDATION) for row in rows for name in row)
+    return sorted(dict.fromkeys(n for n in names if n not in APART), key=lambda n: n != "loss")
+
+
+def epoch_charts(
+    rows: Sequence[Mapping[str, float]], names: Iterable[str], best: int | None = None
+) -> list[Chart]:
+    """Return a chart for each of these columns that has a finite value.
+
+    best: the epoch to mark, from 0 on.  In charts epochs count from 1, as people do.
+    """
+    charts = []
+    for name in names:
+        is_share = amounts.measure(name, 0.5).endswith("%")
+        kind: Kind = "share" if is_share else "bytes" if name == "memory" else "number"
+        lines = _lines(rows, name)
+        title = name if len(lines) != 1 else lines[0].label
+        charts.append(
+            draw_lines(
+                "Loss" if name == "loss" else title, "epoch", lines, kind=kind,
+                may_be_log=name == "loss", best=None if best is None else best + 1,
+            )
+        )  # fmt: skip
+    return [chart for chart in charts if chart is not None]
+
+
+def _lines(rows: Sequence[Mapping[str, float]], name: str) -> list[Line]:
+    lines = []
+    for colour, column in enumerate((name, f"{VALIDATION}{name}")):
+        if any(column in row for row in rows):
+            values = [row.get(column, math.nan) for row in rows]
+            lines.append(Line(column, [row["epoch"] + 1 for row in rows], values, colour))
+    return lines
