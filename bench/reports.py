@@ -19,8 +19,7 @@ from typing import Any
 from bench.measuring import repeat
 from bench.rows import Bench, Cells
 from engine.reports import HtmlReport, default
-from engine.trainer.callbacks import Callback
-from engine.trainer.fit import Fit
+from engine.trainer.fit import Callback, Fit
 from engine.trainer.reports.trace import MAX_POINTS, Point
 
 BATCHES, SAMPLES = 1000, 64

@@ -105,10 +105,10 @@ class Dataset(ABC):
             InputError: a part would be empty; or a class has one sample and cannot be in both.
             DTypeError: `stratify`, but the labels are not whole numbers.
         """
-        first, second = self._parts(share, seed, stratify)
+        first, second = self.split_rows(share, seed, stratify)
         return self.subset(first), self.subset(second)
 
-    def _parts(self, share: float, seed: int, stratify: bool | None) -> tuple[Indices, Indices]:
+    def split_rows(self, share: float, seed: int, stratify: bool | None) -> tuple[Indices, Indices]:
         if len(self) < 2:
             raise InputError("split: one sample cannot be divided into two parts")
         by_class = self.classes is not None if stratify is None else stratify

@@ -142,16 +142,16 @@ class Table(Dataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def _fields(self, row: Mapping[str, Any], what: str) -> tuple[Array, ...]:
+    def _values_of(self, row: Mapping[str, Any], what: str) -> tuple[Array, ...]:
         return tuple(to_array(f"{what}, column {name!r}", row[name]) for name in self.names)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._fields(self.rows[index], f"row {index}")
+        return self._values_of(self.rows[index], f"row {index}")
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
         batch = self.rows[[int(i) for i in indices]]
         if all(np.asarray(batch[name]).dtype != object for name in self.names):
-            return self._fields(batch, "rows")
+            return self._values_of(batch, "rows")
         return stack([self[int(i)] for i in indices], self.names)  # reports unequal lengths
 
     def labels(self) -> Array:

@@ -147,7 +147,7 @@ class Csv(Dataset):
         self, share: float, *, seed: int = 0, stratify: bool | None = None
     ) -> tuple[Csv, Csv]:
         """See `Dataset.split`.  Both parts are prepared by what the first one's rows tell."""
-        first, second = (self._rows[part] for part in self._parts(share, seed, stratify))
+        first, second = (self._rows[part] for part in self.split_rows(share, seed, stratify))
         learned = self.preparation if self._given else self._learned(first, self.classes)
         return self._part(first, learned), self._part(second, learned)
 

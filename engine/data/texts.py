@@ -80,7 +80,7 @@ class Texts(Dataset):
         windows = self.tokens[places]
         return windows[:, :-1], windows[:, 1:]
 
-    def _parts(self, share: float, seed: int, stratify: bool | None) -> tuple[Indices, Indices]:
+    def split_rows(self, share: float, seed: int, stratify: bool | None) -> tuple[Indices, Indices]:
         """Split off the end of the texts; no window of the first part reaches into it."""
         if stratify:
             raise InputError("split: windows of texts have no classes to stratify by")

@@ -23,13 +23,14 @@ from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.federated import parameters
 from engine.federated.learner import Kept, Learned, need_samples
 from engine.federated.options import LocalOptions, matches
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.inputs import samples_of
 from engine.training.proximal import MU, is_of_term, set_anchors
 from engine.training.state import GROUP, CheckpointState
 
 if TYPE_CHECKING:
-    from engine.trainer.fit import EvaluationBatch, Fit
+    from engine.trainer.evaluation import EvaluationBatch
+    from engine.trainer.fit import Fit
     from engine.trainer.trainer import Trainer
 
 _MOMENT, _VALUE = "optimizer/", "parameter/"  # prefixes of the names of kept arrays

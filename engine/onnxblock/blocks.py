@@ -56,7 +56,7 @@ class Block(ABC):
         compose.infer_shapes(current().model)
         return current().model
 
-    def _append(
+    def append_node(
         self, op: str, *inputs: str, output: str = "", domain: str = "", **attrs: Any
     ) -> str:
         """Append a node; returns the name of its output."""
@@ -89,7 +89,7 @@ class _BinaryOp(Block):
         self._op_name = op_name
 
     def build(self, input_name1: str, input_name2: str) -> str:
-        return self._append(self._op_name, input_name1, input_name2)
+        return self.append_node(self._op_name, input_name1, input_name2)
 
 
 class Add(_BinaryOp):
@@ -130,7 +130,7 @@ class Pow(Block):
 
     def build(self, pow_input_name: str) -> str:
         exponent = self._constant("pow_exponent", self._exponent, self._dtype(pow_input_name))
-        return self._append("Pow", pow_input_name, exponent)
+        return self.append_node("Pow", pow_input_name, exponent)
 
 
 @checked
@@ -140,7 +140,7 @@ class _UnaryOp(Block):
         self._op_name, self._attributes = op_name, attributes
 
     def build(self, input_name: str) -> str:
-        return self._append(self._op_name, input_name, **self._attributes)
+        return self.append_node(self._op_name, input_name, **self._attributes)
 
 
 @checked
@@ -204,7 +204,7 @@ class SequenceConstruct(Block):
     """A sequence of tensors."""
 
     def build(self, *sequence_input_names: str) -> str:
-        return self._append("SequenceConstruct", *sequence_input_names)
+        return self.append_node("SequenceConstruct", *sequence_input_names)
 
 
 @checked
@@ -212,7 +212,7 @@ class ReduceAllL2(Block):
     """The norm over all elements of all inputs: a scalar."""
 
     def build(self, *reduce_node_input_names: str) -> str:
-        return self._append("ReduceAllL2", *reduce_node_input_names, domain="com.microsoft")
+        return self.append_node("ReduceAllL2", *reduce_node_input_names, domain="com.microsoft")
 
 
 @checked
@@ -229,7 +229,7 @@ class Clip(Block):
             "" if value is None else self._constant(name, value, dtype)
             for name, value in self._bounds.items()
         ]
-        return self._append("Clip", clip_input_name, *bounds)
+        return self.append_node("Clip", clip_input_name, *bounds)
 
 
 @checked
@@ -283,7 +283,7 @@ class LabelEncoder(Block):
         self._attributes = {name: value for name, value in given.items() if value is not None}
 
     def build(self, label_encoder_input_name: str) -> str:
-        return self._append(
+        return self.append_node(
             "LabelEncoder",
             label_encoder_input_name,
             output="label_encoder.output",
@@ -301,7 +301,7 @@ class Cast(Block):
         self._to = to
 
     def build(self, cast_input_name: str) -> str:
-        return self._append("Cast", cast_input_name, output="cast.output", to=self._to)
+        return self.append_node("Cast", cast_input_name, output="cast.output", to=self._to)
 
 
 @checked(in_features=AT_LEAST_1, out_features=AT_LEAST_1)
@@ -331,6 +331,6 @@ class Linear(Block):
             self._constant(name, rng.standard_normal(shape), dtype)
             for name, shape in self._shapes.items()
         ]
-        return self._append(
+        return self.append_node(
             "Gemm", linear_input_name, *weights, output="linear.output", **self._factors
         )

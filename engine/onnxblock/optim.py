@@ -65,7 +65,7 @@ class _Node(Block):
 
     def _add(self, *inputs: str) -> str:
         rule = self._method.rule()
-        return self._append(
+        return self.append_node(
             rule.op, *inputs, output="updated_flag", domain=rule.domain, **rule.attrs
         )
 

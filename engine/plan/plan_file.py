@@ -161,14 +161,14 @@ class Writer:
         self.stripped = stripped
         self.constants = bytearray()
         self._columns: dict[str, list[list[int]]] = {}
-        self._schema = schema(stripped=stripped)
-        self._names = {table: [c.name for c in cs] for table, cs in self._schema.items()}
+        self._tables = schema(stripped=stripped)
+        self._names = {table: [c.name for c in cs] for table, cs in self._tables.items()}
         self._rows: dict[tuple[Any, ...], int] = {}  # of rows that are kept once
         self._texts: dict[str, int] = {}
         self._places: dict[bytes, int] = {}
         self._words: list[tuple[bool, int]] = []  # whether it is a float, 64 bits
         self._text_bytes = bytearray()
-        for table, columns in self._schema.items():
+        for table, columns in self._tables.items():
             self._columns[table] = [[] for _ in columns]
         self.add(
             "head", kernel_set=self.text(kernel_set), target=self.text(target), thread_count=threads
@@ -207,7 +207,7 @@ class Writer:
 
     def once(self, table: str, **values: int) -> int:
         """Return the row that has these values, appended if there is none."""
-        key = (table, *(values.get(column.name, 0) for column in self._schema[table]))
+        key = (table, *(values.get(column.name, 0) for column in self._tables[table]))
         if key not in self._rows:
             self._rows[key] = self.add(table, **values)
         return self._rows[key]
@@ -411,7 +411,7 @@ class Writer:
         columns["wide", 0] = [bits for _, bits in wide]
         if not self.stripped:
             columns["wide", 1] = [int(is_float) for is_float, _ in wide]
-        rows = [len(columns[table, 0]) for table in self._schema]
+        rows = [len(columns[table, 0]) for table in self._tables]
         # Rows must take bytes, so that a reader can bound their number by the size of the file.
         widths = [_width(c, least=1 if not i and c else 0) for (_, i), c in columns.items()]
         out = bytearray(_HEAD.size)
@@ -496,14 +496,14 @@ class Tables:
         self.stripped = flags == STRIPPED
         self.constants = data[size : size + constants]
         self.tail = data[size + constants :]
-        self._schema = schema(stripped=self.stripped)
+        self._tables = schema(stripped=self.stripped)
         self._read(data[:size])
         self._check()
         self._texts: dict[int, str] = {}
 
     def _read(self, data: bytes) -> None:
-        names = list(self._schema)
-        columns = [c for cs in self._schema.values() for c in cs]
+        names = list(self._tables)
+        columns = [c for cs in self._tables.values() for c in cs]
         at = _HEAD.size + 4 * len(names) + len(columns)
         if at > len(data):
             raise PlanError("truncated in the directory")
@@ -512,7 +512,7 @@ class Tables:
         self._columns: dict[tuple[str, str], list[int]] = {}
         for column, width in zip(columns, data[at - len(columns) : at], strict=True):
             count = self.rows[column.table]
-            first = column is self._schema[column.table][0]
+            first = column is self._tables[column.table][0]
             if width not in (0, 1, 2, 4, 8) or (first and count and not width):
                 raise PlanError(f"column {column.table}.{column.name} of width {width}")
             at += -at % max(width, 1)
@@ -527,7 +527,7 @@ class Tables:
         self._bytes = bytes(self._columns["text", "byte"])
 
     def _check(self) -> None:
-        for table, columns in self._schema.items():
+        for table, columns in self._tables.items():
             for column in columns:
                 values = self._columns[table, column.name]
                 if not column.rule:

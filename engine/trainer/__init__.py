@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.trainer.callbacks import Callback as Callback
     from engine.trainer.callbacks import EarlyStopping as EarlyStopping
-    from engine.trainer.fit import EvaluationBatch as EvaluationBatch
+    from engine.trainer.evaluation import EvaluationBatch as EvaluationBatch
+    from engine.trainer.fit import Callback as Callback
     from engine.trainer.fit import Fit as Fit
     from engine.trainer.history import History as History
     from engine.trainer.metrics import F1 as F1
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer as Trainer
 
 _PLACES = {
-    "callbacks": ("Callback", "EarlyStopping"),
-    "fit": ("EvaluationBatch", "Fit"),
+    "callbacks": ("EarlyStopping",),
+    "evaluation": ("EvaluationBatch",),
+    "fit": ("Callback", "Fit"),
     "history": ("History",),
     "metrics": ("Accuracy", "F1", "MAE", "MSE", "Metric", "Perplexity", "TopK"),
     "schedules": ("Constant", "Cosine", "Linear", "OneCycle", "Plateau", "Schedule", "Step"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 
@@ -17,76 +17,12 @@ from engine.base.errors import NameNotFoundError, nearest
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
+from engine.trainer.fit import Callback as Callback
+from engine.trainer.fit import Fit
 from engine.trainer.history import direction, is_better
 from engine.training.mode import Mode
 
-if TYPE_CHECKING:
-    from engine.trainer.fit import Fit
-
 Array = npt.NDArray[Any]
-
-
-@checked
-class Callback:
-    """Base of callbacks; every hook gets the running `Fit` and does nothing here.
-
-    The order: `on_fit_begin`; for each epoch `on_epoch_begin`, for each batch `on_batch_end` and,
-    if the optimizer has made a step, `on_step_end`, or before both `on_skip`; the validation
-    (`on_evaluate_begin`, a `on_evaluate_batch_end` for each of its batches, `on_evaluate_end`);
-    `on_epoch_end`, when the row of the epoch is in `fit.history`; `on_checkpoint`.  At last
-    `on_stop`, if something has asked to stop, and `on_fit_end`.  Callbacks are called in the order
-    in which they were given.
-    """
-
-    def on_fit_begin(self, fit: Fit) -> None:
-        """Called when all is checked and a resumed run restored; nothing is trained yet."""
-
-    def on_epoch_begin(self, fit: Fit) -> None:
-        """Called when `fit.epoch` begins; a resumed epoch begins with `fit.batch` above 0."""
-
-    def on_batch_end(self, fit: Fit) -> None:
-        """Called after a batch; `fit.batch`, `fit.samples` and `fit.logs["loss"]` count it."""
-
-    def on_step_end(self, fit: Fit) -> None:
-        """Called after step number `fit.step`, and after `on_batch_end` of its batch."""
-
-    def on_skip(self, fit: Fit) -> None:
-        """Called after an update was skipped for gradients not finite; `fit.skipped` counts it."""
-
-    def on_evaluate_begin(self, fit: Fit) -> None:
-        """Called before the validation."""
-
-    def on_evaluate_batch_end(self, fit: Fit) -> None:
-        """Called after a batch of the validation; `fit.evaluation` has inputs, outputs and loss."""
-
-    def on_evaluate_end(self, fit: Fit) -> None:
-        """Called after the validation; `fit.logs` has its results, as `val_loss`."""
-
-    def on_epoch_end(self, fit: Fit) -> None:
-        """Called after an epoch; the last row of `fit.history` is its row."""
-
-    def on_checkpoint(self, fit: Fit, folder: Path) -> None:
-        """Called when a checkpoint is complete in `folder`, which is then moved to its place.
-
-        A callback may add files of its own to it.  If it raises, the run ends without this
-        checkpoint.
-        """
-
-    def on_stop(self, fit: Fit) -> None:
-        """Called when the run ends before its last epoch; `fit.stop_reason` says why."""
-
-    def on_fit_end(self, fit: Fit) -> None:
-        """Called at the end of every run; `fit.error` is set if an exception ends it."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run must know, in types of JSON; every checkpoint keeps it."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` of a callback of this class returned; before `on_fit_begin`."""
-
-
-HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 @checked(patience=AT_LEAST_0, min_delta=AT_LEAST_0)

@@ -12,40 +12,40 @@ from engine.base.errors import BudgetError, InputError, nearest
 from engine.checking import Check, Subject, advice, check
 
 if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.learner import Learner
 
 
 def dry_run(
-    trainer: Trainer, batch: Sequence[Any], budget: int | str | None, variants: bool
+    learner: Learner, batch: Sequence[Any], budget: int | str | None, variants: bool
 ) -> Check:
     """See `Trainer.check`."""
-    wanted = trainer.memory_budget if budget is None else budget
+    wanted = learner.memory_budget if budget is None else budget
     return check(
-        _subject(trainer),
-        _shapes(trainer.inputs, batch),
-        source=trainer.folder,
+        _subject(learner),
+        _shapes(learner.inputs, batch),
+        source=learner.folder,
         budget=None if wanted is None else arguments.nbytes("memory_budget", wanted),
         variants=arguments.flag("variants", variants),
     )
 
 
-def advised(trainer: Trainer, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
+def advised(learner: Learner, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
     """Return the error of a step that does not fit the budget, with what would help."""
-    assert trainer.memory_budget is not None
-    named = dict(zip(trainer.inputs, shapes, strict=True))
-    told = advice(_subject(trainer), named, trainer.memory_budget)
+    assert learner.memory_budget is not None
+    named = dict(zip(learner.inputs, shapes, strict=True))
+    told = advice(_subject(learner), named, learner.memory_budget)
     return error.advised(told) if told else error
 
 
-def _subject(trainer: Trainer) -> Subject:
-    model, optimizer = trainer.session.training, trainer.optimizer
+def _subject(learner: Learner) -> Subject:
+    model, optimizer = learner.session.training, learner.optimizer
     update = None if optimizer is None else optimizer.model.source
-    evaluation = trainer.session.evaluation
+    evaluation = learner.session.evaluation
     return Subject.of(
         model.source,
         update,
-        trainer.state.slots,
-        trainer.module.threads,
+        learner.state.slots,
+        learner.module.threads,
         None if evaluation is None else evaluation.source,
     )
 

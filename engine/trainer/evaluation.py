@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,18 +13,32 @@ from engine.base.errors import InputError, ShapeError
 from engine.data import batches
 from engine.data.shares import turns
 from engine.distributed.group import everyone
-from engine.trainer.fit import EvaluationBatch
 from engine.trainer.inputs import samples_of, words
-from engine.trainer.metrics import metrics_of
 from engine.trainer.sizes import BATCH_SIZE, batches_for, fixed_batch, padded
 
 if TYPE_CHECKING:
     from engine.data import Batches
-    from engine.trainer.metrics import Given
+    from engine.trainer.learner import Learner
+    from engine.trainer.metrics import Metric
     from engine.trainer.ranks import Ranks
-    from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationBatch:
+    """A batch of an evaluation that is done.
+
+    index, batches: its number from 0 on, and how many there are; None: unknown.
+    inputs, outputs: arrays by the names that the models have for them.
+    loss: the mean over the batch.
+    """
+
+    index: int
+    batches: int | None
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    loss: float
 
 
 class EvaluationInterrupted(Exception):
@@ -31,48 +46,47 @@ class EvaluationInterrupted(Exception):
 
 
 def evaluate(
-    trainer: Trainer,
+    learner: Learner,
+    ranks: Ranks | None,
     data: Any,
     batch_size: int | None,
-    metrics: Sequence[Given] | Given,
+    metrics: Sequence[Metric],
     each: Callable[[EvaluationBatch], None] | None,
 ) -> dict[str, float]:
     """See `Trainer.evaluate`."""
-    chosen = metrics_of(metrics, trainer.ignore_index)
-    for metric in chosen:
+    for metric in metrics:
         metric.reset()
-    names, model, state = trainer.inputs, trainer.session.training, trainer.state
-    source = batches_for(trainer._evaluation, data, batch_size, "evaluation", names=names)
+    names, model, state = learner.inputs, learner.session.training, learner.state
+    source = batches_for(learner.evaluation, data, batch_size, "evaluation", names=names)
     total = _length(source)
     losses, samples, draws = 0.0, 0, state.draws
 
     def count(index: int, batch: Any) -> None:
         nonlocal losses, samples
-        inputs = dict(zip(names, trainer._arrays(model, words(batch)), strict=True))
-        loss, outputs = trainer.evaluate_batch(inputs)
+        inputs = dict(zip(names, learner.arrays(model, words(batch)), strict=True))
+        loss, outputs = learner.evaluate_batch([inputs])
         weight = samples_of(inputs)
         losses, samples = losses + loss * weight, samples + weight
-        for metric in chosen:
+        for metric in metrics:
             metric.update(outputs, inputs, loss, weight)
         state.draws = draws  # an evaluation must not change what a training draws
         if each is not None:
             each(EvaluationBatch(index, total, inputs, outputs, loss))
 
-    ranks = trainer._ranks
     if ranks is None:
         for index, batch in enumerate(source.epoch()):
             count(index, batch)
     else:
-        is_divided = all(metric.partial() is not None for metric in chosen)
+        is_divided = all(metric.partial() is not None for metric in metrics)
         _with_others(ranks, source, count, is_divided)
         if is_divided:
-            told = everyone(ranks.group, [losses, samples, [m.partial() for m in chosen]])
+            told = everyone(ranks.group, [losses, samples, [m.partial() for m in metrics]])
             losses, samples = sum(each[0] for each in told), sum(each[1] for each in told)
-            for place, metric in enumerate(chosen):
+            for place, metric in enumerate(metrics):
                 metric.merge([each[2][place] for each in told])
     if not samples:
         raise InputError("the data to evaluate on yield no batches")
-    return {"loss": losses / samples, **{metric.name: metric.result() for metric in chosen}}
+    return {"loss": losses / samples, **{metric.name: metric.result() for metric in metrics}}
 
 
 def _with_others(
@@ -98,16 +112,16 @@ def _with_others(
         raise EvaluationInterrupted
 
 
-def predict(trainer: Trainer, data: Any, batch_size: int | None) -> Array | tuple[Array, ...]:
+def predict(learner: Learner, data: Any, batch_size: int | None) -> Array | tuple[Array, ...]:
     """See `Trainer.predict`."""
-    model = trainer._prediction
+    model = learner.prediction
     fixed = fixed_batch(model)
     size = fixed or (BATCH_SIZE if batch_size is None else batch_size)
-    parts: dict[str, list[Array]] = {name: [] for name in trainer.outputs}
-    for batch in batches(data, batch_size=size, names=trainer.features).epoch():
-        arrays = trainer._arrays(model, words(batch))
+    parts: dict[str, list[Array]] = {name: [] for name in learner.outputs}
+    for batch in batches(data, batch_size=size, names=learner.features).epoch():
+        arrays = learner.arrays(model, words(batch))
         samples = samples_of(dict(enumerate(arrays)))
-        for name, whole in trainer.predict_batch(*padded(model, arrays, samples)).items():
+        for name, whole in learner.predict_batch(padded(model, arrays, samples)).items():
             array = whole[:samples] if whole.shape[:1] == (fixed,) else whole
             parts[name].append(array)
             if len(parts[name]) > 1 and array.shape[:1] != (samples,):

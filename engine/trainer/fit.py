@@ -1,4 +1,9 @@
-"""Fit: what is known of a running training."""
+"""Fit and Callback: the state of a running training, and the objects that follow it.
+
+A callback is a plain object of a class that derives from `Callback` and overrides the hooks that
+it needs.  `fit` calls no hook that a class does not override, so that a callback costs nothing
+where it has nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine.trainer.callbacks import Callback
+from engine.base.signatures import checked
+from engine.trainer.evaluation import EvaluationBatch
 from engine.trainer.history import History
 
 if TYPE_CHECKING:
     from engine.data.loader import Batches
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.batch_trainer import BatchTrainer
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationBatch:
-    """A batch of an evaluation that is done.
-
-    index, batches: its number from 0 on, and how many there are; None: unknown.
-    inputs, outputs: arrays by the names that the models have for them.
-    loss: the mean over the batch.
-    """
-
-    index: int
-    batches: int | None
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, Array]
-    loss: float
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,7 +61,7 @@ class Fit:
         `unfreeze=`, as running statistics of normalisations may be.
     """
 
-    trainer: Trainer
+    trainer: BatchTrainer
     epochs: int
     batches: int | None = None
     batch_size: int | None = None
@@ -117,3 +107,66 @@ class Fit:
         """
         if self.stop_reason is None:
             self.stop_reason = reason
+
+
+@checked
+class Callback:
+    """Base of callbacks; every hook gets the running `Fit` and does nothing here.
+
+    The order: `on_fit_begin`; for each epoch `on_epoch_begin`, for each batch `on_batch_end` and,
+    if the optimizer has made a step, `on_step_end`, or before both `on_skip`; the validation
+    (`on_evaluate_begin`, a `on_evaluate_batch_end` for each of its batches, `on_evaluate_end`);
+    `on_epoch_end`, when the row of the epoch is in `fit.history`; `on_checkpoint`.  At last
+    `on_stop`, if something has asked to stop, and `on_fit_end`.  Callbacks are called in the order
+    in which they were given.
+    """
+
+    def on_fit_begin(self, fit: Fit) -> None:
+        """Called when all is checked and a resumed run restored; nothing is trained yet."""
+
+    def on_epoch_begin(self, fit: Fit) -> None:
+        """Called when `fit.epoch` begins; a resumed epoch begins with `fit.batch` above 0."""
+
+    def on_batch_end(self, fit: Fit) -> None:
+        """Called after a batch; `fit.batch`, `fit.samples` and `fit.logs["loss"]` count it."""
+
+    def on_step_end(self, fit: Fit) -> None:
+        """Called after step number `fit.step`, and after `on_batch_end` of its batch."""
+
+    def on_skip(self, fit: Fit) -> None:
+        """Called after an update was skipped for gradients not finite; `fit.skipped` counts it."""
+
+    def on_evaluate_begin(self, fit: Fit) -> None:
+        """Called before the validation."""
+
+    def on_evaluate_batch_end(self, fit: Fit) -> None:
+        """Called after a batch of the validation; `fit.evaluation` has inputs, outputs and loss."""
+
+    def on_evaluate_end(self, fit: Fit) -> None:
+        """Called after the validation; `fit.logs` has its results, as `val_loss`."""
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """Called after an epoch; the last row of `fit.history` is its row."""
+
+    def on_checkpoint(self, fit: Fit, folder: Path) -> None:
+        """Called when a checkpoint is complete in `folder`, which is then moved to its place.
+
+        A callback may add files of its own to it.  If it raises, the run ends without this
+        checkpoint.
+        """
+
+    def on_stop(self, fit: Fit) -> None:
+        """Called when the run ends before its last epoch; `fit.stop_reason` says why."""
+
+    def on_fit_end(self, fit: Fit) -> None:
+        """Called at the end of every run; `fit.error` is set if an exception ends it."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run must know, in types of JSON; every checkpoint keeps it."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of a callback of this class returned; before `on_fit_begin`."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

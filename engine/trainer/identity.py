@@ -12,7 +12,7 @@ from engine.base.package import VERSION
 from engine.plan import noise
 
 if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.learner import Learner
 
 WORDS = {  # what messages call them
     "learning_rate": "the learning rate",
@@ -29,25 +29,24 @@ WORDS = {  # what messages call them
 NEEDED = ("inputs", "parameters", "edgegrad", "model", "optimizer")
 
 
-def identity(trainer: Trainer, **options: object) -> dict[str, Any]:
+def identity(learner: Learner, **options: object) -> dict[str, Any]:
     """Return everything that a run is tied to, in types of JSON.
 
     options: the ones of `fit` that decide what happens in a step.
     """
-    seed = trainer.session.seed
-    model, optimizer = trainer.digests
+    seed = learner.session.seed
+    model, optimizer = learner.digests
     return {
         "edgegrad": VERSION,
-        "inputs": list(trainer.inputs),
+        "inputs": list(learner.inputs),
         "parameters": {
             name: [str(p.data.dtype), *map(int, p.data.shape)]
-            for name, p in trainer.state.parameters
+            for name, p in learner.state.parameters
         },
         "model": model,
         "optimizer": optimizer,
-        "learning_rate": trainer.learning_rate,
+        "learning_rate": learner.learning_rate,
         "model_seed": noise.seed() if seed is None else seed,
-        "parts": trainer._steps.parts,
         **options,
     }
 

@@ -28,9 +28,8 @@ from engine.data.samples import Batch, size
 from engine.data.shares import Share
 from engine.distributed.agreement import is_agreed
 from engine.trainer import identity, nonfinite, runs
-from engine.trainer.callbacks import HOOKS, Callback
-from engine.trainer.evaluation import EvaluationInterrupted
-from engine.trainer.fit import EvaluationBatch, Fit
+from engine.trainer.evaluation import EvaluationBatch, EvaluationInterrupted
+from engine.trainer.fit import HOOKS, Callback, Fit
 from engine.trainer.history import RESERVED, History, is_better
 from engine.trainer.interrupts import Interrupts
 from engine.trainer.ranks import words
@@ -39,8 +38,8 @@ from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Constant
 
 if TYPE_CHECKING:
+    from engine.trainer.batch_trainer import BatchTrainer
     from engine.trainer.ranks import Ranks
-    from engine.trainer.trainer import Trainer
 
 T = TypeVar("T")
 INTERRUPTED, OUT_OF_TIME = "interrupted", "the time limit is reached"
@@ -49,8 +48,8 @@ INTERRUPTED, OUT_OF_TIME = "interrupted", "the time limit is reached"
 class Loop:
     """A run of `fit`."""
 
-    def __init__(self, trainer: Trainer, asked: Request) -> None:
-        self.trainer, self.asked, self.ranks = trainer, asked, trainer._ranks
+    def __init__(self, trainer: BatchTrainer, asked: Request) -> None:
+        self.trainer, self.asked, self.ranks = trainer, asked, trainer.ranks
         is_first = self.ranks is None or self.ranks.is_first
         self.schedule, self.unfreezing = asked.schedule, asked.unfreezing
         self.run_folder = RunFolder(asked.folder) if asked.folder and is_first else None
@@ -82,11 +81,12 @@ class Loop:
         self.rate: float | None = None  # that the schedule gave last
         self.is_saved = False  # whether the last checkpoint is of what is trained by now
         self.identity = identity.identity(
-            trainer,
+            trainer.learner,
             samples=train.samples,
             batches=asked.batches,
             batch_size=train.batch_size,
             shuffle=asked.shuffle,
+            parts=trainer.training_steps.parts,
             accumulate=asked.accumulate,
             seed=asked.seed,
             unfreeze=None if asked.unfreezing is None else asked.unfreezing.plan,
@@ -334,7 +334,7 @@ class Loop:
                 self.waiting += 1
                 if is_step:
                     if accumulate > 1:
-                        trainer._update()
+                        trainer.learner.advance()
                     self.waiting = 0
                     is_step = self._is_done(batch)
                     fit.step += is_step
@@ -365,7 +365,7 @@ class Loop:
                     break
             if self.waiting:
                 self._set_rate()
-                trainer._update()
+                trainer.learner.advance()
                 self.waiting = 0
                 if self._is_done(None):
                     fit.step += 1
@@ -385,7 +385,8 @@ class Loop:
         Raises:
             NonFiniteError: more updates in a row were skipped than may be.
         """
-        fit, optimizer = self.fit, self.trainer._need_optimizer()
+        fit, steps = self.fit, self.trainer.training_steps
+        optimizer = self.trainer.learner.need_optimizer()
         if not optimizer.skipped_in_a_row:
             return True
         fit.skipped += 1
@@ -398,10 +399,11 @@ class Loop:
         place = f"{self._place()}: {optimizer.skipped_in_a_row} updates in a row were skipped"
         if self.ranks is not None:
             raise self.ranks.nonfinite(
-                lambda own: nonfinite.error(self.trainer, words(batch), own, place), is_skip=True
+                lambda own: nonfinite.error(steps, words(batch), own, place),
+                is_skip=True,
             )
         words_of = batch if isinstance(batch, tuple) else (batch,)
-        raise nonfinite.error(self.trainer, words_of, None, place)
+        raise nonfinite.error(steps, words_of, None, place)
 
     def _mean_loss(self) -> float:
         """Return the mean of the finite losses of the samples of this epoch; NaN if none was."""
@@ -418,7 +420,9 @@ class Loop:
         trainer, arrays = self.trainer, batch if isinstance(batch, tuple) else (batch,)
         try:
             if self.asked.accumulate == 1:
-                loss = trainer._learn(arrays, check_finite=True)
+                loss = trainer.training_steps.learn(
+                    trainer.learner.checked(arrays), check_finite=True
+                )
             else:
                 loss = trainer.accumulate(*arrays)
         except NonFiniteError:  # the module looks at it, too; here is told where it begins
@@ -426,7 +430,7 @@ class Loop:
         if not math.isfinite(loss) and not trainer.skips_nonfinite:
             if self.asked.accumulate > 1:
                 trainer.refuse_gradients()
-            raise nonfinite.error(trainer, arrays, loss, self._place())
+            raise nonfinite.error(trainer.training_steps, arrays, loss, self._place())
         return loss, len(arrays[0]) if arrays is batch else size(batch)
 
     def _learn_share(self, ranks: Ranks, part: Share | Exception) -> tuple[float, int]:
@@ -439,9 +443,8 @@ class Loop:
         if not math.isfinite(loss) and not self.trainer.skips_nonfinite:
             if self.asked.accumulate > 1:
                 self.trainer.refuse_gradients()
-            raise ranks.nonfinite(
-                lambda own: nonfinite.error(self.trainer, words(part), own, self._place())
-            )
+            steps, place = self.trainer.training_steps, self._place()
+            raise ranks.nonfinite(lambda own: nonfinite.error(steps, words(part), own, place))
         return loss, part.total
 
     def _place(self) -> str:
@@ -472,7 +475,7 @@ class Loop:
         self.epoch_seconds = monotonic() - begin
         if self.ranks is not None:
             self.ranks.level()
-        nonfinite.check_parameters(self.trainer)
+        nonfinite.check_parameters(self.trainer.learner)
         before = {} if self.run_folder is None else self._position()
         is_interrupted = fit.stop_reason == INTERRUPTED
         if not is_interrupted:
@@ -559,7 +562,7 @@ class Loop:
         if self.ranks is not None:
             self.ranks.level()
             self.ranks.check_same()
-        nonfinite.check_parameters(self.trainer)
+        nonfinite.check_parameters(self.trainer.learner)
         self.is_saved = self._lead(lambda: self._write(position, is_best, must))
 
     def _write(self, position: Mapping[str, Any], is_best: bool, must: bool) -> bool:
@@ -572,8 +575,8 @@ class Loop:
         assert folder is not None
 
         def write(place: Path) -> None:
-            save = self.trainer._write if self.unfreezing is None else self.unfreezing.save
-            save(place / runs.CHECKPOINT)
+            source = self.trainer.learner if self.unfreezing is None else self.unfreezing
+            source.write_checkpoint(place / runs.CHECKPOINT)
             self.call("on_checkpoint", place)
 
         try:

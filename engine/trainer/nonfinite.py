@@ -14,28 +14,29 @@ from engine.training.nonfinite import NonFinite, describe, search
 from engine.training.optimizer import ADVICE
 
 if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.learner import Learner
+    from engine.trainer.steps import Steps
 
 
-def check_parameters(trainer: Trainer) -> None:
+def check_parameters(learner: Learner) -> None:
     """Check that all parameters are finite, so that no checkpoint holds others.
 
     Raises:
         NonFiniteError: one is not; the message names it and the last update.
     """
-    for name, parameter in trainer.state.parameters:
+    for name, parameter in learner.state.parameters:
         values = describe(parameter.data)
         if values:
-            kept = None if trainer.state.gradients_gone else parameter.grad
+            kept = None if learner.state.gradients_gone else parameter.grad
             gradient = "" if kept is None else describe(kept)
             raise NonFiniteError(
-                f"parameter {name!r} has {values}: {_last_update(trainer)}"
+                f"parameter {name!r} has {values}: {_last_update(learner)}"
                 f"{gradient and f', and its gradient has {gradient}'}. Earlier checkpoints are as "
                 f"they were. {ADVICE}"
             )
 
 
-def error(trainer: Trainer, batch: Sequence[Any], loss: float | None, place: str) -> NonFiniteError:
+def error(steps: Steps, batch: Sequence[Any], loss: float | None, place: str) -> NonFiniteError:
     """Return the error that tells where a batch, which was just computed, got its bad values from.
 
     batch: as `Trainer.accumulate` took it.
@@ -43,7 +44,7 @@ def error(trainer: Trainer, batch: Sequence[Any], loss: float | None, place: str
     place: which batch it is, in the message.
     """
     try:
-        origin = _origin(trainer, batch)
+        origin = _origin(steps, batch)
     except EngineError as problem:  # as a lack of memory for the copies
         origin = f"where that began cannot be told: {problem}"
     told = "" if loss is None else f"the loss is {loss}; "
@@ -53,42 +54,42 @@ def error(trainer: Trainer, batch: Sequence[Any], loss: float | None, place: str
     )
 
 
-def _last_update(trainer: Trainer) -> str:
-    if not trainer.steps:
+def _last_update(learner: Learner) -> str:
+    if not learner.steps:
         return "it was so before the first update"
-    return f"the update of step {trainer.steps} or one before it made it so"
+    return f"the update of step {learner.steps} or one before it made it so"
 
 
-def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
+def _origin(steps: Steps, batch: Sequence[Any]) -> str:
     """Describe the origin of the values that spoil a batch, for the message."""
-    session, model = trainer.session, trainer.session.training
-    arrays = trainer._arrays(model, batch)
+    learner = steps.learner
+    session, model = learner.session, learner.session.training
+    arrays = learner.arrays(model, batch)
     with session.memory.lock.take():
-        bound = trainer._steps.program([a.shape for a in arrays])
-        draws = trainer.state.draws - bound.draws  # the batch has counted itself
-        origin = search(session, model, bound, arrays, draws, _scalars(trainer))
+        bound = steps.program([a.shape for a in arrays])
+        draws = learner.state.draws - bound.draws  # the batch has counted itself
+        origin = search(session, model, bound, arrays, draws, _scalars(learner))
     if origin is None:
         return "computed once more, it was finite"
     if origin.kind == "parameter":
-        return f"{origin}: {_last_update(trainer)}"
+        return f"{origin}: {_last_update(learner)}"
     return str(origin)
 
 
-def find(trainer: Trainer, batch: Sequence[Any]) -> NonFinite | None:
+def find(steps: Steps, batch: Sequence[Any]) -> NonFinite | None:
     """See `Trainer.find_nonfinite`."""
-    session, model = trainer.session, trainer.session.training
-    arrays = trainer._checked(batch)
+    learner = steps.learner
+    session, model = learner.session, learner.session.training
+    arrays = learner.checked(batch)
     with session.memory.lock.take():
         shapes = [a.shape for a in arrays]
-        if trainer.optimizer is None:
-            bound = model.program(shapes)
-        else:
-            bound = trainer._steps._program(shapes)
-        return search(session, model, bound, arrays, trainer.state.draws, _scalars(trainer))
+        planned = model.program if learner.optimizer is None else steps.whole_program
+        bound = planned(shapes)
+        return search(session, model, bound, arrays, learner.state.draws, _scalars(learner))
 
 
-def _scalars(trainer: Trainer) -> dict[str, float]:
+def _scalars(learner: Learner) -> dict[str, float]:
     """Return the scalars that the optimizer reads beside gradients and states."""
-    if trainer.optimizer is None:
+    if learner.optimizer is None:
         return {}
-    return {RATE: trainer.learning_rate, COUNT: trainer.steps + 1}
+    return {RATE: learner.learning_rate, COUNT: learner.steps + 1}

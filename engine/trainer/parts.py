@@ -19,7 +19,7 @@ from engine.training.model import Array
 if TYPE_CHECKING:
     from engine.graphs.offline.samples import Loss
     from engine.runtime.program import Program
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.learner import Learner
     from engine.training.state import CheckpointState
 
 
@@ -29,8 +29,8 @@ class Splitter:
     own_statistics: whether batch normalisations may take their statistics over a part.
     """
 
-    def __init__(self, trainer: Trainer, own_statistics: bool) -> None:
-        self._trainer, self.own_statistics = trainer, own_statistics
+    def __init__(self, learner: Learner, own_statistics: bool) -> None:
+        self._learner, self.own_statistics = learner, own_statistics
         self._losses: dict[tuple[bool, tuple[tuple[int, ...], ...]], Loss] = {}
 
     def forget(self) -> None:
@@ -72,7 +72,7 @@ class Splitter:
 
     def _first(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """Return the first dimension of the inputs where the model leaves that open."""
-        model = self._trainer.session.training
+        model = self._learner.session.training
         return {
             name: shape[0]
             for name, shape in zip(model.inputs, shapes, strict=True)
@@ -92,7 +92,7 @@ class Splitter:
         if key not in self._losses:
             from engine.graphs.offline.samples import MixedError, loss_of
 
-            model, slots = self._trainer.session.training, self._trainer.state.slots
+            model, slots = self._learner.session.training, self._learner.state.slots
             _, rows = self.rows(shapes)
             known = dict(zip(model.inputs, shapes, strict=True))
             known |= {name: slots[name].shape for name in model.parameters}
@@ -112,7 +112,7 @@ class Splitter:
         """Return the shapes of the first of `count` parts."""
         samples, rows = self.rows(shapes)
         size = -(-samples // count)
-        names = self._trainer.inputs
+        names = self._learner.inputs
         return [
             (size * rows[n], *s[1:]) if n in rows else s for n, s in zip(names, shapes, strict=True)
         ]
@@ -125,7 +125,7 @@ class Splitter:
             EngineError: as `Model.program`.
         """
         is_told = self.loss(shapes).is_told
-        return self._trainer.session.training.program(self.shapes(shapes, count), is_part=is_told)
+        return self._learner.session.training.program(self.shapes(shapes, count), is_part=is_told)
 
     def gradients(self, arrays: Sequence[Array], count: int) -> float:
         """Put the gradients of a batch into region grad, in `count` parts; returns its loss.
@@ -134,7 +134,7 @@ class Splitter:
             InputError: the batch cannot be trained on in parts.
             EngineError: as `Module.__call__`.
         """
-        module, state = self._trainer.module, self._trainer.state
+        module, state = self._learner.module, self._learner.state
         shapes = [a.shape for a in arrays]
         reduced, parts = self.loss(shapes), list(self._parts(arrays, count))
         weights = [reduced.weight(named, samples) for samples, named in parts]
@@ -166,7 +166,7 @@ class Splitter:
 
     def _parts(self, arrays: Sequence[Array], count: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """Yield the parts of a batch, their samples and inputs; all are as large but the last."""
-        names = self._trainer.inputs
+        names = self._learner.inputs
         samples, rows = self.rows([a.shape for a in arrays])
         size = -(-samples // count)
         for begin in range(0, samples, size):

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.base.errors import GroupError, InputError, LabelError, NonFiniteError
+from engine.base.errors import DTypeError, GroupError, InputError, LabelError, NonFiniteError
+from engine.base.package import VERSION
 from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, bounds, shares
 from engine.distributed.agreement import Agreement, agreed
 from engine.distributed.group import Array, Group, everyone, named, share
 from engine.plan import noise
-from engine.trainer.restore import take
 from engine.training import ranks as training
 from engine.training.nonfinite import ELSEWHERE
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
+    from engine.trainer.learner import Learner
     from engine.trainer.steps import Steps
-    from engine.trainer.trainer import Trainer
 
 _APART = 0x9E3779B97F4A7C15  # between the seeds of two ranks: 2**64 / golden ratio, odd
 
@@ -62,18 +62,18 @@ class Ranks(Agreement):
     seed: of the random numbers in the model at rank 0.
     """
 
-    def __init__(self, trainer: Trainer, group: Group, steps: Steps) -> None:
+    def __init__(self, learner: Learner, group: Group, steps: Steps) -> None:
         super().__init__(group)
-        self._trainer, self._steps = trainer, steps
+        self._learner, self._steps = learner, steps
         self._ranks = training.Ranks(group, statistics=not steps.splitter.own_statistics)
         self._factor = 0.0  # of what region grad holds; 0: it holds nothing yet
         self._is_added = False  # whether region grad holds sums over the ranks
         self._loss = 0.0  # of this rank's share of the last batch
-        own = trainer.session.seed
+        own = learner.session.seed
         self.seed = noise.seed() if own is None else own
         if group.rank:  # shares must not draw the same dropout masks
             moved = (self.seed + group.rank * _APART) % 2**64
-            trainer.session.seed = moved - 2**64 if moved >= 2**63 else moved
+            learner.session.seed = moved - 2**64 if moved >= 2**63 else moved
 
     # --- the state
 
@@ -83,7 +83,7 @@ class Ranks(Agreement):
         Raises:
             GroupError, CheckpointError: they do not fit a rank.
         """
-        state = self._trainer.state
+        state = self._learner.state
         told = state.to_bytes(include_optimizer_state=True) if self.is_first else b""
         size = share(self.group, len(told))
         content = np.frombuffer(told, np.uint8).copy() if told else np.empty(size, np.uint8)
@@ -91,14 +91,14 @@ class Ranks(Agreement):
         error = None
         if not self.is_first:
             try:
-                take(self._trainer, CheckpointState.from_bytes(content.data), "rank 0")
+                self._learner.restore(CheckpointState.from_bytes(content.data), "rank 0")
             except Exception as problem:
                 error = problem
         self.agree(error)
-        if self._trainer.optimizer is not None:  # checkpoints have it in fewer bits
-            rate = np.array([self._trainer.learning_rate])
+        if self._learner.optimizer is not None:  # checkpoints have it in fewer bits
+            rate = np.array([self._learner.learning_rate])
             self.group.broadcast(rate)
-            self._trainer.learning_rate = float(rate[0])
+            self._learner.learning_rate = float(rate[0])
 
     def level(self) -> None:
         """Replace what training moves without a gradient by the mean over the ranks.
@@ -106,7 +106,7 @@ class Ranks(Agreement):
         These are the running statistics of batch normalisations, which each rank takes over its own
         share.  Values that are equal on all ranks stay as they are, to the last bit.
         """
-        state = self._trainer.state
+        state = self._learner.state
         names = [
             name
             for name, slot in sorted(state.slots.items())
@@ -131,7 +131,7 @@ class Ranks(Agreement):
         Raises:
             GroupError: a rank holds others; the message names it.
         """
-        state, digest = self._trainer.state, hashlib.blake2b(digest_size=16)
+        state, digest = self._learner.state, hashlib.blake2b(digest_size=16)
         state.settle()
         for region in ("param", "state"):
             if region in state.regions:
@@ -162,7 +162,7 @@ class Ranks(Agreement):
             end - begin,
             tuple(
                 array[first * rows[name] : last * rows[name]] if name in rows else array
-                for name, array in zip(self._trainer.inputs, arrays, strict=True)
+                for name, array in zip(self._learner.inputs, arrays, strict=True)
             ),
         )
 
@@ -203,11 +203,11 @@ class Ranks(Agreement):
         self._factor, part = 0.0, self._checked(share, is_step=True)
         if part.is_parted:
             loss = self._behind(part, self._steps.gradients, is_step=True)
-            is_held = check_finite and not self._trainer.skips_nonfinite
+            is_held = check_finite and not self._learner.skips_nonfinite
             if is_held and not math.isfinite(loss):
-                self._trainer.refuse_gradients()
+                self._learner.refuse_gradients()
             else:
-                self._trainer._update()
+                self._learner.advance()
             return loss
         return self._beside(
             part, lambda arrays: self._steps.learn(arrays, check_finite=check_finite)
@@ -222,15 +222,15 @@ class Ranks(Agreement):
         Raises:
             EngineError: as `Trainer.accumulate`; GroupError where that was on another rank.
         """
-        trainer = self._trainer
-        if not trainer._pending:
+        learner = self._learner
+        if not learner.pending:
             self._factor = 0.0
         part = self._checked(share, is_step=False)
         if not part.is_parted:
-            return self._beside(part, trainer._add)
+            return self._beside(part, learner.add_batch)
 
         def run(arrays: Sequence[Array]) -> float:
-            return float(trainer.session.run(trainer.session.training, arrays)[0].item())
+            return float(learner.session.run(learner.session.training, arrays)[0].item())
 
         return self._behind(part, run, is_step=False)
 
@@ -243,7 +243,7 @@ class Ranks(Agreement):
         try:
             if isinstance(share, Exception):
                 raise share
-            part.arrays = self._trainer._checked(words(share))
+            part.arrays = self._learner.checked(words(share))
             self._weigh(part, share, is_step)
         except Exception as problem:
             error = problem
@@ -256,7 +256,7 @@ class Ranks(Agreement):
         Raises:
             EngineError: the loss is not a mean or sum of the samples; or there is no plan for it.
         """
-        splitter, names = self._steps.splitter, self._trainer.inputs
+        splitter, names = self._steps.splitter, self._learner.inputs
         shapes, own = [array.shape for array in part.arrays], max(share.own, 1)
         part.samples = share.own / share.total
         part.weight, combines, is_told = float(share.own), False, False
@@ -275,7 +275,7 @@ class Ranks(Agreement):
                     splitter.loss(whole)
                 except InputError:
                     combines = True
-        self._trainer.session.training.ranks = self._ranks
+        self._learner.session.training.ranks = self._ranks
         part.is_parted = self._steps.count(shapes) > 1 if is_step else not combines
         if part.is_parted and part.is_mean and is_told:
             raise InputError(
@@ -339,8 +339,8 @@ class Ranks(Agreement):
         Returns the loss of the batch.  If the share of a rank is refused, gradients and running
         statistics are on all ranks what they were before.
         """
-        trainer, error = self._trainer, None
-        model, state = trainer.session.training, trainer.state
+        learner, error = self._learner, None
+        model, state = learner.session.training, learner.state
         draws, self._loss, self._is_added = state.draws, 0.0, False
         sums = np.zeros(3)
         factor, kept = self._factor, None
@@ -367,30 +367,30 @@ class Ranks(Agreement):
         if sums[1]:
             if part.factor:
                 if error is None:  # the batch is refused, since another rank's share is
-                    trainer.session.put_back_statistics(whole=is_step)
+                    learner.session.put_back_statistics(whole=is_step)
                 if kept is None:
-                    trainer.module.lazy_reset_grad()
+                    learner.module.lazy_reset_grad()
                 else:
                     state.regions["grad"][...] = kept
                 self._factor = factor
             self.agree(error)
         state.draws += int(sums[2])
-        trainer._pending += 1
+        learner.pending += 1
         return float(sums[0])
 
     def add_gradients(self) -> None:
         """Make region grad hold the sum over the ranks of what it stands for on each of them."""
         if self._is_added:
             return
-        self._trainer.state.allocate_gradients()
-        for gradients in self._trainer.state.gradients():
+        self._learner.state.allocate_gradients()
+        for gradients in self._learner.state.gradients():
             if not self._factor:
                 gradients[...] = 0
             elif self._factor != 1:
                 gradients *= self._factor
             self.group.sum(gradients)
         if not self._factor:
-            self._trainer.state.gradients_gone = False
+            self._learner.state.gradients_gone = False
         self._factor = 1.0
 
     def nonfinite(
@@ -422,6 +422,34 @@ class Ranks(Agreement):
             return None
         reason: str = next(each for each in everyone(self.group, own) if each is not None)
         return reason
+
+
+def join(learner: Learner, group: Group, steps: Steps) -> Ranks:
+    """Join a learner to a group: return its ranks, with the parameters of rank 0 on all of them.
+
+    Raises:
+        GroupError: they have other artifacts, or are for another kind of processor.
+    """
+    if not (hasattr(group, "rank") and hasattr(group, "gather")):
+        kind = type(group).__name__
+        raise DTypeError(f"group: expected a group of ranks, see engine.distributed; got {kind}")
+    ranks = Ranks(learner, group, steps)
+    model, optimizer = learner.digests
+    ranks.check_alike(
+        {
+            "the version of edgegrad": VERSION,
+            "the training model": model,
+            "the optimizer model": optimizer,
+            "the inputs": learner.inputs,
+            "the kernels": learner.session.memory.kernels.name,
+            "the number of threads": learner.module.threads,
+            "skip_nonfinite": learner.skips_nonfinite,
+        }
+    )
+    if learner.state.loaded:
+        ranks.spread()
+    learner.sum_gradients = ranks.add_gradients
+    return ranks
 
 
 def words(part: Share) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from engine.base.errors import DTypeError, InputError, NameNotFoundError, neares
 from engine.data.dataset import Dataset
 from engine.data.loader import Batches
 from engine.data.sources import dataset_of
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.history import direction
 from engine.trainer.metrics import Given, Metric, metrics_of
 from engine.trainer.schedules import Schedule, schedule_of
@@ -26,7 +26,7 @@ from engine.training.mode import Mode
 from engine.training.settings import FitOptions
 
 if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.batch_trainer import BatchTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Request(FitOptions):
 
 
 def request(
-    trainer: Trainer,
+    trainer: BatchTrainer,
     train: Any,
     options: FitOptions,
     *,
@@ -110,7 +110,7 @@ def request(
     held_out = None
     if validation is not None:
         held_out = batches_for(model, validation, batch_size, "validation data", names=names)
-        trainer._evaluation  # noqa: B018  # what the model lacks for it is told now
+        trainer.learner.evaluation  # noqa: B018  # what the model lacks for it is told now
     elif measured:
         raise InputError("metrics are measured on validation data: give validation=")
     monitor = options.monitor or ("loss" if held_out is None else "val_loss")

@@ -21,7 +21,7 @@ from engine.training.settings import StepOptions
 
 if TYPE_CHECKING:
     from engine.runtime.program import Program
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.learner import Learner
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -35,9 +35,9 @@ class Steps:
     obstacle: why steps are two plans and not one; empty if they are one, or none was planned yet.
     """
 
-    def __init__(self, trainer: Trainer, options: StepOptions) -> None:
-        self._trainer, self._micro_batches = trainer, options.micro_batches
-        self.splitter = Splitter(trainer, options.own_statistics)
+    def __init__(self, learner: Learner, options: StepOptions) -> None:
+        self.learner, self._micro_batches = learner, options.micro_batches
+        self.splitter = Splitter(learner, options.own_statistics)
         self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes
         self.shapes: list[tuple[int, ...]] | None = None
         self.obstacle = ""
@@ -65,21 +65,21 @@ class Steps:
         Raises:
             EngineError: as `Trainer.step`.
         """
-        trainer = self._trainer
-        check_finite = check_finite and not trainer.skips_nonfinite
+        learner = self.learner
+        check_finite = check_finite and not learner.skips_nonfinite
         self.shapes = [array.shape for array in arrays]
         count = self.count(self.shapes)
         if count > 1:
             loss = self.splitter.gradients(arrays, count)
-            trainer._pending = 1
+            learner.pending = 1
         elif not self.obstacle:
             return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
         else:
-            loss = trainer._add(arrays)
+            loss = learner.add_batch(arrays)
         if check_finite and not math.isfinite(loss):
-            trainer.refuse_gradients()
+            learner.refuse_gradients()
         else:
-            trainer._update()
+            learner.advance()
         return loss
 
     def gradients(self, arrays: Sequence[Array]) -> float:
@@ -91,7 +91,7 @@ class Steps:
         count = self.count([array.shape for array in arrays])
         if count > 1:
             return self.splitter.gradients(arrays, count)
-        module = self._trainer.module
+        module = self.learner.module
         module.lazy_reset_grad()
         return float(module.session.run(module.session.training, arrays)[0].item())
 
@@ -113,29 +113,29 @@ class Steps:
             BudgetError: no plan for them keeps to the memory budget.
             StateError: there is no optimizer.
         """
-        trainer, obstacle = self._trainer, ""
-        optimizer, module = trainer._need_optimizer(), trainer.module
+        learner, obstacle = self.learner, ""
+        optimizer, module = learner.need_optimizer(), learner.module
         count = self.count(shapes)
         with module.session.memory.lock.take():
             if count > 1:
                 obstacle = f"a batch is trained on in {count} parts"
                 program = self.splitter.program(shapes, count)
             else:
-                program, obstacle = self._program(shapes), self.obstacle
+                program, obstacle = self.whole_program(shapes), self.obstacle
             update = optimizer.plan() if obstacle else None
-            paths, budget = module.session.training.paths, trainer.memory_budget
+            paths, budget = module.session.training.paths, learner.memory_budget
             return StepPlan(program.plan, update, obstacle, budget, count, paths)
 
     def program(self, shapes: Shapes) -> Program:
         """Return the program last run for these shapes; the caller must hold the lock."""
-        if self._trainer.state.gradients_gone:
+        if self.learner.state.gradients_gone:
             return self._joined.program(shapes)
-        return self._trainer.session.training.program(shapes)
+        return self.learner.session.training.program(shapes)
 
     @cached_property
     def _joined(self) -> JoinedStep:
         """The training step as one plan."""
-        return JoinedStep(self._trainer.module, self._trainer._need_optimizer())
+        return JoinedStep(self.learner.module, self.learner.need_optimizer())
 
     def count(self, shapes: Shapes) -> int:
         """In how many parts a batch is trained on; the plan for that is made.
@@ -153,15 +153,15 @@ class Steps:
                 except BudgetError as error:
                     from engine.trainer.dry_run import advised
 
-                    raise advised(self._trainer, shapes, error) from None
+                    raise advised(self.learner, shapes, error) from None
         return self._counts[key]
 
     def _least_count(self, shapes: Shapes) -> int:
         """Count the parts where the budget alone decides: halve a batch until its parts fit."""
-        module = self._trainer.module
+        module = self.learner.module
         with module.session.memory.lock.take():
             try:
-                self._program(shapes)
+                self.whole_program(shapes)
                 return 1
             except BudgetError as error:
                 refused = error
@@ -181,11 +181,11 @@ class Steps:
                     refused = min(refused, error, key=lambda e: e.least)
         raise refused
 
-    def _program(self, shapes: Shapes) -> Program:
+    def whole_program(self, shapes: Shapes) -> Program:
         """Return the program of a step on a whole batch; the caller must hold the lock."""
         if not self.obstacle:
             try:
                 return self._joined.program(shapes)
             except NotJoinableError as error:
                 self.obstacle = str(error)
-        return self._trainer.session.training.program(shapes)
+        return self.learner.session.training.program(shapes)

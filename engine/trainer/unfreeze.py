@@ -32,7 +32,7 @@ from engine.training.artifact_set import PROPERTY
 if TYPE_CHECKING:
     from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
     from engine.onnxblock import Block
-    from engine.trainer.trainer import Trainer
+    from engine.trainer.batch_trainer import BatchTrainer
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +54,7 @@ class Unfreezing:
         InputError: nothing is trained in epoch 0; or an epoch is negative.
     """
 
-    def __init__(self, trainer: Trainer, given: Mapping[str, int]) -> None:
+    def __init__(self, trainer: BatchTrainer, given: Mapping[str, int]) -> None:
         if not isinstance(given, Mapping):
             raise InputError(
                 f"unfreeze={given!r}; expected patterns of names and epochs, as a dict"
@@ -113,7 +113,7 @@ class Unfreezing:
         """
         self._train(self._made_trained)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def write_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, as `Trainer.save` of the trainer as it was made.
 
         Raises:

@@ -59,17 +59,17 @@ class Model(BoundModel):
             ModelError: the file has been changed since this model was opened.
         """
         model = Model(
-            self._source,
+            self.source,
             self.state,
             self.memory,
             self.threads,
             what,
             self.target,
             self.closed,
-            records=self._make_records,
+            records=self.make_records,
             selected=names,
         )
-        if model._content != self._content:
+        if model.content_digest != self.content_digest:
             raise ModelError(f"the file of the {self.what} has been changed since it was opened")
         large = model.interface.large
         if all(each.name in self.frozen for each in large):

@@ -75,8 +75,8 @@ class ModelFile:
         self._source: str | os.PathLike[str] | bytes = source
         self._pieces: list[Content | tuple[int, int]] = []  # of the file while `_graphs` is None
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
-        self._make_records = records
-        self._content = ""  # the digest of the file
+        self.make_records = records
+        self.content_digest = ""  # the digest of the file
         self.digest = ""
         if records is not None and isinstance(source, str | os.PathLike | bytes):
             self.interface = self._open(source, records)
@@ -112,7 +112,7 @@ class ModelFile:
         else:
             path = arguments.path("model", source)
             data, records = mapping.read(path, "model"), make(os.path.dirname(path))
-        self.digest = self._content = plan_cache.digest(data)
+        self.digest = self.content_digest = plan_cache.digest(data)
         if self.selected is not None:
             self.digest = plan_cache.key("selected", self.digest, self.selected)
         key = plan_cache.key("interface", self.digest, FROZEN_BYTES)

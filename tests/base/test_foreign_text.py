@@ -17,7 +17,7 @@ from engine.errors import FileError, InputError
 from engine.federated.output import HISTORY, Output
 from engine.tools import cli
 from engine.tools.actions import prediction
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.history import RESERVED, History
 from tests.support import tiny
 

@@ -9,8 +9,7 @@ import pytest
 
 from engine import Trainer
 from engine.data import Batches, ColorJitter, Images, RandomFlip, batches
-from engine.trainer.callbacks import Callback
-from engine.trainer.fit import Fit
+from engine.trainer.fit import Callback, Fit
 from tests.support import page_setup
 
 

@@ -13,8 +13,7 @@ from engine.artifacts import SGD, MSELoss
 from engine.data import batches
 from engine.errors import NonFiniteError, OutOfMemoryError
 from engine.trainer import nonfinite
-from engine.trainer.callbacks import Callback
-from engine.trainer.fit import Fit
+from engine.trainer.fit import Callback, Fit
 from engine.training import nonfinite as search
 from tests.support.tiny import BATCH, DROPPING, LABELS, PLAIN, X, made, values
 
@@ -163,7 +162,7 @@ def test_the_search_touches_no_gradient_and_no_count() -> None:
     trainer = made(DROPPING)
     trainer.accumulate(X[:8], LABELS[:8])
     kept = trainer.state.regions["grad"].tobytes(), trainer.state.draws, values(trainer)
-    told = nonfinite.error(trainer, (X[:8], LABELS[:8]), np.nan, "batch 0")
+    told = nonfinite.error(trainer.training_steps, (X[:8], LABELS[:8]), np.nan, "batch 0")
     assert "computed once more, it was finite" in str(told)
     assert kept == (trainer.state.regions["grad"].tobytes(), trainer.state.draws, values(trainer))
 

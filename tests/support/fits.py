@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.trainer.callbacks import HOOKS, Callback
-from engine.trainer.fit import EvaluationBatch, Fit
+from engine.trainer.evaluation import EvaluationBatch
+from engine.trainer.fit import HOOKS, Callback, Fit
 
 SAMPLES = 32  # of a batch
 VALUES = {"loss": 0.4213, "val_loss": 0.4, "val_accuracy": 0.881}

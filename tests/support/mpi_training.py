@@ -70,8 +70,8 @@ def steps(group: Group) -> None:
 
 def ranks_of(trainer: Trainer) -> Ranks:
     """The ranks of a trainer that has some."""
-    assert trainer._ranks is not None
-    return trainer._ranks
+    assert trainer.ranks is not None
+    return trainer.ranks
 
 
 class _Mine(Accuracy):

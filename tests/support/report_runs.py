@@ -16,7 +16,8 @@ from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.data.arrays import Arrays
 from engine.plan.plan import Plan
 from engine.reports import HtmlReport
-from engine.trainer.fit import EvaluationBatch, Fit
+from engine.trainer.evaluation import EvaluationBatch
+from engine.trainer.fit import Fit
 from engine.trainer.history import History
 from engine.trainer.reports.sections import SECTIONS
 

@@ -18,8 +18,8 @@ import numpy as np
 from engine import Trainer
 from engine.data import batches
 from engine.data.samples import Sample
-from engine.trainer.callbacks import Callback, EarlyStopping
-from engine.trainer.fit import Fit
+from engine.trainer.callbacks import EarlyStopping
+from engine.trainer.fit import Callback, Fit
 from engine.trainer.history import History
 from engine.trainer.schedules import Plateau
 from tests.support.tiny import DROPPING, LABELS, X, made

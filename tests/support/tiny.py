@@ -15,6 +15,7 @@ from onnx import numpy_helper, parser
 
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
+from engine.trainer.batch_trainer import BatchTrainer
 
 Array = npt.NDArray[Any]
 
@@ -73,6 +74,6 @@ def made(text: str = PLAIN, **options: Any) -> Trainer:
     return Trainer.from_onnx(forward(text), loss, **options)
 
 
-def values(trainer: Trainer) -> dict[str, bytes]:
+def values(trainer: BatchTrainer) -> dict[str, bytes]:
     """The bytes of all parameters."""
     return {name: p.data.tobytes() for name, p in trainer.state.parameters}

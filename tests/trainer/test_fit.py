@@ -14,8 +14,8 @@ from engine import Trainer
 from engine.artifacts import SGD, CrossEntropyLoss
 from engine.data import batches
 from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, StateError
-from engine.trainer.callbacks import HOOKS, Callback, EarlyStopping
-from engine.trainer.fit import Fit
+from engine.trainer.callbacks import EarlyStopping
+from engine.trainer.fit import HOOKS, Callback, Fit
 from engine.trainer.schedules import Linear, Plateau
 from tests.support.tiny import BATCH, LABELS, X, made, values
 
@@ -178,13 +178,13 @@ def test_what_a_callback_sees() -> None:
 
 def test_a_schedule_sets_the_rate_before_each_step() -> None:
     trainer, rates = made(), []
-    learn = trainer._learn
+    learn = trainer.training_steps.learn
 
     def watched(*batch: Any, **options: Any) -> float:
         rates.append(trainer.learning_rate)
         return learn(*batch, **options)
 
-    vars(trainer)["_learn"] = watched
+    vars(trainer.training_steps)["learn"] = watched
     trainer.fit(DATA, epochs=2, schedule=Linear(warmup=2), **QUIET)
     base = 0.05
     expected = [base / 2, base, base, base * 3 / 4, base * 2 / 4, base / 4]
@@ -376,7 +376,7 @@ def test_a_share_of_an_iterable_cannot_be_set_apart() -> None:
 
 def test_a_trainer_without_an_optimizer() -> None:
     trainer = made()
-    trainer.optimizer = None
+    trainer.learner.optimizer = None
     with pytest.raises(StateError, match="no optimizer_model"):
         trainer.fit(DATA, **QUIET)
 

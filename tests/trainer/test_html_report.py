@@ -19,8 +19,7 @@ from engine.data import Arrays, batches
 from engine.errors import FileError, InputError
 from engine.reports import HtmlReport, JsonLog, Section
 from engine.system import files
-from engine.trainer.callbacks import Callback
-from engine.trainer.fit import Fit
+from engine.trainer.fit import Callback, Fit
 from engine.trainer.history import History
 from engine.trainer.reports.findings import MAX_PAIRS
 from engine.trainer.reports.record import Record

@@ -25,8 +25,7 @@ import pytest
 from engine.drawing import amounts
 from engine.errors import FileError, MissingPackageError
 from engine.reports import CsvLog, JsonLog, Progress, TensorBoard, default
-from engine.trainer.callbacks import Callback
-from engine.trainer.fit import Fit
+from engine.trainer.fit import Callback, Fit
 from engine.trainer.history import History
 from engine.trainer.reports import progress as progress_module
 from tests.support.fits import SAMPLES, new_fit, tell, train_epoch

@@ -27,8 +27,8 @@ from engine.errors import (
     NonFiniteError,
     StateError,
 )
-from engine.trainer.callbacks import Callback, EarlyStopping
-from engine.trainer.fit import Fit
+from engine.trainer.callbacks import EarlyStopping
+from engine.trainer.fit import Callback, Fit
 from engine.trainer.history import History
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Linear

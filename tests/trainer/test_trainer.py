@@ -41,7 +41,7 @@ from engine.errors import (
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.parameters import parameters
-from engine.trainer.fit import EvaluationBatch
+from engine.trainer.evaluation import EvaluationBatch
 from tests.support.harness import untyped
 from tests.support.tiny import DROPPING, forward
 from tests.support.tiny import PLAIN as MODEL
@@ -408,7 +408,7 @@ def test_large_constants_are_kept_once_for_all_views(tmp_path: Path) -> None:
     )
     for _ in range(2):  # the second time from what is kept, if anything is
         trainer = Trainer(tmp_path, threads=1)
-        assert trainer._prediction.frozen == trainer.session.need_eval().frozen
+        assert trainer.learner.prediction.frozen == trainer.session.need_eval().frozen
         found = trainer.predict_batch(X)["scores"]
         known = {**values(trainer), "table": table, "narrow": narrow}
         biases = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}

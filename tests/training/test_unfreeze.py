@@ -11,8 +11,9 @@ import pytest
 from engine import Trainer
 from engine.artifacts import SGD, AdamW, Group
 from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, StateError
-from engine.trainer.callbacks import Callback, EarlyStopping
-from engine.trainer.fit import Fit
+from engine.trainer.batch_trainer import BatchTrainer
+from engine.trainer.callbacks import EarlyStopping
+from engine.trainer.fit import Callback, Fit
 from tests.support.tiny import BATCH, DROPPING, LABELS, NAMES, NORMED, X, made, values
 
 DATA = (X, LABELS)
@@ -42,7 +43,7 @@ class Look(Callback):
         self.moments.append(moments(fit.trainer))
 
 
-def moments(trainer: Trainer) -> dict[str, bytes]:
+def moments(trainer: BatchTrainer) -> dict[str, bytes]:
     """The bytes of the first moment of every parameter that is trained."""
     (group,) = trainer.state.groups
     return {name: kept["momentum0"].tobytes() for name, kept in group.states.items()}

@@ -31,12 +31,12 @@ from engine.tools.actions import run_config, run_data, runs
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.actions.run_config import RunConfig
 from engine.tools.actions.runs import ARTIFACTS, CONFIG, FORWARD
-from engine.trainer.callbacks import Callback, EarlyStopping
+from engine.trainer.callbacks import EarlyStopping
+from engine.trainer.fit import Callback
 from engine.trainer.forward import Forward
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
 from engine.trainer.recipe import Recipe
-from engine.trainer.restore import restore
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
 from engine.trainer.sizes import batches_for
 from engine.trainer.trainer import Trainer
@@ -401,7 +401,7 @@ def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
     """Write what is to be used of the best parameters; returns what is there to look at."""
     best = RunFolder(folder).best
     if best is not None:
-        restore(trainer, best / CHECKPOINT)
+        trainer.learner.read_checkpoint(best / CHECKPOINT)
         trainer.module.export_model_for_inferencing(folder / INFERENCE, trainer.outputs)
     if config.data.classes:
         _write(folder / CLASSES, "".join(f"{name}\n" for name in config.data.classes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.base.signatures import checked
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.reports.csv_log import CsvLog
 from engine.trainer.reports.html_report import HtmlReport
 from engine.trainer.reports.json_log import JsonLog

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from engine.base.signatures import checked
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.reports.log_file import LogFile
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from engine.base.signatures import AT_LEAST_0, checked
 from engine.drawing.page import page, text
 from engine.system import files
 from engine.system.progress import logger
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.reports.environment import describe
 from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.log_file import Tolerance, writable

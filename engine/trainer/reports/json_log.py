@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.system import files
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.reports.log_file import LogFile, writable
 from engine.trainer.reports.window import View, Window
 

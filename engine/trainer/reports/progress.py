@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from engine.base.signatures import checked
 from engine.drawing import amounts
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.reports.notebook import in_notebook
 from engine.trainer.reports.process import resident
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import MissingPackageError
 from engine.base.signatures import AT_LEAST_0, checked
-from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Callback
 from engine.trainer.reports.log_file import LogFile
 from engine.trainer.reports.window import Window
 

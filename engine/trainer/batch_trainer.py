@@ -1,0 +1,414 @@
+"""BatchTrainer: training and evaluation batch by batch, alone or together with other processes.
+
+It adds to a `Learner` the planned step, ranks, data to evaluate on, and the files of a training;
+`Trainer` adds forward models and the loop over epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.base.errors import NonFiniteError, StateError
+from engine.base.signatures import checked
+from engine.distributed.group import Group
+from engine.trainer.learner import Array, Learner, Path
+from engine.trainer.metrics import Given
+from engine.trainer.steps import Steps
+from engine.training.settings import StepOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+    from engine.checking import Check
+    from engine.trainer.evaluation import EvaluationBatch
+    from engine.trainer.ranks import Ranks
+    from engine.trainer.recipe import Recipe
+    from engine.trainer.step_plan import StepPlan
+    from engine.training.module import Module
+    from engine.training.nonfinite import NonFinite
+    from engine.training.optimizer import Optimizer
+    from engine.training.session import Session
+    from engine.training.state import CheckpointState
+
+
+@checked
+class BatchTrainer:
+    """A model that learns from batches; `Trainer` explains its arguments and attributes.
+
+    Attributes:
+        training_steps: the steps on a whole batch, or on the share of this rank.
+        ranks: of the group; None: this process trains alone.
+    """
+
+    def __init__(
+        self,
+        artifacts: Path,
+        prefix: str,
+        outputs: Sequence[str] | None,
+        learning_rate: float | None,
+        group: Group | None,
+        options: StepOptions,
+    ) -> None:
+        self.options = options
+        self.learner = learner = Learner(artifacts, prefix, options)
+        self.training_steps = Steps(learner, options)
+        self.ranks: Ranks | None = None
+        self.forward: onnx.ModelProto | Path | bytes | None = None
+        self.recipe: Recipe | None = None
+        if outputs is not None:
+            self.outputs = list(outputs)
+            self.features  # noqa: B018  # any name that the model lacks is refused now
+        if learning_rate is not None:
+            self.learning_rate = learning_rate
+        declared = [self.session.training.interface.inputs[name].shape for name in self.inputs]
+        if all(isinstance(d, int) for shape in declared for d in shape):
+            self.training_steps.shapes = [tuple(map(int, shape)) for shape in declared]
+            if self.memory_budget is not None and self.optimizer is not None and self.state.loaded:
+                self.training_steps.last()
+        if group is not None:
+            from engine.trainer import ranks
+
+            self.ranks = ranks.join(learner, group, self.training_steps)
+
+    @property
+    def state(self) -> CheckpointState:
+        """The parameters and all that the optimizer keeps."""
+        return self.learner.state
+
+    @property
+    def module(self) -> Module:
+        """The training and the eval model."""
+        return self.learner.module
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer; None if the artifacts have none."""
+        return self.learner.optimizer
+
+    @property
+    def session(self) -> Session:
+        """The models that steps run, and the memory that they share."""
+        return self.learner.session
+
+    @property
+    def folder(self) -> str:
+        """The folder of the artifacts."""
+        return self.learner.folder
+
+    @property
+    def digests(self) -> list[str]:
+        """The digests of the training model and the optimizer model."""
+        return self.learner.digests
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs of a training step."""
+        return self.learner.inputs
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the model's outputs."""
+        return self.learner.outputs
+
+    @outputs.setter
+    def outputs(self, names: Sequence[str]) -> None:
+        self.learner.outputs = list(names)
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the inputs that `predict` takes."""
+        return self.learner.features
+
+    @property
+    def memory_budget(self) -> int | None:
+        """The memory limit for the plan of a step, in bytes; None: no limit."""
+        return self.learner.memory_budget
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update.
+
+        Raises:
+            StateError: there is no optimizer.
+        """
+        return self.learner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self.learner.learning_rate = rate
+
+    @property
+    def steps(self) -> int:
+        """The number of updates done, including those before a checkpoint."""
+        return self.learner.steps
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """True if an update is skipped when a gradient is NaN or infinite."""
+        return self.learner.skips_nonfinite
+
+    @property
+    def skipped(self) -> int:
+        """The number of updates skipped, including those before a checkpoint."""
+        return self.learner.need_optimizer().skipped
+
+    def take_over(self, folder: Path) -> None:
+        """Go on with other artifacts of the same model, as where more of it is to be trained.
+
+        Everything comes from the artifacts and the checkpoint among them; the names of the outputs,
+        the threads and the seed stay.
+
+        Raises:
+            EngineError: as the constructor.  Nothing has changed.
+        """
+        self.learner.reopen(folder)
+        self.training_steps.forget()
+
+    # --- training
+
+    def accumulate(self, *batch: Any) -> float:
+        """Compute the loss of a batch, and add its gradients to those since the last `update`.
+
+        Raises:
+            InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
+            LabelError: a class label is out of range.  No gradient and no running statistic has
+                changed, on no rank of a group.
+            GroupError: the share of another rank is refused; likewise.
+        """
+        if self.ranks is not None:
+            return self.ranks.accumulate(self.ranks.share(self.learner.checked(batch)))
+        return self.learner.add_batch(self.learner.arrays(self.session.training, batch))
+
+    def update(self) -> None:
+        """Update the parameters from the mean gradient of the batches since the last update.
+
+        Raises:
+            StateError: there is no optimizer, or no batch since the last update.
+            NonFiniteError: more updates in a row were skipped than `skip_limit`.
+        """
+        self.learner.advance()
+        self.learner.need_optimizer().check_skipped()
+
+    def drop_gradients(self) -> None:
+        """Forget the batches that were accumulated since the last update.
+
+        Running statistics keep what they have of them.
+        """
+        self.learner.drop_gradients()
+
+    def refuse_gradients(self) -> None:
+        """Drop the gradients, and put running statistics back to before these batches."""
+        self.learner.refuse_gradients()
+
+    def step(self, *batch: Any) -> float:
+        """Learn from one batch; returns its loss, as it was before the update.
+
+        Raises:
+            EngineError: as `accumulate` and `update`.
+            StateError: batches have been accumulated that no update has taken.
+            NonFiniteError: the module's `check_finite` is set, and the loss is not finite; or more
+                updates in a row were skipped than `skip_limit`.
+        """
+        if self.learner.pending:
+            raise StateError(
+                f"{self.learner.pending} accumulated batches wait for update() or drop_gradients()"
+            )
+        self.learner.need_optimizer()
+        arrays, check_finite = self.learner.checked(batch), self.module.check_finite
+        if self.ranks is None:
+            loss = self.training_steps.learn(arrays, check_finite=check_finite)
+        else:
+            loss = self.ranks.learn(self.ranks.share(arrays), check_finite=check_finite)
+        if check_finite and not math.isfinite(loss):
+            raise NonFiniteError(
+                f"training step: output {self.session.training.outputs[0]!r} is {loss}; no "
+                "parameter has changed"
+            )
+        self.learner.need_optimizer().check_skipped()
+        return loss
+
+    def find_nonfinite(self, *batch: Any) -> NonFinite | None:
+        """Find the first tensor of a step on such a batch that is NaN or infinite, and its node.
+
+        The step is computed on copies, one call of a kernel at a time: the forward pass, the
+        backward pass and the update.  Nothing changes.  Values that reach neither the loss nor a
+        gradient nor an update are passed over.  With ranks, all of them call it at once, each with
+        its own part of a batch.
+
+        Returns None if all is finite; `str` of what is returned is a sentence.
+
+        Raises:
+            EngineError: as `step`; OutOfMemoryError where there is no room for the copies.
+        """
+        from engine.trainer.nonfinite import find
+
+        return find(self.training_steps, batch)
+
+    def check(
+        self, *batch: Any, memory_budget: int | str | None = None, variants: bool = True
+    ) -> Check:
+        """Predict the memory and time that a step on such a batch takes; nothing is trained.
+
+        It gives the memory of the plans and of a whole process that trains.  The time is estimated
+        from the speed of this machine, which is measured in about two seconds.
+
+        batch: as `step` takes it; a tuple of whole numbers instead of an array is its shape.
+        memory_budget: what all regions may take, as bytes or text such as "48 MB"; by default what
+            this trainer keeps to.
+        variants: whether to plan what would take less, too, as smaller batches or fewer layers.
+
+        Raises:
+            InputError, DTypeError: the batch does not fit, or the budget is not a number of bytes.
+            EngineError: the step cannot be planned for these shapes.
+        """
+        from engine.trainer.dry_run import dry_run
+
+        return dry_run(self.learner, batch, memory_budget, variants)
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan of the last step; before the first one, where the model fixes all shapes.
+
+        Raises:
+            StateError: there was no step yet, or there is no optimizer.
+            EngineError: as `plan_of`.
+        """
+        return self.training_steps.last()
+
+    @property
+    def obstacle(self) -> str:
+        """Why steps are two plans, of the training model and of the optimizer model, and not one.
+
+        It is empty if they are one, or none has been planned yet.
+        """
+        return self.training_steps.obstacle
+
+    def plan_of(self, *batch: Any) -> StepPlan:
+        """Plan a step on such a batch; nothing is trained.
+
+        Raises:
+            BudgetError: no plan for it keeps to the memory budget.
+            StateError: there is no optimizer.
+            EngineError: as `step` where the batch does not fit.
+        """
+        self.learner.need_optimizer()
+        return self.training_steps.plan([array.shape for array in self.learner.checked(batch)])
+
+    # --- evaluation
+
+    @property
+    def ignore_index(self) -> int:
+        """The target of positions that metrics leave out: as in the loss, or -100."""
+        loss = None if self.recipe is None else self.recipe.loss
+        index = getattr(loss, "ignore_index", None)
+        return -100 if index is None else int(index)
+
+    def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
+        """Compute the loss of a batch and the model's outputs by name; nothing is learned.
+
+        Raises:
+            InputError, DTypeError, ShapeError, LabelError: as `accumulate`.
+        """
+        return self.learner.evaluate_batch(batch)
+
+    def predict_batch(self, *features: Any) -> dict[str, Array]:
+        """Compute the model's outputs by name for one batch of `features`.
+
+        Raises:
+            InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
+        """
+        return self.learner.predict_batch(features)
+
+    def evaluate(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        metrics: Sequence[Given] | Given = (),
+        each: Callable[[EvaluationBatch], None] | None = None,
+    ) -> dict[str, float]:
+        """Compute the loss over all samples of some data, and metrics, by name; nothing is learned.
+
+        Args:
+            data: what `engine.data.batches` takes.
+            batch_size: of data that are not batches yet; None as in `fit`.
+            metrics: see `engine.trainer.metrics`.
+            each: is called after every batch.
+
+        Raises:
+            InputError: there are no samples, or several metrics have one name.
+            EngineError: as `evaluate_batch`, `batches` and the metrics.
+        """
+        from engine.trainer.evaluation import evaluate
+        from engine.trainer.metrics import metrics_of
+
+        chosen = metrics_of(metrics, self.ignore_index)
+        return evaluate(self.learner, self.ranks, data, batch_size, chosen, each)
+
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
+        """Compute the model's output for all samples of some data, or a tuple of its outputs.
+
+        Args:
+            data: what `engine.data.batches` takes; targets in it are left out.
+            batch_size: of data that are not batches yet; None as in `fit`.  A smaller last batch
+                is filled up where the file of the model fixes the number of samples.
+
+        Raises:
+            InputError: there are no samples.
+            ShapeError: an output has no axis of samples, so that batches cannot be joined.
+            EngineError: as `predict_batch` and `batches`.
+        """
+        from engine.trainer.evaluation import predict
+
+        return predict(self.learner, data, batch_size)
+
+    # --- files
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, from which a trainer of these artifacts goes on as this one would.
+
+        It holds parameters, what the optimizer keeps, the learning rate and how far the random
+        numbers are.  A crash leaves the old file or the new one.  `CheckpointState` and
+        onnxruntime-training read it.
+
+        Raises:
+            FileError: it cannot be written; the old one is as it was.
+        """
+        if self.ranks is None:
+            self.learner.write_checkpoint(path)
+        else:
+            self.ranks.level()
+            self.ranks.check_same()
+            self.ranks.lead(lambda: self.learner.write_checkpoint(path))
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint that a trainer of these artifacts has saved.
+
+        Raises:
+            FileError: it cannot be read.
+            CheckpointError, ShapeError, DTypeError: it is not a checkpoint, or one of another
+                model or optimizer.  Nothing has changed.
+        """
+        if self.ranks is None:
+            self.learner.read_checkpoint(path)
+        else:
+            self.ranks.lead(lambda: self.learner.read_checkpoint(path))
+            self.ranks.spread()
+
+    def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
+        """Write the model as plain ONNX for inference, with the parameters as they are now.
+
+        outputs: by default all outputs of the model.
+
+        Raises:
+            FileError: the file cannot be written.
+            NameNotFoundError: the model has no value of such a name.
+        """
+        names = self.outputs if outputs is None else list(outputs)
+        if self.ranks is None:
+            self.module.export_model_for_inferencing(path, names)
+        else:
+            self.ranks.level()
+            self.ranks.lead(lambda: self.module.export_model_for_inferencing(path, names))

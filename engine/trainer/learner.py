@@ -1,0 +1,294 @@
+"""Learner: a model with its parameters and its optimizer, opened from artifacts.
+
+It holds a `Module` and an `Optimizer` of `engine.api` and adds what they leave to the caller: the
+inputs of a batch, the values that are the model's outputs, and the mean over accumulated batches.
+How a step is planned, parted and divided over ranks is built on it, see steps.py, parts.py and
+ranks.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy.typing as npt
+
+from engine.base.errors import CheckpointError, FileError, ShapeError, StateError
+from engine.trainer.inputs import arrays_of
+from engine.training.module import Module
+from engine.training.optimizer import Optimizer
+from engine.training.settings import StepOptions
+from engine.training.state import CheckpointState
+
+if TYPE_CHECKING:
+    from engine.training.model import Model
+    from engine.training.session import Session
+
+Array: TypeAlias = npt.NDArray[Any]
+Path: TypeAlias = str | os.PathLike[str]
+
+
+class Learner:
+    """The models of a folder of artifacts, over one state.
+
+    Args:
+        folder: of the artifacts.
+        prefix: of their names.
+        options: of the steps.
+
+    Attributes:
+        module, optimizer, state: see `engine.api`; the optimizer is None if there is no optimizer
+            model.
+        inputs: names of the inputs of a training step.
+        digests: of the training model and the optimizer model.
+        pending: how many batches have gradients that the next update takes.
+        sum_gradients: adds the gradients of other ranks before an update; None: there are none.
+
+    Raises:
+        EngineError: as the constructors of these.
+    """
+
+    def __init__(self, folder: Path, prefix: str, options: StepOptions) -> None:
+        self.options, self.folder = options, os.fspath(folder)
+        if not os.path.isdir(self.folder):
+            raise FileError(
+                f"artifacts {self.folder!r}: no such folder; generate_artifacts and "
+                "`edgegrad artifacts` make one of a forward model"
+            )
+        self._open(os.path.join(self.folder, prefix), options.threads, options.seed)
+        self.digests = [
+            self.session.training.digest,
+            getattr(self.optimizer, "digest", ""),
+        ]
+        self.inputs = list(self.session.training.inputs)
+        self.sum_gradients: Callable[[], None] | None = None
+
+    def _open(self, base: str, threads: int | None, seed: int | None) -> None:
+        """Open artifacts; base: the beginning of their paths."""
+        self.state = CheckpointState.load_checkpoint(base + "checkpoint")
+        self.module = Module(
+            base + "training_model.onnx",
+            self.state,
+            base + "eval_model.onnx" if os.path.exists(base + "eval_model.onnx") else None,
+            threads=threads,
+            seed=seed,
+        )
+        self.session.memory.budget = self.memory_budget
+        self.optimizer: Optimizer | None = None
+        if os.path.exists(base + "optimizer_model.onnx"):
+            self.optimizer = Optimizer(
+                base + "optimizer_model.onnx",
+                self.module,
+                skip_nonfinite=self.options.skip_nonfinite,
+                skip_limit=self.options.skip_limit,
+            )
+            if self.skips_nonfinite:
+                self.module.check_finite = False
+        self.pending = 0
+        self.module.lazy_reset_grad()
+
+    def reopen(self, folder: Path) -> None:
+        """Go on with other artifacts of the same model; threads, seed and outputs stay.
+
+        Raises:
+            EngineError: as the constructor.  Nothing has changed.
+        """
+        before, outputs = dict(vars(self)), self.outputs
+        try:
+            self._open(os.path.join(folder, ""), self.module.threads, self.session.seed)
+        except BaseException:
+            vars(self).update(before)
+            raise
+        for name in ("evaluation", "prediction"):  # of the models before
+            vars(self).pop(name, None)
+        self.outputs = outputs
+
+    @property
+    def session(self) -> Session:
+        """The models that steps run, and the memory that they share."""
+        return self.module.session
+
+    @property
+    def memory_budget(self) -> int | None:
+        """The memory limit for the plan of a step, in bytes; None: no limit."""
+        return self.options.budget
+
+    def need_optimizer(self) -> Optimizer:
+        """Return the optimizer.
+
+        Raises:
+            StateError: there is none.
+        """
+        if self.optimizer is None:
+            raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
+        return self.optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update.
+
+        Raises:
+            StateError: there is no optimizer.
+        """
+        return self.need_optimizer().get_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self.need_optimizer().set_learning_rate(rate)
+
+    @property
+    def steps(self) -> int:
+        """The number of updates done, including those before a checkpoint."""
+        return self.need_optimizer().steps
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """True if an update is skipped when a gradient is NaN or infinite."""
+        return self.optimizer is not None and self.optimizer.skips_nonfinite
+
+    # --- batches and their gradients
+
+    def arrays(self, model: Model, batch: Sequence[Any]) -> list[Array]:
+        """Return the inputs of a model from a batch, see `engine.trainer.inputs`."""
+        return arrays_of(model, batch, self.inputs)
+
+    def checked(self, batch: Sequence[Any]) -> list[Array]:
+        """Return the inputs of the training model from a batch, checked."""
+        model = self.session.training
+        return model.arrays(self.arrays(model, batch))
+
+    def add_batch(self, arrays: Sequence[Array]) -> float:
+        """Add the gradients of a batch to those since the last update; returns its loss.
+
+        arrays: the inputs of the training model.
+        """
+        loss = self.session.run(self.session.training, arrays)[0]
+        self.pending += 1
+        return float(loss.item())
+
+    def advance(self) -> None:
+        """Update the parameters from the mean gradient, however many updates were skipped.
+
+        Raises:
+            StateError: there is no optimizer, or no batch since the last update.
+        """
+        optimizer = self.need_optimizer()
+        if not self.pending:
+            raise StateError("no batch has been accumulated since the last update")
+        if self.sum_gradients is not None:
+            self.sum_gradients()
+        if self.pending > 1:
+            for gradients in self.state.gradients():
+                gradients /= self.pending
+        optimizer.advance()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Forget the batches that were accumulated since the last update.
+
+        Running statistics keep what they have of them.
+        """
+        self.module.lazy_reset_grad()
+        self.pending = 0
+
+    def refuse_gradients(self) -> None:
+        """Drop the gradients, and put running statistics back to before these batches."""
+        self.session.put_back_statistics(whole=True)
+        self.drop_gradients()
+
+    # --- evaluation
+
+    @cached_property
+    def outputs(self) -> list[str]:
+        """Names of the model's outputs."""
+        return self.session.need_eval().model_outputs()
+
+    @cached_property
+    def evaluation(self) -> Model:
+        """The eval model with the loss and the model's outputs."""
+        model = self.session.need_eval()
+        return model.select([model.outputs[0], *self.outputs], "evaluation")
+
+    @cached_property
+    def prediction(self) -> Model:
+        """The eval model with the model's outputs alone."""
+        return self.session.need_eval().select(self.outputs, "prediction")
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the inputs that `predict` takes."""
+        return list(self.prediction.inputs)
+
+    def evaluate_batch(self, batch: Sequence[Any]) -> tuple[float, dict[str, Array]]:
+        """See `Trainer.evaluate_batch`."""
+        model = self.evaluation
+        loss, *outputs = self.session.run(model, self.arrays(model, batch))
+        return float(loss.item()), dict(zip(self.outputs, outputs, strict=True))
+
+    def predict_batch(self, features: Sequence[Any]) -> dict[str, Array]:
+        """See `Trainer.predict_batch`."""
+        model = self.prediction
+        values = self.session.run(model, self.arrays(model, features))
+        return dict(zip(self.outputs, values, strict=True))
+
+    # --- checkpoints
+
+    def write_checkpoint(self, path: Path) -> None:
+        """Write a checkpoint of the parameters and of what the optimizer keeps.
+
+        Raises:
+            FileError: it cannot be written; the old one is as it was.
+        """
+        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
+
+    def read_checkpoint(self, path: Path) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            FileError: it cannot be read.
+            CheckpointError, ShapeError, DTypeError: as `restore`.
+        """
+        self.restore(CheckpointState.load_checkpoint(path), repr(os.fspath(path)))
+
+    def restore(self, saved: CheckpointState, file: str) -> None:
+        """Go on from the state that a learner of the same artifacts had.
+
+        file: where it comes from, in messages.
+
+        Raises:
+            CheckpointError, ShapeError, DTypeError: it is of another model or optimizer.  Nothing
+                has changed.
+        """
+        state = self.state
+        names = {name for name, _ in saved.parameters}
+        mine = {name for name, _ in state.parameters}
+        if names != mine:
+            other = sorted(names ^ mine)[0]
+            side = "is missing in" if other in mine else "is only in"
+            raise CheckpointError(
+                f"{file} is a checkpoint of another model: parameter {other!r} {side} "
+                f"it ({len(names)} parameters, expected {len(mine)})"
+            )
+        if not saved.loaded:
+            raise CheckpointError(f"{file} is a nominal checkpoint, without values")
+        pairs = [(mine, saved.parameters[name]) for name, mine in state.parameters]
+        for own, new in pairs:
+            if own.requires_grad != new.requires_grad:
+                word = "trained" if new.requires_grad else "frozen"
+                raise CheckpointError(
+                    f"{file} is a checkpoint of other artifacts: parameter {own.name!r} is "
+                    f"{word} there"
+                )
+            if (own.data.shape, own.data.dtype) != (new.data.shape, new.data.dtype):
+                raise ShapeError(
+                    f"{file}: parameter {own.name!r} is {new.data.dtype}"
+                    f"{list(new.data.shape)}, expected {own.data.dtype}{list(own.data.shape)}"
+                )
+        if self.optimizer is not None:
+            self.optimizer.restore(saved)
+        for own, new in pairs:
+            own.data[...] = new.data
+        state.draws = saved.draws
+        self.drop_gradients()
