@@ -106,6 +106,7 @@ _PLACES = {
         "RandomFlip",
         "RandomResizedCrop",
         "Sounds",
+        "Table",
         "Texts",
         "batches",
         "dataset_of",

@@ -14,7 +14,7 @@ from engine.data.loader import Batches
 from engine.data.preparation import Preparation
 from engine.data.sounds import Sounds
 from engine.data.sources import batches, dataset_of
-from engine.data.tables import Csv
+from engine.data.tables import Csv, Table
 from engine.data.texts import LabelledTexts, Texts
 from engine.data.tokens import ByteTokenizer, train_tokenizer
 
@@ -34,6 +34,7 @@ __all__ = [
     "RandomFlip",
     "RandomResizedCrop",
     "Sounds",
+    "Table",
     "Texts",
     "batches",
     "dataset_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,20 +13,25 @@ import numpy.typing as npt
 from engine.base.errors import InputError, NameNotFoundError, nearest
 from engine.data.csv_file import Sheet, describe
 from engine.data.dataset import Indices
+from engine.data.dates import PARTS, part_of
 from engine.data.preparation import Category, Features, Number, code
 
 CATEGORIES = 1000  # different texts of a column; each becomes a feature
 
 
 class Numbers:
-    """The values of a column of numbers; NaN where one is missing."""
+    """The values of a column of numbers; NaN where one is missing.
 
-    def __init__(self, name: str, values: npt.NDArray[np.float64]) -> None:
-        self.name, self.values = name, values
+    part: of a date, if the numbers are such parts.
+    """
 
-    def learn(self, rows: Indices, normalize: bool, missing: str) -> Number:
-        """Learn from these rows of the column."""
-        return Number.of(self.name, self.values[rows], normalize, missing)
+    def __init__(self, name: str, values: npt.NDArray[np.float64], part: str = "") -> None:
+        self.name, self.values, self.part = name, values, part
+
+    def learn(self, rows: Indices, normalize: bool, missing: str, unknown: str) -> Number:
+        """Learn from these rows of the column; all rows decide whether values may be missing."""
+        flag = missing == "flag" and bool(np.isnan(self.values).any())
+        return Number.of(self.name, self.values[rows], normalize, missing, self.part, flag)
 
     def encode(self, column: Any, rows: Indices) -> Features:
         """Return the features of some rows, given a learned `Number`."""
@@ -39,9 +45,10 @@ class Texts:
     def __init__(self, name: str, texts: tuple[str, ...], codes: npt.NDArray[np.intp]) -> None:
         self.name, self.texts, self.codes = name, texts, codes
 
-    def learn(self, rows: Indices, normalize: bool, missing: str) -> Category:
+    def learn(self, rows: Indices, normalize: bool, missing: str, unknown: str) -> Category:
         """Return the column's type, with the texts of all rows so that both parts know them."""
-        return Category(self.name, self.texts, missing in ("mean", "keep"))
+        fills = missing not in ("error", "drop")
+        return Category(self.name, self.texts, fills, unknown == "none")
 
     def encode(self, column: Any, rows: Indices) -> Features:
         """Return the features of some rows, given a learned `Category`."""
@@ -52,63 +59,154 @@ class Texts:
 Raw = Numbers | Texts
 
 
-class Table:
-    """The rows of a file whose columns are looked at one by one."""
+class Rows(ABC):
+    """The rows of a table, whose columns are looked at one by one.
 
-    def __init__(self, sheet: Sheet, used: Sequence[str], missing_values: Sequence[str]) -> None:
-        self.sheet = sheet
-        self.rows, self.lines = sheet.rows, sheet.lines
-        self.missing = set(missing_values)
-        self._places = {name: place for place, name in enumerate(sheet.names)}
-        self.used = [self.index(name) for name in used]
+    Attributes:
+        title: of the table in messages.
+        names: of the columns.
+    """
 
-    def index(self, name: str) -> int:
-        """Return the position of a column."""
-        place = self._places.get(name)
-        if place is None:
-            names = self.sheet.names
-            raise NameNotFoundError(
-                f"{self.sheet.path!r}: no column {name!r}; there are "
-                f"{', '.join(map(repr, names[:20]))}{nearest(name, names)}"
-            )
-        return place
+    title: str
+    names: Sequence[str]
 
-    def absent(self, drop: bool, refuse: Sequence[str]) -> None:
-        """Drop the rows in which a value is missing; or refuse them if it is of these columns."""
-        if drop:
-            whole = [
-                i for i, row in enumerate(self.rows)
-                if not any(row[j] in self.missing for j in self.used)
-            ]  # fmt: skip
-            if not whole:
-                raise InputError(f"{self.sheet.path!r}: a value is missing in every row")
-            self.rows = [self.rows[i] for i in whole]
-            self.lines = [self.lines[i] for i in whole]
-            return
-        for name in refuse:
-            j = self.index(name)
-            for i, row in enumerate(self.rows):
-                if row[j] in self.missing:
-                    raise InputError(
-                        f"{self.place(i, name)}: the value is missing ({row[j]!r}); missing='drop' "
-                        "leaves such rows out, missing='mean' fills features up"
-                    )
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
 
+    @abstractmethod
+    def keep(self, rows: Indices) -> None:
+        """Drop all rows but these."""
+
+    @abstractmethod
     def place(self, row: int, name: str) -> str:
         """Return the name of a cell in messages."""
-        return describe(self.sheet.path, self.lines[row], name)
 
+    @abstractmethod
+    def shown(self, row: int, name: str) -> str:
+        """Return a cell as it is, for messages."""
+
+    @abstractmethod
+    def missing(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return for each row whether a column's value is missing."""
+
+    @abstractmethod
     def cells(self, name: str) -> list[str]:
         """Return the texts of a column; missing ones are empty."""
-        j = self.index(name)
-        return ["" if row[j] in self.missing else row[j] for row in self.rows]
 
+    @abstractmethod
     def numbers(self, name: str) -> npt.NDArray[np.float64] | None:
         """Return a column of numbers, NaN where one is missing; None: it has no number.
 
         Raises:
             InputError: some cells are numbers and some are not, or one is infinite.
         """
+
+    @abstractmethod
+    def dates(self, name: str) -> npt.NDArray[np.datetime64]:
+        """Return a column of dates, to the second; NaT where one is missing.
+
+        Raises:
+            InputError: a cell is not a date.
+        """
+
+    def index(self, name: str) -> int:
+        """Return the position of a column."""
+        if name not in self.names:
+            raise NameNotFoundError(
+                f"{self.title}: no column {name!r}; there are "
+                f"{', '.join(map(repr, self.names[:20]))}{nearest(name, self.names)}"
+            )
+        return self.names.index(name)
+
+    def absent(self, used: Sequence[str], drop: bool, refuse: Sequence[str]) -> None:
+        """Drop the rows in which a value is missing; or refuse them if it is of these columns.
+
+        used: the columns whose values matter.
+        """
+        if drop:
+            lacking = np.zeros(len(self), bool)
+            for name in used:
+                lacking |= self.missing(name)
+            if lacking.all():
+                raise InputError(f"{self.title}: a value is missing in every row")
+            self.keep(np.flatnonzero(~lacking))
+            return
+        for name in refuse:
+            rows = np.flatnonzero(self.missing(name))
+            if rows.size:
+                row = int(rows[0])
+                raise InputError(
+                    f"{self.place(row, name)}: the value is missing ({self.shown(row, name)}); "
+                    "missing='drop' leaves such rows out, missing='mean' fills features up"
+                )
+
+    def column(self, name: str, categorical: bool, known: Number | Category | None) -> Raw:
+        """Return a column of features, of the known kind or the kind of its cells."""
+        if isinstance(known, Number) and known.part:
+            return self.parts(name, known.part)
+        texts = categorical if known is None else isinstance(known, Category)
+        values = None if texts else self.numbers(name)
+        if values is not None:
+            return Numbers(name, values)
+        cells = self.cells(name)
+        if isinstance(known, Number):
+            wrong = next((i for i, cell in enumerate(cells) if cell), None)
+            if wrong is None:
+                return Numbers(name, np.full(len(cells), math.nan))
+            raise InputError(f"{self.place(wrong, name)}: {cells[wrong]!r} is not a number")
+        if known is not None:
+            codes = [code(known, c, self.place(i, name)) if c else -1 for i, c in enumerate(cells)]
+            return Texts(name, known.values, np.array(codes, np.intp))
+        kinds = sorted(set(cells) - {""})
+        if len(kinds) > CATEGORIES:
+            raise InputError(
+                f"{self.title}: column {name!r} has {len(kinds)} different texts, as "
+                f"{kinds[0]!r}; up to {CATEGORIES} can be features; leave it out by features="
+            )
+        place = {text: i for i, text in enumerate(kinds)}
+        return Texts(name, tuple(kinds), np.array([place.get(c, -1) for c in cells], np.intp))
+
+    def parts(self, name: str, part: str) -> Numbers:
+        """Return a part of a column of dates, as "year", as numbers."""
+        if part not in PARTS:
+            raise InputError(
+                f"dates: {name!r} has no part {part!r}{nearest(part, PARTS)}; known: "
+                f"{', '.join(PARTS)}"
+            )
+        return Numbers(name, part_of(self.dates(name), part), part)
+
+
+class SheetRows(Rows):
+    """The rows of a file, whose cells are texts."""
+
+    def __init__(self, sheet: Sheet, missing_values: Sequence[str]) -> None:
+        self.title, self.names = repr(sheet.path), sheet.names
+        self._path, self._rows, self._lines = sheet.path, sheet.rows, sheet.lines
+        self._missing = set(missing_values)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def keep(self, rows: Indices) -> None:
+        self._rows = [self._rows[i] for i in rows]
+        self._lines = [self._lines[i] for i in rows]
+
+    def place(self, row: int, name: str) -> str:
+        return describe(self._path, self._lines[row], name)
+
+    def shown(self, row: int, name: str) -> str:
+        return repr(self._rows[row][self.index(name)])
+
+    def missing(self, name: str) -> npt.NDArray[np.bool_]:
+        j = self.index(name)
+        return np.array([row[j] in self._missing for row in self._rows], bool)
+
+    def cells(self, name: str) -> list[str]:
+        j = self.index(name)
+        return ["" if row[j] in self._missing else row[j] for row in self._rows]
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64] | None:
         cells = self.cells(name)
         parsed = np.full(len(cells), math.nan)
         wrong: int | None = None
@@ -124,34 +222,43 @@ class Table:
         if wrong is not None:
             if not right:
                 return None
-            raise InputError(
-                f"{self.place(wrong, name)}: {cells[wrong]!r} is not a number, but others in "
-                f"this column are; if they are names, pass categorical=[{name!r}]"
-            )
-        flawed = np.flatnonzero([bool(cell) for cell in cells] & ~np.isfinite(parsed))
-        if flawed.size:
-            i = int(flawed[0])
-            raise InputError(f"{self.place(i, name)}: {cells[i]!r} is not finite")
-        return parsed
+            raise mixed(self, wrong, name, cells[wrong])
+        return finite(self, name, parsed, [bool(cell) for cell in cells])
 
-    def column(self, name: str, categorical: bool, known: Number | Category | None) -> Raw:
-        """Return a column of features, of the known kind or the kind of its cells."""
-        texts = categorical if known is None else isinstance(known, Category)
-        values = None if texts else self.numbers(name)
-        if values is not None:
-            return Numbers(name, values)
+    def dates(self, name: str) -> npt.NDArray[np.datetime64]:
         cells = self.cells(name)
-        if isinstance(known, Number):
-            wrong = next(i for i, cell in enumerate(cells) if cell)
-            raise InputError(f"{self.place(wrong, name)}: {cells[wrong]!r} is not a number")
-        if known is not None:
-            codes = [code(known, c, self.place(i, name)) if c else -1 for i, c in enumerate(cells)]
-            return Texts(name, known.values, np.array(codes, np.intp))
-        kinds = sorted(set(cells) - {""})
-        if len(kinds) > CATEGORIES:
-            raise InputError(
-                f"{self.sheet.path!r}: column {name!r} has {len(kinds)} different texts, as "
-                f"{kinds[0]!r}; up to {CATEGORIES} can be features; leave it out by features="
-            )
-        place = {text: i for i, text in enumerate(kinds)}
-        return Texts(name, tuple(kinds), np.array([place.get(c, -1) for c in cells], np.intp))
+        parsed_dates = np.full(len(cells), "NaT", "M8[s]")
+        for i, cell in enumerate(cells):
+            if cell:
+                try:
+                    parsed_dates[i] = np.datetime64(cell.replace(" ", "T"), "s")
+                except ValueError:
+                    raise InputError(
+                        f"{self.place(i, name)}: {cell!r} is not a date; expected the form "
+                        "2026-11-23, or 2026-11-23 17:30:00"
+                    ) from None
+        return parsed_dates
+
+
+def mixed(rows: Rows, row: int, name: str, cell: object) -> InputError:
+    """Return the error of a column that holds numbers and something that is not a number."""
+    return InputError(
+        f"{rows.place(row, name)}: {cell!r} is not a number, but others in "
+        f"this column are; if they are names, pass categorical=[{name!r}]"
+    )
+
+
+def finite(
+    rows: Rows, name: str, values: npt.NDArray[np.float64], given: Sequence[bool]
+) -> npt.NDArray[np.float64]:
+    """Return numbers, unless one that is given is not finite.
+
+    Raises:
+        InputError: one is not, naming its cell.
+    """
+    flawed = np.flatnonzero(np.asarray(given) & ~np.isfinite(values))
+    if flawed.size:
+        i = int(flawed[0])
+        shown = rows.cells(name)[i]
+        raise InputError(f"{rows.place(i, name)}: {shown!r} is not finite")
+    return values

@@ -195,7 +195,7 @@ class _Tables(Kind):
         return (".csv",)
 
     def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
-        from engine.data.tables import Csv
+        from engine.data.tables import Table
 
         if "target" not in asked.options:
             raise InputError(
@@ -205,20 +205,20 @@ class _Tables(Kind):
         given = options.pop("target")
         given = arguments.names(f"{_PLACE}: target", [given] if isinstance(given, str) else given)
         target = [name for name in given if name] or None
-        return tables.make(Csv, options, _PLACE, path=path, target=target, **learned)
+        return tables.make(Table, options, _PLACE, source=str(path), label=target, **learned)
 
     def unlabelled(
         self, asked: Asked, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         from engine.data.folders import all_of
-        from engine.data.tables import Csv
+        from engine.data.tables import Table
 
-        of_training = ("target", "features", "task", "categorical", "normalize", "missing")
-        options = {k: v for k, v in asked.options.items() if k not in of_training}
+        form = ("delimiter", "encoding", "header", "missing_values")  # the rest is learned
+        options = {k: v for k, v in asked.options.items() if k in form}
         places: Places = []
         parts = []
         for file in (file for path in paths for file in all_of(path, (".csv",), "tables")):
-            rows = tables.make(Csv, options, _PLACE, path=file, target=None, **learned)
+            rows = tables.make(Table, options, _PLACE, source=file, label=None, **learned)
             places += [{"file": file, "row": i} for i in range(len(rows))]
             parts.append(rows.take(np.arange(len(rows)))[0])
         return places, Arrays(np.concatenate(parts))
@@ -236,9 +236,9 @@ class _Tables(Kind):
 
 
 def _preparation(training: Dataset) -> Preparation:
-    from engine.data.tables import Csv
+    from engine.data.tables import Table
 
-    assert isinstance(training, Csv), training
+    assert isinstance(training, Table), training
     return training.preparation
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
 from engine.base.signatures import checked
+from engine.data.dates import PARTS, part_of
 from engine.system import files
 
 Features = npt.NDArray[np.float32]
@@ -31,14 +32,26 @@ class Number:
 
     fill: stands where a value is missing; None: none may be missing; NaN: it stays missing.
     fills: whether a value may be missing.
+    part: of a column of dates, as "year"; empty: the numbers are the column itself.
+    flag: whether a second feature is 1 where a value is missing, and 0 elsewhere.
     """
 
     name: str
     mean: float
     scale: float
     fill: float | None
+    part: str = ""
+    flag: bool = False
 
-    width = 1
+    @property
+    def width(self) -> int:
+        return 2 if self.flag else 1
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The meaning of each feature."""
+        name = f"{self.name}.{self.part}" if self.part else self.name
+        return [name, f"{name} is missing"] if self.flag else [name]
 
     @property
     def fills(self) -> bool:
@@ -46,7 +59,13 @@ class Number:
 
     @classmethod
     def of(
-        cls, name: str, values: npt.NDArray[np.float64], normalize: bool, missing: str
+        cls,
+        name: str,
+        values: npt.NDArray[np.float64],
+        normalize: bool,
+        missing: str,
+        part: str = "",
+        flag: bool = False,
     ) -> Number:
         """Learn it of the values of the training rows; NaN stands for a missing one."""
         known = values[~np.isnan(values)]
@@ -54,21 +73,25 @@ class Number:
             raise InputError(f"column {name!r} has no values in the rows to train on")
         mean, spread = _moments(known)
         fill = {"mean": mean, "keep": math.nan}.get(missing)
+        if missing in ("median", "flag"):
+            fill = float(np.median(known))
         if not normalize:
-            return cls(name, 0.0, 1.0, fill)
-        return cls(name, mean, spread or 1.0, fill)
+            return cls(name, 0.0, 1.0, fill, part, flag)
+        return cls(name, mean, spread or 1.0, fill, part, flag)
 
     def encode(self, values: npt.NDArray[np.float64]) -> Features:
-        """Return a column of the features, rows x 1.
+        """Return the column's features, rows x `width`.
 
         Raises:
             InputError: a feature is beyond what float32 holds.
         """
+        gone = np.isnan(values)
         if self.fill is not None:
-            values = np.where(np.isnan(values), self.fill, values)
+            values = np.where(gone, self.fill, values)
         with np.errstate(over="ignore"):
             exact = (values - self.mean) / self.scale
-        return in_float32(self.name, values, exact)[:, np.newaxis]
+        encoded = in_float32(self.name, values, exact)
+        return np.stack([encoded, gone.astype(np.float32)] if self.flag else [encoded], axis=1)
 
 
 @dataclass(frozen=True)
@@ -76,11 +99,18 @@ class Category:
     """A column of texts: 1 in the place of the row's text, 0 in the others; 0 in all if missing.
 
     fills: whether a text may be missing.
+    unknown: whether a text that is none of `values` is taken as missing, and not refused.
     """
 
     name: str
     values: tuple[str, ...]
     fills: bool
+    unknown: bool = False
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The meaning of each feature."""
+        return [f"{self.name}={value}" for value in self.values]
 
     @property
     def width(self) -> int:
@@ -119,16 +149,8 @@ class Preparation:
 
     @property
     def feature_names(self) -> list[str]:
-        """The meaning of each feature: a column, or `column=text`."""
-        return [
-            name
-            for column in self.columns
-            for name in (
-                [column.name]
-                if isinstance(column, Number)
-                else [f"{column.name}={value}" for value in column.values]
-            )
-        ]
+        """The meaning of each feature: a column, `column=text`, or a part of a date."""
+        return [name for column in self.columns for name in column.feature_names]
 
     def features(self, rows: Sequence[Mapping[str, Any]]) -> Features:
         """Return the features of rows given by column, for prediction: rows x `width`.
@@ -220,9 +242,11 @@ def _moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
 def _column(entry: dict[str, Any]) -> Number | Category:
     kind = entry.pop("kind")
     if kind == "Number":
+        if entry.get("part") and entry["part"] not in PARTS:
+            raise ValueError(f"a date has no part {entry['part']!r}")
         return Number(**entry)
     if kind == "Category":
-        return Category(entry["name"], tuple(entry["values"]), entry["fills"])
+        return Category(**{**entry, "values": tuple(entry["values"])})
     raise ValueError(f"a column of the kind {kind!r}")
 
 
@@ -247,19 +271,32 @@ def _value(column: Number | Category, row: Mapping[str, Any], index: int) -> flo
         if column.fill is None:
             raise InputError(f"{place}: the value is missing")
         return math.nan
+    if column.part:
+        return _part(column, value, place)
     try:
         return float(value)
     except (TypeError, ValueError):
         raise InputError(f"{place}: expected a number, got {value!r}") from None
 
 
+def _part(column: Number, value: Any, place: str) -> float:
+    """Return the part of a date that a column has."""
+    try:
+        date = np.array([np.datetime64(value, "s")])
+    except (TypeError, ValueError):
+        raise InputError(f"{place}: {value!r} is not a date, as 2026-11-23") from None
+    return float(part_of(date, column.part)[0])
+
+
 def code(column: Category, text: str, place: str) -> int:
-    """Return the place of a text among the column's values.
+    """Return the place of a text among the column's values; -1 if it may be unknown and is.
 
     Raises:
         InputError: it is none of them.
     """
     place_of_text = column.places.get(text)
+    if place_of_text is None and column.unknown:
+        return -1
     if place_of_text is None:
         raise InputError(
             f"{place}: {text!r} is none of the {column.width} texts that the model was trained "

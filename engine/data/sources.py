@@ -14,6 +14,7 @@ from engine.data.array_files import is_array_file
 from engine.data.arrays import Arrays
 from engine.data.buckets import MASK, Buckets
 from engine.data.dataset import Dataset
+from engine.data.frames import is_frame
 from engine.data.loader import Batches, DatasetBatches
 from engine.data.randomness import check_seed
 from engine.data.samples import Augment, Sample
@@ -138,6 +139,10 @@ def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
         InputError, ShapeError: see `batches`.
     """
     foreign.refuse_splits(source)
+    if is_frame(source):
+        raise InputError(
+            "a DataFrame says not which column is to be predicted: give Table(frame, label=...)"
+        )
     if isinstance(source, Dataset):
         return source
     if isinstance(source, Batches) or foreign.is_loader(source):

@@ -1,56 +1,64 @@
-"""Tables: files of comma-separated values as features and targets."""
+"""Tables: DataFrames, columns and files of comma-separated values as features and targets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.errors import InputError
+from engine.base.errors import DTypeError, InputError
 from engine.base.signatures import checked
-from engine.data.columns import Raw, Table
-from engine.data.csv_file import Sheet, read
+from engine.data.columns import Raw, Rows, SheetRows
+from engine.data.csv_file import read
 from engine.data.dataset import Dataset, Indices
+from engine.data.frames import FrameRows, is_frame
 from engine.data.preparation import Preparation
 from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import Task, target_of
 
-Missing = Literal["error", "drop", "mean", "keep"]
+Missing = Literal["error", "drop", "mean", "median", "flag", "keep"]
+Unknown = Literal["error", "none"]
 
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 
 
 @checked
-class Csv(Dataset):
-    """A file of comma-separated values: samples (features, target).
+class Table(Dataset):
+    """A table as samples (features, target): a DataFrame, columns by name, or the path of a CSV.
 
     The features of a row are one array of float32: columns of numbers, normalised to mean 0 and
     standard deviation 1, and columns of texts, each text a feature that is 1 or 0.  A column is of
     numbers if all its values are, and of texts if none is; otherwise it is refused, naming the
-    cell.  Mean and deviation come from this dataset's rows; `split` computes them from the training
-    rows, for both parts.  `preparation` holds them, for further files and for prediction.
+    cell.  Mean and deviation come from this table's rows; `split` computes them from the training
+    rows, for both parts.  `preparation` holds them, for further rows and for prediction.
 
     The target is an index into `classes` (int64) for classification, and an array of float32, a
     number for each target column, for regression.
 
     Args:
-        path: of the file.
-        target: the column to predict, several for regression, or None: samples are (features,).
+        source: a DataFrame of pandas or polars, a mapping of columns by name, or the path of a
+            file of comma-separated values.
+        label: the column to predict, several for regression, or None: samples are (features,).
         features: the columns to predict from, by default all others.
         task: "classification" or "regression".  By default texts are classes, and numbers with
             fractions are not; whole numbers may be either, so that it must be said.
-        categorical: columns whose numbers are names, as postal codes; the target may be one.
+        categorical: columns whose numbers are names, as postal codes; the label may be one.
+        dates: columns of dates, and the parts of them that become features: "year", "month",
+            "day", "weekday", "day_of_year", "hour", "minute", "days" since 1970.
         missing: what happens to a row with a missing value: an "error"; "drop" leaves the row out;
-            "mean" replaces a number by the column's mean, and a text by no text;
+            "mean" and "median" replace a number by the column's, and a text by no text; "flag" is
+            "median" with a further feature for each column of numbers, 1 where a value is missing;
             "keep" leaves NaN among the features.  A missing target is an error or dropped.
-        missing_values: texts that stand for a missing value.
+        unknown: what happens to a text that the training rows had not: an "error", or "none" of
+            the column's features is 1.
+        missing_values: texts of a file that stand for a missing value.
         normalize: whether numbers are normalised.
         preparation: of other rows, to be used instead of these rows' own.
-        delimiter, encoding, header: of the file, see `engine.data.csv_file.read`.
+        delimiter, encoding, header: of a file, see `engine.data.csv_file.read`.
 
     Attributes:
         preparation: how columns became features.
@@ -58,21 +66,24 @@ class Csv(Dataset):
     Raises:
         FileError: the file is missing or cannot be read.
         NameNotFoundError: there is no such column.
-        InputError: the file is malformed, a value is missing or of another kind than its column,
+        InputError: the table is malformed, a value is missing or of another kind than its column,
             all targets are of one class, or a column has more than 1000 different texts.
+        DTypeError: the source is not a table.
     """
 
     cheap = True
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
-        target: str | Sequence[str] | None,
+        source: Any,
+        label: str | Sequence[str] | None,
         *,
         features: Sequence[str] | None = None,
         task: Task | None = None,
         categorical: Sequence[str] = (),
+        dates: Mapping[str, Sequence[str]] | None = None,
         missing: Missing = "error",
+        unknown: Unknown = "error",
         missing_values: Sequence[str] = MISSING_VALUES,
         normalize: bool = True,
         preparation: Preparation | None = None,
@@ -81,43 +92,51 @@ class Csv(Dataset):
         header: bool = True,
     ) -> None:
         self._missing: Missing = missing
+        self._unknown: Unknown = unknown
         self._normalize = normalize
-        sheet = read(path, delimiter, encoding, header)
-        targets = [target] if isinstance(target, str) else list(target or ())
+        rows = _rows(source, missing_values, delimiter, encoding, header)
+        targets = [label] if isinstance(label, str) else list(label or ())
         if preparation is not None:
-            chosen = [column.name for column in preparation.columns]
+            chosen = list(dict.fromkeys(column.name for column in preparation.columns))
         elif features is not None:
             chosen = list(features)
         else:
-            chosen = [name for name in sheet.names if name not in targets]
-        table = Table(sheet, [*chosen, *targets], missing_values)
-        _check_features(sheet, chosen, targets)
+            chosen = [name for name in rows.names if name not in targets]
+        _check_features(rows, chosen, targets)
+        for name in (*chosen, *targets, *categorical, *(dates or ())):
+            rows.index(name)
         if preparation is not None:
             strict = [c.name for c in preparation.columns if not c.fills]
         else:
             strict = chosen if missing == "error" else []
-        table.absent(drop=missing == "drop", refuse=[*strict, *targets])
-        names = list(categorical)
-        for name in names:
-            table.index(name)
-        self._columns: list[Raw] = []
-        for i, name in enumerate(chosen):
-            known = None if preparation is None else preparation.columns[i]
-            self._columns.append(table.column(name, name in names, known))
+        rows.absent([*chosen, *targets], drop=missing == "drop", refuse=[*strict, *targets])
+        self._columns = (
+            _raw(rows, chosen, list(categorical), dates or {})
+            if preparation is None
+            else [rows.column(known.name, False, known) for known in preparation.columns]
+        )
         kept = None if preparation is None else preparation.classes
         if preparation is not None and task is None:
             task = "regression" if kept is None else "classification"
-        self._target, classes = target_of(table, targets, task, kept, names)
+        self._target, classes = target_of(rows, targets, task, kept, list(categorical))
         self._targets = tuple(targets)
         self._given = preparation is not None
-        self._rows = np.arange(len(table.rows))
+        self._rows = np.arange(len(rows))
         self.preparation = preparation or self._learned(self._rows, classes)
         self.classes = None if classes is None else list(classes)
         self._features = self._encoded()
 
+    @property
+    def width(self) -> int:
+        """The number of features of a sample, which a model takes: [batch, width]."""
+        return self.preparation.width
+
     def _learned(self, rows: Indices, classes: Sequence[str] | None) -> Preparation:
         """Return the preparation that these rows give."""
-        columns = [column.learn(rows, self._normalize, self._missing) for column in self._columns]
+        columns = [
+            column.learn(rows, self._normalize, self._missing, self._unknown)
+            for column in self._columns
+        ]
         known = None if classes is None else tuple(classes)
         return Preparation(tuple(columns), self._targets, known)
 
@@ -145,25 +164,79 @@ class Csv(Dataset):
 
     def split(
         self, share: float, *, seed: int = 0, stratify: bool | None = None
-    ) -> tuple[Csv, Csv]:
+    ) -> tuple[Table, Table]:
         """See `Dataset.split`.  Both parts are prepared by what the first one's rows tell."""
         first, second = (self._rows[part] for part in self.split_rows(share, seed, stratify))
         learned = self.preparation if self._given else self._learned(first, self.classes)
         return self._part(first, learned), self._part(second, learned)
 
-    def _part(self, rows: Indices, preparation: Preparation) -> Csv:
+    def _part(self, rows: Indices, preparation: Preparation) -> Table:
         part = copy(self)
         part._rows, part.preparation, part._given = rows, preparation, True
         part._features = part._encoded()
         return part
 
+    def like(self, source: Any, **options: Any) -> Table:
+        """Return other rows, prepared as these are, without a target: to predict for them.
 
-def _check_features(sheet: Sheet, chosen: Sequence[str], targets: Sequence[str]) -> None:
+        source, options: see the class.
+
+        Raises:
+            EngineError: as the class.
+        """
+        return Table(source, None, preparation=self.preparation, **options)
+
+
+class Csv(Table):
+    """A file of comma-separated values; `target` and the options as of `Table`."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], target: str | Sequence[str] | None, **options: Any
+    ) -> None:
+        super().__init__(os.fspath(path), target, **options)
+
+
+def _rows(
+    source: Any, missing_values: Sequence[str], delimiter: str, encoding: str, header: bool
+) -> Rows:
+    """Return the rows of a source.
+
+    Raises:
+        DTypeError: it is not a table.
+    """
+    if isinstance(source, str | os.PathLike):
+        return SheetRows(read(source, delimiter, encoding, header), missing_values)
+    if is_frame(source) or isinstance(source, Mapping):
+        return FrameRows(source)
+    raise DTypeError(
+        f"source: expected a DataFrame, a mapping of columns or the path of a CSV, got "
+        f"{type(source).__name__}"
+    )
+
+
+def _raw(
+    rows: Rows,
+    chosen: Sequence[str],
+    categorical: Sequence[str],
+    dates: Mapping[str, Sequence[str]],
+) -> list[Raw]:
+    """Return the columns of features, of whatever kind they are."""
+    columns: list[Raw] = []
+    for name in chosen:
+        if name in dates:
+            parts = [dates[name]] if isinstance(dates[name], str) else dates[name]
+            columns += [rows.parts(name, str(part)) for part in parts]
+        else:
+            columns.append(rows.column(name, name in categorical, None))
+    return columns
+
+
+def _check_features(rows: Rows, chosen: Sequence[str], targets: Sequence[str]) -> None:
     if not chosen:
-        raise InputError(f"{sheet.path!r}: no column is left to predict from")
+        raise InputError(f"{rows.title}: no column is left to predict from")
     if "" in chosen:
         raise InputError(
-            f"{sheet.path!r}: column {chosen.index('')} has no name; if it counts the rows, as "
+            f"{rows.title}: column {chosen.index('')} has no name; if it counts the rows, as "
             "pandas' index does, leave it out by features= or write the file with index=False"
         )
     both = sorted(set(chosen) & set(targets))

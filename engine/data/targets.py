@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import InputError, nearest
-from engine.data.columns import Table
+from engine.data.columns import Rows
 from engine.data.preparation import in_float32
 from engine.data.samples import Array
 
@@ -17,7 +17,7 @@ Task = Literal["classification", "regression"]
 
 
 def target_of(
-    table: Table,
+    table: Rows,
     targets: Sequence[str],
     task: Task | None,
     classes: Sequence[str] | None = None,
@@ -27,7 +27,7 @@ def target_of(
 
     Args:
         targets: names of columns.
-        task: see `Csv`.
+        task: see `Table`.
         classes: to keep to.
         categorical: columns whose numbers are names.
 
@@ -56,20 +56,20 @@ def target_of(
     return np.stack(columns, axis=1), None
 
 
-def _told_by(table: Table, name: str, values: npt.NDArray[np.float64] | None) -> Task:
+def _told_by(table: Rows, name: str, values: npt.NDArray[np.float64] | None) -> Task:
     """Return the only kind of target that a column can be."""
     if values is None:
         return "classification"
     if np.any(values != np.rint(values)):
         return "regression"
     raise InputError(
-        f"{table.sheet.path!r}: the target {name!r} holds whole numbers, which may be classes or "
+        f"{table.title}: the target {name!r} holds whole numbers, which may be classes or "
         "amounts; pass task='classification' or task='regression'"
     )
 
 
 def classes_of_column(
-    table: Table,
+    table: Rows,
     name: str,
     values: npt.NDArray[np.float64] | None,
     known: Sequence[str] | None,
@@ -97,7 +97,7 @@ def classes_of_column(
     if known is None:
         if len(distinct) < 2:
             raise InputError(
-                f"{table.sheet.path!r}: all targets are of one class, {distinct[0]!r}; "
+                f"{table.title}: all targets are of one class, {distinct[0]!r}; "
                 "a classifier needs two or more"
             )
         known = distinct

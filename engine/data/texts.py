@@ -11,7 +11,7 @@ import numpy as np
 from engine.base import arguments
 from engine.base.errors import FileError, InputError
 from engine.base.signatures import checked
-from engine.data.columns import Table
+from engine.data.columns import SheetRows
 from engine.data.csv_file import read as read_csv
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import all_of, classes_of
@@ -153,8 +153,9 @@ class LabelledTexts(Dataset):
             targets: Array = listing.labels
             names: Sequence[str] = listing.classes
         else:
-            table = Table(read_csv(place, delimiter, encoding, True), [text, label], [""])
-            table.absent(drop=False, refuse=[label])
+            table = SheetRows(read_csv(place, delimiter, encoding, True), [""])
+            table.index(text)
+            table.absent([], drop=False, refuse=[label])
             texts = table.cells(text)
             places = [table.place(i, text) for i in range(len(texts))]
             known = None if classes is None else list(classes)
@@ -194,8 +195,8 @@ def column_of(path: str, column: str, delimiter: str = ",", encoding: str = "utf
     Raises:
         FileError, InputError, NameNotFoundError: as `LabelledTexts`.
     """
-    table = Table(read_csv(path, delimiter, encoding, True), [column], [""])
-    table.absent(drop=False, refuse=[column])
+    table = SheetRows(read_csv(path, delimiter, encoding, True), [""])
+    table.absent([], drop=False, refuse=[column])
     return table.cells(column)
 
 

@@ -22,7 +22,7 @@ from engine.base.errors import InputError
 from engine.base.fields import declaration, fields_of
 from engine.data.images import Images
 from engine.data.sounds import Sounds
-from engine.data.tables import Csv
+from engine.data.tables import Table
 from engine.data.texts import LabelledTexts, Texts
 from engine.tools.actions import run_config
 from engine.tools.commands.root import root
@@ -31,10 +31,18 @@ from engine.trainer import names
 
 _PART = re.compile(r"(<!-- made: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _DATASETS: dict[str, Any] = {
-    "images": Images, "sounds": Sounds, "csv": Csv, "text": Texts,
+    "images": Images, "sounds": Sounds, "csv": Table, "text": Texts,
     "text with labelled = true": LabelledTexts,
 }  # fmt: skip
-_OURS = {"folder", "path", "source", "classes", "labelled", "preparation"}  # not from the file
+_OURS = {
+    "folder",
+    "label",
+    "path",
+    "source",
+    "classes",
+    "labelled",
+    "preparation",
+}  # not from the file
 
 
 def page(text: str) -> str:
