@@ -29,11 +29,11 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
 from engine.kernels.machine.target import host
+from engine.models.images import cnn, mlp
+from engine.models.mobilenets import mobilenet_v2
+from engine.models.post_norm import minilm
+from engine.models.recurrent import gru
 from engine.tools import cli
-from engine.tools.benchmark.images import cnn, mlp
-from engine.tools.benchmark.mobilenets import mobilenet
-from engine.tools.benchmark.post_norm import minilm
-from engine.tools.benchmark.recurrent import gru
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.dev.emulators import Emulator, emulator
 from engine.tools.trimmed import binary, opset
@@ -62,7 +62,7 @@ MODELS = {
     "mlp": Model(mlp, 8, "784-500-10, batch 8"),
     "cnn": Model(cnn, 4, "two convolutions, two linear layers, 28x28, batch 4"),
     "MobileNetV2": Model(
-        partial(mobilenet, 96),
+        partial(mobilenet_v2, (3, 96, 96)),
         2,
         "all 52 convolutions, batch norms training, 96x96, batch 2",
     ),

@@ -9,10 +9,11 @@ from functools import partial
 
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.benchmark.layers import Layers
-from engine.tools.benchmark.post_norm import BERT_WORDS, minilm
-from engine.tools.benchmark.resnets import resnet101
-from engine.tools.benchmark.workload import CLASSES, Workload
+from engine.models.layers import CLASSES, Layers
+from engine.models.post_norm import BERT_WORDS, minilm
+from engine.models.resnets import resnet101
+from engine.models.unet import UNet
+from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 
 # Expansion, channels, blocks, first stride and taps of the stages of EfficientNet-B3.
@@ -108,35 +109,10 @@ def efficientnet(side: int = 300) -> Graph:
     return to.graph("efficientnet", TensorType("f32", ("batch", 3, side, side)))
 
 
-class _UNet(Layers):
-    """U-Net (Ronneberger et al., arXiv 1505.04597) with batch norms."""
-
-    def twice(self, x: str, name: str, ci: int, co: int) -> str:
-        """Add two convolutions, each normalised and rectified."""
-        for n in range(2):
-            y = self.convolution(x, f"{name}.{n}", co if n else ci, co, 3, pad=1)
-            x = self.op("Relu", self.batch_norm(y, f"{name}.{n}.n", co))
-        return x
-
-
 def unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
     """Return a U-Net: a class for every pixel of square images."""
-    to = _UNet()
-    kept, y, channels = [], "x", 3
-    for level in range(levels):
-        y = to.twice(y, f"d{level}", channels, width << level)
-        channels = width << level
-        kept.append(y)
-        y = to.op("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2])
-    y = to.twice(y, "middle", channels, width << levels)
-    for level in reversed(range(levels)):
-        channels = width << level
-        to.shapes |= {f"u{level}.w": (2 * channels, channels, 2, 2), f"u{level}.b": (channels,)}
-        weights = (f"u{level}.w", f"u{level}.b")
-        y = to.op("ConvTranspose", y, *weights, kernel_shape=[2, 2], strides=[2, 2])
-        y = to.op("Concat", kept[level], y, axis=1)
-        y = to.twice(y, f"e{level}", 2 * channels, channels)
-    y = to.op("Transpose", y, perm=[0, 2, 3, 1])
+    to = UNet()
+    y = to.op("Transpose", to.body("x", 3, levels, width), perm=[0, 2, 3, 1])
     to.classify(to.op("Reshape", y, to.constant("pixels", [-1, width])), width)
     return to.graph("unet", TensorType("f32", ("batch", 3, side, side)), ("pixels", CLASSES))
 

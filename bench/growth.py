@@ -38,12 +38,12 @@ from engine.graphs.passes import check
 from engine.graphs.planner import assemble, lower, pipeline
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
+from engine.models.layers import Layers
+from engine.models.post_norm import minilm
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.runtime import program
 from engine.runtime.arena import allocate
-from engine.tools.benchmark.layers import Layers
-from engine.tools.benchmark.post_norm import minilm
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model

@@ -34,8 +34,8 @@ from engine.graphs.offline import training
 from engine.graphs.offline.parameters import parameters
 from engine.graphs.planner.pipeline import Planner
 from engine.kernels.machine.target import host
+from engine.models.pre_norm import gpt2
 from engine.plan.plan import align
-from engine.tools.benchmark.pre_norm import gpt2
 from engine.trainer.trainer import Trainer
 
 RANK, PIECES, THREADS = 8, 8, 1
@@ -84,9 +84,8 @@ def write(name: str, folder: Path, positions: int, *, adapts: bool) -> None:
         lora.adapt(graph, lora.Lora(pattern, rank=RANK)).save(path)
     else:
         onnx_io.save(graph, path)
-    words = graph.initializers["words.w" if name == "gpt2" else "model.embed_tokens.weight"].shape[
-        0
-    ]
+    table = "words.weight" if name == "gpt2" else "model.embed_tokens.weight"
+    words = len(graph.initializers[table])
     batch = np.random.default_rng(0).integers(0, words, (2, positions))
     np.savez(folder / "batch.npz", x=batch[:1], y=batch[1])
     artifacts.generate_artifacts(

@@ -39,15 +39,15 @@ from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import Program
+from engine.models.images import mlp
+from engine.models.mobilenets import mobilenet_v2
+from engine.models.post_norm import minilm
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.program import Program as Bound
-from engine.tools.benchmark.images import mlp
-from engine.tools.benchmark.mobilenets import mobilenet
-from engine.tools.benchmark.post_norm import minilm
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -241,7 +241,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
 
 MODELS: dict[str, tuple[Callable[[], Graph], tuple[int, ...]]] = {  # shape of the input
     "mlp": (mlp, (64, 784)),
-    "mobilenet": (mobilenet, (8, 3, 224, 224)),
+    "mobilenet": (mobilenet_v2, (8, 3, 224, 224)),
     "minilm": (minilm, (8, 128)),
 }
 REPEATS = 5

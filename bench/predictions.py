@@ -24,10 +24,10 @@ from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine.checking import Check, Subject, check
 from engine.kernels.binaries.source import current
+from engine.models.mobilenets import mobilenet_v3_small
+from engine.models.pre_norm import gpt2
 from engine.runtime.roofline import Roofline
 from engine.runtime.roofline import measure as measure_roofline
-from engine.tools.benchmark.mobilenets import mobilenet_v3
-from engine.tools.benchmark.pre_norm import gpt2
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.state import CheckpointState
@@ -40,7 +40,7 @@ SMALL = {
     "mlp": WORKLOADS["mlp"],
     "cnn": replace(WORKLOADS["cnn"], x=(8, 1, 28, 28)),
     "mobilenet_v3": replace(
-        WORKLOADS["mobilenet_v3"], x=(2, 3, 64, 64), build=partial(mobilenet_v3, 64)
+        WORKLOADS["mobilenet_v3"], x=(2, 3, 64, 64), build=partial(mobilenet_v3_small, (3, 64, 64))
     ),
     "transformer": replace(WORKLOADS["transformer"], x=(2, 128, 256)),
     "gpt2": replace(

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import MS, TensorType
-from engine.tools.benchmark.layers import Layers
+from engine.models.layers import Layers
 
 BITS, BLOCK = 4, 128
 

@@ -40,7 +40,7 @@ def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
     """
     trained = set(parameters(graph))
     seen: set[str] = set()
-    parts: dict[str, tuple[str, np.ndarray]] = {}
+    parts: dict[tuple[str, str], np.ndarray] = {}
     for node in graph.nodes:
         for at, name in enumerate(node.inputs):
             if name not in trained or name in seen:
@@ -50,11 +50,12 @@ def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
             if node.op == "LSTM":
                 yield from _gates(name, value, is_bias=at == 3)
             elif name.rpartition(".")[0].endswith((".q", ".k", ".v")):
-                parts[name[-3:]] = name, value.T
-                if name.endswith(".v.b"):
-                    for end in (".w", ".b"):
-                        thirds = [parts[f"{part}{end}"][1] for part in "qkv"]
-                        yield f"{name[:-4]}.qkv{end}", np.concatenate(thirds)
+                layer, part, end = name.rsplit(".", 2)
+                parts[part, end] = value.T
+                if (part, end) == ("v", "bias"):
+                    for each in ("weight", "bias"):
+                        thirds = [parts[third, each] for third in "qkv"]
+                        yield f"{layer}.qkv.{each}", np.concatenate(thirds)
             else:
                 yield name, value.T if node.op == "MatMul" else value
 

@@ -32,11 +32,15 @@ STEPS = 3  # of a round
 # Of each model the names of its last two blocks and head, of six layers a quarter of whose input
 # channels is trained, and of the head.
 CHOICES: Mapping[str, tuple[list[str], str, list[str]]] = {
-    "mobilenet": (["c4[5-9].*", "c5[01].*", "fc.*"], "c3[369].w c4[258].w", ["fc.*"]),
-    "mobilenet_v3": (
-        ["c5[5-9].*", "c6[0-9].*", "fc*"], "c27.w c34.w c41.w c48.w c55.w c62.w", ["fc2.*"]
+    "mobilenet": (
+        ["features.1[678].*", "classifier.*"], "features.1[2-7].conv.0.0.weight", ["classifier.*"]
     ),
-    "minilm": (["l[45].*", "fc.*"], "l[345].up.w l[345].q.w", ["fc.*"]),
+    "mobilenet_v3": (
+        ["features.1[012].*", "classifier.*"],
+        "features.[6-9].block.0.0.weight features.1[01].block.0.0.weight",
+        ["classifier.3.*"],
+    ),
+    "minilm": (["l[45].*", "fc.*"], "l[345].up.weight l[345].q.weight", ["fc.*"]),
 }  # fmt: skip
 
 

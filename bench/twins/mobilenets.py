@@ -88,4 +88,8 @@ def mobilenet_v3() -> Any:
         channels = co
     layers.append(convolution(channels, 576, 1, act=nn.Hardswish))
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(576, 1024)]
-    return nn.Sequential(*layers, nn.Hardswish(inplace=True), nn.Linear(1024, 10))
+    net = nn.Sequential(*layers, nn.Hardswish(inplace=True), nn.Linear(1024, 10))
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.eps, norm.momentum = 1e-3, 0.01
+    return net

@@ -20,8 +20,8 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Node
 from engine.kernels.analysis.cost import nominal
 from engine.kernels.vocabulary.op import TensorType
+from engine.models.images import cnn, mlp
 from engine.plan.plan import in_bytes
-from engine.tools.benchmark.images import cnn, mlp
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.state import CheckpointState
 

@@ -15,9 +15,9 @@ from engine.graphs.planner import pipeline
 from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.machine.target import host
+from engine.models.images import cnn
 from engine.plan.plan import Plan
 from engine.tools import cli
-from engine.tools.benchmark.images import cnn
 from engine.tools.dev.browser import Page, browser
 from tests.support.needs import needs_browser
 from tests.support.places import GOLDENS

@@ -257,7 +257,7 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
 ) -> None:
     """The executor, as the kernels of the plan, so that all are compiled side by side."""
     from engine.api import CheckpointState, Module
-    from engine.tools.benchmark.images import mlp
+    from engine.models.images import mlp
     from engine.tools.benchmark.workload import write_artifacts
 
     asked = []

@@ -15,9 +15,9 @@ from engine.kernels.analysis.cost import efficiencies, nominal, seconds, step_se
 from engine.kernels.analysis.flops import Task, Use, tasks
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates
+from engine.models.mobilenets import mobilenet_v2
 from engine.plan.plan import KernelSpec
 from engine.runtime.roofline import Roofline
-from engine.tools.benchmark.mobilenets import mobilenet
 
 MAP = "a:f32[] b:f32[] -> y:f32[] = add(a,b)"
 
@@ -61,7 +61,8 @@ def test_formulas_of_many_instructions_take_longer() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_a_faster_machine_takes_less(threads: int) -> None:
     """Each step; and the nominal machine is the same every time."""
-    plan = make_plan(mobilenet(96), {"x": (2, 3, 96, 96)}, target=host(), threads=threads)
+    shape = (3, 96, 96)
+    plan = make_plan(mobilenet_v2(shape), {"x": (2, *shape)}, target=host(), threads=threads)
     usual = nominal(threads)
     found = step_seconds(plan)
     assert found == step_seconds(plan, usual)

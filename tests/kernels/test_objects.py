@@ -44,7 +44,7 @@ print(*sorted({"llvmlite", "numba", "onnx", "engine.graphs"} & set(sys.modules))
 
 @needs_plain
 def test_a_warm_start_loads_no_compiler(tmp_path: Path) -> None:
-    from engine.tools.benchmark.images import mlp
+    from engine.models.images import mlp
     from engine.tools.benchmark.workload import write_artifacts
 
     write_artifacts(mlp(), tmp_path)

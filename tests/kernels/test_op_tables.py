@@ -13,7 +13,7 @@ from tests.support.places import ROOT
 
 FEW = 3  # op names from which on a collection is a table
 NAMES = frozenset(op.name for op in ops().values())
-FAMILIES = ("kernels/ops/", "tools/dev/cases/", "tools/benchmark/")  # declare ops, or make models
+FAMILIES = ("kernels/ops/", "tools/dev/cases/", "engine/models/")  # declare ops, or make models
 # Every other table, as `file: statement`, with the reason why it is not a fact for `Op`.
 PATTERNS = {
     "engine/onnxblock/optim.py: __all__": "names of blocks, some of which ops have as well",

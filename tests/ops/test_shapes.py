@@ -12,8 +12,8 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.benchmark.mobilenets import mobilenet
-from engine.tools.benchmark.post_norm import transformer
+from engine.models.mobilenets import mobilenet_v2
+from engine.models.post_norm import transformer
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -28,7 +28,7 @@ def encoder() -> Graph:
 
 CASES: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
     "transformer": (encoder(), [(2, 40, 256), (2, 41, 256), (3, 50, 256)]),
-    "mobilenet": (mobilenet(32), [(5, 3, 32, 32), (6, 3, 32, 32), (7, 3, 32, 32)]),
+    "mobilenet": (mobilenet_v2((3, 32, 32)), [(5, 3, 32, 32), (6, 3, 32, 32), (7, 3, 32, 32)]),
 }
 
 

@@ -25,7 +25,7 @@ from engine.graphs.offline.training import choose, make_artifacts
 from engine.graphs.planner import budget, place, search
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.machine.target import host
-from engine.tools.benchmark.post_norm import minilm
+from engine.models.post_norm import minilm
 from engine.tools.benchmark.workload import Workload, parameters
 
 FEW, TIMES, MOST = 84, 4, 4.6  # nodes; how many times as many; by how much work may grow then

@@ -11,13 +11,14 @@ import pytest
 
 from bench.balance import balance, intervals
 from engine.api import CheckpointState, Module, Optimizer
+from engine.models import mobilenets, post_norm, pre_norm, recurrent, resnets
+from engine.models import sound as sounds
 from engine.profiling.times import StepTime
-from engine.tools.benchmark import mobilenets, post_norm, pre_norm, recurrent, resnets
-from engine.tools.benchmark import sound as sounds
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 
 STEPS = 2
+SIDES = (3, 64, 64)
 
 
 def small(name: str, x: tuple[int, ...], build: object = None, **changes: object) -> Workload:
@@ -29,10 +30,12 @@ def small(name: str, x: tuple[int, ...], build: object = None, **changes: object
 SMALL = {
     "mlp": small("mlp", (5, 784)),
     "cnn": small("cnn", (3, 1, 28, 28)),
-    "mobilenet": small("mobilenet", (2, 3, 64, 64), partial(mobilenets.mobilenet, 64)),
-    "mobilenet_v3": small("mobilenet_v3", (2, 3, 64, 64), partial(mobilenets.mobilenet_v3, 64)),
-    "resnet18": small("resnet18", (2, 3, 64, 64), partial(resnets.resnet18, 64)),
-    "vit": small("vit", (2, 3, 48, 48), partial(pre_norm.vit, 48, 36, 2, 3)),
+    "mobilenet": small("mobilenet", (2, *SIDES), partial(mobilenets.mobilenet_v2, SIDES)),
+    "mobilenet_v3": small(
+        "mobilenet_v3", (2, *SIDES), partial(mobilenets.mobilenet_v3_small, SIDES)
+    ),
+    "resnet18": small("resnet18", (2, *SIDES), partial(resnets.resnet18, SIDES)),
+    "vit": small("vit", (2, *SIDES), partial(pre_norm.vit_tiny, SIDES, width=36, layers=2)),
     "minilm": small(
         "minilm", (3, 16), partial(post_norm.minilm, 16, 100, 2, 48), words=100
     ),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import numpy as np
 from engine import artifacts
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-
-CLASSES = 10
+from engine.models.layers import CLASSES
 
 
 @dataclass(frozen=True)
@@ -60,15 +58,6 @@ class Workload:
         x, y = self.batch(size)
         np.savez(folder / "batch.npz", x=x, y=y)
         return write_artifacts(self.build(), folder, self.trained)
-
-
-def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Return normal float32 weights, scaled by their fan-in, always the same ones."""
-    rng = np.random.default_rng(0)
-    return {
-        name: (rng.standard_normal(s) / np.sqrt(max(math.prod(s[1:]), 1))).astype(np.float32)
-        for name, s in shapes.items()
-    }
 
 
 def parameters(graph: Graph, trained: tuple[str, ...] = ()) -> list[str]:

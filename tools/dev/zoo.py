@@ -26,9 +26,9 @@ import onnx
 from engine.base.errors import EngineError, InputError
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.machine.levels import LEVELS
+from engine.models.recurrent import gru
 from engine.plan.plan import KernelSpec, Plan
 from engine.tools.actions.plans import Asked, training_steps
-from engine.tools.benchmark.recurrent import gru
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import optimizer_plans, ship

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.benchmark.layers import Layers
+from engine.models.layers import Layers
 
 BERT_WORDS = 30522
 
@@ -52,8 +52,8 @@ def minilm(
     attention sees all positions, and the classes are told from their mean.
     """
     to = _PostNorm(width, 12, 4 * width)
-    to.shapes |= {"words.w": (words, width), "positions.w": (positions, width)}
-    y = to.op("Add", to.op("Gather", "words.w", "x", axis=0), "positions.w")
+    to.shapes |= {"words.weight": (words, width), "positions.weight": (positions, width)}
+    y = to.op("Add", to.op("Gather", "words.weight", "x", axis=0), "positions.weight")
     y = to.norm(y, "embedded")
     for i in range(layers):
         y = to.layer(y, f"l{i}", "Gelu")

@@ -1,0 +1,40 @@
+"""A convolutional network for texts."""
+
+from __future__ import annotations
+
+from engine.base.errors import ShapeError
+from engine.graphs.ir.graph import Graph
+from engine.kernels.vocabulary.op import TensorType
+from engine.models.initial import normal, uniform
+from engine.models.layers import CLASSES, Layers
+
+TAPS = (3, 4, 5)  # words that a filter sees
+
+
+def textcnn(
+    shape: tuple[int, ...] = (128,), outputs: int = CLASSES, *, words: int = 257, width: int = 64,
+    filters: int = 100, dropout: float = 0.0, seed: int = 0,
+) -> Graph:  # fmt: skip
+    """Return Kim's CNN (arXiv 1408.5882): filters over 3, 4 and 5 words, the largest answer of
+    each, and a linear layer.
+
+    x: i64[batch, positions], numbers below `words`.
+
+    Raises:
+        ShapeError: there are fewer than 5 positions.
+    """
+    if shape[0] < max(TAPS):
+        raise ShapeError(f"textcnn: texts of {shape[0]} tokens; expected {max(TAPS)} or more")
+    to = Layers(seed)
+    table = to.parameter("embedding.weight", (words, width), normal(1))
+    y = to.op("Transpose", to.op("Gather", table, "x", axis=0), perm=[0, 2, 1])
+    found = []
+    for i, taps in enumerate(TAPS):
+        rule = uniform(taps * width)
+        heard = to.convolution(
+            y, f"convs.{i}", width, filters, taps, rank=1, bias=True, rule=rule, bias_rule=rule
+        )
+        found.append(to.op("ReduceMax", to.op("Relu", heard), axes=[2], keepdims=0))
+    y = to.dropout(to.op("Concat", *found, axis=1), dropout)
+    to.scores(y, "classifier", len(TAPS) * filters, outputs)
+    return to.graph("textcnn", TensorType("i64", ("batch", *shape)), ("batch", outputs))
