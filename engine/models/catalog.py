@@ -1,0 +1,148 @@
+"""Architectures by name: how each is built, what it takes, and what it is for.
+
+docs/models.md shows this table: `python -m engine.tools.dev.models docs/models.md` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, Literal
+
+from engine.base.errors import NameNotFoundError, nearest
+from engine.graphs.ir.graph import Graph
+from engine.kernels.vocabulary.op import TensorType
+from engine.models import (
+    images,
+    mobilenets,
+    pre_norm,
+    recurrent,
+    resnets,
+    sound,
+    texts,
+    unet,
+)
+
+Answer = Literal["sample", "position", "pixel", "input"]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """An architecture that is made by its name.
+
+    build: makes its forward graph, of the shape of a sample, the number of outputs and `options`;
+        it also takes a `seed`.
+    shape: of a sample; a word where only the data decide.
+    answers: each sample, position or pixel has scores of its own, or the input itself is answered.
+    head: the last layers, whose shapes depend on the number of outputs: how their names begin.
+    purpose, data: what it is for, and what it learns from, for people.
+    paper: where it is described.
+    names: whose names of parameters it has, for files of weights.
+    options: further arguments of `build`.
+    reads: options of the data that it needs, where they are read from files.
+    needs_shape: the words in `shape` must become numbers when it is built.
+    """
+
+    build: Callable[..., Graph]
+    shape: tuple[int | str, ...]
+    purpose: str
+    data: str
+    paper: str
+    head: tuple[str, ...]
+    answers: Answer = "sample"
+    names: str = "its own"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    needs_shape: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name by which it is made."""
+        return self.build.__name__
+
+    def takes(self, option: str) -> bool:
+        """Return whether `build` has an argument: `words`, how many there are; `pad`, the number
+        that fills texts up.
+        """
+        return option in signature(self.build).parameters
+
+    @property
+    def feature(self) -> TensorType:
+        """The type of its input, as far as it is known before the data are."""
+        return TensorType("i64" if self.takes("words") else "f32", ("batch", *self.shape))
+
+
+_PHOTOS = "a folder of pictures for each class"
+_TEXTS = "a folder of texts for each class, or a CSV of texts and labels"
+ARCHITECTURES = {
+    kind.name: kind
+    for kind in (
+        Architecture(
+            images.mlp, ("features",), "rows of numbers: classes or values",
+            "a CSV, arrays, a DataFrame", "", ("4.",), options={"hidden": (128, 64)}, needs_shape=True,
+        ),
+        Architecture(
+            images.cnn, (3, 32, 32), "small pictures, such as digits and icons", _PHOTOS, "",
+            ("fc2.",), names="those of PyTorch's MNIST example",
+        ),
+        Architecture(
+            mobilenets.mobilenet_v2, (3, 224, 224), "photos on small devices", _PHOTOS,
+            "1801.04381", ("classifier.1.",), names="torchvision", options={"dropout": 0.2},
+        ),
+        Architecture(
+            mobilenets.mobilenet_v3_small, (3, 224, 224),
+            "photos on small devices: the fastest of these", _PHOTOS, "1905.02244",
+            ("classifier.3.",), names="torchvision", options={"dropout": 0.2},
+        ),
+        Architecture(
+            resnets.resnet18, (3, 224, 224), "photos, where memory and time allow", _PHOTOS,
+            "1512.03385", ("fc.",), names="torchvision",
+        ),
+        Architecture(
+            pre_norm.vit_tiny, (3, 224, 224), "photos, from weights of a large training",
+            _PHOTOS, "2012.12877", ("head.",), names="timm: vit_tiny_patch16_224",
+        ),
+        Architecture(
+            texts.textcnn, (128,), "short texts: topics, intents, sentiment", _TEXTS,
+            "1408.5882", ("classifier.",), options={"dropout": 0.5}, reads={"labelled": True},
+        ),
+        Architecture(
+            pre_norm.text_transformer, (128,), "texts whose words depend on one another", _TEXTS,
+            "1706.03762", ("head.",), reads={"labelled": True},
+        ),
+        Architecture(
+            recurrent.gru_tagger, ("tokens",), "a tag for each word, such as names of places",
+            "arrays of tokens and of tags, both [samples, tokens]", "1412.3555",
+            ("classifier.",), answers="position",
+        ),
+        Architecture(
+            sound.ds_cnn, (1, "bands", "frames"), "keywords and other short sounds",
+            "a folder of sounds for each class", "1711.07128", ("classifier.",),
+        ),
+        Architecture(
+            images.autoencoder, ("features",), "faults: what it cannot guess is unusual",
+            "rows of numbers without labels: a CSV, an array", "", (),
+            answers="input", needs_shape=True,
+        ),
+        Architecture(
+            unet.unet_small, (3, 128, 128), "a class for each pixel, such as road and sky",
+            "arrays of pictures and of masks [samples, height, width]", "1505.04597",
+            ("head.",), answers="pixel",
+        ),
+    )
+}  # fmt: skip
+
+
+def architecture(name: str) -> Architecture:
+    """Return the architecture of a name.
+
+    Raises:
+        NameNotFoundError: there is none; the message has the nearest names, and all of them.
+    """
+    if name not in ARCHITECTURES:
+        raise NameNotFoundError(
+            f"no model {name!r}{nearest(name, ARCHITECTURES)}; there are "
+            f"{', '.join(ARCHITECTURES)}, and paths of ONNX files"
+        )
+    return ARCHITECTURES[name]

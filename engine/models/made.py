@@ -1,0 +1,209 @@
+"""A model by name: an architecture built for given samples and classes, or for those of data."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.base.errors import DTypeError, InputError, ShapeError
+from engine.data.dataset import Dataset
+from engine.data.tokens import ByteTokenizer
+from engine.graphs.ir.graph import Graph
+from engine.models import weights as files_of_weights
+from engine.models.catalog import Architecture
+
+_MOST_CLASSES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model that was made by its name.
+
+    kind: its architecture.
+    graph: the forward model.
+    classes: the names of the labels 0, 1, ...; None: unknown, or it predicts values.
+    loss: the name of the loss that fits it.
+    loss_inputs: the output and the target of the loss, where these are not the usual ones.
+    random: the parameters that are random beside those of a file of weights.
+    """
+
+    kind: Architecture
+    graph: Graph
+    classes: Sequence[str] | None
+    loss: str
+    loss_inputs: Sequence[str]
+    random: Sequence[str]
+
+    @property
+    def parameters(self) -> int:
+        """The number of values that it learns; running statistics are none."""
+        moving = ("running_mean", "running_var")
+        return sum(
+            value.size
+            for name, value in self.graph.initializers.items()
+            if value.dtype.kind == "f" and value.ndim and not name.endswith(moving)
+        )
+
+    @property
+    def summary(self) -> str:
+        """Its sizes in a line."""
+        sample = "x".join(map(str, self.graph.inputs["x"].shape[1:]))
+        scores = "x".join(map(str, self.graph.types_of_outputs()["scores"].shape[1:]))
+        return f"{self.kind.name}: {sample} to {scores}, {self.parameters:,} parameters"
+
+
+def make(
+    kind: Architecture,
+    *,
+    classes: int | Sequence[str] | None = None,
+    data: Dataset | None = None,
+    input_shape: Sequence[int] | None = None,
+    words: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Made:
+    """Build an architecture; what is not given comes from the data, and then from the architecture.
+
+    classes: how many, or their names.
+    data: samples whose last array is the target, unless the model answers with its input.
+    input_shape: of a sample.
+    words: how many numbers of words there are.
+    weights: a file, see `weights.read`.
+
+    Raises:
+        InputError: the classes, the shape or the words are not known, or not those of the data.
+        ShapeError, DTypeError: the architecture does not take such samples.
+        EngineError: as `weights.take_over`.
+    """
+    sample = None if data is None else data[0]
+    shape = _shape(kind, input_shape, None if sample is None else sample[0])
+    options = dict(kind.options)
+    if kind.takes("words"):
+        options["words"] = _words(kind, words, data)
+    elif words is not None:
+        raise InputError(f"words={words}: {kind.name} takes no words")
+    if kind.takes("pad"):
+        options["pad"] = getattr(data, "pad", None if data is not None else ByteTokenizer.pad)
+    names, outputs, is_values = _outputs(kind, classes, data)
+    if kind.answers != "input":
+        options["outputs"] = outputs
+    graph = kind.build(shape, seed=seed, **options)
+    random = [] if weights is None else files_of_weights.take_over(graph, kind, weights)
+    return Made(
+        kind=kind,
+        graph=graph,
+        classes=names,
+        loss="mse" if is_values else "cross_entropy",
+        loss_inputs=("scores", "x") if kind.answers == "input" else (),
+        random=random,
+    )
+
+
+def _shape(
+    kind: Architecture, given: Sequence[int] | None, sample: np.ndarray | None
+) -> tuple[int | str, ...]:
+    """Return the shape of a sample.
+
+    Raises:
+        ShapeError: the architecture does not take such samples.
+        InputError: it is not known.
+    """
+    if given is not None:
+        shape: tuple[int | str, ...] = tuple(given)
+    elif sample is not None:
+        shape = sample.shape
+    else:
+        shape = kind.shape
+        if kind.needs_shape:
+            raise InputError(
+                f"{kind.name}: the number of {shape[0]} is not known: give data=, or input_shape= "
+                "as (20,)"
+            )
+    is_rows = kind.takes("hidden") and kind.answers != "input"  # any shape becomes a row
+    if not shape or (len(shape) != len(kind.shape) and not is_rows):
+        raise ShapeError(
+            f"{kind.name}: a sample is {list(shape)}; expected {len(kind.shape)} axes, as "
+            f"{list(kind.shape)}"
+        )
+    channels, last = shape[0], shape[-1]
+    if len(kind.shape) == 3 and isinstance(channels, int) and channels > 4 and last in (1, 3):
+        raise ShapeError(
+            f"{kind.name}: a sample is {list(shape)}, with its channels last; expected them first, "
+            f"as {[last, *shape[:-1]]}: Images has layout='NCHW'"
+        )
+    if sample is not None:
+        if given is not None and sample.shape != shape:
+            raise ShapeError(
+                f"input_shape={list(shape)}, and a sample of the data is {list(sample.shape)}: "
+                "leave one of them out"
+            )
+        is_words = kind.takes("words")
+        if (sample.dtype.kind in "iu") != is_words:
+            wanted = "whole numbers, one for each word" if is_words else "numbers of floating point"
+            raise DTypeError(f"{kind.name}: samples are {sample.dtype}; expected {wanted}")
+    return shape
+
+
+def _words(kind: Architecture, given: int | None, data: Dataset | None) -> int:
+    """Return how many numbers of words there are.
+
+    Raises:
+        InputError: it is not known, or too small.
+    """
+    found = given
+    if found is None:
+        found = ByteTokenizer.size if data is None else getattr(data, "words", None)
+    if found is None:
+        raise InputError(
+            f"{kind.name}: the data do not say how many words there are: give words=, the size of "
+            "the tokenizer's vocabulary"
+        )
+    if found < 1:
+        raise InputError(f"words={found}: expected 1 or more")
+    return found
+
+
+def _outputs(
+    kind: Architecture, classes: int | Sequence[str] | None, data: Dataset | None
+) -> tuple[Sequence[str] | None, int, bool]:
+    """Return the names of the classes, the number of outputs, and whether these are values.
+
+    Raises:
+        InputError: they are not known, or not those of the data.
+    """
+    if kind.answers == "input":
+        if classes is not None:
+            raise InputError(f"classes={classes!r}: {kind.name} guesses its input, and has no classes")
+        return None, 0, True
+    if classes is None and data is None:
+        raise InputError(
+            f'{kind.name}: the classes are not known: give classes=, as ["cat", "dog"] or 2, or '
+            "data= with labels"
+        )
+    names = None if classes is None or isinstance(classes, int) else list(classes)
+    count = len(names) if names is not None else classes
+    if isinstance(count, int):
+        if not 2 <= count <= _MOST_CLASSES:
+            raise InputError(f"classes={classes!r}: expected 2 to {_MOST_CLASSES} classes")
+        if names is not None and len(set(names)) < len(names):
+            raise InputError(f"classes={classes!r}: a name occurs twice")
+    known = None if data is None or data.classes is None else list(data.classes)
+    if known is not None and count is not None and (names or known) != known:
+        raise InputError(f"classes={classes!r}, and the data have {known}: leave classes out")
+    if known is not None and count not in (None, len(known)):
+        raise InputError(f"classes={classes}, and the data have {len(known)}: leave classes out")
+    if count is not None:
+        return names or known, count, False
+    assert data is not None
+    if known is not None:
+        return known, len(known), False
+    if len(data[0]) < 2:
+        raise InputError(f"{kind.name}: samples have no target: give classes=, or data with labels")
+    target = data[0][-1]
+    if target.dtype.kind in "iub":
+        return None, max(2, int(data.labels().max()) + 1), False
+    return None, math.prod(target.shape), True
