@@ -80,7 +80,8 @@ ARCHITECTURES = {
     for kind in (
         Architecture(
             images.mlp, ("features",), "rows of numbers: classes or values",
-            "a CSV, arrays, a DataFrame", "", ("4.",), options={"hidden": (128, 64)}, needs_shape=True,
+            "a CSV, arrays, a DataFrame", "", ("4.",), options={"hidden": (128, 64)},
+            needs_shape=True,
         ),
         Architecture(
             images.cnn, (3, 32, 32), "small pictures, such as digits and icons", _PHOTOS, "",

@@ -52,7 +52,7 @@ class Made:
     def summary(self) -> str:
         """Its sizes in a line."""
         sample = "x".join(map(str, self.graph.inputs["x"].shape[1:]))
-        scores = "x".join(map(str, self.graph.types_of_outputs()["scores"].shape[1:]))
+        scores = "x".join(map(str, self.graph.types["scores"].shape[1:]))
         return f"{self.kind.name}: {sample} to {scores}, {self.parameters:,} parameters"
 
 
@@ -177,7 +177,9 @@ def _outputs(
     """
     if kind.answers == "input":
         if classes is not None:
-            raise InputError(f"classes={classes!r}: {kind.name} guesses its input, and has no classes")
+            raise InputError(
+                f"classes={classes!r}: {kind.name} guesses its input, and has no classes"
+            )
         return None, 0, True
     if classes is None and data is None:
         raise InputError(

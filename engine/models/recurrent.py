@@ -41,7 +41,7 @@ def gru_tagger(
     x: i64[batch, positions], numbers below `words`; scores: [batch, outputs, positions], as
     cross-entropy takes them.  The reset gate is applied after the product, as in PyTorch.
     """
-    to = Layers(seed)
+    to = Layers(seed, transposed=True)
     table = to.parameter("embedding.weight", (words, width), normal(1))
     y = to.op("Transpose", to.op("Gather", table, "x", axis=0), perm=[1, 0, 2])
     gates = {"weight_ih": (2, 3 * width, width), "weight_hh": (2, 3 * width, width)}

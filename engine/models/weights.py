@@ -85,15 +85,11 @@ def take_over(graph: Graph, kind: Architecture, path: str | os.PathLike[str]) ->
     """
     found, place = read(path), os.fspath(path)
     mine = [
-        name
-        for name, value in graph.initializers.items()
-        if value.dtype.kind == "f" and value.ndim
+        name for name, value in graph.initializers.items() if value.dtype.kind == "f" and value.ndim
     ]
     missing = [name for name in mine if name not in found]
     own = set(mine)
-    others = [
-        name for name in found if name.rpartition(".")[2] in _ENDS and name not in own
-    ]
+    others = [name for name in found if name.rpartition(".")[2] in _ENDS and name not in own]
     for names, what in ((missing, "lacks"), (others, "has other ones,")):
         if names:
             shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
