@@ -187,8 +187,8 @@ def _outputs(
             "data= with labels"
         )
     names = None if classes is None or isinstance(classes, int) else list(classes)
-    count = len(names) if names is not None else classes
-    if isinstance(count, int):
+    count = classes if isinstance(classes, int) else None if names is None else len(names)
+    if count is not None:
         if not 2 <= count <= _MOST_CLASSES:
             raise InputError(f"classes={classes!r}: expected 2 to {_MOST_CLASSES} classes")
         if names is not None and len(set(names)) < len(names):
@@ -196,7 +196,7 @@ def _outputs(
     known = None if data is None or data.classes is None else list(data.classes)
     if known is not None and count is not None and (names or known) != known:
         raise InputError(f"classes={classes!r}, and the data have {known}: leave classes out")
-    if known is not None and count not in (None, len(known)):
+    if known is not None and count is not None and count != len(known):
         raise InputError(f"classes={classes}, and the data have {len(known)}: leave classes out")
     if count is not None:
         return names or known, count, False

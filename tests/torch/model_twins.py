@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -147,7 +147,7 @@ def twin(name: str) -> Any:
     width = SHAPES[name][0]
     if name in ("mobilenet_v2", "mobilenet_v3_small"):
         return getattr(torchvision.models, name)(num_classes=CLASSES, dropout=0.0)
-    return {
+    makers: dict[str, Callable[[], Any]] = {
         "mlp": lambda: nn.Sequential(
             nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, CLASSES)
         ),
@@ -162,7 +162,8 @@ def twin(name: str) -> Any:
         "ds_cnn": DsCnn,
         "autoencoder": lambda: Autoencoder(width),
         "unet_small": UNet,
-    }[name]()
+    }
+    return makers[name]()
 
 
 def _reordered(value: np.ndarray, width: int) -> np.ndarray:
