@@ -85,7 +85,7 @@ ARCHITECTURES = {
         ),
         Architecture(
             images.cnn, (3, 32, 32), "small pictures, such as digits and icons", _PHOTOS, "",
-            ("fc2.",), names="those of PyTorch's MNIST example",
+            ("fc2.",), names="PyTorch's MNIST example",
         ),
         Architecture(
             mobilenets.mobilenet_v2, (3, 224, 224), "photos on small devices", _PHOTOS,

@@ -18,7 +18,7 @@ def mlp(
 ) -> Graph:  # fmt: skip
     """Return a multilayer perceptron with ReLU, by default 784-500-10.
 
-    Its names are those of PyTorch's `Sequential(Linear, ReLU, ..., Linear)`.
+    Parameters are called as in PyTorch's `Sequential(Linear, ReLU, ..., Linear)`.
     """
     to = Layers(seed)
     y, sizes = "x", (math.prod(shape), *hidden)

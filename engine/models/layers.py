@@ -83,7 +83,7 @@ class Layers:
         return self.op("Conv", *inputs, pads=[*pads, *pads], strides=strides, **groups)
 
     def batch_norm(self, x: str, name: str, channels: int, **attrs: float) -> str:
-        """Add a batch normalisation, with running statistics; attrs: those of the node."""
+        """Add a batch normalisation, with running statistics; attrs: of the node."""
         ends = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
         vectors = [self.vector(f"{name}.{end}", channels, value) for end, value in ends.items()]
         return self.op("BatchNormalization", x, *vectors, **attrs)

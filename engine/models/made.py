@@ -1,4 +1,4 @@
-"""A model by name: an architecture built for given samples and classes, or for those of data."""
+"""A model by name: an architecture built for samples and classes, given or found in data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Made:
     classes: the names of the labels 0, 1, ...; None: unknown, or it predicts values.
     loss: the name of the loss that fits it.
     loss_inputs: the output and the target of the loss, where these are not the usual ones.
-    random: the parameters that are random beside those of a file of weights.
+    random: the parameters that a file of weights does not have in this shape.
     """
 
     kind: Architecture
@@ -75,7 +75,7 @@ def make(
     weights: a file, see `weights.read`.
 
     Raises:
-        InputError: the classes, the shape or the words are not known, or not those of the data.
+        InputError: the classes, the shape or the words are not known, or do not fit the data.
         ShapeError, DTypeError: the architecture does not take such samples.
         EngineError: as `weights.take_over`.
     """
@@ -154,17 +154,17 @@ def _words(kind: Architecture, given: int | None, data: Dataset | None) -> int:
     Raises:
         InputError: it is not known, or too small.
     """
-    found = given
-    if found is None:
-        found = ByteTokenizer.size if data is None else getattr(data, "words", None)
-    if found is None:
+    count = given
+    if count is None:
+        count = ByteTokenizer.size if data is None else getattr(data, "words", None)
+    if count is None:
         raise InputError(
             f"{kind.name}: the data do not say how many words there are: give words=, the size of "
             "the tokenizer's vocabulary"
         )
-    if found < 1:
-        raise InputError(f"words={found}: expected 1 or more")
-    return found
+    if count < 1:
+        raise InputError(f"words={count}: expected 1 or more")
+    return count
 
 
 def _outputs(
@@ -173,7 +173,7 @@ def _outputs(
     """Return the names of the classes, the number of outputs, and whether these are values.
 
     Raises:
-        InputError: they are not known, or not those of the data.
+        InputError: they are not known, or do not fit the data.
     """
     if kind.answers == "input":
         if classes is not None:

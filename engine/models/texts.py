@@ -28,13 +28,13 @@ def textcnn(
     to = Layers(seed)
     table = to.parameter("embedding.weight", (words, width), normal(1))
     y = to.op("Transpose", to.op("Gather", table, "x", axis=0), perm=[0, 2, 1])
-    found = []
+    answers = []
     for i, taps in enumerate(TAPS):
         rule = uniform(taps * width)
         heard = to.convolution(
             y, f"convs.{i}", width, filters, taps, rank=1, bias=True, rule=rule, bias_rule=rule
         )
-        found.append(to.op("ReduceMax", to.op("Relu", heard), axes=[2], keepdims=0))
-    y = to.dropout(to.op("Concat", *found, axis=1), dropout)
+        answers.append(to.op("ReduceMax", to.op("Relu", heard), axes=[2], keepdims=0))
+    y = to.dropout(to.op("Concat", *answers, axis=1), dropout)
     to.scores(y, "classifier", len(TAPS) * filters, outputs)
     return to.graph("textcnn", TensorType("i64", ("batch", *shape)), ("batch", outputs))

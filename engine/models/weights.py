@@ -51,18 +51,18 @@ def read(path: str | os.PathLike[str]) -> Arrays:
 def _of_torch(path: str) -> Arrays:
     """Return the parameters of a file of `torch.save`; no code in it runs."""
     torch = require("torch", "torch", f"weights {path!r}")
-    content = io.BytesIO(files.read(path, "weights"))
+    file = io.BytesIO(files.read(path, "weights"))
     try:
-        found = torch.load(content, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise InputError(
             f"weights {path!r}: not a file of parameters that torch.load reads with "
             f"weights_only=True: {str(error).splitlines()[0]}"
         ) from error
     for name in _WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    tensors = found if isinstance(found, Mapping) else {}
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    tensors = content if isinstance(content, Mapping) else {}
     arrays = {
         str(name): value.float().numpy() if value.is_floating_point() else value.numpy()
         for name, value in tensors.items()
@@ -83,13 +83,13 @@ def take_over(graph: Graph, kind: Architecture, path: str | os.PathLike[str]) ->
         ShapeError: a parameter before the last layer has another shape.
         EngineError: as `read`.
     """
-    found, place = read(path), os.fspath(path)
+    values, place = read(path), os.fspath(path)
     mine = [
         name for name, value in graph.initializers.items() if value.dtype.kind == "f" and value.ndim
     ]
-    missing = [name for name in mine if name not in found]
+    missing = [name for name in mine if name not in values]
     own = set(mine)
-    others = [name for name in found if name.rpartition(".")[2] in _ENDS and name not in own]
+    others = [name for name in values if name.rpartition(".")[2] in _ENDS and name not in own]
     for names, what in ((missing, "lacks"), (others, "has other ones,")):
         if names:
             shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
@@ -99,7 +99,7 @@ def take_over(graph: Graph, kind: Architecture, path: str | os.PathLike[str]) ->
             )
     random = []
     for name in mine:
-        value, here = found[name], graph.initializers[name]
+        value, here = values[name], graph.initializers[name]
         if value.shape == here.shape:
             graph.initializers[name] = np.ascontiguousarray(value, np.float32)
         elif name.startswith(kind.head):
