@@ -27,7 +27,7 @@ from engine.data.randomness import permutation
 from engine.federated import parameters
 from engine.federated.learner import Kept, Learned, need_samples
 from engine.federated.options import LocalOptions, matches
-from engine.trainer.metrics import metrics_of
+from engine.trainer.metrics.named import metrics_of, results_of
 from engine.training.proximal import MU, is_of_term, set_anchors
 
 Array = npt.NDArray[Any]
@@ -127,7 +127,7 @@ class TrimmedLearner:
             inputs = dict(zip(trainer.inputs, batch, strict=True))
             for metric in metrics:
                 metric.update(outputs, inputs, loss, count)
-        results = {"loss": total / samples, **{m.name: m.result() for m in metrics}}
+        results = {"loss": total / samples, **results_of(metrics, None)}
         for name, value in results.items():
             if not np.isfinite(value):
                 raise NonFiniteError(f"the {name} on {samples} samples is {value}")

@@ -30,6 +30,11 @@ class Loss(ABC):
 
     takes: ClassVar[int] = 1
 
+    @property
+    def threshold(self) -> float | None:
+        """The output above which a sample has a label; None unless it may have several."""
+        return None
+
     @abstractmethod
     def build(self, graph: Graph, *inputs: str) -> str:
         """Append the loss over the values `inputs` to `graph`; return the name of the result."""

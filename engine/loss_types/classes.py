@@ -92,6 +92,10 @@ class FocalLoss(NamedLoss):
     reduction: str = "mean"
     ignore_index: int | None = None
 
+    @property
+    def threshold(self) -> float | None:
+        return 0.0 if self.activation == "sigmoid" else None
+
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
         if self.activation == "softmax":
             return self._by_softmax(nodes, x, target)

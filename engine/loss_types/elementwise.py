@@ -141,6 +141,10 @@ class BCEWithLogitsLoss(NamedLoss):
     reduction: str = "mean"
     pos_weight: Array | None = None
 
+    @property
+    def threshold(self) -> float | None:
+        return 0.0
+
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
         t = nodes.type_of(x)
         y = nodes.target(target, t)

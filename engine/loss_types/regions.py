@@ -114,6 +114,10 @@ class DiceLoss(NamedLoss):
     weight: Array | None = None
     ignore_index: int | None = None
 
+    @property
+    def threshold(self) -> float | None:
+        return 0.0 if self.activation == "sigmoid" else None
+
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
         t = nodes.type_of(x)
         if t.rank < 2:

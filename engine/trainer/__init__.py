@@ -14,12 +14,25 @@ if TYPE_CHECKING:
     from engine.trainer.fit import Callback as Callback
     from engine.trainer.fit import Fit as Fit
     from engine.trainer.history import History as History
+    from engine.trainer.metric import Metric as Metric
+    from engine.trainer.metrics import AUROC as AUROC
+    from engine.trainer.metrics import BLEU as BLEU
     from engine.trainer.metrics import F1 as F1
     from engine.trainer.metrics import MAE as MAE
+    from engine.trainer.metrics import MCC as MCC
     from engine.trainer.metrics import MSE as MSE
+    from engine.trainer.metrics import R2 as R2
+    from engine.trainer.metrics import RMSE as RMSE
     from engine.trainer.metrics import Accuracy as Accuracy
-    from engine.trainer.metrics import Metric as Metric
+    from engine.trainer.metrics import AveragePrecision as AveragePrecision
+    from engine.trainer.metrics import BalancedAccuracy as BalancedAccuracy
+    from engine.trainer.metrics import Dice as Dice
+    from engine.trainer.metrics import ErrorRate as ErrorRate
+    from engine.trainer.metrics import IoU as IoU
+    from engine.trainer.metrics import MeanAveragePrecision as MeanAveragePrecision
     from engine.trainer.metrics import Perplexity as Perplexity
+    from engine.trainer.metrics import Precision as Precision
+    from engine.trainer.metrics import Recall as Recall
     from engine.trainer.metrics import TopK as TopK
     from engine.trainer.schedules import Constant as Constant
     from engine.trainer.schedules import Cosine as Cosine
@@ -35,7 +48,28 @@ _PLACES = {
     "evaluation": ("EvaluationBatch",),
     "fit": ("Callback", "Fit"),
     "history": ("History",),
-    "metrics": ("Accuracy", "F1", "MAE", "MSE", "Metric", "Perplexity", "TopK"),
+    "metric": ("Metric",),
+    "metrics": (
+        "AUROC",
+        "Accuracy",
+        "AveragePrecision",
+        "BLEU",
+        "BalancedAccuracy",
+        "Dice",
+        "ErrorRate",
+        "F1",
+        "IoU",
+        "MAE",
+        "MCC",
+        "MSE",
+        "MeanAveragePrecision",
+        "Perplexity",
+        "Precision",
+        "R2",
+        "RMSE",
+        "Recall",
+        "TopK",
+    ),
     "schedules": ("Constant", "Cosine", "Linear", "OneCycle", "Plateau", "Schedule", "Step"),
     "trainer": ("Trainer",),
 }

@@ -14,7 +14,7 @@ from engine.base.errors import NonFiniteError, StateError
 from engine.base.signatures import checked
 from engine.distributed.group import Group
 from engine.trainer.learner import Array, Learner, Path
-from engine.trainer.metrics import Given
+from engine.trainer.metric import Given, Metric
 from engine.trainer.steps import Steps
 from engine.training.settings import StepOptions
 
@@ -305,6 +305,17 @@ class BatchTrainer:
         index = getattr(loss, "ignore_index", None)
         return -100 if index is None else int(index)
 
+    def make_metrics(self, given: Sequence[Given] | Given) -> list[Metric]:
+        """Return metrics; those given by name leave out and decide as the loss does.
+
+        Raises:
+            InputError, DTypeError: as `engine.trainer.metrics.metrics_of`.
+        """
+        from engine.trainer.metrics.named import metrics_of
+
+        loss = None if self.recipe is None else self.recipe.loss
+        return metrics_of(given, self.ignore_index, getattr(loss, "threshold", None))
+
     def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
         """Compute the loss of a batch and the model's outputs by name; nothing is learned.
 
@@ -342,9 +353,8 @@ class BatchTrainer:
             EngineError: as `evaluate_batch`, `batches` and the metrics.
         """
         from engine.trainer.evaluation import evaluate
-        from engine.trainer.metrics import metrics_of
 
-        chosen = metrics_of(metrics, self.ignore_index)
+        chosen = self.make_metrics(metrics)
         return evaluate(self.learner, self.ranks, data, batch_size, chosen, each)
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:

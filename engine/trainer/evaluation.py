@@ -14,12 +14,13 @@ from engine.data import batches
 from engine.data.shares import turns
 from engine.distributed.group import everyone
 from engine.trainer.inputs import samples_of, words
+from engine.trainer.metrics.named import results_of
 from engine.trainer.sizes import BATCH_SIZE, batches_for, fixed_batch, padded
 
 if TYPE_CHECKING:
     from engine.data import Batches
     from engine.trainer.learner import Learner
-    from engine.trainer.metrics import Metric
+    from engine.trainer.metric import Metric
     from engine.trainer.ranks import Ranks
 
 Array = npt.NDArray[Any]
@@ -86,7 +87,7 @@ def evaluate(
                 metric.merge([each[2][place] for each in told])
     if not samples:
         raise InputError("the data to evaluate on yield no batches")
-    return {"loss": losses / samples, **{metric.name: metric.result() for metric in metrics}}
+    return {"loss": losses / samples, **results_of(metrics, source.classes)}
 
 
 def _with_others(

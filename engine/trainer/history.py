@@ -22,21 +22,22 @@ from engine.base.errors import (
 from engine.drawing import amounts
 from engine.drawing.text_table import aligned
 from engine.system import files
+from engine.trainer.metrics.named import declared_mode
 from engine.training.mode import Mode
 
 if TYPE_CHECKING:
     from engine.drawing.plot import Plot
 
 SHOWN = 24  # rows of a table
-_LESS = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error)$")
-_MORE = re.compile(r"(^|_)(accuracy|top\d+|f1|f1_\w+|precision|recall|auc|iou|dice|r2)$")
+_LESS = re.compile(r"(^|_)(loss|error)$")
+_MORE = re.compile(r"(^|_)auc$")
 
 
 def direction(column: str, mode: Mode | None = None) -> Mode:
     """Return the better direction of a column, "min" or "max": `mode`, or as its name says.
 
-    Names that end with loss, mse, mae, rmse, perplexity or error are better when less; those that
-    end with accuracy, top<k>, f1, precision, recall, auc, iou, dice or r2 when more.
+    Names that end with loss or error are better when less, those that end with auc when more; and
+    those with the name of a metric as it declares.
 
     Raises:
         InputError: the mode is another, or the name does not say it and no mode is given.
@@ -48,8 +49,9 @@ def direction(column: str, mode: Mode | None = None) -> Mode:
         return mode
     if _LESS.search(column):
         return "min"
-    if _MORE.search(column):
-        return "max"
+    declared: Mode | None = "max" if _MORE.search(column) else declared_mode(column)
+    if declared is not None:
+        return declared
     raise InputError(
         f"the name {column!r} does not say whether less or more is better: give mode='min' or 'max'"
     )

@@ -18,7 +18,7 @@ from engine.data.loader import Batches
 from engine.data.sources import dataset_of
 from engine.trainer.fit import Callback
 from engine.trainer.history import direction
-from engine.trainer.metrics import Given, Metric, metrics_of
+from engine.trainer.metric import Given, Metric
 from engine.trainer.schedules import Schedule, schedule_of
 from engine.trainer.sizes import batches_for
 from engine.trainer.unfreeze import Unfreezing
@@ -100,7 +100,7 @@ def request(
             raise DTypeError(f"callbacks: expected objects of Callback classes, got {given}")
     if resume and folder is None:
         raise InputError("resume=True needs the folder of the run: folder=...")
-    measured = metrics_of(metrics, trainer.ignore_index)
+    measured = trainer.make_metrics(metrics)
     if isinstance(validation, float):
         train, validation = _split(train, validation, options.seed)
     model, names = trainer.session.training, trainer.inputs
@@ -114,7 +114,7 @@ def request(
     elif measured:
         raise InputError("metrics are measured on validation data: give validation=")
     monitor = options.monitor or ("loss" if held_out is None else "val_loss")
-    mode = _mode(monitor, options.mode, measured, held_out is not None)
+    mode = _mode(monitor, options.mode, measured, held_out)
     place = None if folder is None else Path(folder)
     from engine.trainer.reports import default
 
@@ -144,15 +144,19 @@ def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
     return dataset.split(share, seed=seed)
 
 
-def _mode(monitor: str, mode: Mode | None, metrics: Sequence[Metric], validates: bool) -> Mode:
+def _mode(
+    monitor: str, mode: Mode | None, metrics: Sequence[Metric], validation: Batches | None
+) -> Mode:
     """Return whether less or more of the monitored column is better.
 
     Raises:
         NameNotFoundError: the history will have no such column.
     """
     known: dict[str, Mode | None] = {"loss": "min"}
-    if validates:
-        known |= {"val_loss": "min", **{f"val_{metric.name}": metric.mode for metric in metrics}}
+    if validation is not None:
+        classes = validation.classes
+        known |= {"val_loss": "min"}
+        known |= {f"val_{column}": m.mode for m in metrics for column in m.columns(classes)}
     if monitor not in known:
         raise NameNotFoundError(
             f"monitor: the history will have no column {monitor!r}, but {list(known)}"

@@ -34,7 +34,7 @@ from engine.base.fields import part, takes
 from engine.base.signatures import checked
 from engine.distributed.group import Group
 from engine.trainer.batch_trainer import BatchTrainer
-from engine.trainer.metrics import Given
+from engine.trainer.metric import Given
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions, TrainerOptions
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ def test_shapes_that_do_not_fit(scores: tuple[int, ...], targets: tuple[int, ...
 def test_one_hot_targets_are_no_decisions_unless_that_is_said() -> None:
     scores: Array = RNG.standard_normal((4, 3))
     targets: Array = np.eye(4, 3)
-    with pytest.raises(DTypeError, match="targets of whole numbers"):
+    with pytest.raises(ShapeError, match=r"the shape \[4, 3\]: give threshold=0 .logits. or 0.5"):
         measure(Accuracy(), scores, targets, (4,))
     expected = np.mean((scores > 0.5) == targets)
     assert measure(Accuracy(threshold=0.5), scores, targets, (4,)) == pytest.approx(expected)

@@ -1,0 +1,206 @@
+"""Metric: a number that says how good a model is, gathered batch by batch, and its declaration.
+
+A metric takes one output of the model and one of its inputs, the targets: by default the first
+output and the last input.  It returns the same after several batches as after all of their samples
+in one batch; the sizes of batches, a smaller last one among them, do not matter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base import arguments
+from engine.base.errors import InputError, NameNotFoundError, NonFiniteError, nearest
+from engine.training.mode import Mode
+
+Array = npt.NDArray[Any]
+Tensors = Mapping[str, Array]
+
+IGNORED = -100  # as PyTorch marks positions that do not count
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The facts about a metric of this package; docs/metrics.md and `history.direction` read them.
+
+    name: by which it is chosen, and the column of the history, after "val_".
+    mode: whether less ("min") or more ("max") of it is better.
+    is_share: whether it lies between 0 and 1, and is shown in percent.
+    output, targets: the shapes and kinds that it takes, in words.
+    empty: its value where it is not defined, in words.
+    variants: endings of the name, each with the options that it stands for.
+    """
+
+    name: str
+    mode: Mode
+    is_share: bool
+    output: str
+    targets: str
+    empty: str
+    variants: Mapping[str, Mapping[str, Any]]
+
+
+class Metric(ABC):
+    """Base of metrics.
+
+    name: the column of the history, after "val_".
+    mode: whether less ("min") or more ("max") of it is better; None: as its name says.
+    output, target: the names of the output and of the input that it takes; None: the first output
+        and the last input.
+    declared: of the metrics of this package.
+    """
+
+    mode: Mode | None = "max"
+    declared: ClassVar[Declaration | None] = None
+
+    def __init_subclass__(cls) -> None:
+        declared = vars(cls).get("declared")
+        if declared is not None:
+            cls.mode = declared.mode
+
+    def __init__(self, name: str, output: str | None = None, target: str | None = None) -> None:
+        self.name = arguments.text("name", name)
+        self.output = None if output is None else arguments.text("output", output)
+        self.target = None if target is None else arguments.text("target", target)
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all batches."""
+
+    @abstractmethod
+    def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
+        """Take a batch.
+
+        outputs, inputs: arrays by name, in the order of the model.
+        loss: the mean over the batch.
+        weight: the number of its samples.
+
+        Raises:
+            NameNotFoundError: an output or input of a given name does not exist.
+            ShapeError, DTypeError: they do not fit one another.
+            NonFiniteError: an output holds NaN, and the metric is of the order of scores.
+        """
+
+    @abstractmethod
+    def result(self) -> float:
+        """Return the metric of all batches since the last `reset`; NaN if nothing has counted."""
+
+    def results(self, classes: Sequence[str] | None = None) -> dict[str, float]:
+        """Return what the history gets, by column: `result` under the name of the metric.
+
+        classes: the names of the classes 0, 1, ..., for metrics that have a column for each.
+        """
+        return {self.name: self.result()}
+
+    def columns(self, classes: Sequence[str] | None = None) -> list[str]:
+        """Return the columns of `results` that are known beforehand."""
+        return [self.name]
+
+    def partial(self) -> list[Any] | None:
+        """Return the counts since the last `reset`, as numbers and texts that `merge` takes.
+
+        None, which is what a class of one's own returns unless it says otherwise: it cannot be
+        counted in parts, so that each rank of a group evaluates all of the data.
+        """
+        return None
+
+    def merge(self, partials: Sequence[list[Any]]) -> None:
+        """Replace the counts by the sum of the parts that several ranks have counted."""
+        raise NotImplementedError(f"{type(self).__name__} has partial() and no merge()")
+
+    def pair(self, outputs: Tensors, inputs: Tensors) -> tuple[Array, Array]:
+        """Return the output and the targets that this metric takes."""
+        return (
+            self.tensor("output", outputs, self.output, 0),
+            self.tensor("input", inputs, self.target, -1),
+        )
+
+    def tensor(self, kind: str, tensors: Tensors, name: str | None, index: int) -> Array:
+        """Return the tensor of a name; for None the one at an index.
+
+        kind: of the tensors, in errors.
+
+        Raises:
+            InputError: there are none.
+            NameNotFoundError: none has this name.
+        """
+        if name is None:
+            if not tensors:
+                raise InputError(f"metric {self.name!r}: the model has no {kind}s")
+            return tensors[list(tensors)[index]]
+        if name not in tensors:
+            raise NameNotFoundError(
+                f"metric {self.name!r}: no {kind} {name!r}; there are {list(tensors)}"
+                f"{nearest(name, tensors)}"
+            )
+        return tensors[name]
+
+    def refuse_nan(self, scores: Array) -> None:
+        """Refuse scores that have no order.
+
+        Raises:
+            NonFiniteError: one of them is NaN.
+        """
+        if scores.dtype.kind == "f" and scores.size and np.isnan(scores.max()):
+            place = [int(index) for index in np.argwhere(np.isnan(scores))[0]]
+            count = int(np.isnan(scores).sum())
+            of = "the first output" if self.output is None else f"output {self.output!r}"
+            raise NonFiniteError(
+                f"metric {self.name!r}: {of} holds {count} NaN in this batch, the first at {place}"
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class AveragedMetric(Metric):
+    """Base of metrics that have a value for each class, and an average of these values.
+
+    average: how the values are averaged; None: each class has a column of its own.
+    column: what the columns of the classes begin with.
+    """
+
+    average: str | None
+    column: str
+
+    def settle(self, average: str | None, column: str, name: str | None) -> str:
+        """Set the average and the columns; return the name of the metric.
+
+        name: as given; None: `column`, and the ending that the average has in names.
+        """
+        assert self.declared is not None
+        self.average, self.column = average, column if name is None else name
+        if name is not None or average == "macro":
+            return self.column
+        variants = self.declared.variants.items()
+        return column + next(end for end, has in variants if has.get("average", "") == average)
+
+    @abstractmethod
+    def each(self, classes: int) -> Array:
+        """Return the values of the classes 0, 1, ..., NaN where one has none.
+
+        classes: how many are known by name; there may be more.
+        """
+
+    def results(self, classes: Sequence[str] | None = None) -> dict[str, float]:
+        if self.average is not None:
+            return super().results(classes)
+        names = [] if classes is None else list(classes)
+        values = self.each(len(names))
+        names += [str(k) for k in range(len(names), len(values))]
+        return {f"{self.column}_{n}": float(v) for n, v in zip(names, values, strict=False)}
+
+    def columns(self, classes: Sequence[str] | None = None) -> list[str]:
+        if self.average is not None:
+            return super().columns(classes)
+        return [f"{self.column}_{name}" for name in classes or ()]
+
+
+Given = str | Metric | Callable[[Array, Array], float]

@@ -1,0 +1,140 @@
+"""Metrics by name: `metrics=["accuracy", "f1_macro"]`, `--metric auroc`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from engine.base.errors import DTypeError, InputError, nearest
+from engine.trainer.metric import IGNORED, Declaration, Given, Metric
+from engine.trainer.metrics import boxes, classes, ranking, sequences, tallies, values
+from engine.training.mode import Mode
+
+METRICS: tuple[Callable[..., Metric], ...] = (
+    classes.Accuracy, classes.TopK, tallies.BalancedAccuracy, tallies.Precision, tallies.Recall,
+    tallies.F1, tallies.MCC, ranking.AUROC, ranking.AveragePrecision, tallies.IoU, tallies.Dice,
+    boxes.MeanAveragePrecision, values.MSE, values.RMSE, values.MAE, values.R2, values.Perplexity,
+    sequences.BLEU, sequences.ErrorRate,
+)  # fmt: skip
+_TOP = re.compile(r"top([1-9]\d*)")
+
+
+def declaration_of(kind: Any) -> Declaration:
+    """Return the declaration of a metric of this package."""
+    declared: Declaration = kind.declared
+    return declared
+
+
+def known() -> dict[str, Callable[[], Metric]]:
+    """Return all names, each with a function that makes its metric; top5 stands for any number."""
+    made: dict[str, Callable[[], Metric]] = {}
+    for kind in METRICS:
+        declared = declaration_of(kind)
+        for ending, options in {"": {}, **declared.variants}.items():
+            made[declared.name + ending] = _maker(kind, options)
+    return made
+
+
+def _maker(kind: Callable[..., Metric], options: Mapping[str, Any]) -> Callable[[], Metric]:
+    return lambda: kind(**options)
+
+
+def metrics_of(
+    given: Sequence[Given] | Given,
+    ignore_index: int | None = IGNORED,
+    threshold: float | None = None,
+) -> list[Metric]:
+    """Make metrics of names ("top" with any number after it), `Metric` objects and functions.
+
+    ignore_index, threshold: for the metrics that are given by name.
+
+    Raises:
+        InputError: a name is not known, or two metrics have one name.
+        DTypeError: something is none of these.
+    """
+    several: Any = given
+    if isinstance(given, str | Metric) or callable(given):
+        several = [given]
+    try:
+        several = list(several)
+    except TypeError:
+        raise DTypeError(f"metrics: expected a list, got {type(given).__name__}") from None
+    metrics = [_metric(each, ignore_index, threshold) for each in several]
+    names = [metric.name for metric in metrics]
+    for name in names:
+        if names.count(name) > 1 or name == "loss":
+            raise InputError(f"two metrics are called {name!r}: give one of them another name=")
+    return metrics
+
+
+def _metric(given: Any, ignore_index: int | None, threshold: float | None) -> Metric:
+    if isinstance(given, Metric):
+        return given
+    if isinstance(given, type) and issubclass(given, Metric):
+        raise DTypeError(f"metrics: {given.__name__} is a class; give {given.__name__}()")
+    if not isinstance(given, str):
+        if callable(given):
+            return values.Function(given)
+        raise DTypeError(
+            f"metrics: expected a name, a Metric or a function, got {type(given).__name__}"
+        )
+    made = _named(given)
+    for option, value in (("ignore_index", ignore_index), ("threshold", threshold)):
+        if hasattr(made, option):
+            setattr(made, option, value)
+    return made
+
+
+def _named(name: str) -> Metric:
+    """Return the metric of a name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if top := _TOP.fullmatch(name):
+        return classes.TopK(int(top[1]))
+    makers = known()
+    if name not in makers:
+        names = [declaration_of(kind).name for kind in METRICS]
+        raise InputError(f"no metric {name!r}; known: {', '.join(names)}{nearest(name, makers)}")
+    metric = makers[name]()
+    metric.name = name
+    return metric
+
+
+def results_of(metrics: Sequence[Metric], classes: Sequence[str] | None) -> dict[str, float]:
+    """Return the results of metrics by column.
+
+    classes: the names of the classes; None: unknown.
+
+    Raises:
+        InputError: two metrics have the same column.
+    """
+    results: dict[str, float] = {}
+    for metric in metrics:
+        for column, value in metric.results(classes).items():
+            if column in results or column == "loss":
+                raise InputError(
+                    f"two metrics have the column {column!r}: give one of them another name="
+                )
+            results[column] = value
+    return results
+
+
+def declared_mode(column: str) -> Mode | None:
+    """Return the better direction of a column of the history, by the metric whose name it has.
+
+    The name of the metric stands at the end, or is followed by `_` and a variant or a class.  None:
+    it has the name of no metric.
+    """
+    matches: list[tuple[int, Mode]] = []
+    for kind in METRICS:
+        declared = declaration_of(kind)
+        name = r"top\d+" if kind is classes.TopK else re.escape(declared.name)
+        endings = "|".join(re.escape(e) for e in declared.variants if not e.startswith("_"))
+        per_class = "(_.+)?" if declared.variants else ""
+        match = re.search(rf"(?:^|_)({name})(?:{endings})?{per_class}$", column)
+        if match:
+            matches.append((len(match[1]), declared.mode))
+    return max(matches)[1] if matches else None

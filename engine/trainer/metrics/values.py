@@ -1,0 +1,287 @@
+"""Metrics of values, of the loss, and of whatever a function computes."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from engine.base.errors import DTypeError, ShapeError
+from engine.base.signatures import checked
+from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration, Metric, Tensors
+from engine.trainer.metrics.classes import quotient, sums
+from engine.training.mode import Mode
+
+_VALUES, _SAME = "values of any shape", "values of the same shape"
+_NOTHING = "NaN without an element"
+
+
+class ValueMetric(Metric):
+    """Base of metrics that compare each element of an output with the target."""
+
+    def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
+        predicted, targets = self.pair(outputs, inputs)
+        if predicted.shape != targets.shape:
+            if [d for d in predicted.shape if d > 1] != [d for d in targets.shape if d > 1]:
+                raise ShapeError(
+                    f"metric {self.name!r}: the output has shape {list(predicted.shape)}, "
+                    f"the targets {list(targets.shape)}"
+                )
+            predicted = predicted.reshape(targets.shape)
+        self.count(predicted.astype(np.float64), targets.astype(np.float64))
+
+    @abstractmethod
+    def count(self, predicted: Array, targets: Array) -> None:
+        """Count the elements of a batch, as float64."""
+
+
+class _Means(ValueMetric):
+    """Base of means over all elements of what an output differs from the targets by."""
+
+    def __init__(
+        self, name: str | None = None, output: str | None = None, target: str | None = None
+    ) -> None:
+        assert self.declared is not None
+        super().__init__(self.declared.name if name is None else name, output, target)
+
+    def reset(self) -> None:
+        self._sum, self._elements = 0.0, 0
+
+    def count(self, predicted: Array, targets: Array) -> None:
+        self._sum += self.total(predicted - targets)
+        self._elements += targets.size
+
+    def partial(self) -> list[Any]:
+        return [self._sum, self._elements]
+
+    def merge(self, partials: Sequence[list[Any]]) -> None:
+        self._sum, self._elements = sums(partials)
+
+    @abstractmethod
+    def total(self, differences: Array) -> float:
+        """Return the sum of what every difference counts."""
+
+    def result(self) -> float:
+        return quotient(self._sum, self._elements)
+
+
+def _declaration(name: str) -> Declaration:
+    return Declaration(
+        name, mode="min", is_share=False, output=_VALUES, targets=_SAME, empty=_NOTHING,
+        variants={},
+    )  # fmt: skip
+
+
+class MSE(_Means):
+    """The mean of (y - t)² over all elements."""
+
+    declared = _declaration("mse")
+
+    def total(self, differences: Array) -> float:
+        return float(np.square(differences).sum())
+
+
+class RMSE(MSE):
+    """The square root of the mean of (y - t)² over all elements."""
+
+    declared = _declaration("rmse")
+
+    def result(self) -> float:
+        return math.sqrt(super().result())
+
+
+class MAE(_Means):
+    """The mean of |y - t| over all elements."""
+
+    declared = _declaration("mae")
+
+    def total(self, differences: Array) -> float:
+        return float(np.abs(differences).sum())
+
+
+class R2(AveragedMetric, ValueMetric):
+    """1 - Σ (y - t)² / Σ (t - mean t)², the coefficient of determination, of each of the values.
+
+    average: "macro": the mean over the values of a sample; "weighted": weighted by the variance of
+        their targets; "micro": all of them as one value; None: a column for each.
+    """
+
+    declared = Declaration(
+        "r2", mode="max", is_share=False, output="values (n) or (n, ...)", targets=_SAME,
+        empty="of targets that are all equal 1 where every prediction is right, otherwise 0; "
+        "NaN of fewer than 2 samples",
+        variants={
+            "_macro": {"average": "macro"},
+            "_micro": {"average": "micro"},
+            "_weighted": {"average": "weighted"},
+            "_per_value": {"average": None},
+        },
+    )  # fmt: skip
+
+    @checked
+    def __init__(
+        self,
+        average: Literal["macro", "micro", "weighted"] | None = "macro",
+        name: str | None = None,
+        output: str | None = None,
+        target: str | None = None,
+    ) -> None:
+        super().__init__(self.settle(average, "r2", name), output, target)
+
+    def reset(self) -> None:
+        self._samples = 0
+        # Of each value the mean of the targets, the sum of their squared distances from it, and
+        # the sum of the squared errors.
+        self._sums = np.zeros((3, 0))
+
+    def count(self, predicted: Array, targets: Array) -> None:
+        rows = targets.reshape(len(targets), -1) if targets.ndim else targets.reshape(1, 1)
+        errors = rows - predicted.reshape(rows.shape)
+        if self.average == "micro":
+            rows, errors = rows.reshape(-1, 1), errors.reshape(-1, 1)
+        if len(rows):
+            mean = rows.mean(0)
+            spread = np.square(rows - mean).sum(0)
+            self._add(len(rows), np.stack([mean, spread, np.square(errors).sum(0)]))
+
+    def _add(self, samples: int, sums: Array) -> None:
+        """Add the sums of other samples, by the formula of Chan, Golub and LeVeque (1983)."""
+        if not self._samples:
+            self._samples, self._sums = samples, sums
+            return
+        if sums.shape != self._sums.shape:
+            raise ShapeError(
+                f"metric {self.name!r}: the batches have samples of {self._sums.shape[1]} and of "
+                f"{sums.shape[1]} values"
+            )
+        total = self._samples + samples
+        apart = sums[0] - self._sums[0]
+        self._sums[0] += apart * samples / total
+        self._sums[1] += sums[1] + apart * apart * self._samples * samples / total
+        self._sums[2] += sums[2]
+        self._samples = total
+
+    def partial(self) -> list[Any]:
+        return [self._samples, *self._sums.ravel().tolist()]
+
+    def merge(self, partials: Sequence[list[Any]]) -> None:
+        self.reset()
+        for samples, *several in partials:
+            if samples:
+                self._add(int(samples), np.array(several).reshape(3, -1))
+
+    def _values(self) -> Array:
+        """Return the score of each value of a sample."""
+        _, spread, errors = self._sums
+        if self._samples < 2:
+            return np.full(len(spread), math.nan)
+        constant = np.where(errors == 0, 1.0, 0.0)
+        return np.where(spread > 0, 1 - errors / np.where(spread > 0, spread, 1), constant)
+
+    def result(self) -> float:
+        values, weights = self._values(), self._sums[1]
+        if self._samples < 2 or not len(values):
+            return math.nan
+        is_weighted = self.average == "weighted" and weights.any()
+        return float(np.average(values, weights=weights if is_weighted else None))
+
+    def each(self, classes: int) -> Array:
+        return self._values()
+
+    def results(self, classes: Sequence[str] | None = None) -> dict[str, float]:
+        return super().results(None)  # names of classes do not name values
+
+    def columns(self, classes: Sequence[str] | None = None) -> list[str]:
+        return super().columns(None)
+
+
+class Perplexity(Metric):
+    """exp of the mean loss, over all positions that count, if the targets are whole numbers.
+
+    Of other targets, every sample counts as one.
+    """
+
+    declared = Declaration(
+        "perplexity", mode="min", is_share=False, output="none: it is of the loss",
+        targets="any", empty="NaN without a position that counts", variants={},
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str = "perplexity",
+        target: str | None = None,
+        ignore_index: int | None = IGNORED,
+    ) -> None:
+        self.ignore_index = ignore_index
+        super().__init__(name, None, target)
+
+    def reset(self) -> None:
+        self._sum, self._positions = 0.0, 0
+
+    def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
+        targets = self.tensor("input", inputs, self.target, -1)
+        count = weight
+        if targets.dtype.kind in "iu":
+            counted = targets.size if self.ignore_index is None else targets != self.ignore_index
+            count = int(np.sum(counted))
+        if count:  # the loss of a batch where nothing counts may be NaN
+            self._sum += loss * count
+            self._positions += count
+
+    def partial(self) -> list[Any]:
+        return [self._sum, self._positions]
+
+    def merge(self, partials: Sequence[list[Any]]) -> None:
+        self._sum, self._positions = sums(partials)
+
+    def result(self) -> float:
+        mean = quotient(self._sum, self._positions)
+        return math.exp(mean) if mean < 709 else mean * math.inf
+
+
+class Function(Metric):
+    """The mean over all samples of what a function of (output, targets) returns for each batch.
+
+    It is the function of all samples at once if that is a mean over samples; derive from `Metric`
+    for one that is not.
+
+    mode: None: as the name says, see `history.direction`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Array, Array], float],
+        name: str | None = None,
+        output: str | None = None,
+        target: str | None = None,
+        mode: Mode | None = None,
+    ) -> None:
+        self.function = function
+        known = name or str(getattr(function, "__name__", type(function).__name__))
+        super().__init__("function" if known == "<lambda>" else known, output, target)
+        self.mode = mode
+
+    def reset(self) -> None:
+        self._sum, self._samples = 0.0, 0
+
+    def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
+        value = self.function(*self.pair(outputs, inputs))
+        try:
+            self._sum += float(value) * weight
+        except (TypeError, ValueError):
+            raise DTypeError(
+                f"metric {self.name!r}: expected a number, got {type(value).__name__}"
+            ) from None
+        self._samples += weight
+
+    def partial(self) -> list[Any]:
+        return [self._sum, self._samples]
+
+    def merge(self, partials: Sequence[list[Any]]) -> None:
+        self._sum, self._samples = sums(partials)
+
+    def result(self) -> float:
+        return quotient(self._sum, self._samples)
