@@ -396,15 +396,20 @@ class BatchTrainer:
     def load(self, path: Path) -> None:
         """Go on from a checkpoint that a trainer of these artifacts has saved.
 
+        path: of its file; or the folder of a run, whose best checkpoint is taken, or of one of its
+            checkpoints.  From a folder come the averaged parameters, if the run has used them.
+
         Raises:
             FileError: it cannot be read.
             CheckpointError, ShapeError, DTypeError: it is not a checkpoint, or one of another
                 model or optimizer.  Nothing has changed.
         """
+        from engine.trainer.averages import load
+
         if self.ranks is None:
-            self.learner.read_checkpoint(path)
+            load(self.learner, path)
         else:
-            self.ranks.lead(lambda: self.learner.read_checkpoint(path))
+            self.ranks.lead(lambda: load(self.learner, path))
             self.ranks.spread()
 
     def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:

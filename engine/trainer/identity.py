@@ -24,6 +24,8 @@ WORDS = {  # what messages call them
     "seed": "seed",
     "model_seed": "the seed of the model's random numbers",
     "unfreeze": "unfreeze",
+    "ema": "ema",
+    "swa": "swa",
     "parts": "[micro_batches, own_statistics]",
 }
 NEEDED = ("inputs", "parameters", "edgegrad", "model", "optimizer")

@@ -244,7 +244,7 @@ class Learner:
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
 
     def read_checkpoint(self, path: Path) -> None:
-        """Go on from a checkpoint.
+        """Go on from the file of a checkpoint.
 
         Raises:
             FileError: it cannot be read.

@@ -28,6 +28,7 @@ from engine.data.samples import Batch, size
 from engine.data.shares import Share
 from engine.distributed.agreement import is_agreed
 from engine.trainer import identity, nonfinite, runs
+from engine.trainer.averages import Averages, parameters_in, set_values
 from engine.trainer.evaluation import EvaluationBatch, EvaluationInterrupted
 from engine.trainer.fit import HOOKS, Callback, Fit
 from engine.trainer.history import RESERVED, History, is_better
@@ -55,6 +56,10 @@ class Loop:
         self.run_folder = RunFolder(asked.folder) if asked.folder and is_first else None
         self.deadline = math.inf if asked.hours is None else monotonic() + 3600 * asked.hours
         self.interrupts = Interrupts()
+        self.averages: Averages | None = None
+        if asked.ema is not None or asked.swa is not None:
+            self.averages = Averages(trainer.learner, asked)
+        self.best_values: dict[str, Any] = {}  # of the best epoch, where no folder has them
         train, validation = asked.train, asked.validation
         self.fit = Fit(
             trainer=trainer,
@@ -67,7 +72,7 @@ class Loop:
             monitor=asked.monitor,
             validates=validation is not None,
             validation=validation,
-            keeps_best=asked.folder is not None,
+            keeps_best=asked.folder is not None or asked.restore == "best",
             step=trainer.steps,
             constants={} if asked.unfreezing is None else asked.unfreezing.constants,
         )
@@ -90,6 +95,8 @@ class Loop:
             accumulate=asked.accumulate,
             seed=asked.seed,
             unfreeze=None if asked.unfreezing is None else asked.unfreezing.plan,
+            ema=asked.ema,
+            swa=asked.swa,
         )
         self.hooks: dict[str, list[Callable[..., None]]] = {
             name: [
@@ -130,8 +137,12 @@ class Loop:
                 with self.interrupts:
                     self.call("on_fit_begin")
                     self._epochs()
+                    if self.averages is not None:
+                        self.averages.apply()
                     if fit.stop_reason is not None:
                         self.call("on_stop")
+                    if self.asked.restore == "best":
+                        self._restore_best()
             except BaseException as error:
                 fit.error = error
                 raise
@@ -209,6 +220,8 @@ class Loop:
         self.loss_sum, self.first_step = position["loss_sum"], position["first_step"]
         fit.skipped, fit.lossless = position.get("skipped", (0, 0))
         self.epoch_seconds, self.training_seconds = position["epoch_seconds"]
+        if self.averages is not None:
+            self.averages.restore(position["averages"], checkpoint)
         if position["monitor"] == fit.monitor and position["best"] is not None:
             self.best = position["best"]
             rows = (row for row in fit.history.rows if row.get(fit.monitor) == self.best)
@@ -259,7 +272,31 @@ class Loop:
             "schedule": [type(self.schedule).__name__, self.schedule.state()],
             "callbacks": [each for c in fit.callbacks if (each := _state_of(c))[1]],
             "identity": self.identity,
+            "averages": None if self.averages is None else self.averages.state(),
         }
+
+    def _restore_best(self) -> None:
+        """Give the trainer the parameters of the best epoch, if there is any."""
+        learner = self.trainer.learner
+        if self.asked.folder is None:
+            set_values(learner, self.best_values)
+            return
+        if self.unfreezing is not None:
+            self.unfreezing.leave()
+        self._lead(self._read_best)
+        if self.ranks is not None:
+            self.ranks.spread()
+
+    def _read_best(self) -> None:
+        """Read the parameters of the best checkpoint."""
+        assert self.run_folder is not None
+        best = self.run_folder.best
+        if best is not None:
+            set_values(self.trainer.learner, parameters_in(best))
+
+    def _evaluated(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which the trainer has the parameters that are evaluated."""
+        return contextlib.nullcontext() if self.averages is None else self.averages.swapped()
 
     # --- an epoch
 
@@ -317,6 +354,7 @@ class Loop:
         accumulate, every = self.asked.accumulate, self.asked.checkpoint_every or 0
         is_changing = type(self.schedule) is not Constant or self.schedule.warmup > 0
         on_batch_end, on_step_end = self.hooks["on_batch_end"], self.hooks["on_step_end"]
+        averages = self.averages
         logs, interrupts, deadline, clock = fit.logs, self.interrupts, self.deadline, monotonic
         begin = clock() - self.training_seconds
         source: Iterator[Any] = self.asked.train.epoch(fit.epoch, fit.batch)
@@ -338,6 +376,8 @@ class Loop:
                     self.waiting = 0
                     is_step = self._is_done(batch)
                     fit.step += is_step
+                    if is_step and averages is not None:
+                        averages.add_step()
                 fit.batch += 1
                 fit.samples += count
                 fit.samples_total += count
@@ -369,6 +409,8 @@ class Loop:
                 self.waiting = 0
                 if self._is_done(None):
                     fit.step += 1
+                    if averages is not None:
+                        averages.add_step()
                     for hook in on_step_end:
                         hook(fit)
         finally:
@@ -477,9 +519,11 @@ class Loop:
             self.ranks.level()
         nonfinite.check_parameters(self.trainer.learner)
         before = {} if self.run_folder is None else self._position()
+        if self.averages is not None and is_whole:
+            self.averages.add_epoch(fit.epoch)
         is_interrupted = fit.stop_reason == INTERRUPTED
         if not is_interrupted:
-            with self._keeping(lambda: before):
+            with self._keeping(lambda: before), self._evaluated():
                 is_interrupted = not self._validate()
         if is_interrupted:
             fit.stop(INTERRUPTED)
@@ -496,13 +540,20 @@ class Loop:
         is_best = is_better(value, self.best, self.asked.mode)
         if is_best:
             self.best, fit.best_epoch = value, fit.epoch
-        with self._keeping(lambda: before):
+        with self._keeping(lambda: before), self._evaluated():
+            if is_best and self.asked.restore == "best" and self.asked.folder is None:
+                mine = {name: p.data.copy() for name, p in self.trainer.state.parameters}
+                self.best_values = {**fit.constants, **mine}
             self._lead(lambda: self.call("on_epoch_end"))
         if self.ranks is not None:
             fit.stop_reason = self.ranks.stop(fit.stop_reason)
         is_last = fit.epoch + 1 == fit.epochs or fit.stop_reason is not None
-        if self.asked.checkpoint_every is None or is_best or is_last:
-            self._save(self._position(is_next=True), is_best=is_best, must=is_last)
+        before_it = [each[fit.monitor] for each in fit.history.rows[:-1] if fit.monitor in each]
+        better = sum(is_better(each, value, self.asked.mode) for each in before_it)
+        is_kept = is_best or better < self.asked.keep_best
+        if self.asked.checkpoint_every is None or is_kept or is_last:
+            position = {**self._position(is_next=True), "value": value}
+            self._save(position, is_best=is_best, must=is_last)
 
     def _validate(self) -> bool:
         """Evaluate on the validation data, if there are any; False if that was interrupted."""
@@ -577,10 +628,15 @@ class Loop:
         def write(place: Path) -> None:
             source = self.trainer.learner if self.unfreezing is None else self.unfreezing
             source.write_checkpoint(place / runs.CHECKPOINT)
+            if self.averages is not None:
+                self.averages.write(place)
             self.call("on_checkpoint", place)
 
         try:
-            folder.save(fit.step, position, write, is_best=is_best, keep=self.asked.keep)
+            folder.save(
+                fit.step, position, write, is_best=is_best, keep=self.asked.keep,
+                keep_best=self.asked.keep_best, mode=self.asked.mode,
+            )  # fmt: skip
         except FileError as error:
             text = (
                 f"the checkpoint of step {fit.step} could not be written: {error}; those that are "

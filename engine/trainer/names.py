@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from engine.base import option_tables
 from engine.base.errors import InputError, nearest
 from engine.graphs.offline.optim_types import OPTIMIZERS, OptimizerSpec
 from engine.loss_types import LOSSES, Loss
@@ -39,6 +40,19 @@ def optimizers() -> dict[str, type[OptimizerSpec]]:
 def schedule_kinds() -> dict[str, type[Schedule]]:
     """Return the schedules by name."""
     return {words_of(kind.__name__): kind for kind in _SCHEDULES}
+
+
+def named_schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
+    """Return the schedule of a name, with its options; place: the beginning of messages.
+
+    Raises:
+        InputError, DTypeError: there is none of that name, or an option does not fit.
+    """
+    try:
+        kind = chosen(schedule_kinds(), name, "schedule")
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+    return option_tables.make(kind, options, f"{place} {name}")
 
 
 def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,6 +70,11 @@ class Request(FitOptions):
             "hours": self.hours,
             "monitor": self.monitor,
             "keep": self.keep,
+            "keep_best": self.keep_best,
+            "restore": self.restore,
+            "ema": self.ema,
+            "swa": self.swa,
+            "averaged": self.averaged,
             "checkpoint_every": self.checkpoint_every,
         }
 
@@ -83,7 +88,7 @@ def request(
     batch_size: int | None,
     shuffle: bool,
     metrics: Sequence[Given] | Given,
-    schedule: Schedule | Callable[[int, int | None, float], float] | None,
+    schedule: Any,
     callbacks: Sequence[Callback],
     folder: str | os.PathLike[str] | None,
     resume: bool,
@@ -124,13 +129,30 @@ def request(
         validation=held_out,
         shuffle=shuffle,
         metrics=measured,
-        schedule=schedule_of(schedule),
+        schedule=_schedule(schedule),
         callbacks=[*callbacks, *default(progress, place)],
         folder=place,
         resume=resume,
         unfreezing=None if options.unfreeze is None else Unfreezing(trainer, options.unfreeze),
         **decided,
     )
+
+
+def _schedule(given: Any) -> Schedule:
+    """Return a schedule, which may be given by its name, or as a table of its name and options.
+
+    Raises:
+        InputError, DTypeError: there is none of that name, or an option does not fit.
+    """
+    if not isinstance(given, str | Mapping):
+        return schedule_of(given)
+    from engine.trainer.names import named_schedule
+
+    table = {"name": given} if isinstance(given, str) else dict(given)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise InputError(f'schedule={given!r}: expected a key "name", as {{"name": "cosine"}}')
+    return named_schedule(name, table, "schedule")
 
 
 def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:

@@ -20,13 +20,14 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.base.errors import CheckpointError, FileError, StateError
 from engine.base.signatures import checked
 from engine.system import files
+from engine.training.mode import Mode
 
 FORMAT = 1  # of position.json and run.json
 CHECKPOINT, POSITION, RUN, LOCK = "checkpoint", "position.json", "run.json", "lock"
@@ -128,6 +129,24 @@ class RunFolder:
             raise CheckpointError(f"{path!r} is not a position of a run in format {FORMAT}")
         return content
 
+    def chosen(self) -> Path:
+        """Return the folder of the best checkpoint, or of the last one where none is the best.
+
+        A folder of a checkpoint is its own.
+
+        Raises:
+            FileError: there is none.
+            CheckpointError: the file that names it names none.
+        """
+        if (self.path / CHECKPOINT).is_file():
+            return self.path
+        place = self.best or self.last
+        if place is None:
+            raise FileError(
+                f"{os.fspath(self.path)!r} has no checkpoint, so it is not the folder of a run"
+            )
+        return place
+
     # --- writing
 
     def describe(self, content: Mapping[str, Any]) -> None:
@@ -147,6 +166,8 @@ class RunFolder:
         *,
         is_best: bool,
         keep: int | None,
+        keep_best: int = 1,
+        mode: Mode = "min",
     ) -> Path:
         """Add a checkpoint, which is then the last one, and remove those that are too many.
 
@@ -154,7 +175,9 @@ class RunFolder:
         position: the content of position.json.
         write: writes all other files into the folder it is given.
         is_best: whether it is then the best one, too.
-        keep: how many of the newest checkpoints are kept, besides the best one; None: all.
+        keep: how many of the newest checkpoints are kept, besides the best ones; None: all.
+        keep_best, mode: how many of the best are kept, by `value` of their positions, and whether
+            less or more is better.
 
         Raises:
             FileError: it cannot be written.  The other checkpoints are as they were.
@@ -174,7 +197,7 @@ class RunFolder:
         for which in ("last", "best") if is_best else ("last",):
             files.write(os.fspath(self.path / which), [f"{place.name}\n".encode()])
         if keep is not None:
-            self._remove_old(keep)
+            self._remove_old(keep, self.ranking(mode)[:keep_best] if keep_best > 1 else [])
         return place
 
     def _rename(self, stage: Path, step: int) -> Path:
@@ -188,10 +211,25 @@ class RunFolder:
         files.sync_folder(os.fspath(self.checkpoints))
         return place
 
-    def _remove_old(self, keep: int) -> None:
+    def ranking(self, mode: Mode) -> list[Path]:
+        """Return the checkpoints at the ends of epochs, the best one first.
+
+        mode: whether less or more is better of `value` in their positions.
+
+        Raises:
+            FileError, CheckpointError: a position cannot be read.
+        """
+        valued = []
+        for number, path in sorted((n, p) for p in self.checkpoints.iterdir() if (n := _number(p))):
+            value = self.position(path).get("value")
+            if value is not None and value == value:
+                valued.append((value if mode == "min" else -value, number, path))
+        return [path for *_, path in sorted(valued)]
+
+    def _remove_old(self, keep: int, best: Sequence[Path]) -> None:
         """Remove all checkpoints but the newest, the best and the last one."""
         known = sorted((n, p) for p in self.checkpoints.iterdir() if (n := _number(p)))
-        named = {self.best, self.last}
+        named = {self.best, self.last, *best}
         for _, path in known[: max(len(known) - keep, 0)]:
             if path not in named:
                 shutil.rmtree(path, ignore_errors=True)

@@ -237,7 +237,11 @@ class Trainer(BatchTrainer):
         batch_size: int | None = None,
         shuffle: bool = True,
         metrics: Sequence[Given] | Given = (),
-        schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
+        schedule: Schedule
+        | Callable[[int, int | None, float], float]
+        | Mapping[str, Any]
+        | str
+        | None = None,
         callbacks: Sequence[Callback] = (),
         folder: Path | None = None,
         resume: bool = False,
@@ -253,9 +257,10 @@ class Trainer(BatchTrainer):
             batch_size, shuffle: of data that are not batches yet; None: 32, or as many samples as
                 the file of the model fixes.
             metrics: what is measured on the validation data, see `engine.trainer.metrics`.
-            schedule: of the learning rate, see `engine.trainer.schedules`; or a function of
-                (step, total, base).  None: the rate stays as it is.  Afterwards the trainer has the
-                rate that it had before.
+            schedule: of the learning rate, see `engine.trainer.schedules`; its name as "cosine";
+                a table of its name and options as {"name": "cosine", "warmup": 0.1}; or a function
+                of (step, total, base).  None: the rate stays as it is.  Afterwards the trainer has
+                the rate that it had before.
             callbacks: objects of `engine.trainer.callbacks.Callback`.
             folder: where checkpoints and logs are kept; None: nothing is written.
             resume: go on with the run in `folder`, exactly as if it had not ended; a folder without

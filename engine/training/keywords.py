@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
@@ -54,5 +54,10 @@ class FitKeywords(TypedDict, total=False):
     monitor: str | None
     mode: Mode | None
     keep: int | None
+    keep_best: int
+    restore: Literal["last", "best"]
+    ema: float | None
+    swa: float | None
+    averaged: bool
     checkpoint_every: int | None
     unfreeze: Mapping[str, int] | None

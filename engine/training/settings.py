@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from engine.base import arguments
 from engine.base.fields import option
-from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, checked
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
 
@@ -173,6 +173,34 @@ class FitOptions:
         2,
         "The number of newest checkpoints to keep, in addition to the best one; None: all.",
         AT_LEAST_1,
+    )
+    keep_best: int = option(
+        1, "The number of best checkpoints to keep, by the monitored column.", AT_LEAST_1
+    )
+    restore: Literal["last", "best"] = option(
+        "last",
+        "Parameters to end with: after the last step, or after the epoch with the best value of "
+        "the monitored column.",
+    )
+    ema: float | None = option(
+        None,
+        "Keep an exponential moving average of the trained parameters over steps, with this decay, "
+        "such as 0.999; by default none.",
+        BELOW_1,
+        metavar="DECAY",
+    )
+    swa: float | None = option(
+        None,
+        "Average the parameters at the end of epochs, from this epoch on; below 1 a share of all "
+        "epochs.  By default none.",
+        AT_LEAST_0,
+        metavar="EPOCH",
+    )
+    averaged: bool = option(
+        True,
+        "Validate with averaged parameters, and end with them; otherwise they are in checkpoints "
+        "alone.",
+        flag="--averaged/--not-averaged",
     )
     checkpoint_every: int | None = option(
         None, "Optimizer steps between checkpoints; by default one epoch.", AT_LEAST_1

@@ -32,8 +32,7 @@ def optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpe
 
 def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
     """Return a schedule with its options, as `loss`."""
-    kind = _chosen(names.schedule_kinds(), name, "schedule", place)
-    return tables.make(kind, options, f"{place} {name}")
+    return names.named_schedule(name, options, place)
 
 
 def _chosen(known: Mapping[str, type[Kind]], name: str, what: str, place: str) -> type[Kind]:

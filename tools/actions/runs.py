@@ -95,7 +95,7 @@ def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:
     if place is None:
         raise FileError(f"{folder}: the run has no {which} checkpoint yet")
     trainer = Trainer(folder / ARTIFACTS, threads=threads)
-    trainer.load(place / CHECKPOINT)
+    trainer.load(place)
     return trainer
 
 

@@ -31,13 +31,14 @@ from engine.tools.actions import run_config, run_data, runs
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.actions.run_config import RunConfig
 from engine.tools.actions.runs import ARTIFACTS, CONFIG, FORWARD
+from engine.trainer import averages
 from engine.trainer.callbacks import EarlyStopping
 from engine.trainer.fit import Callback
 from engine.trainer.forward import Forward
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
 from engine.trainer.recipe import Recipe
-from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
+from engine.trainer.runs import RUN, RunFolder
 from engine.trainer.sizes import batches_for
 from engine.trainer.trainer import Trainer
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
@@ -401,7 +402,7 @@ def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
     """Write what is to be used of the best parameters; returns what is there to look at."""
     best = RunFolder(folder).best
     if best is not None:
-        trainer.learner.read_checkpoint(best / CHECKPOINT)
+        averages.load(trainer.learner, best)
         trainer.module.export_model_for_inferencing(folder / INFERENCE, trainer.outputs)
     if config.data.classes:
         _write(folder / CLASSES, "".join(f"{name}\n" for name in config.data.classes))

@@ -28,7 +28,7 @@ _HEAD = '''"""Keywords of training for editors and type checkers, which alone im
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
@@ -46,7 +46,8 @@ def _class(kind: type) -> Iterator[str]:
     yield f"\nclass {_name(kind)}({named}, total=False):"
     yield f'    """{(kind.__doc__ or "").strip()}"""'
     own = vars(kind).get("__annotations__", {})
-    rows = [f"    {field.name}: {field.type}" for field in fields_of(kind) if field.name in own]
+    types = {field.name: str(field.type).replace("'", '"') for field in fields_of(kind)}
+    rows = [f"    {name}: {kind}" for name, kind in types.items() if name in own]
     yield from ["", *rows, ""] if rows else [""]
 
 
