@@ -31,7 +31,7 @@ from bench.programs import written
 from bench.rows import THREADS, WRONG, Bench, Cells, Option
 from engine.api import CheckpointState
 from engine.errors import BudgetError, EngineError
-from engine.graphs.planner import pipeline
+from engine.graphs.planner import planner
 from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import (
@@ -96,7 +96,7 @@ def _watched() -> Iterator[list[tuple[int, int, int]]]:
         seen.append((least, first, _bound(draft)))
         return made
 
-    with mock.patch.object(pipeline, "order", noted):
+    with mock.patch.object(planner, "order", noted):
         yield seen
 
 

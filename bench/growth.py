@@ -34,8 +34,8 @@ from engine.errors import BudgetError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.offline import joined, training
-from engine.graphs.passes import check
-from engine.graphs.planner import assemble, lower, pipeline
+from engine.graphs.passes import check, pipeline
+from engine.graphs.planner import assemble, lower, planner
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.layers import Layers
@@ -107,23 +107,23 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (training, "prune", "offline: prune"),
     (generate, "_optimizer_graph", "offline: optimizer"),
     (joined, "join", "join optimizer"),
-    (pipeline, "sized", "sizes"),
-    (pipeline, "bind", "sizes"),
+    (planner, "sized", "sizes"),
+    (planner, "bind", "sizes"),
     (pipeline, "kinds", "checks"),
     (pipeline, "_checked", "checks"),
     (check.Watch, "check", "checks"),
-    (pipeline, "Recipe", "lower"),
+    (planner, "Recipe", "lower"),
     (lower.Recipe, "draft", "lower"),
-    (pipeline, "drop_dead_calls", "drop dead calls"),
-    (pipeline, "make_rows", "rows"),
-    (pipeline, "settle_updates", "settle updates"),
-    (pipeline, "order", "order"),
-    (pipeline, "group", "tiles"),
+    (planner, "drop_dead_calls", "drop dead calls"),
+    (planner, "make_rows", "rows"),
+    (planner, "settle_updates", "settle updates"),
+    (planner, "order", "order"),
+    (planner, "group", "tiles"),
     (assemble, "lifetimes", "lifetimes"),
     (assemble, "merge_inplace", "lifetimes"),
     (assemble, "place", "place"),
     (assemble, "barriers", "barriers"),
-    (pipeline, "assemble", "assemble"),
+    (planner, "assemble", "assemble"),
     (assemble, "verify", "verify"),
 )
 
@@ -314,7 +314,7 @@ def _planned(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
     path = folder / "forward.onnx"
     onnx_io.save(graph, path)
     with clock.stage("the rest"):
-        plan = pipeline.make_plan(onnx_io.load(path), {}, target=host(), threads=2)
+        plan = planner.make_plan(onnx_io.load(path), {}, target=host(), threads=2)
     return plan, len(graph.nodes)
 
 

@@ -14,8 +14,9 @@ from bench.measuring import MIB
 from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.graphs.io import onnx_io
+from engine.graphs.passes.pipeline import PASSES
 from engine.graphs.passes.simplify import acts
-from engine.graphs.planner.pipeline import PASSES, Planner
+from engine.graphs.planner.planner import Planner
 from engine.kernels.machine.target import host
 from engine.plan.plan import Plan
 from engine.tools.benchmark.workloads import WORKLOADS

@@ -32,7 +32,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline import training
 from engine.graphs.offline.parameters import parameters
-from engine.graphs.planner.pipeline import Planner
+from engine.graphs.planner.planner import Planner
 from engine.kernels.machine.target import host
 from engine.models.pre_norm import gpt2
 from engine.plan.plan import align

@@ -33,7 +33,7 @@ from engine.base.element_types import ONNX_CODE
 from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import addresses
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops

@@ -29,7 +29,7 @@ from bench import large_models
 from bench.measuring import MB, anonymous_growth, fresh
 from bench.rows import WRONG, Bench, Cells
 from engine.graphs.io import convert, onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.ops.registry import ops, templates
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import WORKLOADS

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.ir.graph import Graph
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import work
 from engine.kernels.binaries.load import addresses
 from engine.kernels.machine.target import host

@@ -29,7 +29,7 @@ for kernels in source.usable()[:1]:
     if kernels.compiles:
         import engine.kernels.binaries.load
 if sys.argv[1:]:
-    import engine.graphs.planner.pipeline
+    import engine.graphs.planner.planner
     import engine.graphs.offline.optimizers
     import engine.graphs.io.onnx_io
 print(peak())

@@ -21,7 +21,7 @@ from engine.training.model_file import BUFFER, ModelFile, folded
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
-    from engine.graphs.planner.pipeline import Planner
+    from engine.graphs.planner.planner import Planner
 
 Array = npt.NDArray[Any]
 
@@ -219,7 +219,7 @@ class Planners:
         name: str = "",
     ) -> Planner:
         """Make a planner for a graph of this model; sizes: of the regions that outlive a run."""
-        from engine.graphs.planner.pipeline import Planner
+        from engine.graphs.planner.planner import Planner
 
         model = self._model
         return Planner(

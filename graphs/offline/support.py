@@ -22,7 +22,7 @@ from engine.graphs.offline.precision import has_half_weights, tell
 from engine.graphs.offline.untrained import advice
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.system.paths import Paths

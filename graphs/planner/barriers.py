@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from engine.graphs.planner.draft import Call
+from engine.graphs.planner.draft import DraftCall
 from engine.graphs.planner.lifetimes import spans
 
 Range = tuple[str, int, int]  # region, begin, end
 
 
-def barriers(calls: list[Call], places: dict[str, Range]) -> list[bool]:
+def barriers(calls: list[DraftCall], places: dict[str, Range]) -> list[bool]:
     """Return whether all threads must meet before each call.
 
     They must if the call reads or writes bytes that a call since the last barrier wrote, or if it

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.graphs.planner.draft import Call
+from engine.graphs.planner.draft import DraftCall
 
 
-def dependencies(calls: Sequence[Call]) -> list[set[int]]:
+def dependencies(calls: Sequence[DraftCall]) -> list[set[int]]:
     """Return for each call the positions of the calls that must come before it.
 
     These are the writers of what it reads, the readers of what it overwrites, and the writers of
@@ -73,7 +73,7 @@ class Cut:
 class Cuts:
     """Finds the cuts of the calls of a draft."""
 
-    def __init__(self, calls: Sequence[Call], sizes: Mapping[str, int]) -> None:
+    def __init__(self, calls: Sequence[DraftCall], sizes: Mapping[str, int]) -> None:
         """Nothing is cut yet.
 
         calls: in any order in which they can run.  sizes: as `work_bytes` says.

@@ -72,7 +72,7 @@ class Cut:
 
 
 @dataclass(slots=True)
-class Call:
+class DraftCall:
     """One kernel call.
 
     args: for each pointer its mode, and the name of the root value; "" is the null pointer.
@@ -96,7 +96,7 @@ class Call:
     segment: int = 0
     again: bool = False
 
-    def at(self, sizes: Sizes) -> Call:
+    def at(self, sizes: Sizes) -> DraftCall:
         """Return the call with numbers in the place of sizes; itself if it has none.
 
         Raises:
@@ -124,7 +124,7 @@ class Draft:
     """
 
     values: dict[str, Value] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DraftCall] = field(default_factory=list)
     inputs: list[tuple[str, str]] = field(default_factory=list)
     outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
 
@@ -148,7 +148,7 @@ class Piece:
 
     answers: Noted
     values: dict[str, Value | None] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DraftCall] = field(default_factory=list)
 
     def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
         """Add a value that owns its bytes."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.base.errors import UnsupportedOpError
-from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.kernels.loops.fold import COLUMN_WORDS, ROW_WORDS
 from engine.kernels.loops.map import collapse, map_words
 from engine.kernels.ops.noise import PLAIN
@@ -74,9 +74,9 @@ class _Closing:
 
     def __init__(self, draft: Draft, threads: int) -> None:
         self.draft, self.threads = draft, threads
-        self.calls: list[Call] = []
+        self.calls: list[DraftCall] = []
 
-    def visit(self, call: Call) -> None:
+    def visit(self, call: DraftCall) -> None:
         """Append a call, or the calls that stand for it."""
         match call.spec.template:
             case "map":
@@ -88,7 +88,7 @@ class _Closing:
             case _:
                 self.calls.append(call)
 
-    def _temporary(self, call: Call, dtype: str, shape: Sequence[int]) -> str:
+    def _temporary(self, call: DraftCall, dtype: str, shape: Sequence[int]) -> str:
         """Add a work value for what a call needs; return its name."""
         name = f"{call.source}#f{len(self.draft.values)}"
         self.draft.add(name, TensorType(dtype, tuple(shape)))
@@ -96,7 +96,7 @@ class _Closing:
 
     # --- elementwise
 
-    def _map(self, call: Call) -> None:
+    def _map(self, call: DraftCall) -> None:
         """Replace a call of a map, whose formulas, dimensions and strides are in its parameters."""
         text, rank = call.spec.params
         program = Program.of(str(text))
@@ -112,7 +112,7 @@ class _Closing:
 
     def _call(
         self,
-        call: Call,
+        call: DraftCall,
         formulas: Formulas,
         head: Mapping[str, int],
         dims: Sequence[int],
@@ -165,7 +165,7 @@ class _Closing:
 
     def _formula(
         self,
-        call: Call,
+        call: DraftCall,
         formula: Expr,
         shape: Sequence[int],
         ins: Sequence[_Operand],
@@ -189,7 +189,7 @@ class _Closing:
             (),
         )
 
-    def _draw(self, call: Call) -> None:
+    def _draw(self, call: DraftCall) -> None:
         """Draw plain random numbers, and scale, shift or compare them by a formula after that."""
         T, first, _ = (str(p) for p in call.spec.params)
         plain = next((row for row in PLAIN if first.startswith(row[1])), None)
@@ -205,7 +205,7 @@ class _Closing:
 
     # --- folds
 
-    def _fold(self, call: Call) -> None:
+    def _fold(self, call: DraftCall) -> None:
         """Split a fold: the formula before it, the fold without formulas, the formula after it."""
         T, op, before, after, form = (str(p) for p in call.spec.params)
         by_rows = call.spec.template == "reduce_rows"

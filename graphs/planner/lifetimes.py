@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.plan.plan import align
 from engine.system.config import switch
 
 Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call that touch it
 
 
-def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
+def lifetimes(draft: Draft, calls: list[DraftCall]) -> Lifetimes:
     """Return the first and the last call that touch each value, in the order of first calls.
 
     Values of all regions but "work" live throughout the run, all others throughout each group.
@@ -33,7 +33,7 @@ def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
     return lives
 
 
-def spans(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
+def spans(calls: Sequence[DraftCall]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last call of every group; of other calls, itself twice."""
     n = 0
     while n < len(calls):
@@ -98,7 +98,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
     return list(dict.fromkeys(blocks.values()))
 
 
-def _in_turn(group: Sequence[Call], n: int, written: int, read: int) -> bool:
+def _in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> bool:
     """Return whether what call n of a group reads can give its bytes to what it writes.
 
     No call after it touches the one, none before it the other, and both are cut alike.

@@ -19,7 +19,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import forward_part
-from engine.graphs.planner.draft import Call, Draft, Piece, Place, Value, type_at
+from engine.graphs.planner.draft import Draft, DraftCall, Piece, Place, Value, type_at
 from engine.graphs.planner.memo import ALTERNATIVES, NodeMemo, titles
 from engine.kernels.loops.map import lower_map
 from engine.kernels.machine.target import Target
@@ -134,7 +134,7 @@ class _NodeLowering:
             self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
         self._check_reach(spec, [operand for _, operand in args], consts)
         self.piece.calls.append(
-            Call(
+            DraftCall(
                 spec,
                 tuple(resolved),
                 tuple(consts),

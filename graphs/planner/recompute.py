@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from engine.graphs.planner.draft import Call, Draft, Value
+from engine.graphs.planner.draft import Draft, DraftCall, Value
 from engine.graphs.planner.rows import makes_rows
 from engine.kernels.analysis.flops import NULL, Task, Use
 from engine.plan.plan import FAULT
@@ -82,7 +82,7 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
     return known
 
 
-def _joined(calls: Sequence[Call]) -> list[tuple[int, ...]]:
+def _joined(calls: Sequence[DraftCall]) -> list[tuple[int, ...]]:
     """Return the calls, those together that write the same values."""
     group = list(range(len(calls)))  # of each call the first of those it belongs to
     first: dict[str, int] = {}
@@ -100,7 +100,7 @@ def _joined(calls: Sequence[Call]) -> list[tuple[int, ...]]:
     return [tuple(members) for members in members_of.values()]
 
 
-def _gap(calls: Sequence[Call], uses: Sequence[int], last: int) -> tuple[int, int]:
+def _gap(calls: Sequence[DraftCall], uses: Sequence[int], last: int) -> tuple[int, int]:
     """Return the last use before the gap in some uses, and the first after it; see `Repeat`.
 
     uses: the places of calls, in order.  last: the last one that writes what the others use.
@@ -151,7 +151,7 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
     before: dict[int, list[int]] = {}
     for n in sorted(owner):
         before.setdefault(need[owner[n]], []).append(n)
-    calls: list[Call] = []
+    calls: list[DraftCall] = []
     origins: list[int] = []
     now: dict[str, str] = {}  # values made again -> their names
     for n, call in enumerate(draft.calls):
@@ -164,14 +164,14 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
     return origins
 
 
-def _reading(call: Call, now: Mapping[str, str]) -> Call:
+def _reading(call: DraftCall, now: Mapping[str, str]) -> DraftCall:
     """Return a call that reads values by the names that they now have."""
     if not any(name in now for _, name in call.args):
         return call
     return replace(call, args=tuple([(mode, now.get(name, name)) for mode, name in call.args]))
 
 
-def _again(draft: Draft, call: Call, now: dict[str, str]) -> Call:
+def _again(draft: Draft, call: DraftCall, now: dict[str, str]) -> DraftCall:
     """Return a call once more, writing values of its own, whose names `now` gets."""
     args = []
     for mode, name in call.args:
@@ -195,7 +195,7 @@ def _second(name: str) -> str:
     return f"{name}/again"
 
 
-def draft_tasks(draft: Draft, calls: Sequence[Call]) -> list[Task]:
+def draft_tasks(draft: Draft, calls: Sequence[DraftCall]) -> list[Task]:
     """Return calls of a draft as the cost model takes them."""
     sizes = {n: (v.nbytes, v.type.size) for n, v in draft.values.items()}
     tasks = []

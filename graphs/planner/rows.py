@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from engine.graphs.planner.draft import Call, Cut, Draft, Value
+from engine.graphs.planner.draft import Cut, Draft, DraftCall, Value
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import gather_grad
@@ -36,12 +36,12 @@ TURNS = 8  # tiles that each thread gets, at least, so that none waits long for 
 WORTH = 2  # times the blocks of all threads: what a gradient takes that is made in blocks
 
 
-def makes_rows(call: Call) -> bool:
+def makes_rows(call: DraftCall) -> bool:
     """Return whether a call makes rows of a gradient for one reader, to be in its group."""
     return call.spec.template == gather_grad_rows.name
 
 
-def is_update(call: Call) -> bool:
+def is_update(call: DraftCall) -> bool:
     """Return whether a call of a group is in an update's group, which cannot be taken apart."""
     return call.phase == "opt"
 
@@ -61,7 +61,7 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
     for n, call in enumerate(draft.calls if tables else ()):
         for name in dict.fromkeys(name for _, name in call.args if name):
             users.setdefault(name, []).append(n)
-    others: dict[int, list[Call]] = {}  # calls in the place of one
+    others: dict[int, list[DraftCall]] = {}  # calls in the place of one
     for n, table in tables.items():
         readers = [m for m in users[table.dx.name] if m != n]
         lengths = [table.block(draft.calls[m], target, threads) for m in readers]
@@ -75,10 +75,10 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
     draft.calls = [made for n, call in enumerate(draft.calls) for made in others.get(n, [call])]
 
 
-def beside(calls: Sequence[Call]) -> list[Call]:
+def beside(calls: Sequence[DraftCall]) -> list[DraftCall]:
     """Return the calls, those that make rows directly before those that read them."""
-    waiting: dict[str, Call] = {}
-    ordered: list[Call] = []
+    waiting: dict[str, DraftCall] = {}
+    ordered: list[DraftCall] = []
     for call in calls:
         if makes_rows(call):
             waiting[call.args[-1][1]] = call
@@ -88,7 +88,7 @@ def beside(calls: Sequence[Call]) -> list[Call]:
     return ordered
 
 
-def pair(draft: Draft, maker: Call, reader: Call) -> list[Call]:
+def pair(draft: Draft, maker: DraftCall, reader: DraftCall) -> list[DraftCall]:
     """Return the group of a call that makes rows of a gradient and the one that reads them."""
     dx = draft.values[maker.args[-1][1]]
     rows, inner = map(int, maker.consts[:2])
@@ -107,7 +107,7 @@ class _Table:
     dx: the gradient.  index, dy, fault: of the call.
     """
 
-    call: Call
+    call: DraftCall
     dx: Value
     index: str
     dy: str
@@ -116,7 +116,7 @@ class _Table:
     count: int
     inner: int
 
-    def block(self, reader: Call, target: Target, threads: int) -> int:
+    def block(self, reader: DraftCall, target: Target, threads: int) -> int:
         """Return the elements of a block that a reader can be given; 0 if it must have the whole.
 
         A block is of whole rows, and of what the reader looks at together; all that it touches of
@@ -137,7 +137,7 @@ class _Table:
         length = least * max(most, 1)
         return length if WORTH * threads * length <= size else 0
 
-    def chains(self, draft: Draft) -> Call:
+    def chains(self, draft: Draft) -> DraftCall:
         """Return the call that chains the rows that were read."""
         for name, size in (("first", self.n), ("next", self.count)):
             draft.add(f"{self.dx.name}/{name}", TensorType("i64", (size,)))
@@ -148,7 +148,9 @@ class _Table:
         spec = KernelSpec(*index_chains("i64"))
         return replace(self.call, spec=spec, args=args, consts=(self.n, self.count))
 
-    def rows(self, draft: Draft, reader: Call, name: str, length: int, threads: int) -> list[Call]:
+    def rows(
+        self, draft: Draft, reader: DraftCall, name: str, length: int, threads: int
+    ) -> list[DraftCall]:
         """Return the call that makes rows for a reader, and the reader, which reads this name."""
         T = self.dx.type.dtype
         draft.add(name, TensorType(T, (threads, length)))
@@ -163,7 +165,7 @@ class _Table:
         return [made, replace(reader, args=read)]
 
 
-def _table(draft: Draft, call: Call) -> _Table | None:
+def _table(draft: Draft, call: DraftCall) -> _Table | None:
     """Return the table whose gradient along its first axis a call makes; None if none."""
     if call.spec.template != gather_grad.name:
         return None
@@ -177,14 +179,14 @@ def _table(draft: Draft, call: Call) -> _Table | None:
     return _Table(call, value, index, dy, fault, n, numbers["count"], inner)
 
 
-def _blocks(call: Call) -> Blocks | None:
+def _blocks(call: DraftCall) -> Blocks | None:
     """Return how a call is cut into blocks; None if it is not."""
     rule = templates()[call.spec.template].tiling
     tiling = None if rule is None else rule(call.spec.params, call.consts)
     return tiling if isinstance(tiling, Blocks) else None
 
 
-def _cut(call: Call, dx: Value, length: int, cut: Cut) -> Call:
+def _cut(call: DraftCall, dx: Value, length: int, cut: Cut) -> DraftCall:
     """Return a call as it is for a tile of so many elements of a gradient.
 
     cut: all of it but for its pointers.

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.tile import REACH, sample_cuts
 from engine.kernels.machine.target import Target
 
@@ -80,16 +80,16 @@ class _Segment:
     """
 
     number: int
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DraftCall] = field(default_factory=list)
     made: dict[str, str] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
-    late: list[Call] = field(default_factory=list)
+    late: list[DraftCall] = field(default_factory=list)
     late_reads: set[str] = field(default_factory=set)
     late_writes: set[str] = field(default_factory=set)
-    waiting: list[tuple[Call, bool]] = field(default_factory=list)
+    waiting: list[tuple[DraftCall, bool]] = field(default_factory=list)
 
-    def wait(self, call: Call) -> None:
+    def wait(self, call: DraftCall) -> None:
         """Note a call that does not join."""
         is_late = _meets(call, self.reads | self.late_reads, self.writes | self.late_writes)
         if is_late:
@@ -97,13 +97,13 @@ class _Segment:
             self.late_writes |= call.touched("wus")
         self.waiting.append((call, is_late))
 
-    def can_take(self, calls: Sequence[Call]) -> bool:
+    def can_take(self, calls: Sequence[DraftCall]) -> bool:
         """Return whether calls can join: none must stand after a late one."""
         return len(self.waiting) <= REACH and not any(
             _meets(call, self.late_reads, self.late_writes) for call in calls
         )
 
-    def take(self, calls: Sequence[Call], made: Mapping[str, str]) -> list[Call]:
+    def take(self, calls: Sequence[DraftCall], made: Mapping[str, str]) -> list[DraftCall]:
         """Let calls join that make values of these names; return those that now stand before."""
         before = [call for call, is_late in self.waiting if not is_late]
         self.late += [call for call, is_late in self.waiting if is_late]
@@ -115,7 +115,7 @@ class _Segment:
             self.writes |= call.touched("wus")
         return before
 
-    def all(self) -> list[Call]:
+    def all(self) -> list[DraftCall]:
         """Return its calls, and all that stand after them."""
         return [*self.calls, *self.late, *(call for call, _ in self.waiting)]
 
@@ -126,7 +126,7 @@ class _Segments:
     def __init__(self, draft: Draft, chosen: Collection[str]) -> None:
         self.draft = Draft(dict(draft.values), [], draft.inputs, draft.outputs)
         self._chosen = frozenset(chosen)
-        self._makers: dict[str, Call] = {}
+        self._makers: dict[str, DraftCall] = {}
         self._needs: dict[str, list[str]] = {}  # of each value that was met what `_needed` returns
         self._made: set[str] = set()  # chosen values that some segment makes
         last = _Segment(0)
@@ -143,7 +143,7 @@ class _Segments:
                 self._join(last, call)
         self.draft.calls += last.all()
 
-    def _join(self, segment: _Segment, call: Call) -> bool:
+    def _join(self, segment: _Segment, call: DraftCall) -> bool:
         """Let a call join a segment, with those that make what it reads; return whether it could.
 
         A segment that has calls is joined only by calls that need some of what it makes.
@@ -167,7 +167,7 @@ class _Segments:
         self.draft.calls += segment.take(calls, names)
         return True
 
-    def _needed(self, call: Call) -> list[str]:
+    def _needed(self, call: DraftCall) -> list[str]:
         """Return the chosen values that must be made for a call, each after its inputs."""
         needed: dict[str, None] = {}
         for mode, name in call.args:
@@ -179,7 +179,9 @@ class _Segments:
         """Return the name of a value in a segment that makes it, or makes the value `of`."""
         return f"{name}/{segment.number}" if (of or name) in self._made else name
 
-    def _making(self, name: str, segment: _Segment, known: Mapping[str, str], root: Call) -> Call:
+    def _making(
+        self, name: str, segment: _Segment, known: Mapping[str, str], root: DraftCall
+    ) -> DraftCall:
         """Return the call that makes a chosen value in a segment, for a call that joins it."""
         maker = self._makers[name]
         if name not in self._made:
@@ -189,13 +191,13 @@ class _Segments:
         return _renamed(again, segment, {**known, **scratch})
 
 
-def _renamed(call: Call, segment: _Segment, names: Mapping[str, str]) -> Call:
+def _renamed(call: DraftCall, segment: _Segment, names: Mapping[str, str]) -> DraftCall:
     """Return a call as it is in a segment, in which values have these names."""
     args = tuple([(mode, names.get(name, name)) for mode, name in call.args])
     return replace(call, args=args, segment=segment.number)
 
 
-def _meets(call: Call, reads: Collection[str], writes: Collection[str]) -> bool:
+def _meets(call: DraftCall, reads: Collection[str], writes: Collection[str]) -> bool:
     """Return whether a call must keep its place beside calls that touch these values."""
     mine = call.touched("wus")
     return not (

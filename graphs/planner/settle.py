@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.graphs.planner.draft import Call
+from engine.graphs.planner.draft import DraftCall
 from engine.graphs.planner.recompute import Repeat
 
 # Measured: without it the least budgets leave ResNet-18 49.2 % of its work memory instead of 48.5,
@@ -23,8 +23,8 @@ REACH = 24  # calls over which one may move
 
 
 def settle(
-    calls: Sequence[Call], nbytes: Mapping[str, int], known: Collection[Repeat] = ()
-) -> list[Call]:
+    calls: Sequence[DraftCall], nbytes: Mapping[str, int], known: Collection[Repeat] = ()
+) -> list[DraftCall]:
     """Return the calls in an order in which fewer bytes live if what may run again does.
 
     Each call in turn moves up to where the sum of the bytes that live at the calls it passes falls
@@ -47,7 +47,7 @@ class _Settling:
     """
 
     def __init__(
-        self, calls: Sequence[Call], nbytes: Mapping[str, int], early: Mapping[str, int]
+        self, calls: Sequence[DraftCall], nbytes: Mapping[str, int], early: Mapping[str, int]
     ) -> None:
         """The calls in their order.
 

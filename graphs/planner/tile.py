@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from engine.base.element_types import ITEMSIZE
-from engine.graphs.planner.draft import Call, Cut, Draft
+from engine.graphs.planner.draft import Cut, Draft, DraftCall
 from engine.graphs.planner.rows import makes_rows, pair
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
@@ -69,7 +69,7 @@ def tile(
     queue = deque(map(job.member, range(len(draft.calls)), draft.calls))
     for n in apart:
         queue[n].tiling = None
-    calls: list[Call] = []
+    calls: list[DraftCall] = []
     groups: list[tuple[int, ...]] = []
     while queue:
         if makes_rows(queue[0].call):
@@ -117,7 +117,7 @@ class _Member:
     """
 
     place: int
-    call: Call
+    call: DraftCall
     tiling: Tiling | None
     reads: set[str]
     writes: set[str]
@@ -169,7 +169,7 @@ class _Tiles:
         self.breaks = breaks
         self.parts: dict[str, int] = {}
         self.known: dict[tuple[KernelSpec, tuple[int | float, ...]], Tiling | None] = {}
-        self.users: dict[str, list[Call]] = {}
+        self.users: dict[str, list[DraftCall]] = {}
         self.nbytes = {name: value.nbytes for name, value in draft.values.items()}
         for call in draft.calls:
             for _, name in call.args:
@@ -177,7 +177,7 @@ class _Tiles:
 
     # --- calls
 
-    def member(self, place: int, call: Call) -> _Member:
+    def member(self, place: int, call: DraftCall) -> _Member:
         """Return the member for a call at a place."""
         nbytes = sum([self.nbytes[name] for _, name in call.args if name])
         is_large = nbytes > self.tile_bytes // 2 or call.segment
@@ -193,7 +193,7 @@ class _Tiles:
                     cuts[name] = step * tiling.rows
         return _Member(place, call, tiling, call.touched("ru"), call.touched("wus"), cuts, nbytes)
 
-    def _tiling(self, call: Call) -> Tiling | None:
+    def _tiling(self, call: DraftCall) -> Tiling | None:
         """Return how a call is cut, as its kernel says it."""
         template = templates()[call.spec.template]
         if call.segment:
@@ -216,7 +216,7 @@ class _Tiles:
             self.known[key] = rule(call.spec.params, call.consts)
         return self.known[key]
 
-    def _is_cut(self, call: Call, tiling: Tiling) -> bool:
+    def _is_cut(self, call: DraftCall, tiling: Tiling) -> bool:
         """Return whether each value that a call writes is cut with its rows, or one thread's."""
         large = 0
         for at, ((mode, name), step) in enumerate(zip(call.args, tiling.steps, strict=True)):
@@ -236,7 +236,7 @@ class _Tiles:
                 return False
         return large > self.tile_bytes // 2 or call.segment > 0
 
-    def _is_joined(self, call: Call, part: str) -> bool:
+    def _is_joined(self, call: DraftCall, part: str) -> bool:
         """Return whether partial results are only read by kernels that know their number."""
         others = [other for other in self.users[part] if other is not call]
         return self.draft.values[part].region == "work" and all(
@@ -323,9 +323,9 @@ class _Tiles:
 
     # --- cutting
 
-    def cut(self, group: _Group) -> list[Call]:
+    def cut(self, group: _Group) -> list[DraftCall]:
         """Return the calls of a group, each as it is for a tile."""
-        before, calls = list[Call](), list[Call]()
+        before, calls = list[DraftCall](), list[DraftCall]()
         windows = self._windows(group)
         for n, m in enumerate(group.members):
             tiling, call = m.tiling, m.call
@@ -383,7 +383,7 @@ class _Tiles:
         """Return whether a value has bytes that only calls of the draft see."""
         return self.draft.values[name].region == "work"
 
-    def _clearing(self, call: Call, tiling: Tiling, sums: int) -> Call:
+    def _clearing(self, call: DraftCall, tiling: Tiling, sums: int) -> DraftCall:
         """Return the call that sets the sums of all threads to 0; its pointer is the sums."""
         consts = list(call.consts)
         for at, value in tiling.clears.items():
@@ -399,7 +399,7 @@ class _Tiles:
         self.draft.values[name] = replace(value, type=shape)
         self.parts[name] = parts
 
-    def joined(self, call: Call) -> Call:
+    def joined(self, call: DraftCall) -> DraftCall:
         """Return a call that joins as many partial results as there now are; others unchanged."""
         at = templates()[call.spec.template].joins
         parts = None if at is None else self.parts.get(call.args[0][1])

@@ -23,7 +23,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.recompute import NEVER, Repeat
 
 Bytes = npt.NDArray[np.int64]
@@ -459,7 +459,7 @@ class Profile:
 
 
 def _pairs(
-    call: Call, index: Mapping[str, int], nbytes: Mapping[str, int]
+    call: DraftCall, index: Mapping[str, int], nbytes: Mapping[str, int]
 ) -> Iterator[tuple[int, int]]:
     """Yield the values that a call may write over values that it reads, by their indices."""
     for written, read in call.inplace:

@@ -17,7 +17,7 @@ signal waits for it.
 from __future__ import annotations
 
 from engine.graphs.planner.cuts import dependencies
-from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import spans
 from engine.graphs.planner.rows import beside, is_update, makes_rows
 from engine.plan.plan import FAULT
@@ -62,7 +62,7 @@ def updates_last(draft: Draft) -> None:
         draft.calls = beside(sorted(draft.calls, key=is_update))
 
 
-def _last_report(draft: Draft, calls: list[Call]) -> int:
+def _last_report(draft: Draft, calls: list[DraftCall]) -> int:
     """Return the place of the last call that may be first to meet bad data; -1 if none."""
     indices = _Indices(draft)
     seen: set[object] = set()  # what calls of the forward pass have looked for bad data
@@ -86,7 +86,7 @@ class _Indices:
         self.draft = draft
         self.known: dict[str, object] = {}
 
-    def read(self, call: Call) -> set[object]:
+    def read(self, call: DraftCall) -> set[object]:
         """Return the integers that a call reads, as keys; not constants, which are never bad."""
         return {
             self.known.get(name, name)
@@ -94,7 +94,7 @@ class _Indices:
             if mode == "r" and self._is_integer(name) and self.draft.values[name].region != "const"
         }
 
-    def note(self, call: Call) -> None:
+    def note(self, call: DraftCall) -> None:
         """Remember what a call computes of integers alone."""
         read = [name for mode, name in call.args if name and mode in "ru"]
         if all(map(self._is_integer, read)):

@@ -18,7 +18,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import control
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.plan.plan import Plan
 from engine.tools.trimmed.targets import resolve
 from tests.support.places import DOCS

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import EngineError, LabelError
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of

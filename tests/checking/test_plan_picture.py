@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from engine.checking import dry_run, picture
-from engine.graphs.planner import pipeline
+from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.models.images import cnn
 from engine.plan.plan import Plan
@@ -79,7 +79,7 @@ def test_within_a_budget_one_ladder_is_made(
             yield variant
 
     found = dry_run._variants
-    monkeypatch.setattr(pipeline, "Ladder", Counted)
+    monkeypatch.setattr(planner, "Ladder", Counted)
     monkeypatch.setattr(dry_run, "_variants", counted)
     monkeypatch.setattr(dry_run, "VARIANTS", 2)
     path = tmp_path / "plan.html"

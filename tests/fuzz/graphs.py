@@ -12,7 +12,7 @@ from onnx import ModelProto
 from engine.base.element_types import NUMPY
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops
 from engine.tools.dev import case_graphs

@@ -18,7 +18,7 @@ from engine.checkpoint import safetensors
 from engine.errors import PlanError
 from engine.federated.message import Message
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.lora import Adapter
 from engine.lora.adapter import CONFIG, TENSORS

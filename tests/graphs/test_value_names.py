@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import FAULT, NOISE

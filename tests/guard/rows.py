@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import EngineError
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.bounds import check
 from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import Target, host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.plan.plan import Plan
 from engine.tools.dev.case_graphs import OneNode

@@ -16,7 +16,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS

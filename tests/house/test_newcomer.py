@@ -280,7 +280,7 @@ FUSION = Addition(
     probe="""
 import onnx
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
 g (float[3] x) => (float[3] y) <float one = {1}> { a = Abs(x)  b = Add(a, one)  y = Div(x, b) }''')

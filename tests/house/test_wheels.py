@@ -17,7 +17,7 @@ from bench import wheels as wheel_runs
 from bench.wheels import Wheels, compare
 from engine.errors import EngineError
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries import shipped
 from engine.kernels.binaries.load import linker
 from engine.kernels.machine.levels import LEVELS, levels, machine

@@ -9,7 +9,7 @@ import pytest
 
 from bench.efficiency import write_table
 from engine.errors import InputError
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis import cost
 from engine.kernels.analysis.cost import efficiencies, nominal, seconds, step_seconds
 from engine.kernels.analysis.flops import Task, Use, tasks

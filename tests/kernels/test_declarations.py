@@ -20,7 +20,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.optim_types import SGD
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops, templates
 from engine.kernels.vocabulary.op import OURS, Op, op_keys

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import NULL, Task, Use, touched, work
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates

@@ -12,7 +12,7 @@ from engine.errors import ModelError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates
 from engine.kernels.vocabulary import expression

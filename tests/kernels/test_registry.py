@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from engine.graphs.planner.pipeline import PASSES, Work
+from engine.graphs.passes.pipeline import PASSES, Work
 from engine.kernels.ops import collective
 from engine.kernels.ops.norm import joint
 from engine.kernels.ops.registry import families, ops, templates

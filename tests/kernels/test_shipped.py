@@ -16,7 +16,7 @@ import pytest
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, FileError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries import load, shipped, source
 from engine.kernels.machine import levels
 from engine.kernels.machine.levels import LEVELS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.ir.graph import Graph
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import object_code
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv.few_channels import is_few

@@ -18,7 +18,7 @@ from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes import attention_match
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import Planner, make_plan
+from engine.graphs.planner.planner import Planner, make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan

@@ -8,7 +8,7 @@ from onnx import parser
 
 from engine.errors import ShapeError
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from tests.random_graphs.compare import accumulated, backward, compare, numbers, with_buffers
 from tests.random_graphs.sketch import Model

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import LabelError
 from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, f32

@@ -12,7 +12,7 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from tests.support.harness import run
 

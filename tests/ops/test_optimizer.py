@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import addresses
 from engine.kernels.machine.target import host
 from engine.kernels.ops.optimizer.update import Formula

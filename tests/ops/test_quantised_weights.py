@@ -13,7 +13,7 @@ from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import DTypeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from tests.support.harness import gradient, run
 

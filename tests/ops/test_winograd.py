@@ -9,7 +9,7 @@ import pytest
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.draft import Place
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import work
 from engine.kernels.binaries.load import linker, object_code
 from engine.kernels.loops.window import Axis, parts

@@ -14,7 +14,7 @@ from engine.artifacts import LossType, generate_artifacts
 from engine.errors import ShapeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.tools.dev.case_graphs import OneNode, backward_of

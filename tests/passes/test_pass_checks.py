@@ -8,8 +8,9 @@ import pytest
 
 from engine.errors import InternalError
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner import pipeline
-from engine.graphs.planner.pipeline import PASSES, Pass, Work, make_plan
+from engine.graphs.passes import pipeline
+from engine.graphs.passes.pipeline import PASSES, Pass, Work
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 

@@ -17,7 +17,7 @@ from engine import backend
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import LossType, OptimType, generate_artifacts
 from engine.errors import DTypeError, InputError
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.expression import philox
 from engine.tools.dev.case_graphs import OneNode

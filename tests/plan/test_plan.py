@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import PlanError
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import addresses
 from engine.kernels.machine.target import host
 from engine.plan import verify as verifying

@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import FileError, PlanError
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import make
 from engine.plan import plan_file
 from engine.plan.plan import ALIGN, Plan

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from engine.base.element_types import ITEMSIZE
 from engine.errors import PlanError
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.ops.registry import templates
 from engine.plan.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, Step
 from engine.plan.verify import verify

@@ -15,7 +15,7 @@ import pytest
 
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries import fingerprint
 from engine.kernels.binaries.load import compile_kernel, linker
 from engine.kernels.loops import gemm

@@ -16,9 +16,9 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import forward_part
 from engine.graphs.planner import lower
-from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace, work_bytes
-from engine.graphs.planner.pipeline import Planner
+from engine.graphs.planner.planner import Planner
 from engine.graphs.planner.recompute import places, repeat, repeats
 from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.timeline import Profile, Timeline
@@ -295,10 +295,10 @@ def test_what_reads_what_is_changed_runs_again_before_that_alone() -> None:
     for name, region in (("p", "param"), ("y", "work"), ("z", "work"), ("s", "work")):
         draft.add(name, TensorType("f32", (SIDE,)), region=region)
     spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 1))
-    first = Call(spec, (("r", "p"), ("w", "y")), (), "first", "fwd", ())
-    early = Call(spec, (("r", "y"), ("w", "s")), (), "early", "fwd", ())
-    change = Call(spec, (("r", "s"), ("u", "p")), (), "change", "opt", ())
-    late = Call(spec, (("r", "y"), ("w", "z")), (), "late", "bwd", ())
+    first = DraftCall(spec, (("r", "p"), ("w", "y")), (), "first", "fwd", ())
+    early = DraftCall(spec, (("r", "y"), ("w", "s")), (), "early", "fwd", ())
+    change = DraftCall(spec, (("r", "s"), ("u", "p")), (), "change", "opt", ())
+    late = DraftCall(spec, (("r", "y"), ("w", "z")), (), "late", "bwd", ())
     draft.calls = [first, early, change, late]
     assert places(repeats(draft), [0]) is None
     draft.calls = [first, early, late, change]

@@ -23,7 +23,7 @@ from bench.growth import SHAPES, measured
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.training import choose, make_artifacts
 from engine.graphs.planner import budget, place, search
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.models.post_norm import minilm
 from engine.tools.benchmark.workload import Workload, parameters

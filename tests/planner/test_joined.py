@@ -112,7 +112,7 @@ def test_bad_data_change_nothing(optimizer: str, bad: str) -> None:
 
 def test_the_signal_waits_for_faults_that_only_the_backward_pass_sees() -> None:
     """The indices of the gradient differ from the forward pass's."""
-    from engine.graphs.planner.draft import Call, Draft, Value
+    from engine.graphs.planner.draft import Draft, DraftCall, Value
     from engine.graphs.planner.updates import settle_updates
     from engine.kernels.vocabulary.op import TensorType
     from engine.plan.plan import FAULT, KernelSpec
@@ -125,8 +125,8 @@ def test_the_signal_waits_for_faults_that_only_the_backward_pass_sees() -> None:
             kind = "i64" if name == FAULT else "f32"
             draft.values[name] = Value(name, TensorType(kind, (4,)), name)
 
-        def call(template: str, phase: Any, *args: tuple[Any, str]) -> Call:
-            return Call(KernelSpec(template, ()), args, (), template, phase, ())
+        def call(template: str, phase: Any, *args: tuple[Any, str]) -> DraftCall:
+            return DraftCall(KernelSpec(template, ()), args, (), template, phase, ())
 
         draft.calls = [
             call("gather", "fwd", ("r", "w"), ("r", "i"), ("w", "y"), ("u", FAULT)),

@@ -15,7 +15,7 @@ from engine.graphs.planner import place as placing
 from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.barriers import barriers
 from engine.graphs.planner.cuts import Cuts
-from engine.graphs.planner.draft import Call, Draft
+from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import (
     Block,
     Tally,
@@ -114,12 +114,12 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
         operands = " ".join(f"{letter}:f32[]" for letter in "abc"[: len(reads)])
         spec = KernelSpec("map", (f"{operands} -> y:f32[] = neg(a)", 0))
         draft.calls.append(
-            Call(spec, (*reads, ("w", name)), NUMBERS, name, "fwd", ((len(reads), 0),))
+            DraftCall(spec, (*reads, ("w", name)), NUMBERS, name, "fwd", ((len(reads), 0),))
         )  # fmt: skip
         names.append(name)
     draft.add("y", TensorType("f32", (256,)), region="io")
     spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 0))
-    draft.calls.append(Call(spec, (("r", names[-1]), ("w", "y")), NUMBERS, "y", "fwd", ()))
+    draft.calls.append(DraftCall(spec, (("r", names[-1]), ("w", "y")), NUMBERS, "y", "fwd", ()))
     draft.outputs.append(("y", "y", (256,)))
     return draft
 

@@ -14,7 +14,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind
 from engine.graphs.planner.draft import Place
 from engine.graphs.planner.memo import NodeMemo
-from engine.graphs.planner.pipeline import Planner, make_plan
+from engine.graphs.planner.planner import Planner, make_plan
 from engine.kernels.machine.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan

@@ -21,9 +21,10 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes import check, infer
 from engine.graphs.passes.fuse import MAX_COST, MAX_OPERANDS
 from engine.graphs.passes.infer import bind
+from engine.graphs.passes.pipeline import PASSES
 from engine.graphs.planner import place
 from engine.graphs.planner.lifetimes import Block, liveness_bound
-from engine.graphs.planner.pipeline import PASSES, make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops import map as map_
 from engine.kernels.machine.target import host
 from engine.kernels.ops.elementwise import WIDE
@@ -253,7 +254,7 @@ def test_garbage_is_collected_after_planning_as_before(
         inside.append(gc.isenabled())
         return bind(*args, **more)
 
-    monkeypatch.setattr("engine.graphs.planner.pipeline.bind", watched)
+    monkeypatch.setattr("engine.graphs.planner.planner.bind", watched)
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
@@ -379,7 +380,8 @@ def transposes(count: int) -> Graph:
 
 PLAN = """
 from engine.kernels.machine.target import make
-from engine.graphs.planner.pipeline import PASSES, make_plan
+from engine.graphs.passes.pipeline import PASSES
+from engine.graphs.planner.planner import make_plan
 from engine.tools.dev.case_graphs import OneNode, all_cases
 target = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 for case in all_cases():

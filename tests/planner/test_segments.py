@@ -13,7 +13,7 @@ from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
 from engine.errors import BudgetError
-from engine.graphs.planner import pipeline
+from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.segments import candidates, segmented
@@ -82,7 +82,7 @@ def trained(
 ) -> tuple[Plan, list[Array]]:
     """The plan of a module, and the loss and the gradients of its step on random data, twice."""
     if how != WHOLE:
-        monkeypatch.setattr(pipeline, "group", by_samples)
+        monkeypatch.setattr(planner, "group", by_samples)
     monkeypatch.setattr(plan_cache, "sources", lambda: how)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=threads)

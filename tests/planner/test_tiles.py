@@ -20,7 +20,7 @@ from bench.passes import traffic
 from engine.api import CheckpointState, Module
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
 from engine.errors import PlanError
-from engine.graphs.planner import pipeline
+from engine.graphs.planner import planner
 from engine.kernels.machine.target import Target, make
 from engine.plan import plan_file
 from engine.plan.plan import Arg, Plan
@@ -155,7 +155,7 @@ def module(
 ) -> tuple[CheckpointState, Module]:
     """A module whose plans have groups, or none."""
     if not grouped:
-        monkeypatch.setattr(pipeline, "group", lambda *_: None)
+        monkeypatch.setattr(planner, "group", lambda *_: None)
         monkeypatch.setattr(plan_cache, "sources", lambda: "without groups")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     return state, Module(folder / "training_model.onnx", state, threads=threads)

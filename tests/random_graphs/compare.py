@@ -34,13 +34,14 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.offline.samples import MixedError, loss_of
 from engine.graphs.offline.training import RESET
-from engine.graphs.passes import attention_match, recompute
+from engine.graphs.passes import attention_match, pipeline, recompute
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
+from engine.graphs.passes.pipeline import OPTIONAL, PASSES, Pass, Work
 from engine.graphs.passes.simplify import acts, prune
-from engine.graphs.planner import pipeline, tile
+from engine.graphs.planner import planner, tile
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.pipeline import OPTIONAL, PASSES, Pass, Planner, Work, make_plan
+from engine.graphs.planner.planner import Planner, make_plan
 from engine.graphs.planner.updates import settle_updates
 from engine.kernels.machine.target import Target, host
 from engine.kernels.ops.registry import ops
@@ -145,7 +146,7 @@ def plain_plan(graph: Graph) -> Plan:
     def alone(draft: Draft, target: Target, threads: int) -> None:
         settle_updates(draft)
 
-    with replaced((pipeline, "group", alone)):
+    with replaced((planner, "group", alone)):
         return make_plan(graph.copy(), {}, target=host(), threads=1, closed=True, without=OPTIONAL)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from engine.errors import EngineError, InternalError
 from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.plan.plan import NOISE
 from tests.support import harness

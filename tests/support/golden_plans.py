@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.api import CheckpointState
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.draft import Place
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import Target, make
 from engine.plan.plan import Plan
 from engine.training.model_file import BUFFER, UPDATED

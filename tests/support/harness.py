@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from engine.api import CheckpointState
 from engine.graphs.ir.graph import Graph
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import linker
 from engine.kernels.machine.target import Target, host
 from engine.plan.plan import Plan

@@ -18,7 +18,7 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case

@@ -11,7 +11,7 @@ import pytest
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.io import onnx_io
-from engine.graphs.planner import pipeline
+from engine.graphs.planner.planner import Planner
 from engine.training import plan_cache
 from tests.support.places import GOLDENS
 
@@ -25,18 +25,18 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.read, self.planned, self.folder = 0, 0, folder
         monkeypatch.setattr(plan_cache, "folder", lambda: self.folder)
-        load, plan = onnx_io.load, pipeline.Planner.plan
+        load, plan = onnx_io.load, Planner.plan
 
         def counted_load(*args: Any, **rest: Any) -> Any:
             self.read += 1
             return load(*args, **rest)
 
-        def counted_plan(planner: pipeline.Planner, shapes: Any) -> Any:
+        def counted_plan(planner: Planner, shapes: Any) -> Any:
             self.planned += 1
             return plan(planner, shapes)
 
         monkeypatch.setattr(onnx_io, "load", counted_load)
-        monkeypatch.setattr(pipeline.Planner, "plan", counted_plan)
+        monkeypatch.setattr(Planner, "plan", counted_plan)
 
     def of(self, call: Callable[[], Any]) -> tuple[int, int]:
         """Return how many graphs a call reads, and how many plans it makes."""

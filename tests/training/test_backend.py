@@ -23,7 +23,7 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from tests.support.harness import untyped
 

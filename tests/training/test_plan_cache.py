@@ -71,7 +71,7 @@ def test_a_fresh_process_with_kept_plans_imports_no_planner(tmp_path: Path) -> N
         assert done.returncode == 0, done.stderr
         imported.append(set(done.stdout.split()))
         values.append((tmp_path / name).read_bytes())
-    assert "engine.graphs.planner.pipeline" in imported[0]
+    assert "engine.graphs.planner.planner" in imported[0]
     assert (
         not {"onnx", "onnx.helper", "numpy.ma.core"} & imported[0]
     )  # a model is read without them

@@ -11,7 +11,7 @@ from engine.base.errors import BudgetError, InputError, NameNotFoundError, PlanE
 from engine.checking import Subject, advice
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.bounds import check, machine_named
 from engine.kernels.machine.target import Target
 from engine.plan.plan import Plan

@@ -12,7 +12,7 @@ from engine.base.element_types import FLOATS, NUMPY
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.tools.dev import cases
 from engine.tools.dev.cases.case import Case, Tensor

@@ -9,7 +9,7 @@ import numpy as np
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optim_types import OPTIMIZERS, SGD, AdamW, Group, Method, RMSprop
 from engine.graphs.offline.optimizers import clip_in_steps, place
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import tasks
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import MS, OURS, TensorType

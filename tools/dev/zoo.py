@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 
 from engine.base.errors import EngineError, InputError
-from engine.graphs.planner.pipeline import make_plan
+from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.levels import LEVELS
 from engine.models.recurrent import gru
 from engine.plan.plan import KernelSpec, Plan

@@ -18,7 +18,7 @@ from engine.base.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import control
 from engine.graphs.passes.may_add import Keys
-from engine.graphs.planner.pipeline import reachable
+from engine.graphs.passes.pipeline import reachable
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.instructions import DOMAINS

@@ -1,0 +1,213 @@
+"""The pipeline: all passes in their order, and how they are run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from engine.base.errors import defects
+from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.sites import Answers
+from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes import (
+    attention,
+    batchnorm,
+    control,
+    foreign,
+    fuse,
+    half,
+    layout,
+    movement,
+    patterns,
+    pools,
+    quantised,
+)
+from engine.graphs.passes.attention import fuse_attention
+from engine.graphs.passes.batchnorm import absorb_norms
+from engine.graphs.passes.check import Watch
+from engine.graphs.passes.control import unroll
+from engine.graphs.passes.expand import expand, expand_first
+from engine.graphs.passes.foreign import (
+    gru_grads_know_inner_products,
+    lstm_grads_know_peepholes,
+    pool_grads_know_input,
+)
+from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
+from engine.graphs.passes.half import singles_for_halves
+from engine.graphs.passes.infer import Made, infer
+from engine.graphs.passes.layout import choose_layouts
+from engine.graphs.passes.may_add import Keys, MayAdd, from_first_ops, from_ops, kinds, nothing
+from engine.graphs.passes.movement import cancel_movement
+from engine.graphs.passes.narrow import MAY_ADD as NARROW_MAY_ADD
+from engine.graphs.passes.narrow import join_again, narrow, slice_late
+from engine.graphs.passes.patterns import fuse_patterns
+from engine.graphs.passes.pools import keep_taps, relu_grads_read_pools
+from engine.graphs.passes.quantised import read_quantised
+from engine.graphs.passes.recompute import recompute
+from engine.graphs.passes.simplify import (
+    drop_identities,
+    prune,
+    relu_grad_reads_output,
+    share_equal,
+)
+from engine.kernels.vocabulary.op import Array, TensorType, op_title
+from engine.system.config import switch
+
+
+@dataclass(slots=True)
+class Work:
+    """A graph on its way to a plan, with the types and constants of its values once known.
+
+    closed: whether only the kernels of a library for its ops may be used.
+    answers: what shape rules have answered about its nodes so far.
+    """
+
+    graph: Graph
+    closed: bool = False
+    types: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    answers: Answers[Made] = field(default_factory=Answers)
+
+
+def _infer(work: Work) -> None:
+    work.types, work.constants, _ = infer(work.graph, settled=True, answers=work.answers)
+
+
+def _fuse_patterns(work: Work) -> None:
+    if fuse_patterns(work.graph, Inferred(work.types, work.constants)):
+        _infer(work)
+
+
+def _read_quantised(work: Work) -> None:
+    if read_quantised(work.graph, work.types):
+        _infer(work)
+
+
+def _expand(work: Work) -> None:
+    prune(work.graph)
+    inferred = Inferred(work.types, work.constants)
+    work.types, work.constants, _ = expand(work.graph, inferred, answers=work.answers)
+
+
+def _fuse_attention(work: Work) -> None:
+    if fuse_attention(work.graph, Inferred(work.types, work.constants)):
+        _infer(work)
+
+
+def _fuse_maps(work: Work) -> None:
+    """Fuse maps; numbers that sizes decide are operands, so that all shapes share the kernels."""
+    written = {n: a for n, a in work.constants.items() if n not in work.graph.sized}
+    fuse_maps(work.graph, work.types, written, closed=work.closed)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step of the pipeline.
+
+    name: what it is called in debug output and internal errors.
+    run: changes the work.
+    may_add: the ops that `run` may add, given those that the graph holds; see passes/may_add.py.
+    needed: graphs without it may have what cannot be lowered, or mean something else; others only
+        make plans faster or smaller.
+    """
+
+    name: str
+    run: Callable[[Work], object]
+    may_add: MayAdd = nothing
+    needed: bool = False
+
+
+PASSES = (
+    Pass("prune", lambda w: prune(w.graph)),
+    Pass("control flow", lambda w: unroll(w.graph), control.MAY_ADD, needed=True),
+    Pass(
+        "pool grads know input",
+        lambda w: pool_grads_know_input(w.graph),
+        foreign.POOLS_MAY_ADD,
+        needed=True,
+    ),
+    Pass(
+        "lstm grads know peepholes",
+        lambda w: lstm_grads_know_peepholes(w.graph),
+        foreign.LSTMS_MAY_ADD,
+        needed=True,
+    ),
+    Pass(
+        "gru grads know inner products",
+        lambda w: gru_grads_know_inner_products(w.graph),
+        needed=True,
+    ),
+    Pass("expand first", lambda w: expand_first(w.graph), from_first_ops, needed=True),
+    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAY_ADD, needed=True),
+    Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAY_ADD),
+    Pass("infer", _infer, needed=True),
+    Pass("fuse patterns", _fuse_patterns, patterns.MAY_ADD),
+    Pass("read quantised", _read_quantised, quantised.MAY_ADD),
+    Pass("expand", _expand, from_ops, needed=True),
+    Pass(
+        "cancel movement",
+        lambda w: cancel_movement(w.graph, w.types, w.constants),
+        movement.MAY_ADD,
+    ),
+    Pass("drop identities", lambda w: drop_identities(w.graph)),
+    Pass("narrow", lambda w: narrow(w.graph, w.types, w.constants), NARROW_MAY_ADD),
+    Pass("share equal", lambda w: share_equal(w.graph, w.types)),
+    Pass("fuse attention", _fuse_attention, attention.MAY_ADD),
+    Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
+    Pass("relu grads read pools", lambda w: relu_grads_read_pools(w.graph, w.types)),
+    Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAY_ADD),
+    Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAY_ADD),
+    Pass("fuse maps", _fuse_maps, fuse.maps_may_add, needed=True),
+    Pass("join again", lambda w: join_again(w.graph, w.types)),
+    Pass("slice late", lambda w: slice_late(w.graph)),
+    Pass(
+        "choose layouts",
+        lambda w: choose_layouts(w.graph, w.types),
+        layout.layouts_may_add,
+        needed=True,
+    ),
+    Pass("recompute", lambda w: recompute(w.graph, w.types)),
+)
+OPTIONAL = frozenset(step.name for step in PASSES if not step.needed)  # a planner can leave out
+
+
+def reachable(held: Keys) -> Keys:
+    """Return the given ops, and all that the passes may make of graphs that hold these."""
+    for step in PASSES:
+        held |= step.may_add(held)
+    return held
+
+
+def run_passes(work: Work, without: Collection[str] = ()) -> None:
+    """Run all passes on a graph in place, and check after each one what it has done.
+
+    without: names in `OPTIONAL` of passes to leave out.
+    """
+    held, watch = kinds(work.graph), Watch(work.answers)
+    for step in PASSES:
+        if step.name in without:
+            continue
+        with defects(f"the pass {step.name!r}", work.graph.name):
+            step.run(work)
+            held = _checked(step, held, kinds(work.graph))
+            watch.check(work.graph, work.types, work.constants)
+        if switch("DEBUG") == "2":
+            print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
+
+
+def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
+    """Check that a pass has added no ops but those it declares; return the ops after it.
+
+    before, after: the ops that the graph held before and holds after the pass.
+
+    Raises:
+        LookupError: it has added others, which is a defect of the pass.
+    """
+    if after <= before:
+        return after
+    undeclared = after - before - step.may_add(before)
+    if undeclared:
+        names = ", ".join(sorted(op_title(*key) for key in undeclared))
+        raise LookupError(f"it adds {names}, which its declaration `may_add` leaves out")
+    return after
