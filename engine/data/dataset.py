@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from engine.data import randomness
 from engine.data.samples import Array, Augment, Sample, find_columns, stack
 
 Indices = npt.NDArray[np.intp]
+SHOWN = 6  # classes of a representation
 
 
 @checked
@@ -40,6 +42,16 @@ class Dataset(ABC):
     @abstractmethod
     def __getitem__(self, index: int) -> Sample:
         """Return the arrays of one sample, usually its features and its target."""
+
+    def __repr__(self) -> str:
+        parts = []
+        with contextlib.suppress(Exception):  # of a class of one's own, or not made yet
+            parts.append(f"{len(self):,} samples")
+        if self.classes is not None:
+            shown = ", ".join(map(str, self.classes[:SHOWN]))
+            more = ", ..." if len(self.classes) > SHOWN else ""
+            parts.append(f"{len(self.classes)} classes: {shown}{more}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def sample_name(self, index: int) -> str:
         """Return the name of the file that a sample is read from; empty if there is none."""

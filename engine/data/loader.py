@@ -53,6 +53,11 @@ class Batches(ABC):
                 batches than `start`.
         """
 
+    def __repr__(self) -> str:
+        count = "samples" if self.samples is None else f"{self.samples:,} samples"
+        size = "" if self.batch_size is None else f" of {self.batch_size}"
+        return f"{type(self).__name__}({count} in batches{size})"
+
     def sample_name(self, batch: int, row: int) -> str:
         """Return the name of the file of a sample of epoch 0; empty if it is not known."""
         return ""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, FileError, InputError
+from engine.base.representation import by_arguments
 from engine.base.signatures import Range, checked
 from engine.data.packages import require
 
@@ -28,6 +29,8 @@ class ByteTokenizer:
 
     size = 257
     pad = 256
+
+    __repr__ = by_arguments
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""

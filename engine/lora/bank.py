@@ -48,6 +48,9 @@ class Adapters:
         self._kept: dict[str, CheckpointState] = {}
         self.active = name
 
+    def __repr__(self) -> str:
+        return f"Adapters({', '.join(map(repr, self))}; in use: {self.active!r})"
+
     def add(self, name: str, adapter: Adapter | None = None) -> None:
         """Keep another adapter, which has not been trained here.
 

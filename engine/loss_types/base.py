@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import InputError
+from engine.base.representation import by_arguments
 from engine.base.signatures import checked
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Loss(ABC):
     """
 
     takes: ClassVar[int] = 1
+
+    __repr__ = by_arguments
 
     @property
     def threshold(self) -> float | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.base.errors import InputError
+from engine.base.representation import by_arguments
 from engine.base.signatures import AT_LEAST_1, checked
 from engine.onnxblock._graph_utils import generate_graph_name
 from engine.onnxblock.model_accessor import current
@@ -26,6 +27,8 @@ class Block(ABC):
     """
 
     base: ModelProto = None  # type: ignore[assignment]  # until the block is called
+
+    __repr__ = by_arguments
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
         if os.path.isabs(temp_file_name):

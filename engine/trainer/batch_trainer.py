@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.trainer.ranks import Ranks
     from engine.trainer.recipe import Recipe
     from engine.trainer.step_plan import StepPlan
+    from engine.trainer.summary import Summary
     from engine.training.module import Module
     from engine.training.nonfinite import NonFinite
     from engine.training.optimizer import Optimizer
@@ -266,6 +267,30 @@ class BatchTrainer:
         from engine.trainer.dry_run import dry_run
 
         return dry_run(self.learner, batch, memory_budget, variants)
+
+    def summary(self, *batch: Any) -> Summary:
+        """Return the layers, parameters, memory and cost of a step; nothing is run.
+
+        The result prints as a table; `rows` and `to_dict` are its numbers.
+
+        batch: as `check` takes it, to plan a step for; without it memory and flops belong to the
+            last step, if there was one.
+
+        Raises:
+            InputError, DTypeError: the batch does not fit.
+            EngineError: the step cannot be planned for these shapes.
+        """
+        from engine.trainer.summary import summarize
+
+        return summarize(self.learner, self.training_steps, batch)
+
+    def __repr__(self) -> str:
+        from engine.trainer.summary import describe
+
+        return "\n".join(describe(self.learner))
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     @property
     def plan(self) -> StepPlan:

@@ -22,7 +22,7 @@ def dry_run(
     wanted = learner.memory_budget if budget is None else budget
     return check(
         _subject(learner),
-        _shapes(learner.inputs, batch),
+        shapes_of(learner.inputs, batch),
         source=learner.folder,
         budget=None if wanted is None else arguments.nbytes("memory_budget", wanted),
         variants=arguments.flag("variants", variants),
@@ -50,7 +50,7 @@ def _subject(learner: Learner) -> Subject:
     )
 
 
-def _shapes(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a batch of arrays or shapes, by the names of the inputs.
 
     Raises:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EvaluationBatch:
     """A batch of an evaluation that is done.
 
@@ -40,6 +40,12 @@ class EvaluationBatch:
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     loss: float
+
+    def __repr__(self) -> str:
+        arrays = {**self.inputs, **self.outputs}.items()
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays)
+        total = "" if self.batches is None else f" of {self.batches}"
+        return f"EvaluationBatch({self.index + 1}{total}, loss {self.loss:.6g}: {shapes})"
 
 
 class EvaluationInterrupted(Exception):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from engine.base.representation import by_arguments
 from engine.base.signatures import checked
 from engine.trainer.evaluation import EvaluationBatch
 from engine.trainer.history import History
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, repr=False)
 class Fit:
     """The state of a running training; callbacks get it, read it, and may stop the run.
 
@@ -100,6 +101,11 @@ class Fit:
         """True if the run goes on from a checkpoint."""
         return self.resumed_from is not None
 
+    def __repr__(self) -> str:
+        batch = f"batch {self.batch}" + (f" of {self.batches}" if self.batches else "")
+        logs = "".join(f", {name} {value:.6g}" for name, value in self.logs.items())
+        return f"Fit(epoch {self.epoch + 1} of {self.epochs}, {batch}, step {self.step}{logs})"
+
     def stop(self, reason: str) -> None:
         """End the run after the batch that is being done; the first reason is the one that stays.
 
@@ -120,6 +126,8 @@ class Callback:
     `on_stop`, if something has asked to stop, and `on_fit_end`.  Callbacks are called in the order
     in which they were given.
     """
+
+    __repr__ = by_arguments
 
     def on_fit_begin(self, fit: Fit) -> None:
         """Called when all is checked and a resumed run restored; nothing is trained yet."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError
+from engine.base.representation import by_arguments
 from engine.base.signatures import ABOVE_0, ANY, AT_LEAST_0, AT_LEAST_1, BELOW_1, SHARE, checked
 from engine.trainer.history import is_better
 from engine.training.mode import Mode
@@ -34,6 +35,8 @@ class Schedule(ABC):
 
     def __init__(self, warmup: float = 0) -> None:
         self.warmup = _steps("warmup", warmup)
+
+    __repr__ = by_arguments
 
     def rate(self, step: int, total: int | None, base: float) -> float:
         """Return the learning rate after `step` steps, of `total` in all; None: unknown.

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.plan.plan import Plan, in_bytes
+from engine.plan.plan import CHECK, COUNT, FAULT, NOISE, RATE, Plan, in_bytes
 from engine.system.paths import Paths
+from engine.training.model_file import RESET
 
 SHOWN = 6  # nodes that a summary names
+REGION_NAMES = {  # for people
+    "param": "parameters", "frozen": "frozen constants", "grad": "gradients",
+    "state": "state of the optimizer", "const": "constants of plans", "io": "inputs and outputs",
+    "work": "arena: values of a step",
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StepPlan:
     """The plan of a training step.
 
@@ -20,6 +26,8 @@ class StepPlan:
     budget: in bytes, None if there is none.
     micro_batches: the number of parts in which a batch is trained on; the plan is for one part.
     paths: of the nodes of the training model.
+
+    `print` shows three lines, `summary` more.
     """
 
     plan: Plan
@@ -67,6 +75,27 @@ class StepPlan:
             return f"in region grad, as {self.obstacle}: update and training are two plans"
         norm = next((s.source for s in self.plan.steps if s.kernel.startswith("clip_factor")), "")
         return norm and f"in region work until the norm of all is known, which {norm!r} clips to"
+
+    def __str__(self) -> str:
+        shown = (FAULT, NOISE, RESET, RATE, COUNT, CHECK)
+        takes = ", ".join(
+            f"{port.name} {list(port.shape)}" for port in self.plan.inputs if port.name not in shown
+        )
+        parts = f", a batch in {self.micro_batches} parts" if self.micro_batches > 1 else ""
+        plans = "one plan" if self.update is None else f"two plans, as {self.obstacle}"
+        held = ", ".join(
+            f"{in_bytes(size)} {REGION_NAMES[name]}" for name, size in self.regions.items()
+        )
+        budget = "" if self.budget is None else f" of {in_bytes(self.budget)} allowed"
+        calls = len(self.plan.steps) + (0 if self.update is None else len(self.update.steps))
+        return (
+            f"a training step on {takes}{parts}: {plans}, {calls:,} kernel calls\n"
+            f"threads {self.plan.threads}, kernels {self.plan.target}, arena/bound "
+            f"{self.plan.ratio:.3f}, computed again {len(self.recomputed)} nodes\n"
+            f"memory {in_bytes(self.nbytes)}{budget}: {held}"
+        )
+
+    __repr__ = __str__
 
     def summary(self) -> str:
         """Lines of text: bytes by region, how good the placement is, what is recomputed and why."""

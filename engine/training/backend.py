@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.errors import EngineError, InputError, InternalError, UnknownValueError, nearest
+from engine.base.representation import by_arguments
 from engine.base.signatures import checked
 from engine.checkpoint.storage import Checkpoint
 from engine.system import config
@@ -52,6 +53,11 @@ class Session:
         freeze_constants([self._model], self._memory)
         self._deciding: list[str] = []  # inputs whose values are part of plans
         self._draws = 0  # runs that drew random numbers
+
+    def __repr__(self) -> str:
+        declared = self._model.interface.inputs
+        takes = ", ".join(f"{name} {declared[name]}" for name in self._model.inputs)
+        return f"Session({takes} -> {', '.join(self._model.outputs)})"
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> tuple[Array, ...]:
         """Return the outputs for these inputs, which are given in the order of the model or by
@@ -102,6 +108,8 @@ class Session:
 @checked
 class Backend:
     """Interface of `onnx.backend.base.Backend`, without importing onnx."""
+
+    __repr__ = by_arguments
 
     @classmethod
     def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:

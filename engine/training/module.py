@@ -107,6 +107,15 @@ class Module:
     def _model(self) -> Model:
         return self.session.training if self.training else self.session.need_eval()
 
+    def __repr__(self) -> str:
+        model, declared = self._model(), self._model().interface.inputs
+        takes = ", ".join(f"{name} {declared[name]}" for name in model.inputs)
+        mode = "training" if self.training else "eval"
+        return (
+            f"Module({takes} -> {', '.join(model.outputs)}; {len(model.parameters)} parameters, "
+            f"{mode} mode, threads {self.threads})"
+        )
+
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
         """Run one step on inputs in the order of `input_names()`; None entries are skipped.
 

@@ -87,6 +87,9 @@ class Optimizer:
         if self._state.loaded:
             self._allocate()
 
+    def __repr__(self) -> str:
+        return f"Optimizer({self.steps:,} steps done, learning rate {self._rate:g})"
+
     def _open(self, source: ModelSource) -> Model:
         """Return an optimizer model over the state of the module."""
         memory, threads = self.session.memory, self.module.threads
@@ -375,6 +378,12 @@ class LinearLRScheduler:
         self._optimizer, self._initial = optimizer, arguments.number("initial_lr", initial_lr)
         self._warmup, self._total = warmup_step_count, total_step_count
         self.step()
+
+    def __repr__(self) -> str:
+        return (
+            f"LinearLRScheduler(warmup_step_count={self._warmup}, total_step_count={self._total}, "
+            f"initial_lr={self._initial:g})"
+        )
 
     def step(self) -> None:
         """Set the learning rate for the optimizer's next step."""

@@ -393,6 +393,14 @@ class CheckpointState:
 
     # --- files
 
+    def __repr__(self) -> str:
+        if not self.loaded:
+            return f"CheckpointState({len(self.names)} parameters, nominal: without values)"
+        slots = self.slots.values()
+        values = sum(slot.size for slot in slots)
+        trained = sum(slot.size for slot in slots if slot.trainable)
+        return f"CheckpointState({len(slots)} parameters of {values:,} values, {trained:,} trained)"
+
     @classmethod
     @checked
     def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:

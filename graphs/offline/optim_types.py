@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
 from engine.base import arguments
 from engine.base.errors import InputError
+from engine.base.representation import by_arguments
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, checked
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
@@ -30,6 +31,8 @@ M = TypeVar("M", bound="Method")
 @checked
 class OptimizerSpec(ABC):
     """An optimizer, which makes the graph that updates all parameters."""
+
+    __repr__ = by_arguments
 
     @abstractmethod
     def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:

@@ -7,12 +7,7 @@ from engine.drawing.charts import Line, line_chart
 from engine.drawing.page import values
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
-
-_REGIONS = {
-    "param": "parameters", "frozen": "frozen constants", "grad": "gradients",
-    "state": "state of the optimizer", "const": "constants of plans", "io": "inputs and outputs",
-    "work": "arena: values of a step",
-}  # fmt: skip
+from engine.trainer.step_plan import REGION_NAMES
 
 
 def render(record: Record) -> str:
@@ -24,7 +19,7 @@ def render(record: Record) -> str:
     )
     sizes = {
         what: max((plan.region_bytes(region) for plan in record.plans), default=0)
-        for region, what in _REGIONS.items()
+        for region, what in REGION_NAMES.items()
     }
     rows = {what: amounts.size(size) for what, size in sizes.items() if size}
     held = f"<h3>Of it, held by the model's plans</h3>{values(rows)}" if rows else ""
