@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from engine.data import *
     from engine.errors import EngineError as EngineError
     from engine.lora import Lora as Lora
+    from engine.reports import Comparison as Comparison
     from engine.reports import CsvLog as CsvLog
     from engine.reports import HtmlReport as HtmlReport
     from engine.reports import JsonLog as JsonLog
     from engine.reports import LiveCurve as LiveCurve
     from engine.reports import Progress as Progress
     from engine.reports import TensorBoard as TensorBoard
+    from engine.reports import compare as compare
     from engine.trainer import *
 
 __version__ = VERSION
@@ -151,12 +153,14 @@ _PLACES = {
     "errors": ("EngineError",),
     "lora": ("Lora",),
     "reports": (
+        "Comparison",
         "CsvLog",
         "HtmlReport",
         "JsonLog",
         "LiveCurve",
         "Progress",
         "TensorBoard",
+        "compare",
     ),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}

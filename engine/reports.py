@@ -2,24 +2,30 @@
 
 from engine.trainer.reports import (
     SECTIONS,
+    Comparison,
     CsvLog,
     HtmlReport,
     JsonLog,
     LiveCurve,
     Progress,
+    RunRecord,
     Section,
     TensorBoard,
+    compare,
     default,
 )
 
 __all__ = [
     "SECTIONS",
+    "Comparison",
     "CsvLog",
     "HtmlReport",
     "JsonLog",
     "LiveCurve",
     "Progress",
+    "RunRecord",
     "Section",
     "TensorBoard",
+    "compare",
     "default",
 ]

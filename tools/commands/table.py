@@ -36,6 +36,8 @@ COMMANDS = {
     "train": Row("train", "Train a model on a folder of data.", _TRAINING),
     "eval": Row("evaluate", "Measure the loss and metrics of a trained model on other data.",
                 _TRAINING),
+    "compare": Row("compare", "Compare runs: best values, time, memory, sizes and the settings "
+                   "that differ.", _TRAINING),
     "predict": Row("predict", "Predict the classes of files, with their probabilities, or values.",
                    _TRAINING),
     "export": Row("export", "Write a trained model as plain ONNX, for inference anywhere.",

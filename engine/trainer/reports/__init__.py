@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.base.signatures import checked
 from engine.trainer.fit import Callback
+from engine.trainer.reports.comparison import Comparison, RunRecord, compare
 from engine.trainer.reports.csv_log import CsvLog
 from engine.trainer.reports.html_report import HtmlReport
 from engine.trainer.reports.json_log import JsonLog
@@ -21,13 +22,16 @@ from engine.trainer.reports.tensorboard import TensorBoard
 
 __all__ = [
     "SECTIONS",
+    "Comparison",
     "CsvLog",
     "HtmlReport",
     "JsonLog",
     "LiveCurve",
     "Progress",
+    "RunRecord",
     "Section",
     "TensorBoard",
+    "compare",
     "default",
 ]
 
