@@ -5,13 +5,22 @@ read files.  Packages that only some of them need are imported when such a datas
 """
 
 from engine.data.arrays import Arrays
-from engine.data.augment import ColorJitter, RandomCrop, RandomFlip, RandomResizedCrop
+from engine.data.augment import (
+    ColorJitter,
+    RandomCrop,
+    RandomErasing,
+    RandomFlip,
+    RandomResizedCrop,
+    RandomRotation,
+)
 from engine.data.buckets import Buckets
 from engine.data.dataset import Dataset
 from engine.data.features import LogMel
 from engine.data.images import Images
 from engine.data.loader import Batches
+from engine.data.mixing import CutMix, Mixup
 from engine.data.preparation import Preparation
+from engine.data.sound_changes import SpecAugment, TimeShift
 from engine.data.sounds import Sounds
 from engine.data.sources import batches, dataset_of
 from engine.data.tables import Csv, Table
@@ -25,17 +34,23 @@ __all__ = [
     "ByteTokenizer",
     "ColorJitter",
     "Csv",
+    "CutMix",
     "Dataset",
     "Images",
     "LabelledTexts",
     "LogMel",
+    "Mixup",
     "Preparation",
     "RandomCrop",
+    "RandomErasing",
     "RandomFlip",
     "RandomResizedCrop",
+    "RandomRotation",
     "Sounds",
+    "SpecAugment",
     "Table",
     "Texts",
+    "TimeShift",
     "batches",
     "dataset_of",
     "train_tokenizer",

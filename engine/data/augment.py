@@ -135,24 +135,62 @@ class RandomResizedCrop(PictureAugmentation):
             )
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        return _resized(picture, self._box(picture.shape[:2], rng), _sides(self.size))
+        box = _box(picture.shape[:2], self.scale, self.ratio, rng)
+        return _resized(picture, box, _sides(self.size))
 
-    def _box(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Draw left, top, right and bottom of the part."""
-        height, width = shape
-        for _ in range(TRIES):
-            area = height * width * rng.uniform(*self.scale)
-            ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
-            columns = round(math.sqrt(area * ratio))
-            rows = round(math.sqrt(area / ratio))
-            if 0 < columns <= width and 0 < rows <= height:
-                left = int(rng.integers(width - columns + 1))
-                top = int(rng.integers(height - rows + 1))
-                return left, top, left + columns, top + rows
-        columns = min(width, max(1, round(height * self.ratio[1])))  # none fits: the middle
-        rows = min(height, max(1, round(width / self.ratio[0])))
-        left, top = (width - columns) // 2, (height - rows) // 2
-        return left, top, left + columns, top + rows
+
+@checked
+@dataclass(frozen=True)
+class RandomRotation(PictureAugmentation):
+    """Turns a picture about its middle by up to `degrees`, bilinear; the size stays.
+
+    fill: stands where nothing was, in the picture's own values; by default black.
+    """
+
+    degrees: float = 15.0
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.degrees <= 180:
+            raise InputError(f"RandomRotation: degrees={self.degrees}; expected 0 to 180")
+
+    def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
+        return _rotated(picture, rng.uniform(-self.degrees, self.degrees), self.fill)
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class RandomErasing(PictureAugmentation):
+    """Replaces a random rectangle by noise, with `probability` (Zhong et al., arXiv:1708.04896).
+
+    Args:
+        scale: share of the area, from and to.
+        ratio: width by height, from and to; evenly on a logarithmic scale.
+    """
+
+    probability: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+
+    def __post_init__(self) -> None:
+        good = 0 < self.scale[0] <= self.scale[1] <= 1 and 0 < self.ratio[0] <= self.ratio[1]
+        if not good or not 0 <= self.probability <= 1:
+            raise InputError(
+                f"RandomErasing: probability={self.probability}, scale={self.scale}, "
+                f"ratio={self.ratio}; expected 0 to 1, and pairs of rising positive numbers"
+            )
+
+    def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
+        if rng.random() >= self.probability:
+            return picture
+        left, top, right, bottom = _box(picture.shape[:2], self.scale, self.ratio, rng)
+        erased = np.array(picture)
+        shape = (bottom - top, right - left, picture.shape[2])
+        if picture.dtype.kind in "iu":
+            erased[top:bottom, left:right] = rng.integers(0, 256, shape)
+        else:
+            erased[top:bottom, left:right] = rng.standard_normal(shape)
+        return erased
 
 
 @checked
@@ -195,6 +233,47 @@ class ColorJitter(PictureAugmentation):
 
 def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
+
+
+def _box(
+    shape: tuple[int, ...],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    rng: np.random.Generator,
+) -> tuple[int, int, int, int]:
+    """Draw left, top, right and bottom of a part of a picture.
+
+    shape: height and width.  scale: share of the area.  ratio: width by height.
+    """
+    height, width = shape
+    for _ in range(TRIES):
+        area = height * width * rng.uniform(*scale)
+        drawn = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        columns = round(math.sqrt(area * drawn))
+        rows = round(math.sqrt(area / drawn))
+        if 0 < columns <= width and 0 < rows <= height:
+            left = int(rng.integers(width - columns + 1))
+            top = int(rng.integers(height - rows + 1))
+            return left, top, left + columns, top + rows
+    columns = min(width, max(1, round(height * ratio[1])))  # none fits: the middle
+    rows = min(height, max(1, round(width / ratio[0])))
+    left, top = (width - columns) // 2, (height - rows) // 2
+    return left, top, left + columns, top + rows
+
+
+def _rotated(picture: Picture, degrees: float, fill: float) -> Picture:
+    """Turn a picture about its middle."""
+    image_module = pillow()
+    method = image_module.Resampling.BILINEAR
+    if picture.dtype == np.uint8 and picture.shape[2] == 3:
+        image = image_module.fromarray(np.ascontiguousarray(picture))
+        return np.array(image.rotate(degrees, method, fillcolor=(round(fill),) * 3))
+    planes = [
+        image_module.fromarray(np.ascontiguousarray(picture[..., i], np.float32))
+        for i in range(picture.shape[2])
+    ]
+    turned = np.stack([np.array(p.rotate(degrees, method, fillcolor=fill)) for p in planes], -1)
+    return (np.rint(turned) if picture.dtype.kind in "iu" else turned).astype(picture.dtype)
 
 
 def _resized(picture: Picture, box: tuple[int, int, int, int], size: tuple[int, int]) -> Picture:

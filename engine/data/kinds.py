@@ -16,7 +16,7 @@ from engine.base import option_tables as tables
 from engine.base.errors import InputError
 from engine.data.arrays import Arrays
 from engine.data.dataset import Dataset
-from engine.data.samples import Augment, Sample
+from engine.data.samples import Sample
 
 if TYPE_CHECKING:
     from engine.data.files import DecodedFiles
@@ -63,10 +63,6 @@ class Kind:
 
     def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options that the type of the model's first input decides; `given` are those given."""
-        return {}
-
-    def augmentations(self, asked: Asked) -> dict[str, Callable[[], Augment]]:
-        """By name, what makes a random change."""
         return {}
 
     def learned(self, training: Dataset) -> dict[str, Any]:
@@ -140,13 +136,6 @@ class _Images(_Decoded):
         if channels == 1:
             options["color_mode"] = "grayscale"
         return options
-
-    def augmentations(self, asked: Asked) -> dict[str, Callable[[], Augment]]:
-        from engine.data.augment import ColorJitter, RandomFlip, RandomResizedCrop
-
-        size = asked.options.get("size", 224)
-        sides = size if isinstance(size, int) else (size[0], size[1])
-        return {"flip": RandomFlip, "crop": lambda: RandomResizedCrop(sides), "color": ColorJitter}
 
 
 class _Sounds(_Decoded):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from engine.base import arguments
 from engine.base.errors import DTypeError, InputError, NameNotFoundError, ShapeError, nearest
 from engine.data.samples import Array
 
-ClassWeight = Literal["balanced"] | Mapping[Any, float] | Sequence[float]
+ClassWeight = str | Mapping[Any, float] | Sequence[float]
 SHOWN = 20  # classes of a message
 
 

@@ -9,13 +9,14 @@ from functools import partial
 import numpy as np
 
 from engine.base import arguments
-from engine.base.errors import InputError
+from engine.base.errors import DTypeError, InputError
 from engine.base.signatures import checked
 from engine.data import randomness
 from engine.data.buckets import Bucketed, Buckets
+from engine.data.changes import Changes
 from engine.data.dataset import Dataset, Indices
 from engine.data.prefetch import ahead
-from engine.data.samples import Augment, Batch, Sample, ordered, stack
+from engine.data.samples import Batch, Sample, ordered, stack
 
 
 @checked
@@ -97,6 +98,41 @@ class InOrder:
         return (order[i * size : (i + 1) * size] for i in range(start, self.count))
 
 
+class Balanced(InOrder):
+    """Assignment of samples to batches so that an epoch has all classes equally often.
+
+    An epoch is as long as without it: of a rare class each sample comes several times, of a
+    frequent one some are left out, others in each epoch.  The index of a sample grows by the
+    number of samples each time that it comes again, so that it is changed in another way.
+
+    Raises:
+        InputError, DTypeError: the labels are not numbers of classes.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int, seed: int, drop_last: bool) -> None:
+        super().__init__(len(dataset), batch_size, True, seed, drop_last)
+        labels = dataset.labels()
+        if labels.ndim != 1 or labels.dtype.kind not in "iub":
+            raise DTypeError(
+                f"balanced=True: labels of type {labels.dtype} and shape {list(labels.shape)}; "
+                "expected one whole number for each sample, its class"
+            )
+        self.members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+
+    def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+        rng = randomness.generator(self.seed, randomness.BALANCE, epoch)
+        counts = np.full(len(self.members), self.total // len(self.members))
+        counts[rng.permutation(len(counts))[: self.total % len(counts)]] += 1
+        drawn = [
+            rng.permutation(members)[: count - again * len(members)] + again * self.total
+            for members, count in zip(self.members, counts.tolist(), strict=True)
+            for again in range(-(-count // len(members)))
+        ]
+        order = rng.permutation(np.concatenate(drawn))
+        size = self.batch_size
+        return (order[i * size : (i + 1) * size] for i in range(start, self.count))
+
+
 class DatasetBatches(Batches):
     """Batches of a dataset; see `batches` for the arguments."""
 
@@ -108,7 +144,8 @@ class DatasetBatches(Batches):
         shuffle: bool,
         seed: int,
         drop_last: bool,
-        augment: Augment | None,
+        augment: Changes,
+        balanced: bool,
         buckets: Buckets | None,
         prefetch: int,
         names: Sequence[str] | None,
@@ -118,7 +155,11 @@ class DatasetBatches(Batches):
         self.names = names
         self.padded: Bucketed | None = None
         self.order: InOrder | Bucketed
-        if buckets is None:
+        if balanced:
+            if buckets is not None:
+                raise InputError("balanced= draws samples by class, bucket_by= by length: give one")
+            self.order = Balanced(dataset, batch_size, seed, drop_last)
+        elif buckets is None:
             self.order = InOrder(len(dataset), batch_size, shuffle, seed, drop_last)
         else:
             self.order = self.padded = Bucketed(
@@ -151,7 +192,7 @@ class DatasetBatches(Batches):
     def made(self, number: int, groups: Iterable[Indices]) -> Generator[Batch, None, None]:
         """Yield the batches of these samples, made ahead as in epoch `number`."""
         tasks = (partial(self._make, number, group) for group in groups)
-        cheap = self.dataset.cheap and self.augment is None and self.padded is None
+        cheap = self.dataset.cheap and not self.augment.of_samples and self.padded is None
         depth = 0 if cheap else self.prefetch
         return ahead(tasks, depth, min(self.dataset.readers, max(depth, 1)))
 
@@ -161,16 +202,20 @@ class DatasetBatches(Batches):
             samples = [self._sample(epoch, int(index)) for index in indices]
             arrays = self.padded.stack(samples, indices)
             names = self.padded.names
-        elif self.augment is not None:
+        elif self.augment.of_samples:
             arrays = stack([self._sample(epoch, int(index)) for index in indices], names)
         else:
-            arrays = self.dataset.take(indices)
+            arrays = self.dataset.take(indices % len(self.dataset))
+        if self.augment.batch:
+            rng = randomness.generator(self.seed, randomness.MIX, epoch, int(indices[0]))
+            arrays = self.augment.mix(arrays, self.dataset, rng)
         if names is None:
             return arrays
         return ordered(dict(zip(names, arrays, strict=True)), self.names, "batches")
 
     def _sample(self, epoch: int, index: int) -> Sample:
-        if self.augment is None:
-            return self.dataset[index]
+        place = index % len(self.dataset)
+        if not self.augment.of_samples:
+            return self.dataset[place]
         rng = randomness.generator(self.seed, randomness.AUGMENT, epoch, index)
-        return self.dataset.augmented(index, self.augment, rng)
+        return self.augment.change(self.dataset, place, rng)

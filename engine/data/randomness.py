@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.errors import InputError
 
-SHUFFLE, AUGMENT, SPLIT, PARTITION = 1, 2, 3, 4  # what random numbers are drawn for
+SHUFFLE, AUGMENT, SPLIT, PARTITION, MIX, BALANCE = range(1, 7)  # what random numbers are drawn for
 
 
 def check_seed(value: object) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,12 @@ Batch = tuple[Array, ...] | dict[str, Array]
 """Arrays whose first axis counts samples: in the order of a model's inputs, or by their names."""
 Augment = Callable[[Sample, np.random.Generator], Sample]
 """A random change of one sample, which draws from the given generator alone."""
+
+Stage = Literal["decoded", "prepared", "batch"]
+"""When a change is made: of what a file holds, of the prepared sample, of the whole batch."""
+DECODED: Stage = "decoded"
+PREPARED: Stage = "prepared"
+BATCH: Stage = "batch"
 
 SYNONYMS = {"labels": "label", "label": "labels"}
 

@@ -13,11 +13,11 @@ from engine.data import foreign
 from engine.data.array_files import is_array_file
 from engine.data.arrays import Arrays
 from engine.data.buckets import MASK, Buckets
+from engine.data.changes import Change, changes_of
 from engine.data.dataset import Dataset
 from engine.data.frames import is_frame
 from engine.data.loader import Batches, DatasetBatches
 from engine.data.randomness import check_seed
-from engine.data.samples import Augment, Sample
 from engine.data.streams import Stream
 
 KINDS = (
@@ -34,7 +34,8 @@ def batches(
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
-    augment: Augment | Sequence[Augment] | None = None,
+    balanced: bool = False,
+    augment: Change | Sequence[Change] | None = None,
     bucket_by: Buckets | Sequence[int] | None = None,
     prefetch: int = 2,
     names: Sequence[str] | None = None,
@@ -59,9 +60,12 @@ def batches(
             of the epoch decide.
         seed: of shuffling and augmentation.
         drop_last: whether the last samples are left out if they do not fill a batch.
-        augment: one or several functions `(sample, rng) -> sample`, applied in this order.  A
-            sample is a tuple of arrays, in the order of `names` if it has names.  They draw from
-            `rng` alone, which the seed, the epoch and the sample decide.
+        balanced: whether an epoch has all classes equally often, in a new order in each epoch;
+            samples of rare classes then come several times.
+        augment: one or several random changes, by name as "flip" or as objects, applied in this
+            order; functions `(sample, rng) -> sample` of your own among them.  A sample is a tuple
+            of arrays, in the order of `names` if it has names.  They draw from `rng` alone, which
+            the seed, the epoch and the sample decide.
         bucket_by: lengths to pad sequences to, or `Buckets`.
         prefetch: batches made ahead by threads while the caller works; 0: none.  Arrays in
             memory are indexed in the caller's thread, which costs less than to wake another.
@@ -97,13 +101,14 @@ def batches(
             shuffle=shuffle,
             seed=check_seed(seed),
             drop_last=drop_last,
-            augment=_chain(augment),
+            augment=changes_of(augment, dataset),
+            balanced=balanced,
             buckets=buckets,
             prefetch=prefetch,
             names=wanted,
         )
-    for name, value in (("augment", augment), ("bucket_by", bucket_by)):
-        if value is not None:
+    for name, value in (("augment", augment), ("bucket_by", bucket_by), ("balanced", balanced)):
+        if value not in (None, False):
             raise InputError(f"{name}= needs samples; {type(source).__name__} yields whole batches")
     if isinstance(source, Batches):
         return source
@@ -159,24 +164,3 @@ def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
         whole = all(isinstance(item, tuple | Mapping) for item in source)
         return None if whole else Arrays(source, allow_nan=allow_nan)
     return foreign.MapStyle(source) if foreign.is_map(source) else None
-
-
-def _chain(augment: Augment | Sequence[Augment] | None) -> Augment | None:
-    """Combine several augmentations into one.
-
-    Raises:
-        DTypeError: one of them is not a function.
-    """
-    if augment is None:
-        return None
-    functions = list(augment) if isinstance(augment, Sequence) else [augment]
-    for function in functions:
-        if not callable(function):
-            raise DTypeError(f"augment: expected functions, got {type(function).__name__}")
-
-    def chained(sample: Sample, rng: np.random.Generator) -> Sample:
-        for function in functions:
-            sample = function(sample, rng)
-        return sample
-
-    return chained if functions else None

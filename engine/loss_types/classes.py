@@ -2,6 +2,8 @@
 
 cross entropy   SoftmaxCrossEntropyLoss: classes on axis 1, as ONNX has it.  Smoothed by e:
                 (1 - e) of it + e / C sum_c -w_c log p_c, the mean has the divisor of the first part
+                of shares of classes t, rows that sum to 1: - sum_c w_c t_c log p_c, t smoothed to
+                (1 - e) t + e / C, and the mean divides by the number of positions
 likelihood      NegativeLogLikelihoodLoss of log-probabilities
 focal           a (1 - p)^gamma (-log p), p the probability of what is true and a the factor of its
                 class; by Sigmoid, where every class is a question of its own, a = alpha t +
@@ -19,12 +21,14 @@ from engine.base import arguments
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, checked
 from engine.loss_types.base import Activation, Array, NamedLoss
+from engine.system.files import NOTE
 
 if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
     from engine.kernels.vocabulary.op import TensorType
 
 TINY = 1e-30
+SHARES = "shares"  # the note of a model with the name of its target of shares of classes
 
 
 @checked(weight=FINITE, label_smoothing=SHARE)
@@ -34,6 +38,8 @@ class CrossEntropyLoss(NamedLoss):
 
     weight: one factor a class.  ignore_index: the label whose positions do not count.
     label_smoothing: the part of the target that is spread over all classes.
+    probabilities: whether the labels are shares of the classes, float [batch, classes, ...], as
+        mixup makes them; then no label can be ignored.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("scores_input_name",)
@@ -43,8 +49,11 @@ class CrossEntropyLoss(NamedLoss):
     reduction: str = "mean"
     ignore_index: int | None = None
     label_smoothing: float = 0.0
+    probabilities: bool = False
 
     def _append(self, nodes: Nodes, scores: str, labels: str) -> str:
+        if self.probabilities:
+            return self._of_shares(nodes, scores, labels)
         c = _read(nodes, scores, labels, self.reduction, self.weight, self.ignore_index)
         loss, logs = nodes.many("SoftmaxCrossEntropyLoss", *c.inputs, outputs=2, **c.attrs)
         part = self.label_smoothing
@@ -53,6 +62,27 @@ class CrossEntropyLoss(NamedLoss):
         keep, spread = (nodes.constant("smoothing", k, c.type.dtype) for k in (1 - part, -part))
         smooth = nodes.add("Mul", _mean_over_classes(c, logs), spread)
         return nodes.add("Add", nodes.add("Mul", loss, keep), smooth)
+
+    def _of_shares(self, nodes: Nodes, scores: str, labels: str) -> str:
+        """Append - sum over classes of the shares times the weighted log-probabilities."""
+        t = nodes.type_of(scores)
+        if self.ignore_index is not None:
+            raise InputError(
+                f"ignore_index={self.ignore_index} with probabilities=True: shares of classes "
+                "have no label that could be ignored"
+            )
+        shares, logs = nodes.target(labels, t), nodes.add("LogSoftmax", scores, axis=1)
+        nodes.graph.metadata[f"{NOTE}{SHARES}"] = shares
+        weight = _weight(t, self.weight)
+        if weight is not None:
+            factors = weight.reshape(-1, *[1] * (t.rank - 2))
+            logs = nodes.add("Mul", logs, nodes.constant("weight", factors, t.dtype))
+        each = nodes.sum(nodes.add("Mul", shares, logs), [1])
+        if self.label_smoothing:
+            kept = nodes.times(each, 1 - self.label_smoothing, t.dtype)
+            spread = nodes.times(nodes.mean(logs, 1), self.label_smoothing, t.dtype)
+            each = nodes.add("Add", kept, spread)
+        return nodes.reduce(nodes.add("Neg", each), self.reduction)
 
 
 @checked(weight=FINITE)
@@ -185,16 +215,28 @@ def _read(
             f"{nodes.graph.name}: scores {scores!r} are {t}; expected [batch, classes, ...]"
         )
     inputs = [scores, nodes.integers(labels, (t.shape[0], *t.shape[2:]))]
-    given = None if weight is None else arguments.array("weight", weight)
+    given = _weight(t, weight)
     if given is not None:
-        classes = t.shape[1]
-        if given.ndim != 1 or (isinstance(classes, int) and len(given) != classes):
-            raise ShapeError(f"weight has shape {list(given.shape)}; expected [{classes}]")
         inputs.append(nodes.constant("weight", given, t.dtype))
     attrs: dict[str, Any] = {"reduction": reduction}
     if ignore_index is not None:
         attrs["ignore_index"] = ignore_index
     return _Classes(nodes, t, inputs, attrs, given)
+
+
+def _weight(t: TensorType, weight: float | Array | None) -> Array | None:
+    """Return the factor of each class of scores; None if none are given.
+
+    Raises:
+        ShapeError: there is not one for each class.
+    """
+    if weight is None:
+        return None
+    given = arguments.array("weight", weight)
+    classes = t.shape[1]
+    if given.ndim != 1 or (isinstance(classes, int) and len(given) != classes):
+        raise ShapeError(f"weight has shape {list(given.shape)}; expected [{classes}]")
+    return given
 
 
 def _mean_over_classes(c: _Classes, logs: str) -> str:

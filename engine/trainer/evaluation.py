@@ -13,6 +13,7 @@ from engine.base.errors import InputError, ShapeError
 from engine.data import batches
 from engine.data.shares import turns
 from engine.distributed.group import everyone
+from engine.loss_types.classes import SHARES
 from engine.trainer.inputs import samples_of, words
 from engine.trainer.metrics.named import results_of
 from engine.trainer.sizes import BATCH_SIZE, batches_for, fixed_batch, padded
@@ -67,6 +68,7 @@ def evaluate(
     source = batches_for(learner.evaluation, data, batch_size, "evaluation", names=names)
     total = _length(source)
     losses, samples, draws = 0.0, 0, state.draws
+    shares = model.interface.notes.get(SHARES, "")  # metrics get classes
 
     def count(index: int, batch: Any) -> None:
         nonlocal losses, samples
@@ -74,6 +76,8 @@ def evaluate(
         loss, outputs = learner.evaluate_batch([inputs])
         weight = samples_of(inputs)
         losses, samples = losses + loss * weight, samples + weight
+        if shares in inputs:
+            inputs[shares] = inputs[shares].argmax(1)
         for metric in metrics:
             metric.update(outputs, inputs, loss, weight)
         state.draws = draws  # an evaluation must not change what a training draws

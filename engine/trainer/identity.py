@@ -23,6 +23,8 @@ WORDS = {  # what messages call them
     "accumulate": "accumulate",
     "seed": "seed",
     "model_seed": "the seed of the model's random numbers",
+    "class_weight": "the factors of the classes",
+    "mixes": "the changes that mix labels",
     "unfreeze": "unfreeze",
     "ema": "ema",
     "swa": "swa",

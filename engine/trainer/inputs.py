@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.element_types import NUMPY
-from engine.base.errors import InputError, nearest
+from engine.base.errors import DTypeError, InputError, LabelError, nearest
 from engine.data.labels import from_one_hot
+from engine.loss_types.classes import SHARES
 
 if TYPE_CHECKING:
     from engine.training.model import Model
@@ -73,4 +74,27 @@ def _cast(model: Model, name: str, value: Any) -> Array:
         return model.array(name, value)
     if kind == np.int64 and len(shape) == 1 and np.ndim(value) == 2 and np.shape(value)[1] > 1:
         return from_one_hot(arguments.array(f"input {name!r}", value), f"input {name!r}")
+    if model.interface.notes.get(SHARES) == name and np.ndim(value) == len(shape) - 1:
+        return _shares(name, arguments.array(f"input {name!r}", value), shape, kind)
     return arguments.cast(f"input {name!r}", value, kind)
+
+
+def _shares(name: str, labels: Array, shape: tuple[int | str, ...], kind: np.dtype[Any]) -> Array:
+    """Return numbers of classes as shares of classes, on axis 1.
+
+    Raises:
+        LabelError: a label is not one of the classes.
+        DTypeError: the labels are not whole numbers.
+    """
+    classes = shape[1]
+    if labels.dtype.kind not in "iub" or not isinstance(classes, int):
+        raise DTypeError(
+            f"input {name!r}: labels of type {labels.dtype} and shape {list(labels.shape)}; "
+            f"expected numbers of classes, or shares {list(shape)}"
+        )
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise LabelError(
+            f"input {name!r}: labels from {labels.min()} to {labels.max()}; the model has "
+            f"{classes} classes"
+        )
+    return np.ascontiguousarray(np.moveaxis(np.eye(classes, dtype=kind)[labels], -1, 1))

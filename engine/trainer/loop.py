@@ -97,6 +97,8 @@ class Loop:
             unfreeze=None if asked.unfreezing is None else asked.unfreezing.plan,
             ema=asked.ema,
             swa=asked.swa,
+            class_weight=asked.weights,
+            mixes=list(asked.mixes) or None,
         )
         self.hooks: dict[str, list[Callable[..., None]]] = {
             name: [

@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.base.errors import DTypeError, InputError, NameNotFoundError, nearest
 from engine.data.dataset import Dataset
-from engine.data.loader import Batches
+from engine.data.labels import class_weights
+from engine.data.loader import Batches, DatasetBatches
 from engine.data.sources import dataset_of
+from engine.loss_types import CrossEntropyLoss
+from engine.loss_types.classes import SHARES
+from engine.trainer.class_losses import adapt
 from engine.trainer.fit import Callback
 from engine.trainer.history import direction
 from engine.trainer.metric import Given, Metric
@@ -34,6 +39,8 @@ class Request(FitOptions):
     """The arguments of `Trainer.fit`, checked, with defaults decided.
 
     callbacks: those given, then the reports.
+    weights: factors of the classes in the loss; None: the loss has its own, or none.
+    mixes: the changes of the data that mix labels, by name.
     """
 
     train: Batches
@@ -47,6 +54,8 @@ class Request(FitOptions):
     monitor: str
     mode: Mode
     unfreezing: Unfreezing | None
+    weights: Sequence[float] | None
+    mixes: Sequence[str]
 
     @property
     def batches(self) -> int | None:
@@ -87,6 +96,8 @@ def request(
     validation: Any,
     batch_size: int | None,
     shuffle: bool,
+    balanced: bool,
+    augment: Any,
     metrics: Sequence[Given] | Given,
     schedule: Any,
     callbacks: Sequence[Callback],
@@ -109,9 +120,13 @@ def request(
     if isinstance(validation, float):
         train, validation = _split(train, validation, options.seed)
     model, names = trainer.session.training, trainer.inputs
+    more: dict[str, Any] = {"balanced": True} if balanced else {}
+    more |= {} if augment is None else {"augment": augment}
     data = batches_for(
-        model, train, batch_size, "training data", shuffle=shuffle, seed=options.seed, names=names
-    )
+        model, train, batch_size, "training data", shuffle=shuffle, seed=options.seed, names=names,
+        **more,
+    )  # fmt: skip
+    weights, mixes, loss = _class_loss(trainer, data, options.class_weight)
     held_out = None
     if validation is not None:
         held_out = batches_for(model, validation, batch_size, "validation data", names=names)
@@ -133,7 +148,9 @@ def request(
         callbacks=[*callbacks, *default(progress, place)],
         folder=place,
         resume=resume,
-        unfreezing=None if options.unfreeze is None else Unfreezing(trainer, options.unfreeze),
+        unfreezing=_unfreezing(trainer, options.unfreeze, loss, weights is not None),
+        weights=None if weights is None else weights.tolist(),
+        mixes=mixes,
         **decided,
     )
 
@@ -153,6 +170,49 @@ def _schedule(given: Any) -> Schedule:
     if not isinstance(name, str):
         raise InputError(f'schedule={given!r}: expected a key "name", as {{"name": "cosine"}}')
     return named_schedule(name, table, "schedule")
+
+
+def _class_loss(
+    trainer: BatchTrainer, data: Batches, given: Any
+) -> tuple[npt.NDArray[np.float32] | None, list[str], Any]:
+    """Return the factors of classes, the changes that mix labels, and a loss for both.
+
+    The loss is None if the trainer's own is right.
+
+    Raises:
+        InputError: the loss or the labels cannot have that.
+    """
+    dataset = data.dataset if isinstance(data, DatasetBatches) else None
+    mixes = [] if not isinstance(data, DatasetBatches) else [
+        type(change).__name__ for change in data.augment.batch
+    ]  # fmt: skip
+    weights = None
+    if given is not None:
+        labels = None if dataset is None else dataset.labels()
+        if data.classes:
+            count = len(data.classes)
+        elif labels is not None and isinstance(given, str | Mapping):
+            count = int(labels.max(initial=-1)) + 1
+        else:
+            count = len(given)
+        weights = class_weights(given, labels, count, data.classes)
+    takes_shares = SHARES in trainer.session.training.interface.notes
+    if weights is None and (not mixes or takes_shares):
+        return None, mixes, None
+    if trainer.recipe is None:
+        return weights, mixes, CrossEntropyLoss()  # Unfreezing refuses a trainer of artifacts
+    return weights, mixes, adapt(trainer.recipe.loss, weights, mixes)
+
+
+def _unfreezing(
+    trainer: BatchTrainer, given: Mapping[str, int] | None, loss: Any, is_weighted: bool
+) -> Unfreezing | None:
+    """Return what makes artifacts anew while the run goes on; None: nothing does."""
+    if given is None and loss is None:
+        return None
+    what = "unfreeze=" if given is not None else ""
+    what = what or ("class_weight=" if is_weighted else "a change that mixes labels")
+    return Unfreezing(trainer, {"*": 0} if given is None else given, loss, what)
 
 
 def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:

@@ -236,6 +236,8 @@ class Trainer(BatchTrainer):
         validation: Any = None,
         batch_size: int | None = None,
         shuffle: bool = True,
+        balanced: bool = False,
+        augment: Any = None,
         metrics: Sequence[Given] | Given = (),
         schedule: Schedule
         | Callable[[int, int | None, float], float]
@@ -256,6 +258,10 @@ class Trainer(BatchTrainer):
                 `train` that is set apart for it, between 0 and 1.
             batch_size, shuffle: of data that are not batches yet; None: 32, or as many samples as
                 the file of the model fixes.
+            balanced: let an epoch have all classes equally often.
+            augment: random changes of the training data, such as ["flip", "mixup"], see
+                `engine.data.batches`.  With changes that mix labels, cross entropy is taken of
+                shares of classes while the run goes on.
             metrics: what is measured on the validation data, see `engine.trainer.metrics`.
             schedule: of the learning rate, see `engine.trainer.schedules`; its name as "cosine";
                 a table of its name and options as {"name": "cosine", "warmup": 0.1}; or a function
@@ -288,6 +294,8 @@ class Trainer(BatchTrainer):
             validation=validation,
             batch_size=batch_size,
             shuffle=shuffle,
+            balanced=balanced,
+            augment=augment,
             metrics=metrics,
             schedule=schedule,
             callbacks=callbacks,

@@ -46,6 +46,8 @@ class Unfreezing:
         given: patterns of names, with `*` and `?`, and the epoch from which the parameters that
             they match are trained.  The first pattern that matches a name counts; parameters that
             none matches are not trained.
+        loss: of the artifacts while the run goes on; None: the trainer's own.
+        what: the argument that asks for it, in messages.
 
     Raises:
         StateError: the trainer was made of artifacts, and has no forward model; or it was made with
@@ -54,27 +56,33 @@ class Unfreezing:
         InputError: nothing is trained in epoch 0; or an epoch is negative.
     """
 
-    def __init__(self, trainer: BatchTrainer, given: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        trainer: BatchTrainer,
+        given: Mapping[str, int],
+        loss: Any = None,
+        what: str = "unfreeze=",
+    ) -> None:
         if not isinstance(given, Mapping):
             raise InputError(
                 f"unfreeze={given!r}; expected patterns of names and epochs, as a dict"
             )
         if trainer.recipe is None:
             raise StateError(
-                "unfreeze= makes artifacts anew, and this trainer was made of artifacts: make it "
+                f"{what} makes artifacts anew, and this trainer was made of artifacts: make it "
                 "by Trainer.from_onnx"
             )
         if trainer.recipe.options.update is not None:
             raise StateError(
-                "unfreeze= chooses what is trained, and so does the sparse update that this "
-                "trainer was made with: give one of the two"
+                f"{what} makes artifacts anew, and would lose the choice of the sparse update "
+                "that this trainer was made with: give one of the two"
             )
         if trainer.recipe.options.proximal:
             raise StateError(
-                "unfreeze= makes artifacts anew, and this trainer has a proximal term, whose "
+                f"{what} makes artifacts anew, and this trainer has a proximal term, whose "
                 "anchors would be lost: give one of the two"
             )
-        self.trainer = trainer
+        self.trainer, self.loss, self._has_loss = trainer, loss, False
         self.constants: dict[str, Array] = {}  # values of what artifacts hold as constants for now
         made = trainer.state.content(include_optimizer_state=False)
         self._made_trained, self._made_frozen = list(made.trainable), list(made.frozen)
@@ -103,7 +111,8 @@ class Unfreezing:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        self._train([name for name, first in self.epochs.items() if first <= epoch])
+        wanted = [name for name, first in self.epochs.items() if first <= epoch]
+        self._train(wanted, self.loss is not None)
 
     def leave(self) -> None:
         """Let the trainer train what it was made to train.
@@ -111,7 +120,7 @@ class Unfreezing:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        self._train(self._made_trained)
+        self._train(self._made_trained, False)
 
     def write_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, as `Trainer.save` of the trainer as it was made.
@@ -129,20 +138,24 @@ class Unfreezing:
         )
         storage.write(content, path)
 
-    def _train(self, wanted: list[str]) -> None:
-        """Let the trainer train these parameters, if it does not already."""
-        if set(wanted) == set(self.trainer.state.trainable_names()):
+    def _train(self, wanted: list[str], has_loss: bool) -> None:
+        """Let the trainer train these parameters, with the run's loss or its own, if it does not
+        already.
+        """
+        is_same = set(wanted) == set(self.trainer.state.trainable_names())
+        if is_same and has_loss == self._has_loss:
             return
         folder = tempfile.mkdtemp(prefix="edgegrad-")
         try:
-            self._make(wanted, folder)
+            self._make(wanted, folder, has_loss)
             self.trainer.take_over(folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        self._has_loss = has_loss
         weakref.finalize(self.trainer.module, shutil.rmtree, folder, ignore_errors=True)
 
-    def _make(self, wanted: list[str], folder: str) -> None:
+    def _make(self, wanted: list[str], folder: str, has_loss: bool) -> None:
         """Write artifacts that train these parameters, and the state of now as their checkpoint."""
         from engine.graphs.io import onnx_io
         from engine.graphs.offline.parameters import parameters
@@ -160,7 +173,9 @@ class Unfreezing:
         with warnings.catch_warnings():  # of the model, which was warned about when it was read
             warnings.simplefilter("ignore", ModelWarning)
             optimizer = _restricted(recipe.optimizer, wanted, self._paths)
-            replace(recipe, optimizer=optimizer).make(forward, wanted, frozen, folder)
+            loss = self.loss if has_loss else recipe.loss
+            made_by = replace(recipe, optimizer=optimizer, loss=loss)
+            made_by.make(forward, wanted, frozen, folder)
         path = os.path.join(folder, "checkpoint")
         made = storage.read(path)
         now = trainer.state.content(include_optimizer_state=True)

@@ -60,4 +60,5 @@ class FitKeywords(TypedDict, total=False):
     swa: float | None
     averaged: bool
     checkpoint_every: int | None
+    class_weight: str | Sequence[float] | Mapping[str, float] | None
     unfreeze: Mapping[str, int] | None

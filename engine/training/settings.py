@@ -205,6 +205,12 @@ class FitOptions:
     checkpoint_every: int | None = option(
         None, "Optimizer steps between checkpoints; by default one epoch.", AT_LEAST_1
     )
+    class_weight: str | Sequence[float] | Mapping[str, float] | None = option(
+        None,
+        "Factors of the classes in the loss: balanced, so that rare classes count as much as "
+        "frequent ones; a list of factors; or a table of them by class.  By default none.",
+        metavar="balanced|FACTORS",
+    )
     unfreeze: Mapping[str, int] | None = option(
         None, "Patterns of names, each with the epoch from which matching parameters are trained."
     )

@@ -326,7 +326,7 @@ def test_batches_that_are_none(source: Any, error: type[Exception], text: str) -
         (
             {"augment": 3},
             DTypeError,
-            r"augment: expected a function, a list \(each a",
+            "augment: expected a function, text",
         ),
         ({"names": "x"}, InputError, "expected a list of names"),
     ],

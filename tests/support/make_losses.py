@@ -131,7 +131,16 @@ def ctc(
     )
 
 
+def cross_entropy(
+    x: torch.Tensor, t: torch.Tensor, probabilities: bool = False, weight: Any = None,
+    **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    factors = None if weight is None else torch.tensor(weight, dtype=x.dtype)
+    return functional.cross_entropy(x, t, factors, **options)
+
+
 LOSSES: dict[str, Loss] = {
+    "CrossEntropyLoss": cross_entropy,
     "CTCLoss": ctc,
     "FocalLoss": focal,
     "GIoULoss": boxes_loss(torchvision.ops.generalized_box_iou_loss),
@@ -216,6 +225,18 @@ def rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torch.Ten
     turned = [steps.transpose(0, 1).contiguous()]
     options = {"logits": True, "batch_first": True}
     found.append(("CTCLoss", options, turned, [words, inputs, lengths]))
+    shares, spread = (torch.rand(*shape, dtype=torch.float64) for shape in ((4, 3), (2, 4, 3)))
+    shares, spread = ((s / s.sum(1, keepdim=True)).round(decimals=3) for s in (shares, spread))
+    several: list[dict[str, Any]] = [
+        {}, {"reduction": "sum"}, {"label_smoothing": 0.1}, {"weight": [0.5, 2.0, 1.0]},
+        {"weight": [0.5, 2.0, 1.0], "label_smoothing": 0.2},
+    ]  # fmt: skip
+    for options in several:
+        found.append(("CrossEntropyLoss", {"probabilities": True, **options}, [x], [shares]))
+    found.append(("CrossEntropyLoss", {"probabilities": True}, [scores], [spread]))
+    found.append(
+        ("CrossEntropyLoss", {"weight": [0.5, 2.0, 1.0]}, [x], [torch.tensor([0, 1, 2, 1])])
+    )
     return found
 
 

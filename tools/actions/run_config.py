@@ -94,7 +94,12 @@ class DataTable:
     )
     shuffle: bool = option(True, "Use a different order of samples in each epoch.")
     drop_last: bool = option(False, "Leave out a last, smaller batch.")
-    augment: Sequence[str] = option((), "Random changes of pictures: flip, crop, color.")
+    balanced: bool = option(False, "Let an epoch have all classes equally often.")
+    augment: Sequence[str] = option(
+        (),
+        "Random changes: of pictures flip, crop, color, rotate, erase, cutmix; of sounds shift, "
+        "spec; of both and of arrays mixup.",
+    )
     prefetch: int = option(2, "Batches to prepare ahead.", AT_LEAST_0)
     classes: Sequence[str] = option(
         (), "Names of the classes; by default taken from the data.", flag="--class"

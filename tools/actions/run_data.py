@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.base.errors import InputError, nearest
 from engine.data import places
 from engine.data.dataset import Dataset
 from engine.data.folders import TEST, TRAIN, VALIDATION, split_of, splits_of
 from engine.data.kinds import KINDS
-from engine.data.samples import Augment
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.actions.run_config import DataTable
 
@@ -79,23 +77,6 @@ def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = 
     places.check_exists(path)
     assert table.kind != "auto"
     return KINDS[table.kind].open(table, path, learned or {})
-
-
-def augmentation(table: DataTable) -> list[Augment]:
-    """The random changes that a table asks for.
-
-    Raises:
-        InputError: one is not known, or is not for data of this kind.
-    """
-    assert table.kind != "auto"
-    known = KINDS[table.kind].augmentations(table)
-    made = []
-    for name in table.augment:
-        if name not in known:
-            hint = nearest(name, known) or f"; known: {', '.join(known) or 'none'}"
-            raise InputError(f"[data]: augment: no {name!r} for {table.kind}{hint}")
-        made.append(known[name]())
-    return made
 
 
 def learned_of(table: DataTable, training: Dataset) -> dict[str, Any]:

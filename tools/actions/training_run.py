@@ -15,7 +15,9 @@ from typing import Any
 
 from engine.base.errors import FileError, InputError, StateError
 from engine.base.fields import part
+from engine.data.changes import MIXING, changes_of
 from engine.data.dataset import Dataset
+from engine.data.labels import class_weights
 from engine.data.places import check_sample
 from engine.distributed import world
 from engine.distributed.agreement import Agreement
@@ -33,6 +35,7 @@ from engine.tools.actions.run_config import RunConfig
 from engine.tools.actions.runs import ARTIFACTS, CONFIG, FORWARD
 from engine.trainer import averages
 from engine.trainer.callbacks import EarlyStopping
+from engine.trainer.class_losses import adapt
 from engine.trainer.fit import Callback
 from engine.trainer.forward import Forward
 from engine.trainer.history import History
@@ -162,7 +165,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     graph = onnx_io.load(source)
     config, dataset = _settled(config, graph)
     training, validation = _parts(config, dataset)
-    run_data.augmentation(config.data)
+    changes_of(config.data.augment, training)  # refuses what is not known, before any work
     run_data.open_test(config.data, training)  # refuses what cannot be read, before any work
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
@@ -171,7 +174,8 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
         _check_same(run_config.as_written(config), runs.read_config(folder), folder)
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
-        _begin(config, Forward(source, graph), folder, lines.append)
+        recipe = _recipe(config, training)
+        _begin(config, recipe, Forward(source, graph), folder, lines.append)
         run_data.write_learned(config.data, training, folder)
     forward = own if own.exists() else source
     return _Prepared(config, training, validation, folder / ARTIFACTS, forward, lines)
@@ -183,7 +187,6 @@ def _train(
     """Train on what has been prepared."""
     config, training, validation = prepared.config, prepared.training, prepared.validation
     folder, is_first = Path(config.output.folder), ranks is None or ranks.is_first
-    augment = run_data.augmentation(config.data)
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     for line in prepared.lines if is_first else ():
         say(line)
@@ -193,18 +196,21 @@ def _train(
     group = None if ranks is None else ranks.group
     trainer = Trainer(prepared.artifacts, group=group, **vars(steps))
     # Unfreezing makes artifacts anew, in the way these were made.
-    trainer.forward, trainer.recipe = prepared.forward, _recipe(config)
+    trainer.forward, trainer.recipe = prepared.forward, _recipe(config, training)
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
     model, size = trainer.session.training, config.data.batch_size
     batched = partial(batches_for, model, batch_size=size)
     shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
     monitor = _monitor(config, validation is not None)
     unfreeze = dict(config.fit.unfreeze or {}) or None  # of a run.toml: {} for none
-    asked = dataclasses.replace(part(config.fit, FitOptions), monitor=monitor, unfreeze=unfreeze)
+    asked = dataclasses.replace(
+        part(config.fit, FitOptions), monitor=monitor, unfreeze=unfreeze, class_weight=None
+    )  # the loss has the weights
     history = trainer.fit(
         batched(
             training, what="training data", drop_last=config.data.drop_last,
-            augment=augment or None, **shuffled, **options,
+            augment=list(config.data.augment) or None, balanced=config.data.balanced,
+            **shuffled, **options,
         ),
         validation=(
             None if validation is None else batched(validation, what="validation data", **options)
@@ -292,7 +298,7 @@ def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
         name: [field.name for field in dataclasses.fields(getattr(config, name))]
         for name in ("model", "data", "optimizer")
     }
-    for name, keys in (names | {"fit": ["seed", "accumulate"]}).items():
+    for name, keys in (names | {"fit": ["seed", "accumulate", "class_weight"]}).items():
         for key in keys:
             here, there = (getattr(getattr(each, name), key) for each in (config, before))
             if here != there:
@@ -328,9 +334,8 @@ def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None)
     return f"data: {config.data.path} ({config.data.kind}): {counts}{classes}"
 
 
-def _begin(config: RunConfig, forward: Forward, folder: Path, say: Say) -> None:
+def _begin(config: RunConfig, recipe: Recipe, forward: Forward, folder: Path, say: Say) -> None:
     """Write the artifacts and the configuration of a new run."""
-    recipe = _recipe(config)
     _fit_to_classes(config, forward, recipe.loss, say)
     lora = config.model.lora
     if lora is not None:
@@ -349,8 +354,19 @@ def _begin(config: RunConfig, forward: Forward, folder: Path, say: Say) -> None:
     _write(folder / CONFIG, run_config.to_toml(config))
 
 
-def _recipe(config: RunConfig) -> Recipe:
-    return Recipe(runs.run_loss(config), config.method(), part(config.model, RecipeOptions))
+def _recipe(config: RunConfig, training: Dataset) -> Recipe:
+    """Return how the artifacts are made: with the loss that the data and the options ask for."""
+    mixes = [name for name in config.data.augment if name in MIXING]
+    loss, given = runs.run_loss(config), config.fit.class_weight
+    weight = None
+    if given is not None:
+        known = config.data.classes
+        if not known:
+            raise InputError("class_weight: the data have no classes")
+        weight = class_weights(given, training.labels(), len(known), known)
+    if mixes or weight is not None:
+        loss = adapt(loss, weight, mixes)
+    return Recipe(loss, config.method(), part(config.model, RecipeOptions))
 
 
 def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say) -> None:

@@ -1,0 +1,142 @@
+"""Mixup and CutMix: random changes of a whole batch, whose labels become shares of classes.
+
+    mixup    x = s x_i + (1 - s) x_j,  t = s t_i + (1 - s) t_j,  s ~ Beta(alpha, alpha)
+    cutmix   a rectangle of x_i is taken from x_j; s is the share of the area that stays
+
+    Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018, arXiv:1710.09412
+    Yun et al., "CutMix", ICCV 2019, arXiv:1905.04899
+
+j is a permutation of the batch; t are rows of shares of classes, float32.  Cross entropy is linear
+in t, so that the loss of such a row is the weighted sum of the losses of its two labels.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base.errors import DTypeError, InputError, ShapeError
+from engine.base.signatures import checked
+from engine.data.samples import BATCH, Array, Stage
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Mixing(ABC):
+    """A random change of a batch that mixes pairs of samples and their labels.
+
+    alpha: of the distribution Beta(alpha, alpha) of shares: small values keep most samples nearly
+        as they are, 1 makes all shares equally likely.
+    classes: how many there are; None: as the data have them.
+    """
+
+    stage: ClassVar[Stage] = BATCH
+
+    alpha: float = 0.2
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1e6:
+            raise InputError(f"{type(self).__name__}: alpha={self.alpha}; expected above 0")
+
+    @abstractmethod
+    def mix(self, x: Array, other: Array, share: float, rng: np.random.Generator) -> float:
+        """Mix the arrays `other` into `x`, in place; return the share of `x` that is left."""
+
+    def __call__(
+        self, arrays: tuple[Array, ...], rng: np.random.Generator, classes: int | None = None
+    ) -> tuple[Array, ...]:
+        """Return a batch with its first array mixed, and the labels, its last, as shares.
+
+        Raises:
+            InputError: the number of classes is unknown.
+            DTypeError, ShapeError: the last array is none of labels, or the first none of floats.
+        """
+        name = type(self).__name__
+        count = self.classes or classes
+        if count is None:
+            raise InputError(
+                f"{name} needs the number of classes, which the data do not tell: "
+                f"{name}(classes=10)"
+            )
+        if len(arrays) < 2:
+            raise InputError(f"{name}: a batch without labels; expected (features, labels)")
+        x, labels = arrays[0], arrays[-1]
+        if x.dtype.kind != "f":
+            raise DTypeError(f"{name}: features of the type {x.dtype}; expected floats")
+        shares = shares_of(labels, count, name)
+        order = rng.permutation(len(x))
+        mixed = np.array(x)
+        kept = self.mix(mixed, x[order], float(rng.beta(self.alpha, self.alpha)), rng)
+        blended = np.float32(kept) * shares + np.float32(1 - kept) * shares[order]
+        return mixed, *arrays[1:-1], blended
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Mixup(Mixing):
+    """Blends pairs of samples of a batch, and their labels; see `Mixing` for the options."""
+
+    def mix(self, x: Array, other: Array, share: float, rng: np.random.Generator) -> float:
+        x *= x.dtype.type(share)
+        x += x.dtype.type(1 - share) * other
+        return share
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class CutMix(Mixing):
+    """Replaces a rectangle of each picture of a batch by another one's; options as of `Mixing`.
+
+    Pictures have four axes, [batch, channels, height, width] or [batch, height, width, channels].
+    """
+
+    alpha: float = 1.0
+
+    def mix(self, x: Array, other: Array, share: float, rng: np.random.Generator) -> float:
+        if x.ndim != 4:
+            raise ShapeError(
+                f"CutMix: a batch of the shape {list(x.shape)}; expected pictures, "
+                "[batch, channels, height, width] or [batch, height, width, channels]"
+            )
+        first = 1 if x.shape[3] in (1, 3) and x.shape[1] not in (1, 3) else 2
+        height, width = x.shape[first : first + 2]
+        side = math.sqrt(1 - share)
+        rows, columns = round(side * height), round(side * width)
+        middle = int(rng.integers(height)), int(rng.integers(width))
+        top, left = max(0, middle[0] - rows // 2), max(0, middle[1] - columns // 2)
+        bottom, right = min(height, top + rows), min(width, left + columns)
+        place = (slice(None),) * first + (slice(top, bottom), slice(left, right))
+        x[place] = other[place]
+        replaced: float = (bottom - top) * (right - left) / (height * width)
+        return 1 - replaced
+
+
+def shares_of(labels: Array, classes: int, what: str) -> npt.NDArray[np.float32]:
+    """Return labels as shares of classes, float32 [batch, classes]; shares as they are.
+
+    Raises:
+        DTypeError, ShapeError: they are neither.
+        InputError: a label is not a class.
+    """
+    if labels.dtype.kind == "f" and labels.ndim == 2 and labels.shape[1] == classes:
+        return labels.astype(np.float32)
+    if labels.dtype.kind not in "iu":
+        raise DTypeError(
+            f"{what}: labels of the type {labels.dtype}; expected whole numbers, one for each "
+            "sample: only classes can be mixed"
+        )
+    if labels.ndim != 1:
+        raise ShapeError(
+            f"{what}: labels of the shape {list(labels.shape)}; expected one class for each sample"
+        )
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise InputError(
+            f"{what}: labels from {labels.min()} to {labels.max()}; expected 0 to {classes - 1}"
+        )
+    return np.eye(classes, dtype=np.float32)[labels]
