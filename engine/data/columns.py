@@ -67,8 +67,9 @@ class Rows(ABC):
         names: of the columns.
     """
 
-    title: str
-    names: Sequence[str]
+    def __init__(self, title: str, names: Sequence[str]) -> None:
+        self.title, self.names = title, names
+        self._places = {name: place for place, name in enumerate(names)}
 
     @abstractmethod
     def __len__(self) -> int:
@@ -112,12 +113,13 @@ class Rows(ABC):
 
     def index(self, name: str) -> int:
         """Return the position of a column."""
-        if name not in self.names:
+        place = self._places.get(name)
+        if place is None:
             raise NameNotFoundError(
                 f"{self.title}: no column {name!r}; there are "
                 f"{', '.join(map(repr, self.names[:20]))}{nearest(name, self.names)}"
             )
-        return self.names.index(name)
+        return place
 
     def absent(self, used: Sequence[str], drop: bool, refuse: Sequence[str]) -> None:
         """Drop the rows in which a value is missing; or refuse them if it is of these columns.
@@ -181,7 +183,7 @@ class SheetRows(Rows):
     """The rows of a file, whose cells are texts."""
 
     def __init__(self, sheet: Sheet, missing_values: Sequence[str]) -> None:
-        self.title, self.names = repr(sheet.path), sheet.names
+        super().__init__(repr(sheet.path), sheet.names)
         self._path, self._rows, self._lines = sheet.path, sheet.rows, sheet.lines
         self._missing = set(missing_values)
 

@@ -38,9 +38,9 @@ class FrameRows(Rows):
     """The rows of a DataFrame, or of a mapping of columns."""
 
     def __init__(self, source: Any) -> None:
-        self.title = "the DataFrame" if is_frame(source) else "the columns"
         keys = list(source) if isinstance(source, Mapping) else list(source.columns)
-        self.names = [str(key) for key in keys]
+        title = "the DataFrame" if is_frame(source) else "the columns"
+        super().__init__(title, [str(key) for key in keys])
         twice = sorted(name for name, count in Counter(self.names).items() if count > 1)
         if twice:
             raise InputError(f"{self.title}: two columns are called {twice[0]!r}")
