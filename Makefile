@@ -4,6 +4,7 @@
 # make fuzz         hostile models, files and arguments (N=10000 mutations, ARGS="--what plans --seed 5")
 # make test-random  random small models, each computed in every way (N=10000 graphs, SEED=5 of the first)
 # make test-torch   the tests of Trainer.from_torch, and what pages show of PyTorch; installs it
+# make test-aim     the test of AimLog; installs Aim, 230 MB with what it needs
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
 # make docs         the documentation site, in build/docs; a warning is an error
@@ -34,7 +35,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(foreach name,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime,$(filter-out tests/torch/%,$(wildcard tests/*/test_$(name).py)))
 
-.PHONY: demo test test-all fuzz test-random test-torch test-oldest lint docs pictures builds wheels bench bench-table bench-cores
+.PHONY: demo test test-all fuzz test-random test-torch test-aim test-oldest lint docs pictures builds wheels bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -53,8 +54,11 @@ fuzz: $(VENV)/.dev
 test-random: $(VENV)/.dev
 	$(BIN)/python -m tests.random_graphs $(N) --seed $(SEED) $(ARGS)
 
-test-torch: $(VENV)/.dev $(VENV)/.torch
+test-torch: $(VENV)/.dev $(VENV)/.torch-tests
 	$(BIN)/python -m pytest tests/torch tests/docs/test_pages.py $(ARGS)
+
+test-aim: $(VENV)/.dev $(VENV)/.aim
+	$(BIN)/python -m pytest tests/aim $(ARGS)
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS)
@@ -93,7 +97,7 @@ bench-table: $(VENV)/.dev
 bench-cores: $(VENV)/.dev
 	$(BIN)/python -m bench cores --page $(ARGS)
 
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.torch $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.aim $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.torch-tests $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 

@@ -34,13 +34,16 @@ if TYPE_CHECKING:
     from engine.data import *
     from engine.errors import EngineError as EngineError
     from engine.lora import Lora as Lora
+    from engine.reports import AimLog as AimLog
     from engine.reports import Comparison as Comparison
     from engine.reports import CsvLog as CsvLog
     from engine.reports import HtmlReport as HtmlReport
     from engine.reports import JsonLog as JsonLog
     from engine.reports import LiveCurve as LiveCurve
+    from engine.reports import MlflowLog as MlflowLog
     from engine.reports import Progress as Progress
     from engine.reports import TensorBoard as TensorBoard
+    from engine.reports import WandbLog as WandbLog
     from engine.reports import compare as compare
     from engine.trainer import *
 
@@ -159,13 +162,16 @@ _PLACES = {
     "errors": ("EngineError",),
     "lora": ("Lora",),
     "reports": (
+        "AimLog",
         "Comparison",
         "CsvLog",
         "HtmlReport",
         "JsonLog",
         "LiveCurve",
+        "MlflowLog",
         "Progress",
         "TensorBoard",
+        "WandbLog",
         "compare",
     ),
 }

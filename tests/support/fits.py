@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.trainer.evaluation import EvaluationBatch
 from engine.trainer.fit import HOOKS, Callback, Fit
+from engine.trainer.history import History
 
 SAMPLES = 32  # of a batch
 VALUES = {"loss": 0.4213, "val_loss": 0.4, "val_accuracy": 0.881}
@@ -48,3 +50,17 @@ def train_epoch(
     fit.history.rows.append({"epoch": fit.epoch, **ROW, "loss": fit.logs["loss"]})
     tell(callbacks, "on_epoch_end", fit)
     fit.epoch, fit.batch, fit.samples = fit.epoch + 1, 0, 0
+
+
+def train(fit: Fit, callbacks: Sequence[Callback], epochs: int = 3) -> None:
+    """Report a whole training."""
+    tell(callbacks, "on_fit_begin", fit)
+    for _ in range(epochs):
+        train_epoch(fit, callbacks)
+    tell(callbacks, "on_fit_end", fit)
+
+
+def resumed(before: Fit, epochs: int) -> Fit:
+    """A training that goes on after `epochs` of an earlier one."""
+    history = History(before.history.rows[:epochs])
+    return new_fit(history=history, epoch=epochs, step=4 * epochs, resumed_from=Path("checkpoint"))

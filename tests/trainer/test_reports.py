@@ -14,7 +14,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,26 +23,13 @@ import numpy as np
 import pytest
 
 from engine.drawing import amounts
-from engine.errors import FileError, MissingPackageError
+from engine.errors import FileError
 from engine.reports import CsvLog, JsonLog, Progress, TensorBoard, default
-from engine.trainer.fit import Callback, Fit
+from engine.trainer.fit import Callback
 from engine.trainer.history import History
 from engine.trainer.reports import progress as progress_module
-from tests.support.fits import SAMPLES, new_fit, tell, train_epoch
+from tests.support.fits import SAMPLES, new_fit, resumed, tell, train, train_epoch
 from tests.support.places import ROOT
-
-
-def train(fit: Fit, callbacks: Sequence[Callback], epochs: int = 3) -> None:
-    tell(callbacks, "on_fit_begin", fit)
-    for _ in range(epochs):
-        train_epoch(fit, callbacks)
-    tell(callbacks, "on_fit_end", fit)
-
-
-def resumed(before: Fit, epochs: int) -> Fit:
-    """A training that goes on after `epochs` of an earlier one."""
-    history = History(before.history.rows[:epochs])
-    return new_fit(history=history, epoch=epochs, step=4 * epochs, resumed_from=Path("checkpoint"))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -307,7 +294,7 @@ def checksum(data: bytes) -> int:
 
 def events(folder: Path) -> Iterator[Any]:
     """The events of all files of a folder, whose checksums are right."""
-    from tensorboardX.proto import event_pb2
+    from tensorboard.compat.proto import event_pb2
 
     for path in sorted(folder.glob("*tfevents*")):
         data, at = path.read_bytes(), 0
@@ -332,14 +319,6 @@ def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
     train(resumed(fit, 2), [TensorBoard(tmp_path)], 1)
     (start,) = (e for e in events(tmp_path) if e.WhichOneof("what") == "session_log")
     assert (start.step, start.session_log.status) == (9, 1), "what follows replaces steps from 9 on"
-
-
-def test_without_tensorboardx_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'edgegrad\[tensorboard\]'"):
-        TensorBoard(tmp_path)
 
 
 # --- disks

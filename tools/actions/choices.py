@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.base import option_tables as tables
@@ -10,6 +11,8 @@ from engine.base.errors import InputError
 from engine.graphs.offline.optim_types import OptimizerSpec
 from engine.loss_types import Loss
 from engine.trainer import names
+from engine.trainer.reports import trackers
+from engine.trainer.reports.tracker import Tracker
 from engine.trainer.schedules import Schedule
 
 Kind = TypeVar("Kind")
@@ -33,6 +36,18 @@ def optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpe
 def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
     """Return a schedule with its options, as `loss`."""
     return names.named_schedule(name, options, place)
+
+
+def tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> Tracker:
+    """Return a tracker with its options, as `loss`.
+
+    folder: of the run; a tracker that writes files into a folder of its own has one in it.
+    """
+    kind = _chosen(trackers.known(), name, "log", place)
+    known = tables.options(kind)
+    given: dict[str, Any] = {"folder": folder / name.lower(), "run": None}
+    given = {key: value for key, value in given.items() if key in known}
+    return tables.make(kind, options, f"{place} {name}", **given)
 
 
 def _chosen(known: Mapping[str, type[Kind]], name: str, what: str, place: str) -> type[Kind]:

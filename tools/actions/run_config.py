@@ -27,6 +27,7 @@ from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.system import files
 from engine.tools.actions import choices
+from engine.trainer.reports.tracker import Tracker
 from engine.trainer.schedules import Schedule
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
@@ -140,6 +141,14 @@ class OutputTable:
 
     folder: str = option("run", "The folder of the run.", flag="-o, --out", metavar="PATH")
     tensorboard: bool = option(False, "Also write event files for TensorBoard.")
+    log: Sequence[str] = option(
+        (),
+        "Also log to wandb, mlflow, aim or tensorboard (docs/reports.md).",
+        metavar="NAME",
+    )
+    log_options: Mapping[str, Mapping[str, Any]] = option(
+        {}, 'Options of these by name, such as {wandb = {project = "flowers"}}.'
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +176,24 @@ class RunConfig:
     def rates(self) -> Schedule:
         """Return the schedule of the learning rate."""
         return choices.schedule(self.schedule.name, self.schedule.options, "[schedule]")
+
+    def trackers(self) -> list[Tracker]:
+        """Return the callbacks that log to other programs.
+
+        Raises:
+            InputError, DTypeError: there is none of a name, or an option does not fit.
+            MissingPackageError: the package that it needs is not installed.
+        """
+        table, place = self.output, "[output] log"
+        named = [*(["tensorboard"] if table.tensorboard else []), *table.log]
+        for name in table.log_options:
+            if name not in named:
+                raise InputError(f"{place}_options: {name!r} is not in log{nearest(name, named)}")
+        folder = Path(table.folder)
+        return [
+            choices.tracker(name, table.log_options.get(name, {}), place, folder)
+            for name in dict.fromkeys(named)
+        ]
 
     def changed(self, table: str, **values: Any) -> RunConfig:
         """Return a configuration with other values in a table."""

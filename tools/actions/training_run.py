@@ -169,6 +169,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     run_data.open_test(config.data, training)  # refuses what cannot be read, before any work
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
+    config.trackers()
     lines = [_data_line(config, training, validation)]
     if resume:
         _check_same(run_config.as_written(config), runs.read_config(folder), folder)
@@ -404,11 +405,7 @@ def _callbacks(config: RunConfig, validates: bool) -> list[Callback]:
     monitor = _monitor(config, validates)
     if config.fit.patience is not None:
         callbacks.append(EarlyStopping(monitor, config.fit.patience, mode=config.fit.mode))
-    if config.output.tensorboard:
-        from engine.trainer.reports import TensorBoard
-
-        callbacks.append(TensorBoard(Path(config.output.folder) / "tensorboard"))
-    return callbacks
+    return [*callbacks, *config.trackers()]
 
 
 # --- after

@@ -19,18 +19,22 @@ from engine.trainer.reports.progress import Progress
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.tensorboard import TensorBoard
+from engine.trainer.reports.trackers import AimLog, MlflowLog, WandbLog
 
 __all__ = [
     "SECTIONS",
+    "AimLog",
     "Comparison",
     "CsvLog",
     "HtmlReport",
     "JsonLog",
     "LiveCurve",
+    "MlflowLog",
     "Progress",
     "RunRecord",
     "Section",
     "TensorBoard",
+    "WandbLog",
     "compare",
     "default",
 ]

@@ -1,0 +1,223 @@
+"""Trackers of Weights & Biases, MLflow and Aim, whose packages are imported when a run starts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine.base.errors import MissingPackageError
+from engine.base.signatures import AT_LEAST_0, checked
+from engine.trainer.reports.tensorboard import TensorBoard
+from engine.trainer.reports.tracker import SECONDS, Tracker, facts
+
+if TYPE_CHECKING:
+    from engine.trainer.fit import Fit
+
+_FOREIGN = re.compile(r"[^\w\-. /]", re.ASCII)  # characters that MLflow's names cannot have
+
+
+class _Service(Tracker):
+    """Base of trackers of a package's runs.
+
+    A resumed training goes on with its run, whose name every checkpoint keeps.
+    """
+
+    def __init__(self, run: Any, seconds: float, options: Mapping[str, Any]) -> None:
+        super().__init__(seconds)
+        self._given, self._options = run, dict(options)
+        self._run: Any = None
+        self._known: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return the name of the run."""
+        return {} if self._known is None else {"run": self._known}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with the run."""
+        self._known = state.get("run")
+
+
+@checked(seconds=AT_LEAST_0)
+class WandbLog(_Service):
+    """A run of Weights & Biases; needs the extra `wandb`.
+
+    Args:
+        run: the run, or another object with a method `log`, which stays open; None: one begins and
+            ends with the training.
+        project, name: of a new run; None: as W&B is set up, and a name that it finds.
+        mode: of a new run; "offline": it is written to files, for `wandb sync`; None: as W&B is set
+            up, for example by WANDB_MODE.
+        seconds: between values of steps; 0: every step.
+        options: more options of `wandb.init`.
+
+    Every call of `log` has the step as "trainer/step", the axis of all values.
+
+    Raises:
+        MissingPackageError: wandb is not installed, and no run is given.
+    """
+
+    def __init__(
+        self,
+        run: Any = None,
+        project: str | None = None,
+        name: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+        seconds: float = SECONDS,
+        **options: Any,
+    ) -> None:
+        chosen = {"project": project, "name": name, "mode": mode}
+        super().__init__(run, seconds, options | _given(chosen))
+        if run is None:
+            _package("wandb")
+
+    def start(self, fit: Fit) -> None:
+        self._run = self._given
+        if self._run is None:
+            options = {"config": facts(fit), **_given({"dir": fit.folder}), **self._options}
+            if fit.resumed and self._known is not None:
+                options |= {"id": self._known, "resume": "allow"}
+            self._run = _package("wandb").init(**options)
+            self._known = str(self._run.id)
+        if hasattr(self._run, "define_metric"):
+            self._run.define_metric("*", step_metric="trainer/step")
+
+    def log(self, fit: Fit, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "trainer/step": fit.step})
+
+    def finish(self, fit: Fit) -> None:
+        if self._given is None:
+            self._run.finish(exit_code=int(fit.error is not None))
+
+
+@checked(seconds=AT_LEAST_0)
+class MlflowLog(_Service):
+    """A run of MLflow; needs the extra `mlflow`.
+
+    Args:
+        run: the identifier of a run that stays open, in the tracking store; None: one is made, and
+            ends with the training.
+        experiment: the name of the experiment of a new run, made if it is not there.
+        name: of a new run; None: MLflow finds one.
+        uri: the tracking store, as "http://localhost:5000"; None: as MLflow is set up, for example
+            by MLFLOW_TRACKING_URI.
+        seconds: between values of steps; 0: every step.
+
+    Characters that MLflow's names cannot have become "_".
+
+    Raises:
+        MissingPackageError: mlflow is not installed.
+    """
+
+    def __init__(
+        self,
+        run: str | None = None,
+        experiment: str = "edgegrad",
+        name: str | None = None,
+        uri: str | None = None,
+        seconds: float = SECONDS,
+    ) -> None:
+        super().__init__(run, seconds, {})
+        self._experiment, self._name, self._uri = experiment, name, uri
+        _package("mlflow")
+
+    def start(self, fit: Fit) -> None:
+        mlflow = _package("mlflow")
+        self._client = mlflow.MlflowClient(self._uri)
+        self._known = self._given or (self._known if fit.resumed else None)
+        if self._known is None:
+            there = self._client.get_experiment_by_name(self._experiment)
+            home = (
+                self._client.create_experiment(self._experiment)
+                if there is None
+                else there.experiment_id
+            )
+            run = self._client.create_run(home, run_name=self._name)
+            self._known = str(run.info.run_id)
+            for key, value in facts(fit).items():
+                self._client.log_param(self._known, key, value)
+        elif self._given is None:
+            self._client.update_run(self._known, status="RUNNING")
+
+    def log(self, fit: Fit, values: Mapping[str, float]) -> None:
+        metric, now = _package("mlflow").entities.Metric, int(1000 * time.time())
+        named = {_FOREIGN.sub("_", name): float(value) for name, value in values.items()}
+        self._client.log_batch(
+            self._known, metrics=[metric(name, v, now, fit.step) for name, v in named.items()]
+        )
+
+    def finish(self, fit: Fit) -> None:
+        if self._given is None:
+            self._client.set_terminated(self._known, "FAILED" if fit.error else "FINISHED")
+
+
+@checked(seconds=AT_LEAST_0)
+class AimLog(_Service):
+    """A run of Aim; needs the extra `aim`.
+
+    Args:
+        run: an `aim.Run`, or another object with a method `track`, which stays open; None: one is
+            made, and is closed with the training.
+        repo: of a new run, a folder; None: as Aim is set up.
+        experiment: of a new run; None: Aim's default.
+        seconds: between values of steps; 0: every step.
+        options: more options of `aim.Run`.
+
+    Raises:
+        MissingPackageError: aim is not installed, and no run is given.
+    """
+
+    def __init__(
+        self,
+        run: Any = None,
+        repo: str | None = None,
+        experiment: str | None = None,
+        seconds: float = SECONDS,
+        **options: Any,
+    ) -> None:
+        super().__init__(run, seconds, options | _given({"repo": repo, "experiment": experiment}))
+        if run is None:
+            _package("aim")
+
+    def start(self, fit: Fit) -> None:
+        self._run = self._given
+        if self._run is None:
+            known = self._known if fit.resumed else None
+            self._run = _package("aim").Run(known, **self._options)
+            self._known = str(self._run.hash)
+            self._run["edgegrad"] = facts(fit)
+
+    def log(self, fit: Fit, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._run.track(float(value), name=name, step=fit.step, epoch=fit.epoch)
+
+    def finish(self, fit: Fit) -> None:
+        if self._given is None:
+            self._run.close()
+
+
+def known() -> dict[str, type[Tracker]]:
+    """Return the trackers by name."""
+    kinds = (AimLog, MlflowLog, TensorBoard, WandbLog)
+    return {kind.__name__.removesuffix("Log").lower(): kind for kind in kinds}
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _package(name: str) -> Any:
+    """Return a package.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"runs of {name} need the package {name}: pip install 'edgegrad[{name}]'"
+        ) from error
