@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A background job begins with interrupts ignored; tests of interrupts send some.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Whatever this checkout ships, here and in the processes that tests start.
+    # Compile natively even if this checkout ships kernels, also in processes that tests start.
     os.environ.setdefault("EDGEGRAD_KERNELS", "native")
 
 

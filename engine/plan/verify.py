@@ -557,9 +557,7 @@ class _Check:
         for n, step in enumerate(self.plan.steps) if sums else ():
             each = sums.get(n)
             if each is not None and (each.kind not in KINDS or each.ordinal <= last or step.tiles):
-                self.fail(
-                    n, f"a collective step {each.kind!r}, number {each.ordinal} behind {last}"
-                )
+                self.fail(n, f"a collective step {each.kind!r}, number {each.ordinal} after {last}")
             if each is not None:
                 last, buffer = each.ordinal, self.plan.buffers[each.buffer]
                 place = buffer.region, buffer.offset

@@ -36,10 +36,10 @@ def readings(count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
 def break_down(values: dict[str, np.ndarray], rng: np.random.Generator) -> list[str]:
     """Put faults of 20 to 60 seconds into readings; returns which reading belongs to which."""
     count = len(values["flow"])
-    found = ["none"] * count
+    labels = ["none"] * count
     for number, start in enumerate(range(100, count - 100, 200)):
         fault, part = FAULTS[number % len(FAULTS)], slice(start, start + int(rng.integers(20, 61)))
-        found[part] = [fault] * (part.stop - part.start)
+        labels[part] = [fault] * (part.stop - part.start)
         if fault == "leak":
             values["flow"][part] *= 0.8
             values["pressure_out"][part] *= 0.9
@@ -53,7 +53,7 @@ def break_down(values: dict[str, np.ndarray], rng: np.random.Generator) -> list[
             values["speed"][part] = values["speed"][start]
         else:
             values["voltage"][part] *= 0.93
-    return found
+    return labels
 
 
 def write(path: str, values: dict[str, np.ndarray], faults: list[str] | None = None) -> None:

@@ -2,8 +2,8 @@
 
 `python model.py` writes forward.onnx, with mean and deviation of the readings of sensors.csv in it.
 
-The network narrows a reading to a few numbers and guesses the reading from them.  What it has
-learned to guess is normal; the error of its guess says how far a reading is from that.
+The network narrows a reading to a few numbers and guesses the reading from them.  A
+reading that it guesses well is normal; the error of its guess says how far a reading is from that.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def measure(trainer: Trainer, threshold: float) -> tuple[float, float]:
     test = Csv("test.csv", target="fault", features=CHANNELS, normalize=False)
     values, faults = test.take(np.arange(len(test)))
     told, faulty = trainer.predict(values) > threshold, faults != test.classes.index("none")
-    found = (told & faulty).sum()
-    precision, recall = float(found / told.sum()), float(found / faulty.sum())
+    right = (told & faulty).sum()
+    precision, recall = float(right / told.sum()), float(right / faulty.sum())
     print(f"faulty is what has an error above {threshold:.4f}")
     print(f"precision {precision:.1%}, recall {recall:.1%}")
     return precision, recall

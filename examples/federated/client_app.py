@@ -1,4 +1,4 @@
-"""What a client does: it trains on its own data, and evaluates on those that it holds back."""
+"""The client: it trains on its own data, and evaluates on the samples that it holds back."""
 
 from __future__ import annotations
 

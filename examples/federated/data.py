@@ -1,6 +1,6 @@
 """The data, and which client has what of them: `dataset` and `partition` of pyproject.toml choose.
 
-digits      1,797 pictures of scikit-learn; who wrote them is not known
+digits      1,797 pictures of scikit-learn; their writers are not known
 keywords    six spoken words and others, by twenty people
 
 iid         the clients have shares alike
@@ -46,14 +46,14 @@ class Digits:
 
 @lru_cache
 def of_all(dataset: str) -> tuple[Digits | Words, Digits | Words]:
-    """What the clients have together, and what only the server has."""
+    """Return the samples that the clients share, and the samples that only the server has."""
     if dataset == "digits":
         from sklearn.datasets import load_digits
 
-        found = load_digits()
-        order = np.random.default_rng(0).permutation(len(found.target))
-        images = (found.images[order] / 16).astype(np.float32)[:, None]
-        labels = found.target[order].astype(np.int64)
+        digits = load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        images = (digits.images[order] / 16).astype(np.float32)[:, None]
+        labels = digits.target[order].astype(np.int64)
         apart = len(labels) // 5
         return Digits(images[apart:], labels[apart:]), Digits(images[:apart], labels[:apart])
     if dataset == "keywords":
@@ -77,7 +77,7 @@ def shares(config: Mapping[str, Any], clients: int) -> list[np.ndarray]:
 
 
 def of_client(number: int, clients: int, config: Mapping[str, Any]) -> tuple[Data, Data]:
-    """What a client trains on, and what it evaluates on: a fifth of its share."""
+    """Return a client's samples for training, and a fifth of its share for evaluation."""
     samples, _ = of_all(str(config.get("dataset", "digits")))
     mine = np.random.default_rng(number).permutation(shares(config, clients)[number])
     apart = len(mine) // 5
@@ -85,6 +85,6 @@ def of_client(number: int, clients: int, config: Mapping[str, Any]) -> tuple[Dat
 
 
 def of_server(config: Mapping[str, Any]) -> Data:
-    """What the server evaluates on after each round."""
+    """Return the samples on which the server evaluates after each round."""
     _, samples = of_all(str(config.get("dataset", "digits")))
     return samples.take(np.arange(len(samples.labels)))

@@ -1,4 +1,4 @@
-"""What the server does: rounds by the strategy of pyproject.toml, and an evaluation after each."""
+"""The server: rounds by the strategy of pyproject.toml, and an evaluation after each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Photos to try the example with: things drawn in random colours, sizes, turns and lights.
 
 `python data.py` writes photos/<class>/<number>.jpg, 20 a class, and test/<class>/<number>.jpg,
-others to measure with.  The base network learns from other things, those of `BASE`.
+others to measure with.  The base network learns from the other things in `BASE`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `python data.py` writes texts/messages.txt, a message a line, and test.txt, others of the same
 writer.  They are made by a grammar, so that what can be guessed is known: a word in braces stands
-for one of the phrases behind it.
+for one of the phrases listed for it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ GRAMMAR = {
 def message(rng: np.random.Generator) -> str:
     """A message of the grammar."""
     text = "{message}"
-    while found := re.search(r"\{(\w+)\}", text):
-        text = text.replace(found[0], str(rng.choice(GRAMMAR[found[1]])), 1)
+    while place := re.search(r"\{(\w+)\}", text):
+        text = text.replace(place[0], str(rng.choice(GRAMMAR[place[1]])), 1)
     return text
 
 

@@ -26,7 +26,7 @@ def network(vocabulary: int, seed: int = 0) -> onnx.ModelProto:
     """Tokens [batch, LENGTH] to scores [batch, vocabulary, LENGTH], of the token after each place.
 
     Scores of a place depend on the tokens up to it alone, so that a shorter text is filled up with
-    any tokens behind it.  The classes are on axis 1, where ONNX's losses have them.
+    any tokens after it.  The classes are on axis 1, where ONNX's losses have them.
     """
     rng = np.random.default_rng(seed)
     nodes, weights = [], []

@@ -27,7 +27,7 @@ def unigram_perplexity(train: np.ndarray, test: np.ndarray, vocabulary: int) -> 
 
 
 def complete(trainer: Trainer, tokenizer: Tokenizer, text: str, count: int = 8) -> str:
-    """A text with the `count` tokens behind it that the network finds likeliest."""
+    """Return a text and the `count` tokens that the network finds likeliest after it."""
     tokens = tokenizer.encode(text).ids
     for _ in range(count):
         seen = tokens[-LENGTH:]
@@ -58,14 +58,14 @@ def train(epochs: int = 10, resume: bool = False) -> Trainer:
 
 
 def measure(trainer: Trainer) -> float:
-    """The perplexity of the test text, as a share of that of unigrams."""
+    """Return the perplexity of the test text, divided by the perplexity of unigrams."""
     texts, test = (Texts(path, "tokenizer.json", LENGTH) for path in ("texts", "test.txt"))
     tokenizer = Tokenizer.from_file("tokenizer.json")
     for begin in ("hi anna, please", "see you at the", "thank you"):
         print(complete(trainer, tokenizer, begin))
     reached = trainer.evaluate(test, metrics="perplexity")["perplexity"]
     unigram = unigram_perplexity(texts.tokens, test.tokens, tokenizer.get_vocab_size())
-    print(f"the perplexity of the test text is {reached:.2f}; that of unigrams {unigram:.1f}")
+    print(f"the perplexity of the test text is {reached:.2f}; unigrams reach {unigram:.1f}")
     return reached / unigram
 
 

@@ -210,7 +210,7 @@ TABLES: dict[str, tuple[bytes, str | None]] = {
     "quotes": (b'a,b,y\n"1","2","u, ""w"""\n3,4,v\n', None),
     "lines in quotes": (b'a,b,y\n1,2,"u\nw"\n3,4,v\n', None),
     "a quote that does not end": (b'a,b,y\n1,2,"u\n3,4,v\n', "unexpected end of data"),
-    "letters behind a quote": (b'a,b,y\n1,2,"u"w\n3,4,v\n', "',' expected after '\"'"),
+    "letters after a quote": (b'a,b,y\n1,2,"u"w\n3,4,v\n', "',' expected after '\"'"),
     "byte order mark": (b"\xef\xbb\xbfa,b,y\n1,2,u\n3,4,v\n", None),
     "utf-16": ("a,b,y\n1,2,u\n3,4,v\n".encode("utf-16"), "is not utf-8"),
     "latin-1": (b"a,b,y\n1,2,\xfc\n3,4,v\n", "is not utf-8"),

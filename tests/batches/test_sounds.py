@@ -207,7 +207,7 @@ def test_splits_are_no_classes(folder: Path, tmp_path: Path, names: tuple[str, s
     shutil.copytree(folder, deeper)
     (deeper / "low" / "more").mkdir()
     next((deeper / "low").glob("*.wav")).rename(deeper / "low" / "more" / "moved.wav")
-    assert len(Sounds(deeper)) == len(Sounds(folder)), "files below those of a class are its own"
+    assert len(Sounds(deeper)) == len(Sounds(folder)), "files in folders of a class belong to it"
 
 
 def flawed() -> Array:

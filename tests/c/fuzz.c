@@ -54,7 +54,7 @@ void __sanitizer_cov_trace_pc(void)
     before = here << 1 ^ here >> 7;
 }
 
-/* Whether a way was passed that no input has passed, or more often, by powers of two. */
+/* Return 1 if an edge was taken that no input has taken, or more often, by powers of two. */
 static int is_new(void)
 {
     int found = 0;
@@ -133,7 +133,7 @@ static const uint64_t odd[] = {
     0xFFFFFFFFFFFFFFF8, 0xFFFFFFFFFFFFFFFF,
 };
 
-/* A place to change: the structure of a file is mostly at its begin, or at its end. */
+/* A place to change: the structure of a file is mostly at its start or its end. */
 static size_t place(size_t size)
 {
     size_t near = size < 512 ? size : 512;

@@ -1,4 +1,4 @@
-/* What a reader gives to the loop of fuzz.c. */
+/* The functions that a reader gives to the loop of fuzz.c. */
 
 #ifndef FUZZ_H
 #define FUZZ_H
@@ -9,10 +9,10 @@
  * its promises ends the process by abort(). */
 int fuzz_take(const unsigned char *data, size_t size);
 
-/* Make a checksum good again, so that what is behind it is looked at. */
+/* Correct a checksum, so that the bytes it guards are read. */
 void fuzz_mend(unsigned char *data, size_t size);
 
-/* Words that such files have, NULL behind the last. */
+/* Words that such files have, NULL after the last. */
 extern const char *const fuzz_words[];
 
 #endif

@@ -36,7 +36,7 @@ int fuzz_take(const unsigned char *data, size_t size)
             abort();
         length += strlen(name) + (kind == MNIST_STRING ? strlen(text) : 0);
     }
-    /* What was read can be written, and read again. */
+    /* A checkpoint that was read can be written, and read again. */
     size_t need = mnist_checkpoint_size(m, 1);
     unsigned char *out = malloc(need + length + 1);
     code = mnist_save_to(m, out, need, 1);

@@ -36,7 +36,7 @@ void fuzz_mend(unsigned char *data, size_t size)
         data[8 + i] = (unsigned char)(crc >> 8 * i);
 }
 
-/* Ask for all that a model tells of itself, and touch the memory that it gives to its caller. */
+/* Ask a model for all its facts, and touch the memory that it gives to its caller. */
 static void question(mnist *m)
 {
     size_t bytes = 0;

@@ -52,7 +52,7 @@ int main(int argc, char **argv)
         memcpy(changed, data, size);
         for (int k = rand() % 4; k >= 0; k--) {
             size_t place = (size_t)rand() % size;
-            /* every second change hits a number of the structure, of which a file has few */
+            /* every second change hits a number of the structure; a file has few of them */
             if (i % 2)
                 place = place / 4096 * 4096 + place % 64 < size ? place % 256 : place;
             int value = rand() % 3 ? rand() : rand() % 2 ? 0 : 255;

@@ -58,7 +58,7 @@ static void without_a_model(void)
     NO_MODEL(mnist_set_property_float(NULL, "x", 1));
     NO_MODEL(mnist_set_property_string(NULL, "x", "x"));
     NO_MODEL(mnist_get_property(NULL, 0, NULL, NULL, NULL, NULL, NULL));
-    /* What gives no code gives what its comment says of an error. */
+    /* A function without an error code returns the value that its comment names for errors. */
     expect("of NULL", mnist_find_parameter(NULL, "x") == -1, 1, "", "");
     expect("of NULL", !mnist_parameter(NULL, 0) && !mnist_gradient(NULL, 0), 1, "", "");
     expect("of NULL", !mnist_input(NULL, 0, 0) && !mnist_output(NULL, 0, 0), 1, "", "");

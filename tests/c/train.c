@@ -1,5 +1,5 @@
 /* Trains a build, or a library and a plan, on made-up data, and prints the losses in hexadecimal.
- * The data is that of the self-test: see tools/trimmed/selftest.py.
+ * The data are the self-test's: see tools/trimmed/selftest.py.
  * usage: train CHECKPOINT STEPS LEARNING_RATE [PLAN] */
 
 #include "mnist.h"

@@ -124,7 +124,7 @@ def test_a_crash_before_any_system_call_leaves_the_old_or_the_new(
         found = storage.read(path)
         assert plain(found) in (plain(sample(1.0)), plain(sample(2.0)))
         seen.append(found.properties["epoch"])
-        # Whatever was left, the next write cleans up, and the one after a crash counts.
+        # The next write cleans up all that was left, and the one after a crash counts.
         put(3.0, path, new if nth % 2 else old)
         assert plain(storage.read(path)) == plain(sample(3.0))
         left = [f for f in os.listdir(path.parent) if not f.endswith(".tmp")]

@@ -123,7 +123,7 @@ CLIPPED = PLAIN.replace('["": 17]', '["": 17, "engine": 1]').replace(
 
 
 def test_told_gradients_are_given_those_of_the_joined_batch() -> None:
-    """Each rank clips what it would in one process; what is weighed behind is refused."""
+    """Each rank clips as one process would; gradients that are weighed afterwards are refused."""
     one = made(CLIPPED, optimizer=SGD(0.05))
     loss = one.step(X, LABELS)
 
@@ -316,7 +316,7 @@ def test_plans_that_break_the_rules_of_sums_are_refused() -> None:
 
     steps = list(plan.steps)
     late = replace(steps[wait.step], consts=(steps[wait.step].consts[0], 1))
-    refused([*steps[: wait.step], late, *steps[wait.step + 1 :]], "number 1 behind")
+    refused([*steps[: wait.step], late, *steps[wait.step + 1 :]], "number 1 after")
     copied = next(s for s in steps if s.kernel.startswith("strided_copy"))
     args = (replace(copied.args[0], buffer=start.buffer), *copied.args[1:])
     early = replace(copied, args=args, barrier=True)

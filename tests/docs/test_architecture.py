@@ -54,7 +54,7 @@ def test_every_room_is_in_the_table_with_the_file_to_begin_with() -> None:
         for path in (ROOT / top).rglob("__init__.py")
         if path.resolve() == path
     }
-    families = {p for p in packages if p.startswith("kernels/ops/")}  # one row tells of all
+    families = {p for p in packages if p.startswith("kernels/ops/")}  # one row describes all
     assert packages - families - {"kernels", "graphs"} <= told.keys() | {"engine/onnxblock"}
     for room, first in told.items():
         assert (ROOT / room).exists(), room

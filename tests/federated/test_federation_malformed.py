@@ -243,7 +243,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Hostile(LocalGrid):
-    """Clients, one of which replies arbitrarily in round 2."""
+    """Clients; one replies arbitrarily in round 2."""
 
     def __init__(self, spoil: Spoil, duplicate: str, config: dict[str, Any]) -> None:
         super().__init__(app_of(spoil), CLIENTS, config)

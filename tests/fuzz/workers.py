@@ -51,7 +51,7 @@ class Result:
 
     @property
     def is_defect(self) -> bool:
-        """Whether something is wrong with the package."""
+        """Return True if something is wrong with the package."""
         return self.outcome.startswith("defect")
 
 

@@ -74,7 +74,7 @@ Y = node("Add", ["q", "h"], ["y"])
 
 GOOD: dict[str, tuple[onnx.ModelProto, Any]] = {
     "a function": (calling([node("Neg", ["a"], ["b"])]), -X),
-    "a function whose names are those of its caller": (
+    "a function with the names of its caller": (
         calling([node("Neg", ["x"], ["h"]), node("Neg", ["h"], ["y"])], ["x"], ["y"]), X
     ),
     "a branch in a function reads it": (calling([YES, E_, inner("e")]), -np.exp(X)),

@@ -41,7 +41,7 @@ class Walk:
     """Plan between guard pages.
 
     regions: the bytes of every region that the plan uses.
-    announce: told of every call before it runs, since the process may end in it.
+    announce: called with every call before it runs, since the process may end in it.
     """
 
     def __init__(

@@ -19,11 +19,14 @@ from tests.support.places import DOCS, ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # Folders whose docstrings, comments and messages keep to the same rules.
-CLEAN = ("bench", "engine", "graphs", "kernels", "tools")
+CLEAN = ("bench", "engine", "examples", "graphs", "kernels", "tests", "tools")
+
+# Tests compare a value with the one found, and may say so.
+NAMING = tuple(place for place in CLEAN if place != "tests")
 
 _NO = r"(?<!there )(?<!there's )"
 _MORE = r"(?:longer|more|less|fewer|sooner|later|better|worse|\w+er than)\b"
-# What is banned, and what to write.
+# Phrases that are banned, and better ones.
 BANS = {
     "of which": (r"\bof which\b", "two sentences, or a possessive"),
     "is no": (rf"(?i){_NO}\b(?:is|are|was|were|be) no\b(?! {_MORE})", "is not a"),
@@ -49,6 +52,7 @@ _CLAUSE = re.compile(
 )
 # Code of other languages in a string, or a list of their keywords: no prose.
 _CODE = re.compile(r"[;{]\n|#include|:\n    |\A\s*(?:[a-z_\d]+\s+){12}")
+_C_COMMENT, _STAR, NEWLINE = re.compile(r"/\*(.*?)\*/", re.DOTALL), r"(?m)^ *\*", "\n"
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 OPENING = re.compile(r"(?:What|Whether|Which|Who|How)\b")
 
@@ -125,6 +129,16 @@ def in_code(path: Path) -> list[str]:
     ]
 
 
+def in_c(path: Path) -> list[str]:
+    """List the offences in the comments of a C file."""
+    source = path.read_text("utf-8")
+    return [
+        f"{_name(path)}:{source.count(NEWLINE, 0, comment.start()) + 1}: {offence}"
+        for comment in _C_COMMENT.finditer(source)
+        for offence in offences(_without_code(" ".join(re.sub(_STAR, "", comment[1]).split())))
+    ]
+
+
 def _documented(source: str) -> Iterator[Documented]:
     """Yield the module, classes and functions that have a docstring."""
     for node in ast.walk(ast.parse(source)):
@@ -144,7 +158,7 @@ def _docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _messages(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the strings of more than two words that are no docstrings, with their lines."""
+    """Yield the strings of more than two words that are not docstrings, with their lines."""
     lines = {node.body[0].lineno for node in _documented(source)}
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -176,9 +190,9 @@ def _name(path: Path) -> str:
 
 
 def files_of(place: str) -> list[Path]:
-    """List the Python files of a folder, or a file itself."""
+    """List the Python files of a folder, without this one, which quotes; or a file itself."""
     path = ROOT / place
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return sorted({*path.rglob("*.py")} - {Path(__file__)}) if path.is_dir() else [path]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -191,7 +205,13 @@ def test_docstrings_comments_and_messages_read_well(place: str) -> None:
     assert not [text for path in files_of(place) for text in in_code(path)]
 
 
-@pytest.mark.parametrize("place", CLEAN)
+def test_comments_of_c_read_well() -> None:
+    paths = [p for place in CLEAN for p in (ROOT / place).rglob("*.[ch]")]
+    assert len(paths) > 20
+    assert not [text for path in paths for text in in_c(path)]
+
+
+@pytest.mark.parametrize("place", NAMING)
 def test_no_function_assigns_found(place: str) -> None:
     assert not [text for path in files_of(place) for text in nameless(path)]
 

@@ -28,7 +28,7 @@ EMULATED = [
     ),
 ]
 FAULTS = {
-    "bytes behind the end": "return size > 40 && data[9] == 0xFF ? data[size] : 1;",
+    "bytes after the end": "return size > 40 && data[9] == 0xFF ? data[size] : 1;",
     "an overflow": "int n = 0x7FFFFFFF; return size > 40 && data[9] == 0xFF ? n + data[9] : 1;",
     "a promise": "if (size > 40 && data[9] == 0xFF) abort(); return 1;",
     "no end": "for (volatile int i = 1; size > 40 && data[9] == 0xFF && i;) ; return 1;",

@@ -34,7 +34,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """What a person adds.
+    """A change that a newcomer makes.
 
     row: the row of CONTRIBUTING.md that says which files to change.
     files: by path, the text of a new file or the edits of one that is there.

@@ -376,7 +376,7 @@ def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
         "from engine.kernels.binaries import load, workers\n"
         "from engine.kernels.machine.target import host\n"
         "from engine.plan.plan import KernelSpec\n"
-        "warnings.simplefilter('ignore')  # of threads: those of the pool\n"
+        "warnings.simplefilter('ignore')  # of threads of the pool\n"
         "workers.usable_cores = lambda: 2\n"
         f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
         "load.head_start(host())\n"

@@ -173,7 +173,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is that of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit")
 def test_resident_memory_grows_by_what_the_state_holds(tmp_path: Path) -> None:
     size = large(tmp_path / "checkpoint")
     words = [sys.executable, "-c", RESIDENT, str(tmp_path / "checkpoint")]

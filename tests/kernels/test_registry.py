@@ -83,7 +83,7 @@ def test_every_differentiable_op_has_a_gradient_case() -> None:
 def test_every_kernel_has_a_bench_row() -> None:
     """Optimizers, which change their inputs, have rows of their own.
 
-    The executor needs none, nor do the kernels that measure, or those of ranks; closed plans have
+    The executor needs none, nor do the kernels that measure or exchange; closed plans have
     `formula` instead of `map`.
     """
     updates = {spec.template for plan in optimizer_plans.plans() for spec in plan.specs}

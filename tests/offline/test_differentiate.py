@@ -1,6 +1,6 @@
 """Differentiation of graphs, as text: which nodes come out, what is pruned, what is refused.
 
-The numbers behind each rule are checked op by op in test_gradient.py.
+The numbers of each rule are checked op by op in test_gradient.py.
 """
 
 from __future__ import annotations

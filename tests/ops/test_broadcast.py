@@ -1,8 +1,8 @@
 """Broadcasting of sizes that are not known: types that hold, and gradients of the operands' shapes.
 
 A graph is inferred and differentiated while the dimensions of its inputs are symbols, and then run
-with sizes of which any may be 1.  Its types have to hold for these sizes, and its gradients have to
-be those of the graph that was made for these sizes, and central differences, in float64.
+with sizes that may be 1.  Its types have to hold for these sizes, and its gradients have to equal
+the gradients of the graph that was made for these sizes, and central differences, in float64.
 """
 
 from __future__ import annotations

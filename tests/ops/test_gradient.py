@@ -40,7 +40,7 @@ def rows() -> list[Any]:
 def ignored() -> list[Any]:
     """Yield the rows of several real outputs whose gradients are not checked: the first of each op.
 
-    What is fake has the gradient of something else.
+    A fake output has the gradient of something else.
     """
     found: dict[str, Any] = {}
     for case in (c for c in all_cases() if not c.grad and c.outs != 1):

@@ -5,7 +5,7 @@ who wrote it, and knows from the plan as it was made what kernels really do (`tr
 code with `verify`.  A mutant that passes must
 
 1. stay inside its regions, read nothing that nobody wrote, lose no value before its last reader,
-   and leave no two steps of which one writes what the other touches without a barrier between them;
+   and let no step write bytes that another touches without a barrier between them;
 2. compute the same as before, unless the mutation is one of `ANOTHER_PROGRAM`: it made a plan that
    is as sound as the first, but of something else, which no rule can tell from what was meant.
 """
@@ -88,7 +88,7 @@ def need(b: Buffer) -> int:
 
 
 class Model:
-    """One run of a plan, byte ranges at a time; `results` is what it leaves behind.
+    """One run of a plan, byte ranges at a time; `results` holds its final bytes.
 
     truth: the original plan, which says how far kernels reach and what they do to operands.
     """
@@ -138,7 +138,7 @@ class Model:
             if not found or found[-1] != (tag, shift):
                 found.append((tag, shift))
         if b.region == "work" and len({tag for tag, _ in found}) > 1:
-            raise Unsafe(f"step {n} reads %{i}, of which something is lost")
+            raise Unsafe(f"step {n} reads %{i}, parts of it are lost")
         return tuple(found)
 
     def walk(self) -> None:

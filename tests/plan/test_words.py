@@ -41,7 +41,7 @@ SHARED = Words(
     threads="number of threads",
     table=Field("where the sums are", address=True, of=TABLE),
     turn=Field("whose turn it is", line=True),
-    after="behind the turn",
+    after="after the turn",
 )
 
 

@@ -70,7 +70,7 @@ class Trained:
         return self.model.plan({name: value.shape for name, value in self.batch.items()})
 
     def run(self, plan: Plan) -> bytes:
-        """All that a step leaves behind: outputs, gradients, statistics."""
+        """Return all that a step changes: outputs, gradients, statistics."""
         program = self.model.load(plan)
         kept = {name: np.array(r) for name, r in self.state.regions.items()}
         for name, value in self.batch.items():

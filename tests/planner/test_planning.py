@@ -286,7 +286,7 @@ class Asked:
         monkeypatch.setattr(module, "site_of", counted)
 
     def of(self, graph: Graph) -> int:
-        """How many are asked for the plan of a graph."""
+        """Count the nodes that are asked for the plan of a graph."""
         before = self.nodes
         make_plan(graph, {}, target=host(), threads=2)
         return self.nodes - before
@@ -355,7 +355,7 @@ def test_calls_that_are_alike_are_made_once(
         return made(*args)
 
     def of(nodes: int) -> int:
-        """How many calls are made for the plan of a graph."""
+        """Count the calls that are made for the plan of a graph."""
         nonlocal count
         count = 0
         graph = transposes(nodes) if name == "copies" else graph_of(name, nodes, 1)

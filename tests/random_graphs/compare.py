@@ -3,8 +3,8 @@
 The reference is the *plain* plan: no pass that may be left out, no groups, formulas interpreted,
 one thread.  How far rounding may go is measured for each value: everything that is fed and every
 result of a node that rounds is moved by a few units in the last place, and the plain plan shows
-what that does to each output.  An output that moves by much, as where it turns an `argmax`, is no
-measure of anything, and is left out.
+what that does to each output.  An output that moves by much, as where it turns an `argmax`,
+measures nothing and is left out.
 """
 
 from __future__ import annotations
@@ -402,7 +402,7 @@ def compare(model: Model, open_too: bool = True) -> Report:
 
 
 def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
-    """Compare gradients of micro-batches with those of the whole batch.
+    """Compare gradients of micro-batches with gradients of the whole batch.
 
     Taken is the last value of the model that keeps the samples of some inputs apart.
     """
@@ -568,7 +568,9 @@ def steps(
     for region in ("param", "state"):
         found, wanted = (t.state.regions[region] for t in (one, two))
         if found.tobytes() != wanted.tobytes():
-            raise DifferentError("steps, joined", f"region {region} differs from that of two calls")
+            raise DifferentError(
+                "steps, joined", f"region {region} differs from the region of two calls"
+            )
 
 
 def forward(model: Model, report: Report, rng: random.Random, open_too: bool) -> None:

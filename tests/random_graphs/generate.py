@@ -31,7 +31,7 @@ def make(seed: int, dtype: str = "", nodes: int = MOST_NODES) -> tuple[Model, Sk
     """Return the model of a seed, and its sketch, which knows the refusals.
 
     dtype: of its real numbers; by default the seed decides: mostly float64, where rounding hides
-        least.  nodes: at most, but for those of the last pattern.
+        least.  nodes: at most; the last pattern may add more.
     """
     rng = random.Random(f"random graph {seed}")
     chosen = rng.choice(("float64", "float64", "float64", "float32"))

@@ -214,7 +214,7 @@ def add_residual(sketch: Sketch, x: str) -> None:
 
 
 def add_movement(sketch: Sketch, x: str) -> None:
-    """Add transposes and reshapes in a row, some of which cancel."""
+    """Add transposes and reshapes in a row; some cancel."""
     rng = sketch.rng
     for _ in range(rng.choice((1, 2, 2, 3))):
         known = sketch.shape(x)

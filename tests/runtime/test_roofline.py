@@ -17,7 +17,7 @@ UNIT = 3e-6  # seconds of one round, where nothing disturbs it
 def machine(seed: int, share: float, slice_: float) -> Callable[[int], float]:
     """Simulate a machine on which others take slices; return a run of it, by its own clock.
 
-    share: of slices that are another's, each of which a run has to wait for.
+    share: of another's slices; a run has to wait for each.
     """
     chance = random.Random(seed)  # numbers of a test, which must repeat
 

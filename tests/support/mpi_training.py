@@ -112,7 +112,7 @@ def fits(group: Group, folder: Path) -> None:
     close(several, one)
     stopping = EarlyStopping("val_loss", patience=1, min_delta=10.0)
     stopped = several.fit((X, LABELS), epochs=9, callbacks=[stopping], **OPTIONS)
-    assert len(stopped.rows) == 2, "the decision of rank 0 is that of all"
+    assert len(stopped.rows) == 2, "rank 0 decides for all"
 
 
 class _Interrupting(Callback):

@@ -18,7 +18,7 @@ from edgegrad.federated.message import Message
 
 
 def kinds() -> tuple[type[engine.Trainer], type[engine.AdamW]]:
-    """Return classes of `edgegrad` as those of `engine`."""
+    """Return classes of `edgegrad` as classes of `engine`."""
     return eg.Trainer, eg.AdamW
 
 

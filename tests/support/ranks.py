@@ -1,7 +1,7 @@
 """Ranks: runs a program under mpirun, in bounded time, as the tests of groups over MPI need it.
 
 Every rank writes into files of its own.  MPICH's launcher loses what ranks write into its pipes now
-and then, when a machine has much else to do.
+and then, when a machine is busy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files on full disks, behind links, and devices in their place."""
+"""Files on full disks, files that are links, and devices instead of files."""
 
 from __future__ import annotations
 

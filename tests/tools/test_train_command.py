@@ -301,7 +301,7 @@ def test_a_model_that_fixes_its_batch_is_trained_in_batches_of_that_size(
     assert cli.main([*again, "--batch", "8"]) == 1
     assert "batches of 8 samples, but the file of the model fixes" in capsys.readouterr().err
     with pytest.warns(ModelWarning, match="not a whole number of batches of 5"):
-        assert cli.main([*again, "--batch", "5"]) == 0, "what failed at once is no run"
+        assert cli.main([*again, "--batch", "5"]) == 0, "a run that failed at once does not count"
 
 
 def test_grey_pictures_for_a_model_of_one_channel(

@@ -103,7 +103,7 @@ def main(folder: Path, name: str, size: str) -> None:
         net, (batch,), dynamo=True, optimize=False, opset_version=18, input_names=["words"],
         output_names=["scores"], verbose=False,
     )  # fmt: skip
-    for value in program.model.graph.all_nodes():  # tells of files of the machine that made it
+    for value in program.model.graph.all_nodes():  # names files of the machine that made it
         value.metadata_props.clear()
     program.save(folder / f"{name}.onnx", external_data=False)
     parameters = adapt(net, LAYERS[name])

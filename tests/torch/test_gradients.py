@@ -85,6 +85,17 @@ def test_random_modules_are_compared_under_equal_draws(function: Any, tmp_path: 
     assert len(losses) == 4
 
 
+@pytest.mark.parametrize("channels", [1023, 1025])
+def test_wide_batch_norms_are_compared(channels: int, tmp_path: Path) -> None:
+    """Running statistics of 4,096 bytes and more are not constants of a plan that moves them."""
+    torch.manual_seed(2)
+    module = nn.Sequential(
+        nn.Linear(3, channels), nn.BatchNorm1d(channels), nn.Hardswish(), nn.Linear(channels, 2)
+    )
+    exported = export(module, torch.randn(6, 3), tmp_path / "net.onnx", check_gradients=True)
+    assert len(exported.train) == 6
+
+
 def test_hooks_of_parameters_change_their_gradients(tmp_path: Path) -> None:
     def function(s: Any, x: Any) -> Any:
         return s.b(s.a(x))

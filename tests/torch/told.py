@@ -42,7 +42,7 @@ def data(s: Any, x: Any) -> Any:
 
 
 def in_place(s: Any, x: Any) -> Any:
-    """Apply `detach_`, and changes in place of a detached copy."""
+    """Apply `detach_`, and change a detached copy in place."""
     h = s.a(x)
     copied = h.detach().clone()
     copied.add_(1).mul_(h.detach())

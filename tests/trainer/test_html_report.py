@@ -174,7 +174,7 @@ def test_a_training_that_is_resumed_goes_on_with_its_report(tmp_path: Path) -> N
     assert [p.step for p in report._trace.points][:2] == [1, 2]
     assert [p.loss for p in report._trace.points][:2] == [3.0, 2.0]
     assert "2 of 6" in text
-    assert "cat" in text.split('id="confusion"')[1], "no validation since: that of before stays"
+    assert "cat" in text.split('id="confusion"')[1], "no validation since: the earlier one stays"
     new = HtmlReport(path)
     assert "cat" not in Run(new).end(), "a new training has nothing of an earlier one"
     assert not new._trace.points
@@ -382,7 +382,9 @@ def test_fit_leaves_reports_and_a_resumed_one_goes_on_with_them(
     there = [name for name in NAMES if name != "residuals"]
     assert [text.count(f'<section id="{name}">') for name in there] == [1] * len(there)
     assert "4 of 4" in text
-    assert "north &amp; south" in text, "classes of the training data name those of the validation"
+    assert "north &amp; south" in text, (
+        "classes of the training data name the classes of the validation"
+    )
     points = re.search(r'data-label="val_accuracy" data-x="([\d ]+)"', text)
     assert points is not None
     assert points[1] == "1 2 3 4"

@@ -1,4 +1,4 @@
-"""Refused steps leave nothing behind: parameters, states, gradients and running statistics stay.
+"""Refused steps change nothing: parameters, states, gradients and running statistics stay.
 
 A step is refused for a label out of range, or on request for a loss that is not finite; an update
 is skipped for gradients that are not finite.  For each way to train the whole state is compared

@@ -104,7 +104,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(
     counted = Count()
     assert outcome(*train(tmp_path, counted)) == whole
     assert (counted.batches < 4 * 5) == (count > 1 or hook == "on_fit_end")
-    assert not list((tmp_path / "checkpoints").glob(".*")), "what was left behind is gone"
+    assert not list((tmp_path / "checkpoints").glob(".*")), "temporary files are gone"
 
 
 def test_a_run_that_was_killed_twice(whole: Outcome, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_run_that_was_stopped_early_is_over_until_it_gets_more_patience(tmp_pa
     assert count == 0
     assert again.rows == history.rows
     assert again.stop_reason == history.stop_reason == "loss has not become better for 2 epochs"
-    assert values(second) == values(first), "those of the best epoch"
+    assert values(second) == values(first), "the values of the best epoch"
     _, longer, count = run(4)
     assert (len(longer), count) == (5, 2 * 3)
 

@@ -197,7 +197,7 @@ def _gradient_graph(
     from engine.graphs.ir.graph import Node
     from engine.graphs.offline.differentiate import differentiate
     from engine.graphs.offline.normalize import parameters_to_inputs, pass_on
-    from engine.graphs.passes.batchnorm import choose_trained, training_form
+    from engine.graphs.passes.batchnorm import choose_trained, own_statistics, training_form
     from engine.graphs.passes.foreign import pool_grads_know_input
     from engine.graphs.passes.infer import infer
     from engine.graphs.passes.patterns import fuse_patterns
@@ -206,7 +206,8 @@ def _gradient_graph(
     graph = opened(path, sizes)
     unknown = torch_draws.fix(graph)
     moving = choose_trained(graph, train, (), list(norms) if norms else False)
-    values = parameters_to_inputs(graph, train)
+    # Statistics move where they are, so that they cannot be constants.
+    values = parameters_to_inputs(graph, [*train, *own_statistics(graph, moving)])
     types = infer(graph).types
     terms = []
     for i, y in enumerate(outputs):

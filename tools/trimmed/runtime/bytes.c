@@ -1,4 +1,4 @@
-/* Functions on bytes and for messages, in place of those of string.h and stdio.h. */
+/* Functions on bytes and for messages, instead of string.h's and stdio.h's. */
 
 #define TEXT_OF_WORD(word) #word
 #define TEXT_OF(word) TEXT_OF_WORD(word) /* the text of what a macro is defined as */
@@ -62,7 +62,8 @@ static int compare(const char *a, size_t na, const char *b, size_t nb)
     return na < nb ? -1 : na > nb;
 }
 
-/* Whether bytes are well-formed UTF-8: no overlong form, no surrogate, nothing past U+10FFFF. */
+/* Return 1 if bytes are well-formed UTF-8, without overlong forms, surrogates, or codes past
+ * U+10FFFF. */
 static int is_utf8(const uint8_t *s, size_t n)
 {
     for (size_t i = 0; i < n;) {

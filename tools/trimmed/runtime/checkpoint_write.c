@@ -152,7 +152,7 @@ static size_t end_table(struct writer *w)
             w->vtables[w->count++].at = w->used;
         }
     }
-    for (size_t i = 0; w->out && i < 4; i++) /* in place of the 0 at the table's start */
+    for (size_t i = 0; w->out && i < 4; i++) /* replaces the 0 at the table's start */
         if (table <= w->size)
             w->out[w->size - table + i] = (uint8_t)(distance >> 8 * i);
     return table;

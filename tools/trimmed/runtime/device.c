@@ -3,13 +3,13 @@
  *     cc -std=c99 device.c -I.. -L.. -l@name@ -o device
  *     LD_LIBRARY_PATH=.. ./device ../checkpoint request.safetensors answer.safetensors x.bin y.bin
  *
- * The data are a file for each input of a training step: its samples one behind another, in the
+ * The data are a file for each input of a training step: its samples one after another, in the
  * type of the input.  They are taken in this order, in batches of batch-size or of the build's
- * first size; a last smaller one is, too, if the build has plans for its size, else left out.
+ * first size; a last smaller one is left out unless the build has plans for its size.
  *
  * Options of a request: local-epochs, batch-size, learning-rate, proximal-mu, and optimizer-state,
- * which is "reset" or "keep"; what is kept goes into the checkpoint.  The status is 0 if there is
- * an answer, be it that the device could not do what it was asked for.
+ * which is "reset" or "keep"; kept states go into the checkpoint.  The status is 0 if there is an
+ * answer, even one that says why the device could not do what it was asked for.
  */
 
 #include "message.h"
@@ -81,7 +81,7 @@ static int is_finite(const @name@_tensor *like, const edgegrad_tensor *t)
     if (like->dtype != @NAME@_F32 && like->dtype != @NAME@_F64)
         return 1;
     for (size_t k = 0; k < t->bytes; k += each) {
-        double value; /* of which a float is the first bytes */
+        double value; /* a float is its first bytes */
         memcpy(&value, (const char *)t->data + k, each);
         value = number_at(like, &value, 0);
         if (value - value != 0)
@@ -198,7 +198,7 @@ static int work(@name@ *m, int phase, int64_t usual, unsigned char **data, size_
     return 0;
 }
 
-/* Do what a request asks for; 0: done, else `why` tells. */
+/* Do what a request asks for; returns 0, or 1 with the reason in `why`. */
 static int obey(@name@ *m, const edgegrad_message *request, const char *kind,
                 const char *checkpoint, char **paths, int files, double *loss, size_t *count)
 {
@@ -268,7 +268,7 @@ end:
     return code;
 }
 
-/* Write the answer under another name, then rename it: who waits for it sees all of it. */
+/* Write the answer under another name, then rename it: whoever waits for it sees all of it. */
 static int answer(@name@ *m, const edgegrad_message *request, const char *kind, int failed,
                   double loss, size_t count, const char *path)
 {

@@ -48,8 +48,8 @@ static int join(char *out, size_t size, const char *path, const char *end)
 
 enum { PATH_BYTES = 4096 };
 
-/* Whether the engine was stopped here while it wrote a checkpoint in two files.  Only the engine
- * can repair that. */
+/* Return 1 if the engine was stopped here while it wrote a checkpoint in two files.  Only the
+ * engine can repair that. */
 static int is_unfinished(const char *path)
 {
     char name[PATH_BYTES];

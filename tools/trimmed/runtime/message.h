@@ -18,9 +18,9 @@
  *     fwrite(header, 1, length, file);
  *     fwrite(weight, 1, sizeof weight, file);
  *
- * Nothing is allocated.  What is read may be hostile: edgegrad_open checks all of it, that tensors
- * lie in the bytes that there are without overlap or gap, and that no name is there twice.  Numbers
- * are little-endian, as those of the machine have to be.
+ * Nothing is allocated.  Messages may be hostile: edgegrad_open checks that tensors lie in the
+ * bytes without overlap or gap, and that no name occurs twice.  Numbers are little-endian, and so
+ * must be the machine's.
  */
 #ifndef EDGEGRAD_MESSAGE_H
 #define EDGEGRAD_MESSAGE_H
@@ -36,7 +36,7 @@
 enum { EDGEGRAD_WHY = 160, EDGEGRAD_MAX_RANK = 32, EDGEGRAD_START = 8 };
 
 typedef struct edgegrad_message {
-    const char *header, *end; /* from `{` to behind `}` */
+    const char *header, *end; /* from `{` to after `}` */
     const unsigned char *data;
     size_t bytes; /* of data */
 } edgegrad_message;
@@ -58,7 +58,7 @@ static inline const char *edgegrad_space(const char *at, const char *end)
     return at;
 }
 
-/* Behind a character, which has to be the next one but for spaces. */
+/* Skip spaces and a character, which must follow; return the place after it. */
 static inline const char *edgegrad_skip(const char *at, const char *end, char wanted)
 {
     at = edgegrad_space(at, end);
@@ -87,7 +87,7 @@ static inline const char *edgegrad_hex(const char *at, const char *end, uint32_t
     return at;
 }
 
-/* Behind a text in quotes, of which the first `size` bytes come to `out`; `length` has them all. */
+/* Skip a text in quotes; its first `size` bytes go to `out`, its length to `length`. */
 static inline const char *edgegrad_string(const char *at, const char *end, char *out, size_t size,
                                           size_t *length)
 {
@@ -153,7 +153,7 @@ static inline const char *edgegrad_count(const char *at, const char *end, uint64
     return at == first ? NULL : at;
 }
 
-/* Behind a list of at most `most` whole numbers. */
+/* Skip a list of at most `most` whole numbers, which are read. */
 static inline const char *edgegrad_counts(const char *at, const char *end, uint64_t *found,
                                           int most, int *count)
 {
@@ -186,7 +186,7 @@ static inline size_t edgegrad_item(const char *dtype)
     return 0;
 }
 
-/* Behind the entry of a tensor, {"dtype": ..., "shape": [...], "data_offsets": [...]}. */
+/* Skip the entry of a tensor, {"dtype": ..., "shape": [...], "data_offsets": [...]}. */
 static inline const char *edgegrad_entry(const edgegrad_message *m, const char *at,
                                          edgegrad_tensor *t)
 {
@@ -242,7 +242,7 @@ static inline const char *edgegrad_entry(const edgegrad_message *m, const char *
     return at;
 }
 
-/* Behind the metadata; the text of a name comes to `out`, `found` says how long it is, -1: none. */
+/* Skip the metadata; the text of a name goes to `out`, its length to `found`, -1 if missing. */
 static inline const char *edgegrad_texts(const edgegrad_message *m, const char *at,
                                          const char *name, char *out, size_t size, int *found)
 {
@@ -270,7 +270,7 @@ static inline const char *edgegrad_texts(const edgegrad_message *m, const char *
     return NULL;
 }
 
-/* What edgegrad_walk looks for, and what it finds. */
+/* The entry that edgegrad_walk searches, and its results. */
 typedef struct edgegrad_search {
     const char *name; /* of a tensor, or NULL */
     const char *text; /* name of a text, or NULL */
@@ -279,7 +279,7 @@ typedef struct edgegrad_search {
     int length;          /* of the text; -1: none */
     edgegrad_tensor *into; /* the tensor of the name */
     int tensors;         /* of the name */
-    int number;          /* of the tensor to be compared with all behind it; -1: none */
+    int number;          /* of the tensor to be compared with all after it; -1: none */
     uint64_t total;      /* bytes of all tensors */
     int count;           /* of all tensors */
 } edgegrad_search;
@@ -381,7 +381,7 @@ static inline int edgegrad_refuse(char *why, const char *text)
     return 1;
 }
 
-/* Read a message, whose bytes stay where they are; 0: it is one, else `why` tells. */
+/* Read a message, whose bytes stay where they are; returns 0, or 1 with the reason in `why`. */
 static inline int edgegrad_open(edgegrad_message *m, const void *bytes, size_t size, char *why)
 {
     const unsigned char *at = bytes;

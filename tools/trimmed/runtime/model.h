@@ -75,7 +75,7 @@ typedef struct @name@_tensor {
 /* End the threads and give the memory back; NULL is allowed. */
 @NAME@_API void @name@_destroy(@name@ *m);
 
-/* What the last error of this model was, as one line; empty if there was none. */
+/* Return the last error of this model as one line; empty if there was none. */
 @NAME@_API const char *@name@_message(const @name@ *m);
 
 /* Digest of this library; the files that belong together have the same. */
@@ -104,7 +104,7 @@ typedef struct @name@_tensor {
 
 /* --- batches: a model has plans for one number of samples or several
  *
- * Steps, inputs and outputs are those of the batch that was set last, at first those of the first.
+ * Steps, inputs and outputs belong to the batch that was set last; at first, to the first batch.
  * All share gradients, parameters and memory; setting a batch costs nothing. */
 
 @NAME@_API int @name@_batch_count(const @name@ *m);
@@ -119,8 +119,8 @@ typedef struct @name@_tensor {
  * @NAME@_BAD_LABEL: a label is out of range; gradients, parameters and running statistics are as
  * before. */
 
-/* Whether training steps update the parameters themselves, as `edgegrad build --joined` makes them:
- * each as soon as its gradient is complete, so that no gradients are kept. */
+/* Return 1 if training steps update the parameters themselves, as `edgegrad build --joined` makes
+ * them: each as soon as its gradient is complete, so that no gradients are kept. */
 @NAME@_API int @name@_is_joined(const @name@ *m);
 
 /* Forward and backward; gradients are added to those accumulated since the last reset.  A joined
@@ -175,7 +175,7 @@ typedef struct @name@_tensor {
 @NAME@_API int @name@_set_parameters(@name@ *m, const float *values, size_t count,
                                    int trainable_only);
 
-/* Whether the parameters have values. */
+/* Return 1 if the parameters have values. */
 @NAME@_API int @name@_is_loaded(const @name@ *m);
 
 /* --- checkpoints: format ODTC version 2, as onnxruntime-training has it

@@ -2,9 +2,9 @@
  *
  * The format is described in engine/plan/plan_file.py.  That file also declares the tables and
  * columns; their numbers are the enums T_... and C_... here.  A plan is a row of T_PLAN.  The first
- * row is the optimizer's plan.  Then come, for each batch size, those of training, evaluation and
- * inference; a plan has no steps if the model has no such phase.  The steps, arguments and ports of
- * a plan are those rows of their tables that come after the rows of the plans before it.
+ * row is the optimizer's plan.  Then come, for each batch size, the plans of training, evaluation
+ * and inference; a plan has no steps if the model has no such phase.  The steps, arguments and
+ * ports of a plan are the rows of their tables that come after the rows of the plans before it.
  *
  * In a file, every number that says where something lies is checked against the size of what it
  * lies in; the plans inside a build are part of its code, and are not checked.
@@ -36,7 +36,7 @@ struct tables {
     const uint8_t *constants;
     size_t constant_bytes;
     const char *bad; /* what is wrong; NULL: nothing.  If `op` is set, a kernel that is missing. */
-    const char *op;  /* the op that the missing kernel was made for, else NULL */
+    const char *op;  /* the op that the missing kernel was made for, or NULL */
 };
 
 /* The sizes of the regions, and where the inputs and outputs of each phase begin. */
@@ -44,7 +44,7 @@ struct sizes {
     size_t param, grad, state, work, io[PHASES], io_at[PHASES];
 };
 
-/* What is wrong with a plan file; NULL: nothing.  The plans of a build are constant data that was
+/* Return what is wrong with a plan file, or NULL.  The plans of a build are constant data that was
  * made with its code.  They are trusted as the code is: no check of them takes room in a build. */
 static const char *problem(const struct tables *t)
 {
@@ -127,7 +127,7 @@ static void find_columns(struct tables *t, const uint8_t *data, size_t size)
 }
 
 #ifndef OWN_PLANS_BYTES
-/* Whether the numbers of a column obey its rule, given the rows of the table they refer to. */
+/* Return 1 if the numbers of a column obey its rule, given the rows of the table they refer to. */
 static int is_good_column(const struct tables *t, int column)
 {
     uint64_t most = t->rows[column_of[column]], sum = 0;
@@ -214,7 +214,7 @@ static size_t state_bytes(const struct state *s, const struct parameter *p)
     return ALIGNED(state_values(s, p, dims).bytes);
 }
 
-/* Read the table of states, and place the states one behind another in `bytes` bytes. */
+/* Read the table of states, and place the states one after another in `bytes` bytes. */
 static void place_states(struct tables *t, struct design *d, size_t bytes)
 {
     size_t used = 0;
@@ -280,8 +280,8 @@ static uint64_t step_words(struct tables *t)
     return words;
 }
 
-/* Read all counts and sizes, and decide with them where everything lies in the model's memory, of
- * which the first `used` bytes are taken. */
+/* Read all counts and sizes, and decide with them where everything lies in the model's memory; its
+ * first `used` bytes are taken. */
 static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n, size_t used)
 {
     struct areas a;
@@ -444,9 +444,9 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     }
 }
 
-/* Write behind the arguments of a step of a group, which are `own` words, what the executor needs
- * to run it tile by tile: how its `pointers` move, and arguments for each thread.  The arguments
- * begin at `given`, and row `first` of T_ARG is that of the first.  Returns where it ends. */
+/* Write what the executor needs to run a step of a group tile by tile: how its `pointers` move, and
+ * arguments for each thread.  They follow the step's arguments, `own` words from `given`, the first
+ * described by row `first` of T_ARG.  Returns the end. */
 static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t pointers,
                            int64_t *given, size_t own)
 {
@@ -472,7 +472,7 @@ static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t po
     return word;
 }
 
-/* Turn the steps of a plan into what the executor reads: the table of steps, and behind it the
+/* Turn the steps of a plan into what the executor reads: the table of steps, and after it the
  * arguments of all steps. */
 static void read_steps(struct tables *t, struct taken *done, size_t steps, const uint32_t *kernels,
                        const struct region *regions)

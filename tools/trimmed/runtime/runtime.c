@@ -36,7 +36,7 @@ int model_is_joined(const model *m)
     return m && m->d.plans[1 + MODEL_TRAIN].rate != 0;
 }
 
-/* Whether parameters are updated, by a plan of their own or by the training step. */
+/* Return 1 if parameters are updated, by a plan of their own or by the training step. */
 static int has_optimizer(const model *m)
 {
     return m->d.plans[0].steps > 0 || model_is_joined(m);
@@ -214,7 +214,7 @@ int model_create_in(model **out, void *memory, size_t size, const void *checkpoi
 }
 #else
 /* Check the head of a plan file.  On success *size is the size of the head and the tables, and
- * *constants that of the constants behind them. */
+ * *constants the size of the constants after them. */
 static int check_head(const uint8_t *f, size_t bytes, size_t *size, size_t *constants,
                       char *message)
 {

@@ -42,10 +42,10 @@ enum { MOST_STATES = 6, MOST_DIMS = 64 };
 
 enum form { F_PARAMETER, F_ROWS, F_COLUMNS, F_SCALAR, FORMS };
 
-/* A state of the optimizer, which has a tensor for each trained parameter.  The forms are those of
- * engine/plan/states.py. */
+/* A state of the optimizer, which has a tensor for each trained parameter.  engine/plan/states.py
+ * lists the forms. */
 struct state {
-    int form, dtype;  /* dtype 0: that of the parameter */
+    int form, dtype;  /* dtype 0: the parameter's */
     uint64_t initial; /* the bytes of the initial value of an element, if that has 8 */
     uint32_t single;  /* and if it is a float */
     size_t at; /* where the tensor of the first parameter begins; the others follow */
@@ -59,7 +59,7 @@ struct design {
     const struct parameter *parameters;
     const uint32_t *sorted; /* the parameters in the order of names, trainable ones first */
     const int64_t *batches;
-    struct plan *plans; /* the optimizer's, then for each batch size those of enum model_phase */
+    struct plan *plans; /* the optimizer's, then for each batch size one a phase */
     uint32_t *places;   /* scratch of the checkpoint's reader and writer */
     uint8_t *seen;
     struct state states[MOST_STATES];

@@ -3,8 +3,8 @@
  *
  * A thread that waits for the others first spins and then sleeps.  To sleep, the executor
  * (kernels/loops/executor.py) calls four functions of the system, whose addresses are in its
- * words: lock(mutex), unlock(mutex), wait(condition, mutex, forever, no flags), of which POSIX has
- * the first two, and wake(condition). */
+ * words: POSIX's lock(mutex) and unlock(mutex), wait(condition, mutex, forever, no flags)
+ * and wake(condition). */
 
 #if MODEL_THREADS > 1 && !defined(EDGEGRAD_FREESTANDING)
 
