@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from engine.graphs.ir.graph import Graph, Names, Subgraph, type_of
+from engine.graphs.offline.masks import expect_masks
 from engine.graphs.passes.batchnorm import batch_norms, drop_statistics, read_values
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import ops
@@ -95,7 +96,8 @@ def rename(graph: Graph, old: str, new: str) -> Graph:
 def inference_mode(graph: Graph) -> Graph:
     """Let batch normalisations use their running statistics, and dropouts drop nothing.
 
-    Ops that only control gradients become copies of their input.
+    Ops that only control gradients become copies of their input.  Masks of dropped paths get their
+    expectation, see `expect_masks`.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1;  z = Dropout(y, r, true)
     After    y       = BatchNormalization(x, s, b, m0, v0) training_mode=0;  z = Dropout(y, r, "")
@@ -109,7 +111,7 @@ def inference_mode(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op == "Dropout" and not node.domain:
             node.inputs = (*node.inputs[:2], *("" for _ in node.inputs[2:]))
-    return pass_on(graph)
+    return expect_masks(pass_on(graph))
 
 
 def pass_on(graph: Graph) -> Graph:

@@ -451,3 +451,82 @@ def test_patterns_choose_what_a_module_trains(tmp_path: Path) -> None:
     )
     trained = [name for name, p in trainer.state.parameters if p.requires_grad]
     assert set(trained) == {"head.weight", "head.bias"}
+
+
+class Residual(nn.Module):
+    """A branch that is dropped in training, as torchvision, timm and transformers write it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.a, self.b = way, nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def drop(self, x: Any) -> Any:
+        if not self.training:
+            return x
+        shape, keep = (x.shape[0], *(1 for _ in x.shape[1:])), 0.7
+        if self.way == "torchvision":
+            return x * torch.empty(shape).bernoulli_(keep).div_(keep)
+        if self.way == "timm":
+            return x * x.new_empty(shape).bernoulli_(keep).div_(keep)
+        if self.way == "transformers":
+            return x.div(keep) * (keep + torch.rand(shape)).floor_()
+        if self.way == "compared":
+            return x * (torch.rand_like(x) < keep).float() / keep
+        return x + 0.1 * torch.randn_like(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(x + self.drop(self.a(x)))
+
+
+@pytest.mark.parametrize("way", ["torchvision", "timm", "transformers", "compared"])
+def test_dropped_paths_are_whole_in_evaluation(way: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module, x = Residual(way), 3 * torch.randn(5, 6)
+    assert export(module, x, tmp_path / "net.onnx").difference < 1e-5
+    trainer = Trainer.from_onnx(tmp_path / "net.onnx", MSELoss(), SGD(0.0), threads=1)
+    module.eval()
+    expected = module(x).detach().numpy()
+    np.testing.assert_allclose(trainer.predict(x.numpy()), expected, rtol=1e-4, atol=1e-5)
+    assert len({trainer.step(x.numpy(), expected) for _ in range(6)}) > 1
+
+
+def test_other_noise_of_training_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOpError, match="in training mode alone, by RandomNormalLike"):
+        export(Residual("noise"), torch.randn(5, 6), tmp_path / "net.onnx")
+
+
+class Auxiliary(nn.Module):
+    """A network with a second head in training mode, as GoogLeNet and Inception have."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.named, self.a = named, nn.Linear(6, 6)
+        self.head, self.aux = nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Any) -> Any:
+        h = self.a(x).relu()
+        outputs = {"logits": self.head(h), "aux": self.aux(h)}
+        if not self.training:
+            return {"logits": outputs["logits"]} if self.named else outputs["logits"]
+        return outputs
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_auxiliary_heads_of_training_are_exported(named: bool, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    exported = export(Auxiliary(named), torch.randn(5, 6), tmp_path / "net.onnx")
+    assert (exported.outputs, exported.difference < 1e-5) == (("logits", "aux"), True)
+
+
+def test_outputs_that_no_mode_shares_are_refused(tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 3)
+
+        def forward(self, x: Any) -> Any:
+            y = self.a(x)
+            return {"a": y, "b": y + 1} if self.training else {"c": y, "d": y, "e": y}
+
+    with pytest.raises(ModelError, match="returns 'c', 'd', 'e' in evaluation mode and 'a', 'b'"):
+        export(Other(), torch.randn(5, 6), tmp_path / "net.onnx")

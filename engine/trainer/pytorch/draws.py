@@ -137,9 +137,9 @@ RANDOM = {
 }
 
 
-def is_random(graph: Graph) -> bool:
-    """Return whether a graph draws random numbers, dropouts left out."""
-    return any(node.op in RANDOM and not node.domain for node in graph.nodes)
+def first_random(graph: Graph) -> Node | None:
+    """Return the first node that draws random numbers, dropouts left out."""
+    return next((n for n in graph.nodes if n.op in RANDOM and not n.domain), None)
 
 
 def fix(graph: Graph) -> set[str]:

@@ -402,7 +402,7 @@ def _compare(
     if draws.unknown:
         return _not_compared(draws.unknown)
     for drops in (False, True) if draws.drawn else (False,):
-        graph, unknown = _evaluation(path, call.sizes(rows), drops)
+        graph, unknown = _evaluation(path, call.sizes(rows), drops, bool(draws.drawn))
         if unknown:
             return _not_compared(unknown)
         try:
@@ -432,10 +432,16 @@ def _not_compared(unknown: Collection[str]) -> float:
     return 0.0
 
 
-def _evaluation(path: str, sizes: Mapping[str, int], drops: bool) -> tuple[Graph, set[str]]:
+def _evaluation(
+    path: str, sizes: Mapping[str, int], drops: bool, draws: bool
+) -> tuple[Graph, set[str]]:
     """Return the graph in evaluation mode, under fixed draws; and random ops that are not known.
 
     drops: whether dropouts drop.
+    draws: whether the module draws random numbers in evaluation mode.
+
+    Raises:
+        UnsupportedOpError: the graph draws random numbers, and the module does not.
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename
@@ -445,8 +451,14 @@ def _evaluation(path: str, sizes: Mapping[str, int], drops: bool) -> tuple[Graph
     graph = control.unroll(onnx_io.load(path))
     if not drops:
         inference_mode(graph)
+    if not draws and (node := torch_draws.first_random(graph)) is not None:
+        raise UnsupportedOpError(
+            f"the module draws random numbers in training mode alone, by {node.op} "
+            f"{Paths.of(graph.metadata).node(node.name)}, and the exported model would draw them "
+            "in evaluation too; supported: dropouts, and masks of 0 and 1 with a constant chance"
+        )
     unknown = set[str]()
-    if drops or torch_draws.is_random(graph):
+    if drops or torch_draws.first_random(graph) is not None:
         rename(graph, sizes)
         unknown = torch_draws.fix(graph)
     return inference_mode(graph), unknown
@@ -469,7 +481,8 @@ def _worst(
 
     computed = dict(zip(outputs, backend.prepare(onnx_io.to_proto(graph)).run(feeds), strict=True))
     worst = 0.0
-    for (name, ours), value in zip(computed.items(), expected.values(), strict=True):
+    for name, value in _by_output(expected, outputs).items():
+        ours = computed[name]
         if ours.shape != value.shape:
             raise ModelError(
                 f"the exported model returns {name!r} as {list(ours.shape)} for a batch of "
@@ -478,6 +491,29 @@ def _worst(
             )
         worst = max(worst, _difference(name, ours, value, tolerance))
     return worst
+
+
+def _by_output(expected: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+    """Return what the module computes in evaluation mode, by the names of the model's outputs.
+
+    Modules with auxiliary heads return less in evaluation mode: outputs of the same names, or one
+    tensor alone, which is the first output.
+
+    Raises:
+        ModelError: no output is the same in both modes.
+    """
+    if len(expected) == len(outputs):
+        return dict(zip(outputs, expected.values(), strict=True))
+    if len(expected) == 1:
+        return dict(zip(outputs[:1], expected.values(), strict=True))
+    same = {name: value for name, value in expected.items() if name in outputs}
+    if not same:
+        raise ModelError(
+            f"the module returns {', '.join(map(repr, expected))} in evaluation mode and "
+            f"{', '.join(map(repr, outputs))} in training mode; supported: one output at least has "
+            "the same name in both, or one tensor in evaluation mode, which is the first output"
+        )
+    return same
 
 
 def _difference(name: str, ours: Array, theirs: Array, tolerance: float) -> float:
