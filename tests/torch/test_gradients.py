@@ -96,6 +96,31 @@ def test_wide_batch_norms_are_compared(channels: int, tmp_path: Path) -> None:
     assert len(exported.train) == 6
 
 
+@pytest.mark.parametrize(("wrong", "integers"), [(1, False), (1, True), (9, False), (9, True)])
+def test_a_difference_counts_if_it_stays_with_other_examples(
+    wrong: int, integers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding over the kink of a Relu goes with the example; a wrong gradient does not."""
+    feeds, real = list[Any](), torch_gradients._run
+
+    def run(graph: Any, given: Any, train: Any) -> dict[str, Any]:
+        feeds.append(next(iter(given.values())).copy())
+        made = real(graph, given, train)
+        return {n: g * (1.1 if len(feeds) <= wrong else 1) for n, g in made.items()}
+
+    monkeypatch.setattr(torch_gradients, "_run", run)
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Embedding(9, 4) if integers else nn.Linear(5, 4), nn.Linear(4, 2))
+    example = torch.randint(9, (3, 5)) if integers else torch.randn(3, 5)
+    if wrong == 1:
+        export(module, example, tmp_path / "net.onnx")
+        assert len(feeds) == 2
+    else:
+        with pytest.raises(ModelError, match="does not train as the module does"):
+            export(module, example, tmp_path / "net.onnx")
+        assert len({f.tobytes() for f in feeds}) == len(feeds) == torch_gradients.ATTEMPTS
+
+
 def test_hooks_of_parameters_change_their_gradients(tmp_path: Path) -> None:
     def function(s: Any, x: Any) -> Any:
         return s.b(s.a(x))

@@ -31,6 +31,9 @@ MOST_BYTES = 64 << 20  # of a module's parameters up to which gradients are comp
 CLOSE = 2e-3  # of the norm of a gradient: how far one of float32 may be off
 NOISE = 20  # times as far as torch's own float32 is from its float64
 FLOOR = 1e-6  # of the norm of all gradients: what counts as zero
+# Rounding may move an element over the kink of a Relu, and one element can be a large part of a
+# gradient.  Such a difference goes with another example, and a wrong gradient stays.
+ATTEMPTS = 4
 LOSS = "check/loss"
 
 
@@ -56,31 +59,38 @@ def compare(
 
     A `ModelWarning` says if they cannot be compared, as it is not known how numbers are drawn.
     """
-    rows = max(call.rows, 2)
-    args, kwargs = call.resized(rows)
-    given = _jittered(torch, call.rows, (args, kwargs))
-    with torch_draws.fixed(torch) as draws:
-        theirs = torch_gradients(torch, module, given, [*train, *left])
-    _check_left(module, path, call.sizes(rows), outputs, train, left, theirs)
-    if not train:
-        return
-    theirs = {name: theirs[name] for name in train}
-    graph, values, unknown = _gradient_graph(path, call.sizes(rows), outputs, train, norms)
-    unknown |= draws.unknown
-    if unknown:
-        warnings.warn(
-            "gradients are not compared with torch's: the module draws random numbers by "
-            f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
-            ModelWarning,
-            stacklevel=caller_level(),
-        )
-        return
-    ours = _run(graph, {**_feeds(torch, graph, given), **values}, train)
-    faults = _faults(ours, theirs)
-    if faults and (exact := _double(torch, module, given, train)) is not None:
-        faults = [name for name in faults if not _is_near(name, ours, theirs, exact)]
-    if faults:
-        raise ModelError(_told(faults[0], faults, ours, theirs, bool(draws.drawn), module))
+    rows, fault = max(call.rows, 2), ""
+    graph, values, unknown = None, dict[str, Array](), set[str]()
+    for attempt in range(ATTEMPTS):
+        given = _jittered(torch, call.rows, call.resized(rows), attempt)
+        with torch_draws.fixed(torch) as draws:
+            theirs = torch_gradients(torch, module, given, [*train, *left])
+        if graph is None:
+            _check_left(module, path, call.sizes(rows), outputs, train, left, theirs)
+            if not train:
+                return
+            graph, values, unknown = _gradient_graph(path, call.sizes(rows), outputs, train, norms)
+        if draws.unknown | unknown:
+            _warn_of_draws(draws.unknown | unknown)
+            return
+        theirs = {name: theirs[name] for name in train}
+        ours = _run(graph, {**_feeds(torch, graph, given), **values}, train)
+        faults = _faults(ours, theirs)
+        if faults and (exact := _double(torch, module, given, train)) is not None:
+            faults = [name for name in faults if not _is_near(name, ours, theirs, exact)]
+        if not faults:
+            return
+        fault = fault or _told(faults[0], faults, ours, theirs, bool(draws.drawn), module)
+    raise ModelError(fault)
+
+
+def _warn_of_draws(unknown: Iterable[str]) -> None:
+    warnings.warn(
+        "gradients are not compared with torch's: the module draws random numbers by "
+        f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
+        ModelWarning,
+        stacklevel=caller_level(),
+    )
 
 
 # --- torch's
@@ -124,22 +134,27 @@ def _weights(place: int, shape: Sequence[int]) -> Array:
     return np.asarray(torch_draws.normal(sizes, place + 1) / math.sqrt(max(1, math.prod(sizes))))
 
 
-def _jittered(torch: Any, rows: int, given: Any) -> Any:
-    """Arguments in whose batch no row is another's copy, nor all zeros.
+def _jittered(torch: Any, rows: int, given: Any, attempt: int) -> Any:
+    """Return arguments in whose batch no row is another's copy, nor all zeros.
 
     A batch of equal rows has no variance, and zeros give no gradient to the weights after them.
+
+    attempt: later ones get other arguments: real numbers that differ by up to 1 % for each attempt,
+        and integers in another order along the last axis.
     """
 
     def change(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if not isinstance(value, torch.Tensor):
             return value
+        if not value.is_floating_point():
+            return value.roll(attempt, -1) if attempt and value.ndim > 1 else value
         field = torch.from_numpy(torch_draws.uniform(value.shape)).to(value.dtype)
         if not bool(value.any()):
             return field
         if value.ndim and len(value) > rows:
             value = value.clone()
             value[rows:] *= 0.95 + 0.1 * field[rows:]
-        return value
+        return value * (1 + 0.01 * attempt * field) if attempt else value
 
     return torch.utils._pytree.tree_map(change, given)
 
