@@ -1,4 +1,4 @@
-"""Models by name are those of torchvision, timm and PyTorch: scores, gradients, names, files."""
+"""Models by name equal the modules of torchvision, timm and PyTorch: scores, gradients, files."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_values_are_those_of_the_histories(pair: tuple[Path, Path]) -> None:
     assert told["differing"]["epochs"] == ["2", "3"]
     assert told["differing"]["schedule"] == ["Constant", "Function"]
     assert "seed" not in told["differing"]
-    assert "started" not in told["differing"], "is no setting"
+    assert "started" not in told["differing"], "is not a setting"
 
 
 def test_a_table_marks_the_best(pair: tuple[Path, Path]) -> None:

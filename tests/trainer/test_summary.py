@@ -25,7 +25,7 @@ def trainer(train: Sequence[str] = ("*",)) -> Trainer:
 
 
 def check_sums(summary: Summary, made: Trainer) -> None:
-    """Every parameter is in one layer, and the sums are those of the checkpoint."""
+    """Every parameter is in one layer, and the sums are the checkpoint's."""
     sizes = {n: (p.data.size, p.requires_grad) for n, p in made.state.parameters}
     assert summary.parameters == sum(size for size, _ in sizes.values())
     assert summary.trained == sum(size for size, trained in sizes.values() if trained)
