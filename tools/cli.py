@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.base.errors import EngineError, InternalError
 from engine.base.foreign_text import visible
+from engine.base.other_names import in_command
 from engine.distributed import world
 from engine.distributed.launchers import is_joined, launched
 from engine.tools.commands.table import COMMANDS
@@ -67,6 +68,10 @@ def _main(words: Sequence[str], title: str) -> int:
         return 1
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption) and words[:1] == [_TOGETHER]:
+            hint = in_command(error.option_name)
+            if hint:
+                click.echo(hint, err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         print(f"\n{title}: interrupted", file=sys.stderr)

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from engine.base import other_names
 from engine.base.errors import InputError, nearest
 from engine.base.signatures import checked_values, words_of
 
@@ -73,7 +74,8 @@ def make(maker: Callable[..., Made], table: Mapping[str, Any], place: str, **giv
     for name in table:
         if name not in known:
             raise InputError(
-                f"{place}: unknown key {name!r}{nearest(name, known) or _listed(known)}"
+                f"{place}: unknown key {name!r}"
+                f"{other_names.in_toml(name) or nearest(name, known) or _listed(known)}"
             )
     values = {n: shaped(v, known[n].type, f"{place}: {n}") for n, v in table.items()}
     for name, option in known.items():

@@ -26,6 +26,7 @@ from __future__ import annotations
 import builtins
 import collections.abc
 import functools
+import inspect
 import math
 import os
 import sys
@@ -36,7 +37,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from engine.base import arguments
+from engine.base import arguments, other_names
 from engine.base.errors import DTypeError, EngineError, InputError, nearest
 
 T = TypeVar("T")
@@ -171,12 +172,16 @@ def words_of(annotation: Any) -> str:
 
 
 class _Checks(NamedTuple):
-    """The checks of a function's arguments: by position, of all further ones, by name."""
+    """The checks of a function's arguments: by position, of all further ones, by name.
+
+    known: the names of all arguments; None: keywords may have any.
+    """
 
     positions: tuple[tuple[str, Check | None], ...]
     rest: tuple[str, Check | None]
     names: dict[str, Check | None]
     options: Check | None
+    known: tuple[str, ...] | None
 
 
 def _function(
@@ -201,6 +206,8 @@ def _function(
             name, check = checks.positions[at] if at < len(checks.positions) else checks.rest
             given.append(value if check is None else _passed(check, name, value))
         for name, value in options.items():
+            if checks.known is not None and name not in checks.known:
+                raise _unexpected(function, owner, name, checks.known)
             check = checks.names.get(name, checks.options)
             if check is not None:
                 options[name] = _passed(check, name, value)
@@ -208,6 +215,24 @@ def _function(
 
     vars(call)[_CHECKS] = checks_of_arguments
     return call
+
+
+def _unexpected(
+    function: Callable[..., Any], owner: type | None, name: str, known: Sequence[str]
+) -> TypeError:
+    """Return the error of a keyword that a function does not take, with what may be meant."""
+    title = function.__qualname__.removesuffix(".__init__")
+    hint = other_names.in_python(name)
+    if not hint and owner is not None:
+        takers = [
+            f"{owner.__name__}.{each}"
+            for each in dir(owner)
+            if not each.startswith("_") and inspect.isroutine(getattr(owner, each))
+            and name in inspect.signature(getattr(owner, each)).parameters
+        ]  # fmt: skip
+        hint = f"; {' and '.join(takers)} {'take' if takers[1:] else 'takes'} it" if takers else ""
+    hint = hint or nearest(name, known)
+    return TypeError(f"{title}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def _passed(check: Check, name: str, value: Any) -> Any:
@@ -250,7 +275,21 @@ def _checks(
         (names[named], made.get(names[named])) if has_rest else ("", None),
         {n: made.get(n) for n in names[:named]},
         made.get(names[named + has_rest]) if has_options else None,
+        _known(function, names[:named], has_options),
     )
+
+
+def _known(
+    function: Callable[..., Any], names: Sequence[str], has_options: bool
+) -> tuple[str, ...] | None:
+    """Return the names of a function's arguments, the expanded ones included; None: any.
+
+    names: of the arguments that its code has.
+    """
+    if not has_options:
+        return tuple(names)
+    expanded = vars(function).get("__signature__")
+    return None if expanded is None else tuple(expanded.parameters)
 
 
 def _both(first: Check | None, second: Check) -> Check:

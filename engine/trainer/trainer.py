@@ -169,6 +169,8 @@ class Trainer(BatchTrainer):
         optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
         train: str | Sequence[str] | None = None,
+        lora: Lora | str | None = None,
+        classes: int | None = None,
         axes: Mapping[str, Mapping[int, str]] | None = None,
         check_gradients: bool | None = None,
         folder: Path | None = None,
@@ -179,9 +181,10 @@ class Trainer(BatchTrainer):
 
         Args:
             module, example, axes, check_gradients: see `engine.trainer.pytorch.export.export`.
-            loss, optimizer, folder, group: see `from_onnx`.
-            train: as in `from_onnx`; by default the parameters that require a gradient.  Those on
-                which the loss does not depend stay as they are, and a `ModelWarning` names them.
+            loss, optimizer, lora, classes, folder, group: see `from_onnx`.
+            train: as in `from_onnx`; by default the parameters that require a gradient, or with
+                `lora` all adapters.  Those on which the loss does not depend stay as they are, and
+                a `ModelWarning` names them.
 
         The default of `frozen_batch_norm` is the list of the normalisations that the module keeps
         in evaluation mode while it trains.  If there are none and `train` is given, it is as in
@@ -205,11 +208,13 @@ class Trainer(BatchTrainer):
 
             def make(patterns: Sequence[str]) -> Trainer:
                 return cls.from_onnx(
-                    exported.model, loss, optimizer, train=patterns, folder=place, group=group,
-                    **vars(asked),
+                    exported.model, loss, optimizer, train=patterns, lora=lora, classes=classes,
+                    folder=place, group=group, **vars(asked),
                 )  # fmt: skip
 
-            wanted = exported.train if train is None else train
+            wanted = train
+            if wanted is None:
+                wanted = exported.train if lora is None else "*"
             made = torch_export.train_reached(make, [wanted] if isinstance(wanted, str) else wanted)
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)

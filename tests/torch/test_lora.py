@@ -46,3 +46,23 @@ def test_ten_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
         own = mine.tensors[key.removeprefix("base_model.model.")]
         np.testing.assert_array_equal(value, own)
         np.testing.assert_allclose(value, theirs[key], atol=2e-4)
+
+
+@pytest.mark.parametrize("lora", [None, Lora(["0"], rank=2)], ids=["whole", "adapters"])
+def test_a_module_gets_adapters_and_another_last_layer(lora: Lora | None) -> None:
+    """As a model of `from_onnx` does: the adapters are trained, and the new layer beside them."""
+    import torch
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    trainer = Trainer.from_torch(
+        module, torch.zeros(2, 6), CrossEntropyLoss(), AdamW(1e-2), lora=lora, classes=5
+    )
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    assert trainer.predict(x).shape == (8, 5)  # type: ignore[union-attr]  # it has one output
+    trained = {name for name, p in trainer.state.parameters if p.requires_grad}
+    assert trained > {"2.weight", "2.bias"}
+    assert ("0.weight" in trained) == (lora is None)
+    labels = np.arange(8) % 5
+    losses = [trainer.step(x, labels) for _ in range(20)]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,71 @@
+"""Names of other frameworks, in messages about keywords, keys and options that nobody takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from engine import Trainer
+from engine.base import option_tables
+from engine.base.other_names import HERE
+from engine.errors import InputError
+from engine.tools import cli
+from engine.tools.actions import choices, run_config
+from tests.support.tiny import LABELS, X, made
+
+DATA = (X, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"validation_split": 0.2}, "Trainer.fit() got an unexpected keyword argument "
+         "'validation_split'; here it is Trainer.fit(..., validation=data or a share such as 0.2)"),
+        ({"verbose": 1}, "here it is Trainer.fit(..., progress=False)"),
+        ({"lr": 0.1}, "here it is the optimizer's, AdamW(lr=1e-3), or trainer.learning_rate"),
+        ({"epoch": 3}, "unexpected keyword argument 'epoch'; nearest: 'epochs'"),
+        ({"lora": 3}, "'lora'; Trainer.from_onnx and Trainer.from_torch take it"),
+        ({"train_size": 3}, "Trainer.fit() got an unexpected keyword argument 'train_size'"),
+    ],
+)  # fmt: skip
+def test_fit_answers_names_that_it_does_not_take(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        made().fit(DATA, **options)
+
+
+def test_makers_and_predict_answer_too() -> None:
+    with pytest.raises(TypeError, match=r"'device'; here it is always the CPU"):
+        made(device="cpu")
+    with pytest.raises(TypeError, match=r"'epochs'; Trainer\.fit takes it"):
+        made(epochs=3)
+    predict: Any = made().predict
+    with pytest.raises(TypeError, match=r"predict\(\) got .* 'verbose'; here it is"):
+        predict(X, verbose=0)
+    constructor: Any = Trainer
+    with pytest.raises(TypeError, match=r"Trainer\(\) got .* 'seeds'; nearest: 'seed'"):
+        constructor("none", seeds=3)
+
+
+def test_run_toml_answers_too() -> None:
+    with pytest.raises(InputError, match=r"unknown key 'validation_split'; here it is 'validation'"
+                       r" in \[data\]"):  # fmt: skip
+        run_config.config_of({"fit": {"validation_split": 0.2}}, "run.toml")
+
+
+def test_a_command_answers_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--num-epochs", "3"]) == 2
+    assert "--num-epochs: here it is --set fit.epochs=VALUE.\n" in capsys.readouterr().err
+
+
+def test_every_key_of_the_table_is_one() -> None:
+    known = {
+        "optimizer": {"name", *option_tables.options(type(choices.optimizer("adamw", {}, "")))},
+        "schedule": {"name", *option_tables.options(type(choices.schedule("cosine", {}, "")))},
+    }
+    for here in HERE.values():
+        if here.key:
+            table, key = here.key.split(".")
+            kind: Any = run_config.TABLES[table]
+            assert key in known.get(table, vars(kind).get("__dataclass_fields__")), here
