@@ -32,7 +32,7 @@ _OPTIMIZER = Here('Trainer.from_onnx(model, loss, optimizer="adamw")', "optimize
 _PROGRESS = Here("Trainer.fit(..., progress=False)")
 _THREADS = Here("always the CPU; Trainer.from_onnx(..., threads=2) sets its threads", "fit.threads")
 _PRECISION = Here("decided by the planner: models compute in the types of their values")
-_WEIGHTS = Here("the loss's, CrossEntropyLoss(weight=[...])", "model.loss_options")
+_WEIGHTS = Here('Trainer.fit(..., class_weight="balanced")', "fit.class_weight")
 _FOLDER = Here('Trainer.fit(..., folder="run")', "output.folder")
 _RESUME = Here('Trainer.fit(..., folder="run", resume=True)')
 _STOPPING = Here("Trainer.fit(..., callbacks=[EarlyStopping(patience=3)])", "fit.patience")

@@ -72,6 +72,7 @@ def draw_lines(
     may_be_log: bool = False,
     from_zero: bool = False,
     best: float | None = None,
+    x_may_be_log: bool = False,
 ) -> Chart | None:
     """Draw a line chart; None if there is no finite value.
 
@@ -84,7 +85,7 @@ def draw_lines(
         (v for line in lines for v in line.y), HEIGHT - BOTTOM, TOP,
         kind=kind, may_be_log=may_be_log, from_zero=from_zero,
     )  # fmt: skip
-    x = _across([v for line in lines for v in line.x], x_kind, y)
+    x = _across([v for line in lines for v in line.x], x_kind, y, x_may_be_log)
     note = ", logarithmic" if y.is_log else ""
     drawn = "".join(_line(line, x, y) for line in lines)
     legend = [(f"c{line.colour}", line.label) for line in lines] if len(lines) > 1 else []
@@ -99,13 +100,14 @@ def draw_lines(
     return Chart(title + note, legend, frame(x, y, x_title) + drawn, x_title, label)
 
 
-def _across(values: Sequence[float], kind: Kind, up: Axis) -> Axis:
+def _across(values: Sequence[float], kind: Kind, up: Axis, may_be_log: bool = False) -> Axis:
     """Return the horizontal axis: right of the other axis's labels, with room for its own."""
     left = max(LEFT, 10 + LETTER * _longest(up))
     for count in (6, 4, 3, 2):
         scale = axis(
             values, left, WIDTH - RIGHT,
             kind=kind, count=count, is_tight=True, from_zero=kind == "seconds",
+            may_be_log=may_be_log,
         )  # fmt: skip
         places = [scale.place(tick) for tick in scale.ticks]
         gaps = [b - a for a, b in itertools.pairwise(places)]

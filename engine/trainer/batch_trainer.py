@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import NonFiniteError, StateError
-from engine.base.signatures import checked
+from engine.base.signatures import ABOVE_0, Range, checked
 from engine.distributed.group import Group
 from engine.trainer.learner import Array, Learner, Path
 from engine.trainer.metric import Given, Metric
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.checking import Check
     from engine.trainer.evaluation import EvaluationBatch
     from engine.trainer.ranks import Ranks
+    from engine.trainer.rate_search import RateSearch
     from engine.trainer.recipe import Recipe
     from engine.trainer.step_plan import StepPlan
     from engine.trainer.summary import Summary
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from engine.training.state import CheckpointState
 
 
-@checked
+@checked(lowest=ABOVE_0, highest=ABOVE_0, steps=Range(20))
 class BatchTrainer:
     """A model that learns from batches; `Trainer` explains its arguments and attributes.
 
@@ -217,11 +218,8 @@ class BatchTrainer:
                 f"{self.learner.pending} accumulated batches wait for update() or drop_gradients()"
             )
         self.learner.need_optimizer()
-        arrays, check_finite = self.learner.checked(batch), self.module.check_finite
-        if self.ranks is None:
-            loss = self.training_steps.learn(arrays, check_finite=check_finite)
-        else:
-            loss = self.ranks.learn(self.ranks.share(arrays), check_finite=check_finite)
+        check_finite = self.module.check_finite
+        loss = self._learn(self.learner.checked(batch), check_finite=check_finite)
         if check_finite and not math.isfinite(loss):
             raise NonFiniteError(
                 f"training step: output {self.session.training.outputs[0]!r} is {loss}; no "
@@ -229,6 +227,50 @@ class BatchTrainer:
             )
         self.learner.need_optimizer().check_skipped()
         return loss
+
+    def _learn(self, arrays: Sequence[Array], *, check_finite: bool = False) -> float:
+        """Do a step with the inputs of the training model, on all ranks; returns the loss."""
+        if self.ranks is None:
+            return self.training_steps.learn(arrays, check_finite=check_finite)
+        return self.ranks.learn(self.ranks.share(arrays), check_finite=check_finite)
+
+    def find_learning_rate(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        lowest: float = 1e-7,
+        highest: float = 1.0,
+        steps: int = 100,
+        seed: int = 0,
+    ) -> RateSearch:
+        """Search for a learning rate by steps at rising rates; the trainer stays as it was.
+
+        Args:
+            data: what `engine.data.batches` takes.
+            batch_size: of data that are not batches yet; None as in `fit`.
+            lowest, highest: the rates of the first and the last step.
+            steps: how many, at most: a loss far above the lowest one ends the search.
+            seed: of the order of the samples.
+
+        Returns:
+            RateSearch: rates and losses, `suggestion`, and `plot()`; notebooks show the picture.
+
+        Raises:
+            StateError: there is no optimizer, or accumulated batches wait for an update.
+            EngineError: as `step` and `batches`.
+        """
+        from engine.trainer.rate_search import search
+        from engine.trainer.sizes import batches_for
+
+        model, shapes = self.session.training, self.training_steps.shapes
+        source = batches_for(
+            model, data, batch_size, "the data", shuffle=True, seed=seed, names=self.inputs
+        )
+        try:
+            return search(self.learner, self._learn, source, lowest, highest, steps)
+        finally:
+            self.training_steps.shapes = shapes
 
     def find_nonfinite(self, *batch: Any) -> NonFinite | None:
         """Find the first tensor of a step on such a batch that is NaN or infinite, and its node.

@@ -21,7 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from engine import Trainer, artifacts
 from engine.errors import ModelWarning
 from engine.tools import cli
-from engine.tools.actions import run_config, runs
+from engine.tools.actions import run_config, run_data, runs
 from tests.support.places import ROOT
 from tests.support.run_models import COLORS, write_classifier, write_pictures
 
@@ -87,6 +87,36 @@ def test_the_output_tells_what_was_found_and_what_is_next(
     assert lines[3].startswith("best: epoch 1: loss ")
     assert lines[4].startswith(f"wrote: {tmp_path / 'run' / 'inference.onnx'}, ")
     assert lines[-1] == f"next: edgegrad predict {tmp_path / 'run'} FILE..."
+
+
+def test_a_learning_rate_is_searched_for_and_nothing_trained(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", tmp_path / "run")
+    picture = tmp_path / "rates.svg"
+    lines = said(capsys, "train", *words, *FAST, "--find-lr", picture).splitlines()
+    assert "steps from 1e-07 to" in lines[-2]
+    assert lines[-1] == f"wrote: {picture}"
+    assert picture.read_text("utf-8").startswith("<svg")
+    assert not (tmp_path / "run").exists()
+    told = json.loads(said(capsys, "train", *words, *FAST, "--find-lr", picture, "--json"))
+    assert len(told["rates"]) == len(told["losses"]) > 20
+
+
+def test_averages_and_the_best_parameters_are_options(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", home / "model.onnx", "--data", home / "photos", "-o", tmp_path / "run")
+    said(capsys, "train", *words, *FAST, "--epochs", 2, "--ema", 0.9, "--keep-best", 2,
+         "--restore", "best")  # fmt: skip
+    assert list((tmp_path / "run").glob("checkpoints/*/average"))
+    trainer = runs.open_trainer(tmp_path / "run", "best", 1)
+    rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
+    best = min(float(row.split(",")[rows[0].split(",").index("val_loss")]) for row in rows[1:])
+    config = runs.read_config(tmp_path / "run")
+    _, held_out = run_data.open_rest(config.data, run_data.open_training(config.data), 0)
+    assert held_out is not None
+    assert trainer.evaluate(held_out)["loss"] == pytest.approx(best, rel=1e-6)
 
 
 def test_json_is_all_that_is_printed(

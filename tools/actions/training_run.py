@@ -40,6 +40,7 @@ from engine.trainer.fit import Callback
 from engine.trainer.forward import Forward
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
+from engine.trainer.rate_search import RateSearch
 from engine.trainer.recipe import Recipe
 from engine.trainer.runs import RUN, RunFolder
 from engine.trainer.sizes import batches_for
@@ -231,6 +232,30 @@ def _train(
     test = run_data.open_test(config.data, training)
     measured_last = None if test is None else _test(config, folder, test, steps.threads)
     return Result(folder, config, history, monitor, wrote, measured_last)
+
+
+def find_rate(config: RunConfig, say: Say) -> RateSearch:
+    """Search for a learning rate for the model and the data of a configuration; nothing is kept.
+
+    say: as in `train`.
+
+    Raises:
+        EngineError: as `train` and `Trainer.find_learning_rate`.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgegrad-") as place:
+        config = config.changed("output", folder=os.path.join(place, "run"))
+        prepared = _prepare(config, resume=False)
+        for line in prepared.lines:
+            say(line)
+        config = prepared.config
+        trainer = Trainer(prepared.artifacts, **vars(part(config.fit, StepOptions)))
+        source = batches_for(
+            trainer.session.training, prepared.training, config.data.batch_size, "training data",
+            names=trainer.inputs, augment=list(config.data.augment) or None,
+            balanced=config.data.balanced, shuffle=config.data.shuffle,
+            seed=config.fit.seed, prefetch=config.data.prefetch,
+        )  # fmt: skip
+        return trainer.find_learning_rate(source)
 
 
 def _threads(ranks: Agreement | None) -> int | None:

@@ -45,11 +45,23 @@ _INTERRUPTED = 130
     metavar="TABLE.KEY=VALUE",
     help="Any other key of the configuration, such as fit.accumulate=2; repeat.",
 )
+@click.option(
+    "--find-lr",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg",
+    help="Train nothing: search for a learning rate, and draw the losses over the rates.",
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the folder.")
 @options.as_json
 @options.imports
 def command(
-    config: Path | None, settings: tuple[str, ...], resume: bool, as_json: bool, **given: Any
+    config: Path | None,
+    settings: tuple[str, ...],
+    picture: Path | None,
+    resume: bool,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Train a model on a folder of data.
 
@@ -59,6 +71,8 @@ def command(
     processes train one model together, see docs/cluster.md.
     """
     asked = _configuration(config, settings, resume, given)
+    if picture is not None:
+        return _find_rate(asked, picture, as_json)
     result = training_run.train(
         asked, resume=resume, progress=True, say=lambda text: options.echo(text, err=as_json)
     )
@@ -94,6 +108,25 @@ def command(
 
 # The options that are not a key of a table.
 _PLACES = {"optimizer": "optimizer.name", "lr": "optimizer.lr", "label": "data.options.target"}
+
+
+def _find_rate(asked: RunConfig, picture: Path, as_json: bool) -> int:
+    """Search for a learning rate, and write the picture."""
+    search = training_run.find_rate(asked, lambda text: options.echo(text, err=as_json))
+    search.plot().save(picture)
+    if as_json:
+        options.print_json(
+            {
+                "lr": search.suggestion,
+                "rates": search.rates,
+                "losses": search.losses,
+                "wrote": picture,
+            }
+        )
+    else:
+        options.echo(f"{search!r}")
+        options.echo(f"wrote: {picture}")
+    return 0
 
 
 def _configuration(

@@ -1,0 +1,75 @@
+"""The search for a learning rate."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.artifacts import SGD, AdamW
+from engine.errors import InputError, StateError
+from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, X, made, values
+
+DATA = (X, LABELS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"text": NORMED}, {"text": DROPPING}, {"micro_batches": 2}, {"skip_nonfinite": True}],
+    ids=str,
+)
+def test_the_trainer_is_as_it_was(options: dict[str, Any]) -> None:
+    """Also in what it does next: it has the moments, draws, statistics and rate of a twin."""
+    trainer, twin = made(**options), made(**options)
+    for each in (trainer, twin):
+        each.step(X[:BATCH], LABELS[:BATCH])
+    before = trainer.state.to_bytes(include_optimizer_state=True)
+    found = trainer.find_learning_rate(DATA, batch_size=BATCH, steps=30)
+    assert trainer.state.to_bytes(include_optimizer_state=True) == before
+    assert (trainer.steps, trainer.learning_rate) == (twin.steps, twin.learning_rate)
+    assert len(found.losses) > 20
+    for _ in range(2):
+        assert trainer.step(X[BATCH:], LABELS[BATCH:]) == twin.step(X[BATCH:], LABELS[BATCH:])
+    assert values(trainer) == values(twin)
+
+
+def test_a_trainer_that_has_not_begun_is_as_it_was() -> None:
+    trainer, twin = made(optimizer=AdamW(0.05)), made(optimizer=AdamW(0.05))
+    trainer.find_learning_rate(DATA, batch_size=BATCH, steps=20)
+    assert trainer.step(X, LABELS) == twin.step(X, LABELS)
+    assert values(trainer) == values(twin)
+
+
+def test_rates_rise_by_a_factor_and_a_high_one_ends_the_search() -> None:
+    found = made(optimizer=SGD(0.1)).find_learning_rate(
+        DATA, batch_size=BATCH, lowest=1e-3, highest=1e4, steps=60
+    )
+    assert len(found.rates) < 60
+    ratios = np.diff(np.log(found.rates))
+    np.testing.assert_allclose(ratios, math.log(1e7) / 59)
+    assert found.suggestion is not None
+    assert 1e-3 < found.suggestion < 100
+    assert found.smoothed[0] == pytest.approx(found.losses[0])
+
+
+def test_the_picture_has_a_logarithmic_axis_and_the_suggestion(tmp_path: Path) -> None:
+    found = made(optimizer=SGD(0.1)).find_learning_rate(DATA, batch_size=BATCH, steps=40)
+    found.plot().save(tmp_path / "rates.svg")
+    text = (tmp_path / "rates.svg").read_text("utf-8")
+    assert "learning rate" in text
+    assert f"best learning rate {found.suggestion:g}" in text
+    assert repr(found).startswith(f"learning rate {found.suggestion:.3g} (40 steps from 1e-07 to 1")
+
+
+def test_what_cannot_be_searched() -> None:
+    trainer = made()
+    with pytest.raises(InputError, match=r"lowest=1\.0, highest=0\.1: expected lowest < highest"):
+        trainer.find_learning_rate(DATA, lowest=1.0, highest=0.1)
+    with pytest.raises(InputError, match="steps=2: expected 20 or more"):
+        trainer.find_learning_rate(DATA, steps=2)
+    trainer.accumulate(X, LABELS)
+    with pytest.raises(StateError, match="1 accumulated batches wait for update"):
+        trainer.find_learning_rate(DATA)
