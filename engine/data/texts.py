@@ -58,6 +58,7 @@ class Texts(Dataset):
         if min(self.length, self.stride) < 1:
             raise InputError(f"length={length}, stride={stride}; expected positive numbers")
         encode = Tokens(tokenizer, special=False)
+        self.words = encode.words
         place = os.fspath(source)
         paths = all_of(place, SUFFIXES, "texts") if os.path.isdir(place) else [place]
         self.tokens = np.concatenate([encode(read(path, encoding)) for path in paths])
@@ -113,6 +114,7 @@ class LabelledTexts(Dataset):
 
     Attributes:
         pad: the token that fills up.
+        words: the size of the tokenizer's vocabulary; None: it does not say.
 
     Raises:
         FileError: there is no such file or folder, or it cannot be read.
@@ -144,6 +146,7 @@ class LabelledTexts(Dataset):
         if self.mask and self.length is None:
             raise InputError("mask=True needs a length; Buckets(mask=True) needs none")
         encode = Tokens(tokenizer, special=True)
+        self.words = encode.words
         self.pad = encode.pad if pad is None else pad
         place = os.fspath(source)
         if os.path.isdir(place):

@@ -84,6 +84,15 @@ class Tokens:
         return tokens.astype(np.int64)
 
     @property
+    def words(self) -> int | None:
+        """The size of the vocabulary; None: the tokenizer does not say."""
+        size = getattr(self.tokenizer, "size", None)
+        if size is None:
+            count = getattr(self.tokenizer, "get_vocab_size", None)
+            size = count() if callable(count) else getattr(self.tokenizer, "vocab_size", None)
+        return size if isinstance(size, int) else None
+
+    @property
     def pad(self) -> int:
         """Return the padding token.
 

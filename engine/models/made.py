@@ -12,6 +12,7 @@ import numpy as np
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.data.dataset import Dataset
 from engine.data.tokens import ByteTokenizer
+from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.models import weights as files_of_weights
 from engine.models.catalog import Architecture
@@ -37,6 +38,11 @@ class Made:
     loss: str
     loss_inputs: Sequence[str]
     random: Sequence[str]
+
+    @property
+    def content(self) -> bytes:
+        """The model as the content of an ONNX file."""
+        return onnx_io.to_bytes(self.graph)
 
     @property
     def parameters(self) -> int:

@@ -59,6 +59,7 @@ class BatchTrainer:
         self.ranks: Ranks | None = None
         self.forward: onnx.ModelProto | Path | bytes | None = None
         self.recipe: Recipe | None = None
+        self.classes: Sequence[str] | None = None
         if outputs is not None:
             self.outputs = list(outputs)
             self.features  # noqa: B018  # any name that the model lacks is refused now

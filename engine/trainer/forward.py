@@ -50,6 +50,15 @@ class Forward:
             warnings.warn(HALVES, ModelWarning, stacklevel=caller_level())
             self.graph, self._is_changed = as_singles(self.graph), True
 
+    @classmethod
+    def of(cls, graph: Graph) -> Forward:
+        """Return a model that has no file yet, for `write` or `saved` to make."""
+        from engine.graphs.io import onnx_io
+
+        made = cls(onnx_io.to_bytes(graph), graph)
+        made._is_changed = True
+        return made
+
     @property
     def classes(self) -> int | None:
         """The number of classes that the first output has scores for; None: not known."""

@@ -66,7 +66,7 @@ class Loop:
             epochs=asked.epochs,
             batches=asked.batches,
             batch_size=train.batch_size,
-            classes=(validation and validation.classes) or train.classes,
+            classes=(validation and validation.classes) or train.classes or trainer.classes,
             folder=asked.folder,
             callbacks=asked.callbacks if is_first else (),
             monitor=asked.monitor,

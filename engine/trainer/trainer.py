@@ -79,6 +79,8 @@ class Trainer(BatchTrainer):
         folder: of the artifacts.
         forward: the forward model's path or bytes, if the trainer was made of it.
         recipe: what else the artifacts were made with; None if it was made of artifacts.
+        classes: the names of the labels 0, 1, ... that `from_model` was given or found; None:
+            unknown, or values are predicted.
         inputs: names of the inputs of a training step.
 
     Raises:
@@ -158,6 +160,64 @@ class Trainer(BatchTrainer):
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         made.forward, made.recipe = forward.source, recipe
         return made
+
+    @classmethod
+    @takes(TrainerOptions)
+    def from_model(
+        cls,
+        name: str,
+        loss: LossType | Loss | Block | str | None = None,
+        optimizer: OptimType | OptimizerSpec | Block | str | None = None,
+        *,
+        classes: int | Sequence[str] | None = None,
+        data: Any = None,
+        input_shape: Sequence[int] | None = None,
+        words: int | None = None,
+        weights: Path | None = None,
+        train: str | Sequence[str] = "*",
+        lora: Lora | str | None = None,
+        folder: Path | None = None,
+        group: Group | None = None,
+        **options: Unpack[TrainerKeywords],
+    ) -> Trainer:
+        """Make a trainer for an architecture by its name; docs/models.md lists them.
+
+        Args:
+            name: such as "mobilenet_v3_small".
+            loss: by default cross-entropy for classes, and the mean squared error for values.
+            classes: their number, or their names in the order of the labels.
+            data: what `fit` will get, from which the classes and the shape of a sample are taken;
+                or the path of a folder of pictures or sounds.
+            input_shape: of a sample; by default as the data or the architecture have it.
+            words: the size of the tokenizer's vocabulary, for texts; by default as the data say,
+                or 257 for the bytes of `ByteTokenizer`.
+            weights: a file of parameters to begin with: ONNX, safetensors or PyTorch's, with the
+                names of torchvision or timm.  A last layer for another number of classes stays
+                random, and a `ModelWarning` says so.  By default all are random, by the seed.
+            optimizer, train, lora, folder, group: see `from_onnx`.
+
+        Raises:
+            NameNotFoundError: there is no such architecture; the message lists all.
+            InputError: the classes or the shape are not known.
+            ShapeError, DTypeError: the architecture does not take such samples.
+            ModelError: the weights are of another architecture.
+            EngineError: as `from_onnx`.
+        """
+        from engine.models.catalog import architecture
+        from engine.trainer.by_name import begin
+
+        made = begin(
+            architecture(name), classes=classes, data=data, input_shape=input_shape, words=words,
+            weights=weights, seed=TrainerOptions(**options).seed or 0,
+        )  # fmt: skip
+        if made.loss_inputs and not options.get("loss_inputs"):
+            options["loss_inputs"] = made.loss_inputs
+        trainer = cls.from_onnx(
+            made.content, made.loss if loss is None else loss, optimizer, train=train, lora=lora,
+            folder=folder, group=group, **options,
+        )  # fmt: skip
+        trainer.classes = made.classes
+        return trainer
 
     @classmethod
     @takes(TrainerOptions)

@@ -24,8 +24,13 @@ import numpy as np
 import onnx
 
 from engine.base.errors import EngineError, InputError
+from engine.data.tokens import ByteTokenizer
+from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.levels import LEVELS
+from engine.models.catalog import architecture
+from engine.models.layers import CLASSES
+from engine.models.made import make
 from engine.models.recurrent import gru
 from engine.plan.plan import KernelSpec, Plan
 from engine.tools.actions.plans import Asked, training_steps
@@ -43,8 +48,30 @@ from engine.tools.trimmed.progress import SILENT
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "data" / "goldens"
 TARGET = LEVELS[0].target("linux")
 THREADS = (1, 2)
-MODELS = (*WORKLOADS.values(), Workload("gru", (8, 24, 12), gru))
+# Of models by name that are not workloads, with the shapes of samples as their data have them.
+SAMPLES = {
+    "mlp": (20,), "cnn": (3, 32, 32), "textcnn": (128,), "text_transformer": (128,),
+    "gru_tagger": (32,), "ds_cnn": (1, 40, 98), "unet_small": (3, 64, 64),
+}  # fmt: skip
 _OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
+
+
+def named(name: str, shape: tuple[int, ...]) -> Workload:
+    """Return a model by name as a workload, with what is random in its training."""
+    kind = architecture(name)
+    words = ByteTokenizer.size if kind.takes("words") else 0
+
+    def build() -> Graph:
+        return make(kind, classes=CLASSES, input_shape=shape, words=words or None).graph
+
+    return Workload(name, (32, *shape), build, words)
+
+
+MODELS = (
+    *WORKLOADS.values(),
+    Workload("gru", (8, 24, 12), gru),
+    *(named(name, shape) for name, shape in SAMPLES.items()),
+)
 
 
 def of_case(case: Case) -> Iterator[Plan]:

@@ -1,0 +1,107 @@
+"""Models and data by name: architectures for given data, and folders as data for a model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.base.errors import InputError, ModelWarning, caller_level
+from engine.data.array_files import is_array_file
+from engine.data.dataset import Dataset
+from engine.data.folders import TRAIN, split_of
+from engine.data.sources import dataset_of
+from engine.kernels.vocabulary.op import TensorType
+
+if TYPE_CHECKING:
+    from engine.models.catalog import Architecture
+    from engine.models.made import Made
+    from engine.trainer.batch_trainer import BatchTrainer
+
+_KINDS = ("images", "sounds")  # whose folders say what the classes are
+
+
+class _Asked(NamedTuple):
+    options: Mapping[str, Any]
+    classes: Sequence[str]
+
+
+def begin(kind: Architecture, *, data: Any, seed: int, **given: Any) -> Made:
+    """Build an architecture for data that are given as `fit` takes them; see `models.made.make`.
+
+    Raises:
+        InputError: samples of the data cannot be read one by one.
+        EngineError: as `make`.
+    """
+    from engine.models.made import make
+
+    if _is_path(data):
+        data = _open(data, kind.feature, (), "data")
+    dataset = None if data is None else dataset_of(data)
+    if data is not None and dataset is None:
+        raise InputError(
+            f"data: the sizes of samples can be taken from arrays and from a Dataset, not from "
+            f"{type(data).__name__}: give classes= and input_shape="
+        )
+    made = make(kind, data=dataset, seed=seed, **given)
+    if made.random:
+        warnings.warn(
+            f"{kind.name}: {', '.join(made.random)} stay random: the weights have them for "
+            "another number of classes",
+            ModelWarning,
+            stacklevel=caller_level(),
+        )
+    return made
+
+
+def opened(trainer: BatchTrainer, data: Any, what: str) -> Any:
+    """Return data, those at a path as a dataset that fits the model's first input.
+
+    what: the data, in messages.
+
+    Raises:
+        InputError: files at the path need options that only their class takes.
+        EngineError: they cannot be read.
+    """
+    if not _is_path(data):
+        return data
+    name = trainer.inputs[0]
+    declared = trainer.session.training.interface.inputs[name]
+    feature = TensorType(declared.dtype, declared.shape)
+    return _open(data, feature, trainer.classes or (), what)
+
+
+def check_classes(trainer: BatchTrainer, classes: Sequence[str] | None) -> None:
+    """Refuse data whose classes are not the model's, since scores would get wrong names.
+
+    Raises:
+        InputError: they differ, or have another order.
+    """
+    if trainer.classes is not None and classes is not None and [*classes] != [*trainer.classes]:
+        raise InputError(
+            f"the model is for the classes {list(trainer.classes)}, and the data have "
+            f"{list(classes)}"
+        )
+
+
+def _is_path(data: Any) -> bool:
+    return isinstance(data, str | os.PathLike) and not is_array_file(data)
+
+
+def _open(
+    data: str | os.PathLike[str], feature: TensorType, classes: Sequence[str], what: str
+) -> Dataset:
+    from engine.data import places
+    from engine.data.kinds import KINDS
+
+    path = Path(split_of(os.fspath(data), TRAIN))
+    kind = places.kind_of(path)
+    if kind not in _KINDS:
+        raise InputError(
+            f"{what}: {os.fspath(data)!r} holds {kind}, whose columns or lengths must be said: "
+            "give Table, Texts or LabelledTexts"
+        )
+    asked = _Asked(places.fitting(kind, feature, {}), classes)
+    return KINDS[kind].open(asked, path, {})
