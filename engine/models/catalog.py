@@ -124,7 +124,7 @@ ARCHITECTURES = {
         Architecture(
             images.autoencoder, ("features",), "faults: what it cannot guess is unusual",
             "rows of numbers without labels: a CSV, an array", "", (),
-            answers="input", needs_shape=True,
+            answers="input", needs_shape=True, reads={"target": ""},
         ),
         Architecture(
             unet.unet_small, (3, 128, 128), "a class for each pixel, such as road and sky",

@@ -40,7 +40,20 @@ KINDS = list(get_args(Name))
 class ModelTable(RecipeOptions):
     """The model and its loss, and the choice of trained parameters."""
 
-    path: str = option("", "The forward model, an ONNX file.", flag="--model", metavar="PATH")
+    path: str = option(
+        "",
+        "The forward model: an ONNX file, or the name of an architecture such as "
+        "mobilenet_v3_small (docs/models.md).",
+        flag="--model",
+        metavar="PATH|NAME",
+    )
+    weights: str = option(
+        "",
+        "The weights that an architecture begins with, a file of ONNX, safetensors or PyTorch; by "
+        "default random ones.",
+        flag="--weights",
+        metavar="PATH",
+    )
     loss: str = option(
         "",
         "The loss to minimise; by default one that fits the data: cross_entropy or mse.  none: "

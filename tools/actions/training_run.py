@@ -25,8 +25,10 @@ from engine.distributed.copies import copy_files
 from engine.distributed.group import everyone
 from engine.distributed.launchers import launched
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph
+from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
+from engine.models.catalog import Architecture, architecture
+from engine.models.made import make
 from engine.system import files
 from engine.system.config import switch, usable_cores
 from engine.tools.actions import run_config, run_data, runs
@@ -163,24 +165,31 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     _check_apart(folder, config)
     own = folder / FORWARD
     source = own if resume and own.exists() else _existing(config)
-    graph = onnx_io.load(source)
-    config, dataset = _settled(config, graph)
+    lines: list[str] = []
+    if isinstance(source, Architecture):
+        config, dataset, forward = _made(config, source, lines.append)
+    else:
+        graph = onnx_io.load(source)
+        name, feature = next(iter(graph.inputs.items()))
+        config, dataset = _settled(config, feature)
+        check_sample(dataset, name, feature)
+        forward = Forward(source, graph)
     training, validation = _parts(config, dataset)
     changes_of(config.data.augment, training)  # refuses what is not known, before any work
     run_data.open_test(config.data, training)  # refuses what cannot be read, before any work
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
     config.trackers()
-    lines = [_data_line(config, training, validation)]
+    lines.append(_data_line(config, training, validation))
     if resume:
         _check_same(run_config.as_written(config), runs.read_config(folder), folder)
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
         recipe = _recipe(config, training)
-        _begin(config, recipe, Forward(source, graph), folder, lines.append)
+        _begin(config, recipe, forward, folder, lines.append)
         run_data.write_learned(config.data, training, folder)
-    forward = own if own.exists() else source
-    return _Prepared(config, training, validation, folder / ARTIFACTS, forward, lines)
+    path = own if own.exists() else Path(config.model.path)
+    return _Prepared(config, training, validation, folder / ARTIFACTS, path, lines)
 
 
 def _train(
@@ -269,19 +278,27 @@ def _threads(ranks: Agreement | None) -> int | None:
 # --- before
 
 
-def _existing(config: RunConfig) -> Path:
-    """The path of the forward model.
+def _existing(config: RunConfig) -> Path | Architecture:
+    """Return the path of the forward model, or its architecture, which no file may have.
 
     Raises:
-        InputError: there is none, or no data, in the configuration.
+        InputError: there is none, or no data, in the configuration; or weights for a file.
         FileError: nothing is there.
+        NameNotFoundError: there is no architecture of this name.
     """
     for name, option in (("model", "--model"), ("data", "--data")):
         if not getattr(config, name).path:
             raise InputError(f"no {name}: give {option} PATH, or `path` in [{name}] of --config")
     path = Path(config.model.path)
     if not path.is_file():
-        raise FileError(f"{path}: no such file")
+        if path.suffix or len(path.parts) > 1:
+            raise FileError(f"{path}: no such file")
+        return architecture(config.model.path)
+    if config.model.weights:
+        raise InputError(
+            f"[model] weights: {path} has weights of its own; give the name of an architecture "
+            "for others"
+        )
     return path
 
 
@@ -334,12 +351,28 @@ def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
                 )
 
 
-def _settled(config: RunConfig, graph: Graph) -> tuple[RunConfig, Dataset]:
-    """The configuration with what the model and the data decide, and the data."""
-    name, feature = next(iter(graph.inputs.items()))
+def _made(config: RunConfig, kind: Architecture, say: Say) -> tuple[RunConfig, Dataset, Forward]:
+    """Build an architecture for the data; return the configuration that both decide, and both.
+
+    Raises:
+        EngineError: as `models.made.make`.
+    """
+    table = config.data
+    config = config.changed("data", options={**kind.reads, **table.options})
+    config, dataset = _settled(config, kind.feature)
+    made = make(kind, data=dataset, weights=config.model.weights or None, seed=config.fit.seed)
+    if made.loss_inputs and not config.model.loss_inputs:
+        config = config.changed("model", loss_inputs=made.loss_inputs)
+    say(f"model: {made.summary}")
+    if made.random:
+        say(f"model: {', '.join(made.random)} stay random, for another number of classes")
+    return config, dataset, Forward.of(made.graph)
+
+
+def _settled(config: RunConfig, feature: TensorType) -> tuple[RunConfig, Dataset]:
+    """Return the configuration with what the model's input and the data decide, and the data."""
     data = run_data.settle(config.data, feature)
     dataset = run_data.open_training(data)
-    check_sample(dataset, name, feature)
     classes = tuple(dataset.classes or ())
     return dataclasses.replace(config, data=dataclasses.replace(data, classes=classes)), dataset
 

@@ -18,7 +18,8 @@ _INTERRUPTED = 130
 
 @click.command(
     epilog=options.examples(
-        "edgegrad train --model mobilenet.onnx --data photos/ --epochs 10",
+        "edgegrad train --model mobilenet_v3_small --data photos/ --epochs 10",
+        "edgegrad train --model mine.onnx --data photos/",
         "edgegrad train --config run.toml --set fit.epochs=20 --set optimizer.weight_decay=0.01",
         "edgegrad train --config run.toml --resume",
     )
