@@ -31,7 +31,7 @@ def train(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> s
 def test_a_run_begins_goes_on_and_gives_its_weights(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--model", "cnn", "--data", "photos", "-o", "run")
+    words: tuple[str, ...] = ("--model", "cnn", "--data", "photos", "-o", "run")
     assert "model: cnn: 3x32x32 to 3, 1,625,539 parameters\n" in train(capsys, *words)
     assert runs.read_config(Path("run")).data.options["size"] == [32, 32]
     train(capsys, "--resume", "-o", "run", "--epochs", "2")
