@@ -27,6 +27,7 @@ NOT_RUN = {
     "docs/from-pytorch.md": 10,
     "docs/index.md": 1,
     "docs/install.md": 4,
+    "docs/models.md": 1,
     "docs/performance.md": 2,
     "docs/quickstart.md": 2,
     "docs/raspberry-pi.md": 8,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from engine.models.catalog import ARCHITECTURES
 from engine.system.config import PREFIX, SWITCHES
 from engine.tools.commands import page
-from engine.tools.dev import operators
+from engine.tools.dev import models, operators
 from tests.support.places import ROOT
 
 
@@ -20,6 +21,13 @@ def test_the_page_of_commands_is_that_of_the_commands() -> None:
     text = (ROOT / "docs/commands.md").read_text()
     assert text == page.page(text)
     assert text.count("<!-- made: ") == text.count("<!-- end -->") == 3
+
+
+def test_the_page_of_models_is_their_catalog() -> None:
+    """If not: `python -m engine.tools.dev.models docs/models.md`."""
+    text = (ROOT / "docs/models.md").read_text()
+    assert text == models.page(text)
+    assert text.count("\n| ") == 1 + len(ARCHITECTURES)
 
 
 def test_the_page_of_switches_is_their_table() -> None:

@@ -1,0 +1,57 @@
+"""Models by name: the table of docs/models.md."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from engine.models.catalog import ARCHITECTURES, Architecture
+from engine.models.layers import CLASSES
+from engine.models.made import make
+
+_PART = re.compile(r"(<!-- made: models -->\n).*?(<!-- end -->)", re.DOTALL)
+_HEAD = """\
+| name | input | values to learn | file | for | learns from |
+|---|---|---|---|---|---|
+"""
+_ROW = 20  # features of a row
+
+
+def table() -> str:
+    """Return the table as Markdown: sizes are for 10 classes, rows for 20 features."""
+    return _HEAD + "".join(map(_row, ARCHITECTURES.values()))
+
+
+def _row(kind: Architecture) -> str:
+    made = make(
+        kind,
+        classes=None if kind.answers == "input" else CLASSES,
+        input_shape=(_ROW,) if kind.needs_shape else None,
+    )
+    shape = " x ".join(map(str, kind.shape))
+    name = f"`{kind.name}`"
+    if kind.paper:
+        name = f"[{name}](https://arxiv.org/abs/{kind.paper})"
+    size = len(made.content)
+    nbytes = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} KB"
+    cells = (name, shape, f"{made.parameters:,}", nbytes, kind.purpose, kind.data)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def page(text: str) -> str:
+    """Return the page with its table made anew."""
+    return _PART.sub(lambda match: match[1] + table() + match[2], text)
+
+
+def main(argv: list[str]) -> None:
+    """Write the table into the named page, or print it if none is named."""
+    if argv:
+        path = Path(argv[0])
+        path.write_text(page(path.read_text("utf-8")), "utf-8")
+    else:
+        sys.stdout.write(table())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
