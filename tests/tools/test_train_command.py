@@ -375,6 +375,7 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
         ),
         (["--model", "model.onnx", "--data", "run/artifacts"], 1, "known by their names (images:"),
         (["--model", "photos", "--data", "photos"], 1, "photos: no such file"),
+        (["--model", "resnet", "--data", "photos"], 1, "no model 'resnet'; nearest: 'resnet18'"),
         (["--model", "run/run.toml", "--data", "photos"], 1, "run.toml"),
         (["--config", "rn.toml"], 1, "rn.toml: no such file or folder"),
         (

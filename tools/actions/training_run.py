@@ -291,7 +291,7 @@ def _existing(config: RunConfig) -> Path | Architecture:
             raise InputError(f"no {name}: give {option} PATH, or `path` in [{name}] of --config")
     path = Path(config.model.path)
     if not path.is_file():
-        if path.suffix or len(path.parts) > 1:
+        if path.exists() or path.suffix or len(path.parts) > 1:
             raise FileError(f"{path}: no such file")
         return architecture(config.model.path)
     if config.model.weights:
