@@ -18,7 +18,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"
 # How many blocks of a page are not run, or only with a package that is not installed for all tests,
 # each for the reason that stands before it.
 NOT_RUN = {
-    "README.md": 2,
+    "README.md": 1,
     "docs/benchmarks.md": 8,
     "docs/cluster.md": 3,
     "docs/compatibility.md": 1,
@@ -76,6 +76,15 @@ def test_what_is_not_run_is_counted() -> None:
     assert dict(found) == NOT_RUN
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/quickstart.md"])
+def test_a_first_page_runs_as_it_is_pasted(name: str) -> None:
+    """From top to bottom in an empty folder: nothing that readers do not see prepares it."""
+    for block in of(ROOT / name):
+        assert block.language != "hidden", block.line
+        assert not block.file, block.line
+        assert not block.why or block.why == "installs packages", block.line
+
+
 def write(folder: Path, text: str) -> Path:
     page = folder / "page.md"
     page.write_text(text)
@@ -91,6 +100,8 @@ def write(folder: Path, text: str) -> Path:
         "```sh\nedgegrad nothing\n```\n",
         "```console\n$ echo one\ntwo\n```\n",
         "<!-- hidden\nassert False\n-->\n",
+        "```python\nprint('one 1')\n```\n\n<!-- output: above -->\n```text\ntwo 1\n```\n",
+        "```sh\necho one\n```\n\n<!-- output: above -->\n```text\none 1\n```\n",
     ],
 )
 def test_a_page_that_is_wrong_fails(
@@ -127,6 +138,15 @@ a = ...
 <!-- needs: a_package_that_nobody_has -->
 ```python
 raise AssertionError
+```
+
+```sh
+echo 12.5 MB
+```
+
+<!-- output: of the block above -->
+```text
+3 MB
 ```
 
 <!-- not run: there is no such command -->

@@ -13,6 +13,7 @@ it, or adds to the page:
     <!-- file: run.toml -->          the block is written to that file and not run
     <!-- not run: needs a board -->  the block is not run, and why
     <!-- needs: torch -->            the block runs where that package is installed
+    <!-- output: of the block above -->  the block has what that one prints; numbers may differ
     <!-- hidden                      statements that run here
     import numpy as np
     -->
@@ -21,6 +22,7 @@ it, or adds to the page:
 from __future__ import annotations
 
 import doctest
+import io
 import os
 import re
 import subprocess
@@ -28,6 +30,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +55,7 @@ class Block:
     file: where it is written to.
     why: the reason for which it is not run.
     needs: a package without which it is not run.
+    output: given if the text is what the block before it prints.
     """
 
     language: str
@@ -60,6 +64,7 @@ class Block:
     file: str = ""
     why: str = ""
     needs: str = ""
+    output: str = ""
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -73,7 +78,7 @@ def blocks(page: str) -> Iterator[Block]:
         line = token.map[0] + 1 if token.map else 0
         if token.type == "html_block":
             found = re.fullmatch(
-                r"<!-- *(file|not run|needs): (.+?) *-->\s*", token.content, re.DOTALL
+                r"<!-- *(file|not run|needs|output): (.+?) *-->\s*", token.content, re.DOTALL
             )
             hidden = re.fullmatch(r"<!-- hidden\n(.*)-->\s*", token.content, re.DOTALL)
             if found:
@@ -105,10 +110,12 @@ def run(page: Path) -> None:
     sys.path.insert(0, os.getcwd())
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder:
-        environment = _environment(Path(folder))
+        environment, printed = _environment(Path(folder)), io.StringIO()
         for block in blocks(page.read_text("utf-8")):
             place = f"{page}:{block.line}"
-            if block.file:
+            if block.output:
+                _check_output(block.text, printed.getvalue(), place)
+            elif block.file:
                 Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.file).write_text(block.text, "utf-8")
             elif block.why or block.language not in RUN or not _is_there(block.needs):
@@ -116,12 +123,28 @@ def run(page: Path) -> None:
             elif block.language == "pycon":
                 _session(block, names, page)
             elif block.language in ("python", "hidden"):
+                printed = io.StringIO()
                 text = "\n" * (block.line - 1) + block.text  # so that tracebacks name its lines
-                exec(compile(text, str(page), "exec"), names)
+                with redirect_stdout(printed), redirect_stderr(printed):
+                    exec(compile(text, str(page), "exec"), names)
             elif block.language == "sh":
-                _commands(block.text, environment, place)
+                printed = io.StringIO(_commands(block.text, environment, place))
             else:
                 _console(block, environment, place)
+
+
+def _check_output(expected: str, printed: str, place: str) -> None:
+    """Compare texts without their numbers, which depend on the machine and its speed.
+
+    The line that an empty cache of kernels adds is left out.
+
+    Raises:
+        Failure: they differ.
+    """
+    printed = re.sub(r"(?m)^compiling kernels, once.*\n", "", printed)
+    told, found = (re.sub(r"\d[\d,.]*", "0", text).split() for text in (expected, printed))
+    if told != found:
+        raise Failure(f"{place}: expected:\n{expected}\ngot:\n{printed}")
 
 
 def _is_there(package: str) -> bool:
