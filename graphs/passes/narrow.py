@@ -149,7 +149,8 @@ class _Narrowing:
         counts[axis] = end - begin
         out = self.made[key] = self.names.fresh(f"{name}_part")
         self.types[out] = self.types[name].but(counts)
-        whole = self.reshaped(name) if axis == len(shape) - 1 else ""
+        # A shape with 0 would copy a length of the operand.
+        whole = self.reshaped(name) if axis == len(shape) - 1 and 0 not in counts else ""
         if whole:
             part = self.slice(whole, self.types[whole].rank - 1, begin, end)
             inputs = [part, self.constant(f"{out}#shape", counts)]

@@ -78,6 +78,17 @@ def test_a_linear_layer_of_two_values_side_by_side() -> None:
     assert compare(model(text)).done["training, all passes"] == 1
 
 
+def test_a_slice_of_an_empty_product() -> None:
+    """A shape that held the length 0 copied a length of another rank."""
+    text = """g (double[2,2,0,3] h, double[2,2,0,2] k, double[3,4] w, double[2,4] u)
+        => (double[2,2,0,4] y) {
+        x = Concat<axis = 3>(h, k)
+        c = Concat<axis = 0>(w, u)
+        y = MatMul(x, c)
+    }"""
+    assert compare(model(text)).done["training, all passes"] == 1
+
+
 def test_a_small_wrong_value_beside_a_large_one_is_seen() -> None:
     """Each value has a bound of its own: what rounding does to it, not to others."""
     text = """g (double[4,5] x, double[5,3] w) => (double[4,3] y, double[4,5] z)

@@ -438,6 +438,9 @@ def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
     except EngineError as error:
         report.refused.append(("micro-batches", str(error)))
         return
+    # A gradient that is zero by its formula, as of the bias of keys, is the rounding of others.
+    largest = max(_scale(known.wanted[f"{name}_grad.accumulation.buffer"]) for name in trained)
+    noise = 64 * float(np.finfo(fed["target"].dtype).eps) * largest
     for trainer, way in ((two, "micro-batches, two"), (three, "micro-batches of one sample")):
         report.done[way] += 1
         for name in trained:
@@ -448,7 +451,7 @@ def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
             gradient = trainer.state.parameters[name].grad
             if gradient is not None:
                 far = distance(gradient, known.wanted[buffer])
-            if not far <= bound:
+            if not far <= bound + noise:
                 scale = _scale(known.wanted[buffer])
                 raise DifferentError(
                     way, f"the gradient of {name} is {far:.3g} off, of {scale:.3g}; "
@@ -594,6 +597,8 @@ def stock(model: Model, check: Check) -> None:
     options.intra_op_num_threads = 1
     if any(n.domain or n.op in UNLIKE for n in model.graph.nodes) or has_edges(model):
         return
+    if any(n.op == "TopK" and not n.attrs.get("sorted", 1) for n in model.graph.nodes):
+        return  # which may be in any order
     try:
         session = onnxruntime.InferenceSession(
             onnx_io.to_bytes(model.graph), options, providers=["CPUExecutionProvider"]
