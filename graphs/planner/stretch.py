@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 from engine.graphs.planner.lifetimes import Tally
 
-STATES = 2000  # sets of calls that are gone through
+# Sets of calls that are gone through.  With 500 and 100 the peaks of 73 drafts are the same, and
+# ladders of plans within budgets were not compared.
+STATES = 2000
 
 
 def lower(

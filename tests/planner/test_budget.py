@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -271,7 +270,7 @@ def test_a_search_ends_where_nothing_helps(monkeypatch: pytest.MonkeyPatch) -> N
     left: list[list[int]] = []
     reach, better = Search.reach, Search._better
 
-    def begin(self: Search, chosen: Iterable[int], limit: int) -> tuple[Chosen, bool]:
+    def begin(self: Search, chosen: Chosen, limit: int) -> tuple[Chosen, bool]:
         left.append([])
         return reach(self, chosen, limit)
 

@@ -46,6 +46,6 @@ def test_groups_are_split_where_they_make_the_peak_higher(
     workload.write(tmp_path, 2)
     shapes = [array.shape for array in workload.batch(2)]
     made = row_of(tmp_path, "eval", 2, shapes)
-    assert made.groups <= split.ROOM * made.ordered
+    assert made.groups <= 1.02 * made.ordered
     monkeypatch.setattr(split, "SPLITS", 0)
     assert row_of(tmp_path, "eval", 2, shapes).groups > 1.05 * made.ordered
