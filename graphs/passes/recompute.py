@@ -1,4 +1,18 @@
-"""Recomputation of cheap values in the backward pass, so that they need not be kept."""
+"""Recomputation of cheap values in the backward pass, so that they need not be kept.
+
+It is a pass of its own, and not the first rung of the ladder of a budget (planner/budget.py): plans
+without a budget have no ladder, and ladders reach lower where the pass has run.  MobileNetV2 is the
+exception.  Predicted for training steps:
+
+                 without the pass              ladder alone,      least budget, % of the work
+                 bytes      time               at equal budgets   memory with the pass
+    MiniLM       +48 %      -1.3 %             -0.6 % time        32.5 instead of 29.5
+    MobileNetV2  +96 %      -4.3 %             +0.1 %             26.0 instead of 28.8
+    ResNet-18    +40 %      -0.8 %             +2.0 %             59.9 instead of 49.4
+    U-Net        +54 %      -2.5 %             +1.5 %             58.2 instead of 57.7
+    ViT          +52 %      -2.0 %             -0.4 %             20.3 instead of 18.3
+    ConvNeXt     +70 %      -2.9 %             -0.2 %             27.7 instead of 25.3
+"""
 
 from __future__ import annotations
 

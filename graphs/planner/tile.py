@@ -53,7 +53,7 @@ UNEVEN = 1.15
 # Rows of a tile, below which a product of matrices is not worth its edges.  With 1 steps of MiniLM
 # and ConvNeXt are 0.2 % longer; with 64 steps are between 0.4 % shorter and 0.2 % longer.
 LEAST = 32
-IDLE = 1.5  # as UNEVEN, of the groups of segments
+IDLE = 1.5  # as UNEVEN, of the groups of segments: four samples on three threads
 
 
 def tile(

@@ -29,7 +29,10 @@ from engine.graphs.planner.recompute import NEVER, Repeat
 Bytes = npt.NDArray[np.int64]
 Span = tuple[int, int, int]  # the keys between which bytes live, both included, and their number
 
-SMALL = 1 << 13  # values of a smaller part of all bytes are left out
+# Values of a smaller part of all bytes are left out.  With all of them the searches for U-Net and
+# ResNet-18 look at 2.3 times as many ways; the least budget leaves U-Net 59.2 % instead of 57.7,
+# and others 0.02 points less.
+SMALL = 1 << 13
 
 
 class Unit:
