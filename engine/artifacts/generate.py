@@ -8,7 +8,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,9 +20,11 @@ from engine.base.errors import (
     FileError,
     InputError,
     ModelWarning,
+    NameNotFoundError,
     StateError,
     UnsupportedOpError,
     caller_level,
+    nearest,
 )
 from engine.base.fields import takes
 from engine.base.signatures import checked
@@ -31,6 +33,7 @@ from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.graphs.io.note import METADATA
 from engine.graphs.offline.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
 from engine.loss_types import LOSSES, Loss, LossType
+from engine.loss_types.several import Losses
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
 from engine.runtime import mapping
 from engine.system import files
@@ -59,7 +62,7 @@ def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
-    loss: LossType | Loss | Block | None = None,
+    loss: LossType | Loss | Block | Mapping[str, Any] | None = None,
     optimizer: OptimType | OptimizerSpec | Block | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     prefix: str = "",
@@ -78,7 +81,8 @@ def generate_artifacts(
         frozen_params: Initializers to keep in the checkpoint without training them.  Initializers
             in neither list stay constants of the models.  If both lists are empty, all
             floating-point initializers are frozen.
-        loss: The loss to minimise; a Block is called with the outputs.  None: the first output.
+        loss: The loss to minimise; a Block is called with the outputs; a mapping holds a loss, or a
+            pair of a loss and its weight, for each of several outputs.  None: the first output.
         optimizer: None writes no model; a Block is called with the (trainable, frozen) parameters.
             Its `lr`, if given, is kept in the checkpoint; `Optimizer` starts with it.
         artifact_directory, prefix: Folder, made if missing, and beginning of the names of files.
@@ -139,8 +143,15 @@ def generate_artifacts(
     if isinstance(spec, Block):
         forward = _add_block(forward, spec, chosen or forward.outputs, extra)
         forward.outputs, spec, extra = forward.outputs[:1], None, forward.outputs[1:]
+    parts: list[str] = []
+    if isinstance(spec, Losses):
+        parts = [part.name for part in spec.parts]
+        extra = [*parts, *(name for name in extra if name not in parts)]
     build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
     made = training.make_artifacts(forward, choice, build, extra, norms, proximal=asked.proximal)
+    if parts:
+        for graph in (made.training, made.evaluation):
+            graph.metadata[NOTE + "losses"] = json.dumps(parts)
     if answers:
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
     kept = bool(forward.external) or METADATA in forward.metadata
@@ -166,6 +177,14 @@ def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Gr
 
     inputs: the operands of the loss.  is_chosen: whether the caller has named them.
     """
+    if isinstance(spec, Losses):
+        for each in spec.parts:
+            if each.output not in inputs:
+                raise NameNotFoundError(
+                    f"loss: the model has no output {each.output!r}, but {list(inputs)}"
+                    f"{nearest(each.output, inputs)}"
+                )
+        return spec.build
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
             f"the model has outputs {inputs}: name the one the loss is taken of by loss_input_names"
@@ -359,11 +378,15 @@ def _names(title: str, names: Sequence[str] | None) -> list[str]:
     return [] if names is None else arguments.names(title, names)
 
 
-def _loss(loss: LossType | Loss | Block | None) -> Loss | Block | None:
+def _loss(loss: LossType | Loss | Block | Mapping[str, Any] | None) -> Loss | Block | None:
     if isinstance(loss, LossType):
         return LOSSES[loss]()
     if loss is None or isinstance(loss, Loss):
         return loss
+    if isinstance(loss, Mapping):
+        return Losses.of(
+            {n: LOSSES[each]() if isinstance(each, LossType) else each for n, each in loss.items()}
+        )
     if isinstance(loss, Block):
         if isinstance(loss, TrainingBlock):
             raise InputError("loss: a TrainingBlock makes its own models; give the loss it is of")

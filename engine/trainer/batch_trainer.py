@@ -390,7 +390,8 @@ class BatchTrainer:
         Raises:
             InputError, DTypeError, ShapeError, LabelError: as `accumulate`.
         """
-        return self.learner.evaluate_batch(batch)
+        losses, outputs = self.learner.evaluate_batch(batch)
+        return losses[0], outputs
 
     def predict_batch(self, *features: Any) -> dict[str, Array]:
         """Compute the model's outputs by name for one batch of `features`.

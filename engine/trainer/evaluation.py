@@ -67,15 +67,18 @@ def evaluate(
     names, model, state = learner.inputs, learner.session.training, learner.state
     source = batches_for(learner.evaluation, data, batch_size, "evaluation", names=names)
     total = _length(source)
-    losses, samples, draws = 0.0, 0, state.draws
+    columns = ["loss", *learner.part_names]
+    losses, samples, draws = [0.0] * len(columns), 0, state.draws
     shares = model.interface.notes.get(SHARES, "")  # metrics get classes
 
     def count(index: int, batch: Any) -> None:
-        nonlocal losses, samples
+        nonlocal samples
         inputs = dict(zip(names, learner.arrays(model, words(batch)), strict=True))
-        loss, outputs = learner.evaluate_batch([inputs])
+        values, outputs = learner.evaluate_batch([inputs])
+        loss = values[0]
         weight = samples_of(inputs)
-        losses, samples = losses + loss * weight, samples + weight
+        losses[:] = [total + value * weight for total, value in zip(losses, values, strict=True)]
+        samples += weight
         if shares in inputs:
             inputs[shares] = inputs[shares].argmax(1)
         for metric in metrics:
@@ -92,12 +95,14 @@ def evaluate(
         _with_others(ranks, source, count, is_divided)
         if is_divided:
             told = everyone(ranks.group, [losses, samples, [m.partial() for m in metrics]])
-            losses, samples = sum(each[0] for each in told), sum(each[1] for each in told)
+            losses[:] = map(sum, zip(*(each[0] for each in told), strict=True))
+            samples = sum(each[1] for each in told)
             for place, metric in enumerate(metrics):
                 metric.merge([each[2][place] for each in told])
     if not samples:
         raise InputError("the data to evaluate on yield no batches")
-    return {"loss": losses / samples, **results_of(metrics, source.classes)}
+    means = {name: total / samples for name, total in zip(columns, losses, strict=True)}
+    return {**means, **results_of(metrics, source.classes)}
 
 
 def _with_others(

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from engine.drawing.plot import Plot
 
 SHOWN = 24  # rows of a table
-_LESS = re.compile(r"(^|_)(loss|error)$")
+_LESS = re.compile(r"(^|_)(loss|loss_.*|error)$")
 _MORE = re.compile(r"(^|_)auc$")
 
 
 def direction(column: str, mode: Mode | None = None) -> Mode:
     """Return the better direction of a column, "min" or "max": `mode`, or as its name says.
 
-    Names that end with loss or error are better when less, those that end with auc when more; and
-    those with the name of a metric as it declares.
+    Names that end with error, with loss, or with loss_ and the name of an output are better when
+    less, those that end with auc when more; and those with the name of a metric as it declares.
 
     Raises:
         InputError: the mode is another, or the name does not say it and no mode is given.

@@ -8,6 +8,7 @@ ranks.py.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -43,6 +44,8 @@ class Learner:
             model.
         inputs: names of the inputs of a training step.
         digests: of the training model and the optimizer model.
+        part_names: of the losses of several outputs, whose sum is the loss; empty: there is one.
+        parts: their values for the last batch; of the share of this rank.
         pending: how many batches have gradients that the next update takes.
         sum_gradients: adds the gradients of other ranks before an update; None: there are none.
 
@@ -63,6 +66,9 @@ class Learner:
             getattr(self.optimizer, "digest", ""),
         ]
         self.inputs = list(self.session.training.inputs)
+        noted = self.session.training.interface.notes.get("losses")
+        self.part_names: list[str] = [] if noted is None else json.loads(noted)
+        self.parts: list[float] = []
         self.sum_gradients: Callable[[], None] | None = None
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
@@ -164,9 +170,15 @@ class Learner:
 
         arrays: the inputs of the training model.
         """
-        loss = self.session.run(self.session.training, arrays)[0]
+        loss = self.loss_of(self.session.run(self.session.training, arrays))
         self.pending += 1
-        return float(loss.item())
+        return loss
+
+    def loss_of(self, outputs: Sequence[Array]) -> float:
+        """Return the loss among the outputs of the training model; keep the parts that it is of."""
+        if self.part_names:
+            self.parts = [float(part.item()) for part in outputs[1 : 1 + len(self.part_names)]]
+        return float(outputs[0].item())
 
     def advance(self) -> None:
         """Update the parameters from the mean gradient, however many updates were skipped.
@@ -209,7 +221,7 @@ class Learner:
     def evaluation(self) -> Model:
         """The eval model with the loss and the model's outputs."""
         model = self.session.need_eval()
-        return model.select([model.outputs[0], *self.outputs], "evaluation")
+        return model.select([model.outputs[0], *self.part_names, *self.outputs], "evaluation")
 
     @cached_property
     def prediction(self) -> Model:
@@ -221,11 +233,12 @@ class Learner:
         """Names of the inputs that `predict` takes."""
         return list(self.prediction.inputs)
 
-    def evaluate_batch(self, batch: Sequence[Any]) -> tuple[float, dict[str, Array]]:
-        """See `Trainer.evaluate_batch`."""
-        model = self.evaluation
-        loss, *outputs = self.session.run(model, self.arrays(model, batch))
-        return float(loss.item()), dict(zip(self.outputs, outputs, strict=True))
+    def evaluate_batch(self, batch: Sequence[Any]) -> tuple[list[float], dict[str, Array]]:
+        """Compute the loss of a batch, then the parts that it is of, and the model's outputs."""
+        model, count = self.evaluation, 1 + len(self.part_names)
+        values = self.session.run(model, self.arrays(model, batch))
+        losses = [float(value.item()) for value in values[:count]]
+        return losses, dict(zip(self.outputs, values[count:], strict=True))
 
     def predict_batch(self, features: Sequence[Any]) -> dict[str, Array]:
         """See `Trainer.predict_batch`."""

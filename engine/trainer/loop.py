@@ -40,6 +40,7 @@ from engine.trainer.schedules import Constant
 
 if TYPE_CHECKING:
     from engine.trainer.batch_trainer import BatchTrainer
+    from engine.trainer.learner import Learner
     from engine.trainer.ranks import Ranks
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class Loop:
         self.first_step = trainer.steps  # the steps of earlier runs do not count for the schedule
         self.base = trainer.learning_rate
         self.loss_sum = 0.0  # over the samples of this epoch
+        self.part_sums: dict[str, float] = {}  # of each of several outputs
         self.epoch_seconds = 0.0  # of this epoch, before the run was resumed in the middle of it
         self.training_seconds = 0.0  # as that, of the training alone
         self.best: float | None = None  # of the monitored column, at the best checkpoint
@@ -220,6 +222,7 @@ class Loop:
         fit.seconds_before, fit.history = position["seconds"], History(position["history"])
         fit.resumed_from = checkpoint
         self.loss_sum, self.first_step = position["loss_sum"], position["first_step"]
+        self.part_sums = dict(position.get("part_sums", {}))
         fit.skipped, fit.lossless = position.get("skipped", (0, 0))
         self.epoch_seconds, self.training_seconds = position["epoch_seconds"]
         if self.averages is not None:
@@ -249,6 +252,7 @@ class Loop:
             "batch": fit.batch,
             "samples": fit.samples,
             "loss_sum": self.loss_sum,
+            "part_sums": dict(self.part_sums),
             "skipped": [fit.skipped, fit.lossless],
             "epoch_seconds": [self.epoch_seconds, self.training_seconds],
         }
@@ -258,6 +262,7 @@ class Loop:
                 "batch": 0,
                 "samples": 0,
                 "loss_sum": 0.0,
+                "part_sums": {},
                 "skipped": [0, 0],
                 "epoch_seconds": [0.0, 0.0],
             }
@@ -309,6 +314,7 @@ class Loop:
                 break
             if epoch > fit.epoch:
                 fit.epoch, fit.batch, fit.samples, self.loss_sum = epoch, 0, 0, 0.0
+                self.part_sums = {}
                 fit.skipped = fit.lossless = 0
                 self.epoch_seconds = self.training_seconds = 0.0
             if self.unfreezing is not None:
@@ -357,6 +363,7 @@ class Loop:
         is_changing = type(self.schedule) is not Constant or self.schedule.warmup > 0
         on_batch_end, on_step_end = self.hooks["on_batch_end"], self.hooks["on_step_end"]
         averages = self.averages
+        parts = trainer.learner if trainer.learner.part_names and self.ranks is None else None
         logs, interrupts, deadline, clock = fit.logs, self.interrupts, self.deadline, monotonic
         begin = clock() - self.training_seconds
         source: Iterator[Any] = self.asked.train.epoch(fit.epoch, fit.batch)
@@ -385,6 +392,8 @@ class Loop:
                 fit.samples_total += count
                 if math.isfinite(loss):
                     self.loss_sum += loss * count
+                    if parts is not None:
+                        self._add_parts(parts, count)
                 else:  # of a step that is skipped
                     fit.lossless += count
                 logs["loss"] = self._mean_loss()
@@ -448,6 +457,13 @@ class Loop:
             )
         words_of = batch if isinstance(batch, tuple) else (batch,)
         raise nonfinite.error(steps, words_of, None, place)
+
+    def _add_parts(self, learner: Learner, count: int) -> None:
+        """Count the parts of the loss of a batch of so many samples."""
+        samples = self.fit.samples - self.fit.lossless
+        for name, value in zip(learner.part_names, learner.parts, strict=True):
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + value * count
+            self.fit.logs[name] = self.part_sums[name] / samples
 
     def _mean_loss(self) -> float:
         """Return the mean of the finite losses of the samples of this epoch; NaN if none was."""

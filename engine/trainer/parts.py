@@ -143,6 +143,7 @@ class Splitter:
             parts, weights, total = parts[:1], [1.0], 1.0
         loss, draws, before, share = 0.0, state.draws, 0.0, None
         module.lazy_reset_grad()
+        parted = [0.0] * len(self._learner.part_names)
         try:
             for (_, named), weight in zip(parts, weights, strict=True):
                 if not weight:
@@ -152,7 +153,9 @@ class Splitter:
                 elif before and weight != before:  # what is added next has another weight
                     _scale(state, before / weight)
                 outputs = module.session.run(module.session.training, list(named.values()), share)
-                loss += weight / total * float(outputs[0].item())
+                loss += weight / total * self._learner.loss_of(outputs)
+                for place, part in enumerate(self._learner.parts):
+                    parted[place] += weight / total * part
                 before = weight
         except BaseException:
             state.draws = draws
@@ -162,6 +165,7 @@ class Splitter:
             raise
         if before != total and not reduced.is_told:
             _scale(state, before / total)
+        self._learner.parts = parted
         return loss
 
     def _parts(self, arrays: Sequence[Array], count: int) -> Iterator[tuple[int, dict[str, Array]]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.artifacts import generate_artifacts
 from engine.base.fields import part
@@ -28,7 +28,7 @@ class Recipe:
     outputs: further outputs of the training and the eval model.
     """
 
-    loss: LossType | Loss | Block | str | None
+    loss: LossType | Loss | Block | Mapping[str, Any] | str | None
     optimizer: OptimType | OptimizerSpec | Block | str | None
     options: RecipeOptions
     outputs: Sequence[str] = ()
@@ -62,6 +62,8 @@ class Recipe:
         loss, optimizer = self.loss, self.optimizer
         if isinstance(loss, str):
             loss = names.chosen(names.losses(), loss, "loss")()
+        if isinstance(loss, Mapping):
+            loss = {output: _named(each) for output, each in loss.items()}
         if isinstance(optimizer, str):
             optimizer = names.chosen(names.optimizers(), optimizer, "optimizer")()
         generate_artifacts(
@@ -75,3 +77,10 @@ class Recipe:
             loss_input_names=list(self.options.loss_inputs or ()) or None,
             **vars(part(self.options, ArtifactOptions)),
         )
+
+
+def _named(given: Any) -> Any:
+    """Return the loss of an output, which may be a name, or a pair of a name and a weight."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return _named(given[0]), given[1]
+    return names.chosen(names.losses(), given, "loss")() if isinstance(given, str) else given

@@ -138,7 +138,8 @@ def request(
     elif measured:
         raise InputError("metrics are measured on validation data: give validation=")
     monitor = options.monitor or ("loss" if held_out is None else "val_loss")
-    mode = _mode(monitor, options.mode, measured, held_out)
+    parts = trainer.learner.part_names
+    mode = _mode(monitor, options.mode, measured, held_out, parts)
     place = None if folder is None else Path(folder)
     from engine.trainer.reports import default
 
@@ -231,17 +232,24 @@ def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _mode(
-    monitor: str, mode: Mode | None, metrics: Sequence[Metric], validation: Batches | None
+    monitor: str,
+    mode: Mode | None,
+    metrics: Sequence[Metric],
+    validation: Batches | None,
+    parts: Sequence[str],
 ) -> Mode:
     """Return whether less or more of the monitored column is better.
+
+    parts: the losses of several outputs, by name.
 
     Raises:
         NameNotFoundError: the history will have no such column.
     """
-    known: dict[str, Mode | None] = {"loss": "min"}
+    losses = ("loss", *parts)
+    known: dict[str, Mode | None] = dict.fromkeys(losses, "min")
     if validation is not None:
         classes = validation.classes
-        known |= {"val_loss": "min"}
+        known |= dict.fromkeys((f"val_{name}" for name in losses), "min")
         known |= {f"val_{column}": m.mode for m in metrics for column in m.columns(classes)}
     if monitor not in known:
         raise NameNotFoundError(

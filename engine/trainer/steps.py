@@ -73,7 +73,7 @@ class Steps:
             loss = self.splitter.gradients(arrays, count)
             learner.pending = 1
         elif not self.obstacle:
-            return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
+            return learner.loss_of(self._joined.run(arrays, check_finite=check_finite))
         else:
             loss = learner.add_batch(arrays)
         if check_finite and not math.isfinite(loss):

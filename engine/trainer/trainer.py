@@ -111,7 +111,7 @@ class Trainer(BatchTrainer):
     def from_onnx(
         cls,
         model: onnx.ModelProto | Path | bytes,
-        loss: LossType | Loss | Block | str | None,
+        loss: LossType | Loss | Block | Mapping[str, Any] | str | None,
         optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
         train: str | Sequence[str] = "*",
@@ -125,7 +125,9 @@ class Trainer(BatchTrainer):
 
         Args:
             model: a path, bytes or `ModelProto`.
-            loss: what to minimise, or its name as "cross_entropy"; None: the model's first output.
+            loss: what to minimise, or its name as "cross_entropy"; for several outputs a mapping of
+                their names, each with a loss, or a pair of a loss and its weight, whose sum is
+                minimised; None: the model's first output.
             optimizer: what updates the parameters, or its name as "adamw"; by default `AdamW()`.
             train: names of parameters to train, or patterns of them as "classifier.*"; one that
                 begins with "!" takes away what it matches.  The others are frozen.  Of a model
@@ -225,7 +227,7 @@ class Trainer(BatchTrainer):
         cls,
         module: Any,
         example: Any,
-        loss: LossType | Loss | Block | str | None,
+        loss: LossType | Loss | Block | Mapping[str, Any] | str | None,
         optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
         train: str | Sequence[str] | None = None,

@@ -90,6 +90,17 @@ class Nodes:
         """Append a node and return its output."""
         return self.many(op, *inputs, outputs=1, **attrs)[0]
 
+    def named(self, op: str, *inputs: str, output: str) -> None:
+        """Append a node whose output has a name of its own.
+
+        Raises:
+            ModelError: the model has a value of this name.
+        """
+        if output in set(self.graph.values()):
+            raise ModelError(f"{self.graph.name}: a value of the model has the name {output!r}")
+        title = self.names.fresh(f"{PREFIX}/{op}")
+        self.graph.nodes.append(Node(op, inputs, (output,), {}, "", title))
+
     def own(self, op: str, *inputs: str, **attrs: Any) -> str:
         """Append a node of an op of the domain `engine` and return its output."""
         return self.add(op, *inputs, domain=OURS, **attrs)

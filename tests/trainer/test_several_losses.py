@@ -1,0 +1,136 @@
+"""Losses of several outputs, each with its own loss and weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import numpy_helper, parser
+
+from engine import Trainer, artifacts
+from engine.artifacts import SGD, CrossEntropyLoss, L1Loss, LossType
+from engine.errors import DTypeError, InputError, NameNotFoundError
+from engine.trainer.fit import Callback, Fit
+from tests.support.tiny import LABELS, X, values
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,6] x) => (float[N,3] scores, float[N,2] box) {
+    h = MatMul(x, body)
+    r = Tanh(h)
+    scores = MatMul(r, head)
+    box = MatMul(r, side)
+}"""
+BOXES = np.tanh(X[:, :2])
+DATA = (X, LABELS, BOXES)
+LOSS: dict[str, Any] = {"scores": CrossEntropyLoss(), "box": (L1Loss(), 0.5)}
+
+
+def model() -> bytes:
+    proto, rng = parser.parse_model(TEXT), np.random.default_rng(0)
+    for name, shape in (("body", (6, 8)), ("head", (8, 3)), ("side", (8, 2))):
+        value = (rng.standard_normal(shape) / 2).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def made(loss: Any = LOSS, **options: Any) -> Trainer:
+    return Trainer.from_onnx(model(), loss, SGD(0.1), threads=1, seed=0, **options)
+
+
+def parts(trainer: Trainer) -> tuple[float, float]:
+    """Return both losses, computed by NumPy."""
+    scores, box = trainer.predict(X)
+    shifted = scores - scores.max(1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return float(-logs[np.arange(20), LABELS].mean()), float(np.abs(box - BOXES).mean())
+
+
+def test_the_weighted_sum_is_trained() -> None:
+    trainer = made()
+    assert trainer.inputs == ["x", "scores_labels", "box_target"]
+    first, second = parts(trainer)
+    assert trainer.step(*DATA) == pytest.approx(first + 0.5 * second, rel=1e-5)
+    weights = {name: p.data.copy() for name, p in trainer.state.parameters}
+    for output, target, own in (("scores", LABELS, "head"), ("box", BOXES, "side")):
+        alone = made({output: LOSS[output]}, train=["body", own])
+        before = {name: p.data.copy() for name, p in alone.state.parameters}
+        alone.step(X, target)
+        for name, p in alone.state.parameters:
+            weights[name] -= p.data - before[name]
+    start = {name: p.data for name, p in made().state.parameters}
+    for name, value in weights.items():  # the updates of the parts make the whole update
+        np.testing.assert_allclose(value, start[name], atol=1e-6)
+
+
+class Logs(Callback):
+    """Keeps the logs of the batches."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_batch_end(self, fit: Fit) -> None:
+        self.rows.append(dict(fit.logs))
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=str)
+def test_the_history_has_each_part(options: dict[str, Any]) -> None:
+    trainer, logs = made(**options), Logs()
+    history = trainer.fit(
+        DATA, validation=DATA, epochs=2, batch_size=20, shuffle=False, callbacks=[logs],
+        metrics=[], progress=False, monitor="val_loss_box",
+    )  # fmt: skip
+    assert history.best("val_loss_box")["epoch"] == 1
+    first = made()
+    scores, box = parts(first)
+    assert logs.rows[0]["loss_scores"] == pytest.approx(scores, rel=1e-5)
+    assert logs.rows[0]["loss_box"] == pytest.approx(box, rel=1e-5)
+    scores, box = parts(trainer)
+    last = history.rows[-1]
+    assert last["val_loss_scores"] == pytest.approx(scores, rel=1e-5)
+    assert last["val_loss_box"] == pytest.approx(box, rel=1e-5)
+    assert last["val_loss"] == pytest.approx(scores + 0.5 * box, rel=1e-5)
+    assert last["loss"] == pytest.approx(last["loss_scores"] + 0.5 * last["loss_box"], rel=1e-5)
+
+
+def test_a_resumed_run_has_the_same_parts(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_step_end(self, fit: Fit) -> None:
+            if fit.step == 3:
+                fit.stop("for the test")
+
+    options: dict[str, Any] = {"epochs": 2, "batch_size": 8, "progress": False}
+    whole, first, second = made(), made(), made()
+    told = whole.fit(DATA, **options)
+    first.fit(DATA, folder=tmp_path, callbacks=[Stop()], **options)
+    rest = second.fit(DATA, folder=tmp_path, resume=True, **options)
+    assert rest["loss_box"] == told["loss_box"]
+    assert values(second) == values(whole)
+
+
+def test_parts_may_be_named_and_have_the_types_of_artifacts(tmp_path: Path) -> None:
+    named = made({"scores": "cross_entropy", "box": ("l1", 0.5)})
+    assert named.step(*DATA) == made().step(*DATA)
+    artifacts.generate_artifacts(
+        model(), requires_grad=["head", "side"], frozen_params=["body"], optimizer=SGD(0.1),
+        loss={"scores": LossType.CrossEntropyLoss, "box": L1Loss()}, artifact_directory=tmp_path,
+    )  # fmt: skip
+    assert Trainer(tmp_path).evaluate(DATA).keys() == {"loss", "loss_scores", "loss_box"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        ({}, InputError, "expected names of outputs, each with its loss"),
+        ({"scroes": L1Loss()}, NameNotFoundError, "no output 'scroes'.*nearest: 'scores'"),
+        ({"box": 3}, DTypeError, r"loss\['box'\]=3: expected a loss of one output"),
+        ({"box": L1Loss("none")}, DTypeError, "expected a loss of one output"),
+        ({"box": (L1Loss(), 0)}, InputError, "weight=0: expected above 0"),
+        ({"box": "l3"}, InputError, "no loss 'l3'"),
+    ],
+)
+def test_losses_that_are_refused(loss: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        made(loss)
