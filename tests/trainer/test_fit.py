@@ -348,7 +348,7 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_is_well() -> None:
         ({"resume": True}, InputError, "resume=True needs the folder of the run"),
         ({"callbacks": [Recorder]}, DTypeError, "expected a Callback, got type"),
         ({"callbacks": [print]}, DTypeError, "expected a Callback, got builtin"),
-        ({"schedule": "cosine"}, DTypeError, "schedule: expected a Schedule"),
+        ({"schedule": 3}, DTypeError, "schedule: expected a Schedule"),
         ({"metrics": "accuracy"}, InputError, "metrics are measured on validation data"),
         ({"metrics": ["acuracy"]}, InputError, "no metric 'acuracy'"),
         ({"monitor": "val_loss"}, NameNotFoundError, r"no column 'val_loss', but \['loss'\]"),
