@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-
-_SHARE = re.compile(r"(val_)?(accuracy|f1|top\d+)(_\w+)?")  # metrics that are shares of one
 
 
 def number(value: float) -> str:
@@ -22,9 +19,9 @@ def number(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def measure(name: str, value: float) -> str:
-    """Format a metric by its name: a share as 88.1 %, any other value as `number`."""
-    if _SHARE.fullmatch(name) and math.isfinite(value):
+def measure(value: float, is_share: bool) -> str:
+    """Format a metric: a share of one as 88.1 %, any other value as `number`."""
+    if is_share and math.isfinite(value):
         return f"{100 * value:.1f} %"
     return number(value)
 

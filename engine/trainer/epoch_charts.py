@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.drawing import amounts
 from engine.drawing.axes import Kind
 from engine.drawing.charts import Chart, Line, draw_lines
+from engine.trainer.metrics.named import is_share
 
 # Columns that are not drawn over epochs unless asked for.
 APART = frozenset({"epoch", "lr", "seconds", "samples_per_second", "memory"})
+MOST = 8  # charts that are drawn unless more are asked for, as metrics may have a column a class
 VALIDATION = "val_"  # before the name of a column of the validation
 
 
@@ -29,8 +30,7 @@ def epoch_charts(
     """
     charts = []
     for name in names:
-        is_share = amounts.measure(name, 0.5).endswith("%")
-        kind: Kind = "share" if is_share else "bytes" if name == "memory" else "number"
+        kind: Kind = "share" if is_share(name) else "bytes" if name == "memory" else "number"
         lines = _lines(rows, name)
         title = name if len(lines) != 1 else lines[0].label
         charts.append(

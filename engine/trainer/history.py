@@ -22,7 +22,7 @@ from engine.base.errors import (
 from engine.drawing import amounts
 from engine.drawing.text_table import aligned
 from engine.system import files
-from engine.trainer.metrics.named import declared_mode
+from engine.trainer.metrics.named import declared_column, is_share
 from engine.training.mode import Mode
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ def direction(column: str, mode: Mode | None = None) -> Mode:
         return mode
     if _LESS.search(column):
         return "min"
-    declared: Mode | None = "max" if _MORE.search(column) else declared_mode(column)
+    if _MORE.search(column):
+        return "max"
+    declared = declared_column(column)
     if declared is not None:
-        return declared
+        return declared.mode
     raise InputError(
         f"the name {column!r} does not say whether less or more is better: give mode='min' or 'max'"
     )
@@ -200,7 +202,7 @@ class History:
 
         Notebooks show the picture, and `save` writes it as an SVG file.
 
-        columns: by default the loss and all metrics.
+        columns: by default the loss and the first metrics, eight charts at most.
         best: the column whose best epoch a line marks, such as "val_loss".
 
         Raises:
@@ -208,7 +210,7 @@ class History:
             InputError: the history has no rows; or the name `best` does not say what is better.
         """
         from engine.drawing.plot import Plot
-        from engine.trainer.epoch_charts import VALIDATION, chart_names, epoch_charts
+        from engine.trainer.epoch_charts import MOST, VALIDATION, chart_names, epoch_charts
 
         if not self.rows:
             raise InputError("the history has no epochs to draw")
@@ -216,7 +218,7 @@ class History:
             self[name]
         names = dict.fromkeys(name.removeprefix(VALIDATION) for name in columns)
         marked = None if best is None else int(self.best(best)["epoch"])
-        return Plot(epoch_charts(self.rows, names or chart_names(self.rows), marked))
+        return Plot(epoch_charts(self.rows, names or chart_names(self.rows)[:MOST], marked))
 
     def __repr__(self) -> str:
         if not self.rows:
@@ -252,7 +254,7 @@ def _cell(column: str, value: float | None) -> str:
         "memory": amounts.size,
         "skipped": lambda count: f"{int(count)}",
     }
-    return forms[column](value) if column in forms else amounts.measure(column, value)
+    return forms[column](value) if column in forms else amounts.measure(value, is_share(column))
 
 
 def _number(cell: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.plan.plan import CHECK, COUNT, FAULT, NOISE, RATE, Plan, in_bytes
+from engine.plan.plan import CHECK, COUNT, FAULT, NOISE, RATE, Plan, Port, in_bytes
 from engine.system.paths import Paths
 from engine.training.model_file import RESET
 
@@ -14,6 +14,12 @@ REGION_NAMES = {  # for people
     "state": "state of the optimizer", "const": "constants of plans", "io": "inputs and outputs",
     "work": "arena: values of a step",
 }  # fmt: skip
+
+
+def batch_ports(plan: Plan) -> list[Port]:
+    """Return the inputs of a plan that callers pass."""
+    ours = (FAULT, NOISE, RESET, RATE, COUNT, CHECK)
+    return [port for port in plan.inputs if port.name not in ours]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,10 +83,7 @@ class StepPlan:
         return norm and f"in region work until the norm of all is known, which {norm!r} clips to"
 
     def __str__(self) -> str:
-        shown = (FAULT, NOISE, RESET, RATE, COUNT, CHECK)
-        takes = ", ".join(
-            f"{port.name} {list(port.shape)}" for port in self.plan.inputs if port.name not in shown
-        )
+        takes = ", ".join(f"{port.name} {list(port.shape)}" for port in batch_ports(self.plan))
         parts = f", a batch in {self.micro_batches} parts" if self.micro_batches > 1 else ""
         plans = "one plan" if self.update is None else f"two plans, as {self.obstacle}"
         held = ", ".join(

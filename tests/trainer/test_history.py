@@ -197,6 +197,14 @@ def test_a_history_is_drawn(tmp_path: Path) -> None:
     assert "<script>" not in hostile.svg
 
 
+def test_columns_of_many_classes_are_drawn_when_asked_for() -> None:
+    names = [f"val_recall_{i}" for i in range(30)]
+    history = History([{"epoch": 0, "loss": 1.0} | dict.fromkeys(names, 0.5)])
+    assert len(history.plot().titles) == 8
+    assert history.plot().titles[0] == "Loss"
+    assert history.plot(*names).titles == names
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(NameNotFoundError, match=r"no column 'val_los'.*nearest: 'val_loss'"):
         trained().plot("val_los")

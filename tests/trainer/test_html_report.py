@@ -305,7 +305,7 @@ def test_findings_are_of_the_parameters_that_are_kept(tmp_path: Path) -> None:
         assert ("Most wrong" in text) != keeps
         assert f'<p class="origin" data-epoch="{1 - keeps}">' in text
         assert ("Of epoch 1 (step 1), the best by val_loss" in text) == keeps
-        assert text.count("best: epoch 1</title>") == 1, "a line in the chart of the loss"
+        assert text.count("<title>best epoch 1</title>") == 1, "a line in the chart of the loss"
 
 
 def test_a_resumed_report_keeps_the_findings_of_the_best_epoch_alone(tmp_path: Path) -> None:
@@ -322,6 +322,16 @@ def test_a_resumed_report_keeps_the_findings_of_the_best_epoch_alone(tmp_path: P
         text = again.end()
         assert ("3 of 3 right" in text) == is_there, "or the page is of an older validation"
         assert "0 of 3 right" not in text
+
+
+def test_columns_of_many_classes_are_folded(tmp_path: Path) -> None:
+    run = Run(HtmlReport(tmp_path / "report.html"))
+    run.epoch([1.0], (), **{f"val_recall_{i}": 0.5 for i in range(30)})
+    curves = run.end().split('id="curves"')[1].split("</section>")[0]
+    shown, folded = curves.split("<details>")
+    assert folded.startswith("<summary>22 more columns</summary>")
+    assert folded.count('data-label="val_recall_') == 22
+    assert shown.count('data-label="val_recall_') == 8
 
 
 def test_mistakes_have_the_names_of_their_files(tmp_path: Path) -> None:

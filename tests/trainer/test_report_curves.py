@@ -11,8 +11,9 @@ from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
 from engine.reports import HtmlReport
+from engine.trainer.metrics.ranking import AUROC
 from engine.trainer.reports.curves import BINS, Calibration, Ranking
-from engine.trainer.reports.findings import MAX_SHARES, Findings
+from engine.trainer.reports.findings import MAX_ODDS, Findings
 from engine.trainer.reports.sections.calibration import calibration
 from engine.trainer.reports.sections.classes import Scores, ranking
 from engine.trainer.reports.thinned import Thinned
@@ -115,11 +116,22 @@ def test_curves_of_many_labels_are_of_every_nth_of_them() -> None:
     labels, logits = classified(count, classes)
     made = found(labels, logits, parts=11)
     assert made.total == count
-    assert made.shares.stride == 4
-    assert made.shares.rows.size <= MAX_SHARES
-    assert np.array_equal(made.shares.rows[:, 0], labels[::4])
+    assert made.odds.stride == 4
+    assert made.odds.rows.size <= MAX_ODDS
+    assert np.array_equal(made.odds.rows[:, 0], labels[::4])
     assert made.counts is not None
     assert made.counts.sum() == count, "the matrix is of all of them"
+
+
+def test_scores_stay_apart_where_shares_are_all_one() -> None:
+    """The area agrees with the metric: softmax in 32 bits would tie most of these samples."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 400)
+    logits = (rng.standard_normal((400, 3)) * 40 + 60 * np.eye(3)[labels]).astype(np.float32)
+    metric = AUROC()
+    metric.update({"y": logits}, {"t": labels}, 0.0, 400)
+    scores = Scores.of(found(labels, logits))
+    assert scores.area.mean() == pytest.approx(metric.result(), abs=1e-9)
 
 
 def test_rows_are_thinned_evenly_however_they_come() -> None:
@@ -138,7 +150,7 @@ def test_scores_that_are_not_finite_are_in_no_curve() -> None:
     labels, logits = classified(60, 3)
     logits[::2] = np.nan
     made = found(labels, logits)
-    assert len(made.shares.rows) == 30
+    assert len(made.odds.rows) == 30
     assert calibration(made) is not None
 
 

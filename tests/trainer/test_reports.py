@@ -27,6 +27,7 @@ from engine.errors import FileError
 from engine.reports import CsvLog, JsonLog, Progress, TensorBoard, default
 from engine.trainer.fit import Callback
 from engine.trainer.history import History
+from engine.trainer.metrics.named import is_share
 from engine.trainer.reports import progress as progress_module
 from tests.support.fits import SAMPLES, new_fit, resumed, tell, train, train_epoch
 from tests.support.places import ROOT
@@ -63,14 +64,17 @@ def test_amounts_have_units() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["accuracy", "val_accuracy", "top5", "val_f1", "f1_macro"])
+@pytest.mark.parametrize(
+    "name", ["accuracy", "val_accuracy", "top5", "val_f1", "f1_macro", "val_auroc", "recall_cat"]
+)
 def test_shares_are_percentages(name: str) -> None:
-    assert amounts.measure(name, 0.8812) == "88.1 %"
+    assert amounts.measure(0.8812, is_share(name)) == "88.1 %"
 
 
 def test_other_metrics_are_numbers() -> None:
-    assert amounts.measure("val_mse", 0.8812) == "0.8812"
-    assert amounts.measure("accuracy", math.nan) == "NaN"
+    assert amounts.measure(0.8812, is_share("val_mse")) == "0.8812"
+    assert amounts.measure(0.8812, is_share("distance")) == "0.8812"
+    assert amounts.measure(math.nan, is_share("accuracy")) == "NaN"
 
 
 # --- progress

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from engine.base.errors import DTypeError, InputError, nearest
 from engine.trainer.metric import IGNORED, Declaration, Given, Metric
 from engine.trainer.metrics import boxes, classes, ranking, sequences, tallies, values
-from engine.training.mode import Mode
 
 METRICS: tuple[Callable[..., Metric], ...] = (
     classes.Accuracy, classes.TopK, tallies.BalancedAccuracy, tallies.Precision, tallies.Recall,
@@ -122,13 +122,14 @@ def results_of(metrics: Sequence[Metric], classes: Sequence[str] | None) -> dict
     return results
 
 
-def declared_mode(column: str) -> Mode | None:
-    """Return the better direction of a column of the history, by the metric whose name it has.
+@lru_cache
+def declared_column(column: str) -> Declaration | None:
+    """Return the declaration of the metric whose name a column of the history has.
 
     The name of the metric stands at the end, or is followed by `_` and a variant or a class.  None:
     it has the name of no metric.
     """
-    matches: list[tuple[int, Mode]] = []
+    matches: list[tuple[int, Declaration]] = []
     for kind in METRICS:
         declared = declaration_of(kind)
         name = r"top\d+" if kind is classes.TopK else re.escape(declared.name)
@@ -136,5 +137,11 @@ def declared_mode(column: str) -> Mode | None:
         per_class = "(_.+)?" if declared.variants else ""
         match = re.search(rf"(?:^|_)({name})(?:{endings})?{per_class}$", column)
         if match:
-            matches.append((len(match[1]), declared.mode))
-    return max(matches)[1] if matches else None
+            matches.append((len(match[1]), declared))
+    return max(matches, key=lambda each: each[0])[1] if matches else None
+
+
+def is_share(column: str) -> bool:
+    """Return whether a column has the name of a metric that is shown in percent."""
+    declared = declared_column(column)
+    return declared is not None and declared.is_share

@@ -168,7 +168,7 @@ class Ranking(AveragedMetric, ClassMetric):
         if self.average == "micro":
             several = zip(*questions, strict=True)
             questions = [tuple(np.concatenate(list(each)) for each in several)]  # type: ignore[list-item]  # two arrays
-        areas = [self.area(*_descending(*question)) for question in questions]
+        areas = [self.area(*descending(*question)) for question in questions]
         return np.array(areas), np.array([int(positive.sum()) for _, positive in questions])
 
 
@@ -180,6 +180,11 @@ def _shares(scores: Array) -> Array:
     """
     if scores.size and scores.min() >= 0 and np.allclose(scores.sum(1), 1, atol=_SUM):
         return scores
+    return log_odds(scores)
+
+
+def log_odds(scores: Array) -> Array:
+    """Return the log-odds of the softmax of scores: of each class against all others."""
     rows = scores.astype(np.float64)
     others = np.full(rows.shape, -np.inf)  # the logarithm of the sum of the powers of the others
     others[:, 1:] = np.logaddexp.accumulate(rows[:, :-1], axis=1)
@@ -190,7 +195,7 @@ def _shares(scores: Array) -> Array:
     return rows
 
 
-def _descending(scores: Array, positive: Array) -> tuple[Array, Array]:
+def descending(scores: Array, positive: Array) -> tuple[Array, Array]:
     """Return how many rows and how many positive rows have each score, from the highest on."""
     order = np.argsort(scores)[::-1]
     ordered = scores[order]

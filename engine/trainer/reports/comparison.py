@@ -22,6 +22,7 @@ from engine.drawing.text_table import aligned
 from engine.system import files
 from engine.trainer.epoch_charts import APART, chart_names
 from engine.trainer.history import History, direction, is_better
+from engine.trainer.metrics.named import is_share
 from engine.trainer.reports.sections.request import flat
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
 from engine.training.mode import Mode
@@ -180,7 +181,9 @@ class Comparison:
 
     def _sections(self) -> Iterator[tuple[str, str, str]]:
         head, *rows = self._values()
-        yield "runs", "Runs", table(list(map(text, head)), [list(map(text, r)) for r in rows])
+        told = "<p>In parentheses is the epoch. A star marks the best of all runs.</p>"
+        cells = [list(map(text, row)) for row in rows]
+        yield "runs", "Runs", told + table(list(map(text, head)), cells, "scores")
         yield "curves", "Curves", f'<div class="charts">{"".join(self._charts())}</div>'
         settings = [[text(cell) for cell in row] for row in self._settings()]
         head = ["setting", *map(text, self.runs)]
@@ -203,7 +206,7 @@ class Comparison:
                 row.append(
                     NONE
                     if best is None
-                    else f"{star}{amounts.measure(column, best.value)} ({best.epoch + 1})"
+                    else f"{star}{amounts.measure(best.value, is_share(column))} ({best.epoch + 1})"
                 )
         for row, run in zip(rows, self.runs.values(), strict=True):
             row += [
@@ -224,8 +227,7 @@ class Comparison:
     def _charts(self) -> Iterator[str]:
         """Yield a chart for each column, with a line a run."""
         for column in self.columns:
-            is_share = amounts.measure(column, 0.5).endswith("%")
-            kind: Kind = "share" if is_share else "number"
+            kind: Kind = "share" if is_share(column) else "number"
             lines = [
                 Line(name, [row["epoch"] + 1 for row in rows], [row[column] for row in rows],
                      i % COLOURS)

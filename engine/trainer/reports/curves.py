@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.trainer.metrics.ranking import descending
+
 Array = npt.NDArray[Any]
 
 BINS = 15  # of a reliability diagram; Guo et al., On Calibration of Modern Neural Networks, 2017
@@ -33,14 +35,10 @@ class Ranking:
 
         is_class: b1[samples]; scores: the larger, the likelier is the class.
         """
-        order = np.argsort(-scores, kind="stable")
-        hits = is_class[order]
-        total = int(hits.sum())
-        if not 0 < total < len(hits):
+        rows, right = map(np.cumsum, descending(scores, is_class))
+        if not len(rows) or not 0 < right[-1] < rows[-1]:
             return None
-        last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-        true = np.cumsum(hits)[last]
-        return cls(true, last + 1 - true)
+        return cls(right, rows - right)
 
     def roc(self) -> tuple[Array, Array]:
         """Return false and true positive rates, from (0, 0) to (1, 1)."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.trainer.metrics.ranking import log_odds
 from engine.trainer.reports import png
 from engine.trainer.reports.thinned import Thinned
 
@@ -22,7 +23,7 @@ Array = npt.NDArray[Any]
 
 MAX_CLASSES = 1000  # of a confusion matrix
 MAX_PAIRS = 400  # of expected and predicted values
-MAX_SHARES = 1 << 20  # numbers that are kept for the curves of a classifier
+MAX_ODDS = 1 << 20  # numbers that are kept for the curves of a classifier
 SHOWN = 8  # values of a sample that is not a picture
 LETTERS = 80  # of a value that is a text
 
@@ -69,8 +70,9 @@ class Findings:
     worst: the samples with the largest errors, starting with the largest.
     best: correct samples, few of each class; or the samples with the smallest errors.
     pairs: f64[pairs, 2], expected and predicted values of a regression.
-    shares: f32[samples, 1 + classes], of every n-th label its class and the share that the model
-        gave each class; those that are not finite are left out.
+    odds: f32[samples, 1 + classes], of every n-th label its class and the log-odds that the model
+        gave each class; scores that are not finite are left out.  Log-odds stay apart where shares
+        are all rounded to 1.
     """
 
     features: str
@@ -85,7 +87,7 @@ class Findings:
     worst: list[Sample] = field(default_factory=list)
     best: list[Sample] = field(default_factory=list)
     pairs: Thinned = field(default_factory=lambda: Thinned(2 * MAX_PAIRS))
-    shares: Thinned = field(default_factory=lambda: Thinned(MAX_SHARES))
+    odds: Thinned = field(default_factory=lambda: Thinned(MAX_ODDS))
     _has_two: bool | None = None  # classes, with one score for both
     _are_shares: bool | None = None  # whether that score is a probability
     _right: Counter[int] = field(default_factory=Counter)  # how many of each class are in `best`
@@ -123,7 +125,7 @@ class Findings:
             before, self._has_two = self._has_two, is_single and bool(np.isin(labels, (0, 1)).all())
             if before and not self._has_two:  # values that began with zeros and ones
                 self.counts, self.total, self.worst, self.best = None, 0, [], []
-                self.shares = Thinned(MAX_SHARES)
+                self.odds = Thinned(MAX_ODDS)
         return self._has_two
 
     def _of_two(self, scores: Array) -> Array:
@@ -151,7 +153,7 @@ class Findings:
             places = expected[compared] * classes + predicted[compared]
             counts = np.bincount(places, minlength=classes * classes)
             self.counts += counts.reshape(classes, classes)
-            self._add_shares(rows, expected, compared)
+            self._add_odds(rows, expected, compared)
         if labels.ndim > 1 or len(given) != len(rows):  # more labels than samples
             return
 
@@ -159,7 +161,7 @@ class Findings:
             truth, taken = int(expected[row]), int(predicted[row])
             return _sample(
                 given[row], (truth,), (taken,), float(rows[row, taken] - rows[row, truth]),
-                float(_shares(rows[row : row + 1])[0, taken]), name(row),
+                float(sigmoid(_log_odds(rows[row : row + 1])[0, taken])), name(row),
             )  # fmt: skip
 
         errors = rows[compared, predicted[compared]] - rows[compared, expected[compared]]
@@ -173,13 +175,13 @@ class Findings:
                 self._right[int(expected[row])] += 1
                 self.best.append(sample(int(row)))
 
-    def _add_shares(self, rows: Array, expected: Array, compared: Array) -> None:
-        """Keep the shares of the classes for every n-th label that is compared."""
-        picked = compared[self.shares.pick(len(compared))]
+    def _add_odds(self, rows: Array, expected: Array, compared: Array) -> None:
+        """Keep the log-odds of the classes for every n-th label that is compared."""
+        picked = compared[self.odds.pick(len(compared))]
         picked = picked[np.isfinite(rows[picked]).all(1)]
         if len(picked):
-            columns = [expected[picked, np.newaxis], _shares(rows[picked])]
-            self.shares.add(np.concatenate(columns, 1).astype(np.float32))
+            columns = [expected[picked, np.newaxis], _log_odds(rows[picked])]
+            self.odds.add(np.concatenate(columns, 1).astype(np.float32))
 
     def _add_values(
         self, given: Array, scores: Array, labels: Array, name: Callable[[int], str]
@@ -240,10 +242,16 @@ def _sample(
     return Sample(expected, predicted, confidence, error, picture, shown, given.size, name)
 
 
-def _shares(rows: Array) -> Array:
-    """Return the classes' shares from scores: shares, or their logarithms up to a constant."""
+def _log_odds(rows: Array) -> Array:
+    """Return the log-odds of the classes from shares, or their logarithms up to a constant."""
     scores = rows.astype(np.float64)
-    are_shares = (scores >= 0).all(1) & (np.abs(scores.sum(1) - 1) <= 1e-3)
-    with np.errstate(invalid="ignore"):  # of infinite scores
-        powers = np.exp(scores - scores.max(1, keepdims=True))
-    return np.where(are_shares[:, np.newaxis], scores, powers / powers.sum(1, keepdims=True))
+    with np.errstate(divide="ignore", invalid="ignore"):  # shares of 0 and 1, infinite scores
+        are_shares = (scores >= 0).all(1) & (np.abs(scores.sum(1) - 1) <= 1e-3)
+        of_shares = np.log(scores) - np.log1p(-np.minimum(scores, 1.0))
+        return np.where(are_shares[:, np.newaxis], of_shares, log_odds(scores))
+
+
+def sigmoid(odds: Array) -> Array:
+    """Return the shares of log-odds."""
+    result: Array = 0.5 * (1 + np.tanh(0.5 * odds))
+    return result

@@ -11,7 +11,7 @@ from engine.drawing.charts import Line, draw_lines
 from engine.drawing.plot import Plot
 from engine.system.progress import logger
 from engine.trainer.callbacks import Callback
-from engine.trainer.epoch_charts import chart_names, epoch_charts
+from engine.trainer.epoch_charts import MOST, chart_names, epoch_charts
 from engine.trainer.reports.notebook import in_notebook
 from engine.trainer.reports.trace import Point, Trace
 from engine.trainer.reports.window import View, Window
@@ -93,7 +93,7 @@ class LiveCurve(Callback):
         points, rows = self._trace.points, fit.history.rows
         steps = Line("loss", [p.step for p in points], [p.loss for p in points])
         finely = draw_lines("Training loss, step by step", "step", [steps], may_be_log=True)
-        charts = epoch_charts(rows, chart_names(rows), fit.best_epoch)
+        charts = epoch_charts(rows, chart_names(rows)[:MOST], fit.best_epoch)
         charts = [*charts, *([finely] if finely else [])]
         if not charts:
             return

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from engine.base.signatures import checked
 from engine.drawing import amounts
 from engine.trainer.fit import Callback
+from engine.trainer.metrics.named import is_share
 from engine.trainer.reports.notebook import in_notebook
 from engine.trainer.reports.process import resident
 
@@ -110,7 +111,7 @@ class Progress(Callback):
         self._close()
 
     def _move(self, fit: Fit, now: float) -> None:
-        parts = [f"{n} {amounts.measure(n, value)}" for n, value in fit.logs.items() if n != "lr"]
+        parts = [_measured(name, value) for name, value in fit.logs.items() if name != "lr"]
         if self._bar is not None:
             seconds = max(now - self._began, 1e-9)
             parts.append(amounts.rate((fit.samples - self._samples) / seconds))
@@ -148,11 +149,15 @@ def summary(row: Mapping[str, float], epochs: int) -> str:
     """
     parts = [f"epoch {int(row['epoch']) + 1}/{epochs}"]
     apart = ("epoch", "lr", "samples_per_second", "memory", "seconds")
-    parts += [f"{n} {amounts.measure(n, value)}" for n, value in row.items() if n not in apart]
+    parts += [_measured(name, value) for name, value in row.items() if name not in apart]
     forms = {
         "samples_per_second": amounts.rate, "memory": amounts.size, "seconds": amounts.duration
     }  # fmt: skip
     return "  ".join(parts + [form(row[n]) for n, form in forms.items() if n in row])
+
+
+def _measured(column: str, value: float) -> str:
+    return f"{column} {amounts.measure(value, is_share(column))}"
 
 
 def _is_terminal(file: IO[str] | None) -> bool:

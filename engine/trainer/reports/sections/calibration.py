@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.drawing.charts import histogram, scatter
 from engine.trainer.reports.curves import BINS, Calibration
-from engine.trainer.reports.findings import Findings
+from engine.trainer.reports.findings import Array, Findings, sigmoid
 from engine.trainer.reports.record import Record, origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import thinned
@@ -12,11 +14,16 @@ from engine.trainer.reports.sections.classes import thinned
 
 def calibration(findings: Findings) -> Calibration | None:
     """Return the calibration of the predicted classes; None if no shares are known."""
-    rows = findings.shares.rows
+    rows = findings.odds.rows
     if not len(rows):
         return None
     predicted = rows[:, 1:].argmax(1)
-    return Calibration.of(predicted == rows[:, 0], rows[:, 1:].max(1))
+    return Calibration.of(predicted == rows[:, 0], confidence(findings))
+
+
+def confidence(findings: Findings) -> Array:
+    """Return the shares of the predicted classes."""
+    return sigmoid(findings.odds.rows[:, 1:].max(1).astype(np.float64))
 
 
 def render(record: Record) -> str:
@@ -30,8 +37,7 @@ def render(record: Record) -> str:
         "Reliability", "confidence", "accuracy", points,
         kind="share", notes=[f", {count:,} predictions" for count in made.counts.tolist()],
     )  # fmt: skip
-    confidence = findings.shares.rows[:, 1:].max(1).tolist()
-    bars = histogram("Confidence of the predictions", "confidence", confidence)
+    bars = histogram("Confidence of the predictions", "confidence", confidence(findings).tolist())
     told = (
         f"<p>The expected calibration error is {100 * made.error:.1f} %: the mean gap between "
         f"confidence and accuracy, over {BINS} bins of equal width. Points below the diagonal are "

@@ -53,8 +53,8 @@ class Scores:
 
 
 def ranking(findings: Findings, label: int) -> Ranking | None:
-    """Return how the shares of a class rank the samples that are kept."""
-    rows = findings.shares.rows
+    """Return how the log-odds of a class rank the samples that are kept."""
+    rows = findings.odds.rows
     return Ranking.of(rows[:, 0] == label, rows[:, 1 + label]) if len(rows) else None
 
 
@@ -96,7 +96,7 @@ def render(record: Record) -> str:
 
 def thinned(findings: Findings) -> str:
     """Return a sentence on how many samples the curves are made of, if not of all."""
-    stride = findings.shares.stride
+    stride = findings.odds.stride
     if stride == 1:
         return ""
     return f"<small>Areas and curves are of every {stride}th of {findings.total:,} labels.</small>"

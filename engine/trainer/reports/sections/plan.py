@@ -6,10 +6,10 @@ from engine.drawing import amounts
 from engine.drawing.axes import axis
 from engine.drawing.charts import coordinate, frame
 from engine.drawing.page import table, text
-from engine.plan.plan import FAULT, NOISE, Buffer, Plan
+from engine.plan.plan import Buffer, Plan
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
-from engine.training.model_file import RESET
+from engine.trainer.step_plan import batch_ports
 
 MAX_PLANS = 8  # in the table
 MAX_BUFFERS = 800  # in the picture
@@ -50,9 +50,7 @@ def render(record: Record) -> str:
 
 def _inputs(plan: Plan) -> str:
     """Return the names and shapes of the inputs that callers pass."""
-    ours = (FAULT, NOISE, RESET)
-    ports = [p for p in plan.inputs if p.name not in ours]
-    return ", ".join(f"{p.name} {'×'.join(map(str, p.shape))}" for p in ports)
+    return ", ".join(f"{p.name} {'×'.join(map(str, p.shape))}" for p in batch_ports(plan))
 
 
 def picture(plan: Plan) -> str:

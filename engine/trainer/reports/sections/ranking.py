@@ -59,10 +59,12 @@ def _with_value(title: str, lines: list[Line]) -> str:
 
 def _steps(made: Ranking) -> tuple[list[float], list[float]]:
     """Return precision and recall as a line: recall grows at the precision of its threshold."""
-    precision, recall = map(_thin, made.precision_recall())
-    before = [0.0, *recall[:-1]]
-    down = [p for p in precision for _ in (0, 1)]
-    return down, [r for pair in zip(before, recall, strict=True) for r in pair]
+    precision, recall = made.precision_recall()
+    full = int(np.argmax(recall >= 1)) + 1  # lower thresholds only lose precision
+    heights, ends = _thin(precision[:full]), _thin(recall[:full])
+    begins = [0.0, *ends[:-1]]
+    down = [height for height in heights for _ in (0, 1)]
+    return down, [r for pair in zip(begins, ends, strict=True) for r in pair]
 
 
 def _thin(values: Array) -> list[float]:

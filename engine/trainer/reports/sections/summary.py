@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.drawing import amounts
 from engine.drawing.page import text
+from engine.trainer.metrics.named import is_share
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
 
@@ -18,7 +19,7 @@ def render(record: Record) -> str:
         last = record.rows[-1]
         metrics = [name for name in last if name.startswith("val_") and name != "val_loss"]
         tiles += [
-            (name, amounts.measure(name, last[name]), "last epoch")
+            (name, amounts.measure(last[name], is_share(name)), "last epoch")
             for name in ("loss", "val_loss", *metrics[:MAX_METRICS])
             if name in last
         ]
@@ -52,7 +53,7 @@ def _best(record: Record) -> list[tuple[str, str, str]]:
     """Return the best value of the monitored column, if any epoch has it."""
     for row in record.rows:
         if row["epoch"] == record.best and record.monitor in row:
-            value = amounts.measure(record.monitor, row[record.monitor])
+            value = amounts.measure(row[record.monitor], is_share(record.monitor))
             return [(f"best {record.monitor}", value, f"epoch {int(row['epoch']) + 1}")]
     return []
 
