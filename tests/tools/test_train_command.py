@@ -381,7 +381,7 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
         (
             ["--model", "model.onnx", "--data", "photos", "--augment", "flop"],
             1,
-            "[data]: augment: no 'flop' for images; nearest: 'flip'",
+            "augment: no 'flop' for pictures; nearest: 'flip'",
         ),
         (
             ["--model", "model.onnx", "--data", "photos", "--set", "data.options.sise=3"],
