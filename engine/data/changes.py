@@ -99,10 +99,9 @@ def _named(name: str, dataset: Dataset) -> Any:
 def _known(dataset: Dataset) -> tuple[dict[str, Callable[[], Any]], str]:
     """Return the changes that a dataset's samples can have, by name, and what the samples are."""
     from engine.data import augment, mixing, sound_changes
+    from engine.data.dataset import root_of
 
-    source = dataset
-    while hasattr(source, "source") and hasattr(source.source, "classes"):
-        source = source.source
+    source = root_of(dataset)
     known: dict[str, Callable[[], Any]] = {"mixup": mixing.Mixup}
     what = getattr(source, "what", type(source).__name__)
     if what == "sounds":

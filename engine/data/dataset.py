@@ -175,6 +175,13 @@ class View(Dataset):
         return self.source.sample_name(index)
 
 
+def root_of(dataset: Dataset) -> Dataset:
+    """Return the dataset from which a view of a view reads its samples."""
+    while isinstance(dataset, View):
+        dataset = dataset.source
+    return dataset
+
+
 class Subset(View):
     """Some samples of a dataset, see `Dataset.subset`."""
 

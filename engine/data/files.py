@@ -6,7 +6,8 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from copy import copy
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -47,22 +48,39 @@ class DecodedFiles(Dataset):
         cache: int,
     ) -> None:
         one_of("unreadable", unreadable, ("raise", "drop"))
+        self.readers = min(READERS, usable_cores())
+        self.cache, self._unreadable = arguments.count("cache", cache), unreadable
+        self._list(folder, classes, arguments.flag("labelled", labelled))
+
+    def _list(
+        self, folder: str | os.PathLike[str], classes: Sequence[str] | None, labelled: bool
+    ) -> None:
+        """List the files of a folder."""
         path = os.path.abspath(arguments.path("folder", folder))
         self._folder = path if os.path.isdir(path) else os.path.dirname(path)
-        self.readers = min(READERS, usable_cores())
         self._targets: Array | None = None
-        if arguments.flag("labelled", labelled):
+        if labelled:
             listing = classes_of(folder, self.suffixes, self.what, classes)
             self.paths, self._targets = listing.paths, listing.labels
             self.classes = listing.classes
         else:
             self.paths = all_of(folder, self.suffixes, self.what)
-        self.cache, self._used = arguments.count("cache", cache), 0
+        self._used = 0
         self._kept: dict[int, Array] = {}
         self._lock = threading.Lock()
         self.dropped: list[tuple[str, str]] = []
-        if unreadable == "drop":
+        if self._unreadable == "drop":
             self._drop_unreadable()
+
+    def like(self, folder: str | os.PathLike[str], *, labelled: bool = True) -> Self:
+        """Return another folder's files with the options and the classes of these.
+
+        Raises:
+            FileError, InputError, NameNotFoundError: as the class.
+        """
+        other = copy(self)
+        other._list(folder, self.classes, labelled)
+        return other
 
     @abstractmethod
     def decode(self, path: str) -> Array:

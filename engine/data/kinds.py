@@ -21,13 +21,19 @@ from engine.data.samples import Sample
 if TYPE_CHECKING:
     from engine.data.files import DecodedFiles
     from engine.data.preparation import Preparation
-    from engine.kernels.vocabulary.op import TensorType
 
 Name = Literal["images", "sounds", "csv", "text", "arrays"]
 
 _PLACE = "[data.options]"
 Learned = Mapping[str, Any]
 Places = list[dict[str, Any]]
+
+
+class Shaped(Protocol):
+    """An input of a model; its first dimension counts samples."""
+
+    @property
+    def shape(self) -> Sequence[Any]: ...
 
 
 class Asked(Protocol):
@@ -61,7 +67,7 @@ class Kind:
         """Where each sample is from, and the samples; see `places.unlabelled`."""
         raise NotImplementedError
 
-    def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options that the type of the model's first input decides; `given` are those given."""
         return {}
 
@@ -77,7 +83,7 @@ class Kind:
         return {}
 
 
-class _Files(Dataset):
+class Loose(Dataset):
     """Files that are read one by one, without labels."""
 
     def __init__(self, paths: Sequence[str], read: Callable[[str], Any]) -> None:
@@ -105,7 +111,7 @@ class _Decoded(Kind):
     ) -> tuple[Places, Dataset]:
         readers = [self.make(asked, path, classes=None, labelled=False) for path in paths]
         files = [file for reader in readers for file in reader.paths]
-        return [{"file": path} for path in files], _Files(files, readers[0].read)
+        return [{"file": path} for path in files], Loose(files, readers[0].read)
 
 
 class _Images(_Decoded):
@@ -119,7 +125,7 @@ class _Images(_Decoded):
 
         return tables.make(Images, asked.options, _PLACE, folder=path, **given)
 
-    def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Size, layout and colours, as an input of four axes declares them."""
         if len(feature.shape) != 4:
             raise InputError(
@@ -152,7 +158,7 @@ class _Sounds(_Decoded):
             options["features"] = None
         return tables.make(Sounds, options, _PLACE, folder=path, **given)
 
-    def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Bands and length, as an input [batch, 1, bands, frames] or [batch, 1, samples] has it."""
         from engine.data.features import LogMel
 
@@ -250,7 +256,7 @@ class _Texts(Kind):
             LabelledTexts, options, _PLACE, source=path, tokenizer=tokenizer, classes=classes
         )
 
-    def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """The number of tokens, as an input [batch, tokens] declares it."""
         if len(feature.shape) != 2:
             raise InputError(

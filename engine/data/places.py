@@ -6,14 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.base.errors import FileError, ShapeError, nearest
 from engine.data.dataset import Dataset
-from engine.data.kinds import KINDS, Name
-
-if TYPE_CHECKING:
-    from engine.kernels.vocabulary.op import TensorType
+from engine.data.kinds import KINDS, Name, Shaped
 
 _LOOKED_AT = 1000  # files of a folder
 
@@ -58,7 +55,7 @@ def _suffixes(path: Path) -> list[str]:
     return suffixes
 
 
-def fitting(kind: Name, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
+def fitting(kind: Name, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of data of a kind, with those that the model's first input decides.
 
     Raises:
@@ -67,7 +64,7 @@ def fitting(kind: Name, feature: TensorType, given: Mapping[str, Any]) -> dict[s
     return {**KINDS[kind].fitting(feature, given), **given}
 
 
-def check_sample(dataset: Dataset, name: str, feature: TensorType) -> None:
+def check_sample(dataset: Dataset, name: str, feature: Shaped) -> None:
     """Check that samples fit the model, by the first one.
 
     name, feature: of the model's first input.

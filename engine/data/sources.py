@@ -39,6 +39,7 @@ def batches(
     bucket_by: Buckets | Sequence[int] | None = None,
     prefetch: int = 2,
     names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
     allow_nan: bool = False,
 ) -> Batches:
     """Batches of data of any kind.
@@ -71,6 +72,8 @@ def batches(
             memory are indexed in the caller's thread, which costs less than to wake another.
         names: names of the model's inputs, in their order.  Named arrays are put in this order, and
             columns without an input are left out; tuples are not changed.
+        classes: names of the labels of arrays, in the order of their numbers, so that labels of
+            texts get the numbers that they have in other data.
         allow_nan: whether arrays of floating point may hold NaN.
 
     An iterable of batches has its own sizes and its own order: batch_size and shuffle are for
@@ -87,7 +90,7 @@ def batches(
         NameNotFoundError: there is no column for one of `names`.
     """
     wanted = None if names is None else list(names)
-    dataset = dataset_of(source, allow_nan=allow_nan)
+    dataset = dataset_of(source, classes=classes, allow_nan=allow_nan)
     if dataset is not None:
         buckets = bucket_by
         if buckets is not None and not isinstance(buckets, Buckets):
@@ -131,11 +134,13 @@ def _called(source: object) -> str:
 
 
 @checked
-def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
+def dataset_of(
+    source: Any, *, classes: Sequence[str] | None = None, allow_nan: bool = False
+) -> Dataset | None:
     """Return a source with samples by index as a dataset, for example to `split` it.
 
     Args:
-        source, allow_nan: see `batches`.
+        source, classes, allow_nan: see `batches`.
 
     Returns:
         None: the source yields batches or samples one after another, or is of no known kind.
@@ -155,12 +160,12 @@ def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
     if foreign.is_table(source):
         return foreign.Table(source)
     if is_array_file(source):
-        return Arrays(source, allow_nan=allow_nan)
+        return Arrays(source, classes=classes, allow_nan=allow_nan)
     if isinstance(source, tuple | Mapping | np.ndarray) or hasattr(source, "__array__"):
-        return Arrays(source, allow_nan=allow_nan)
+        return Arrays(source, classes=classes, allow_nan=allow_nan)
     if isinstance(source, list):
         if not source:
             raise InputError("no arrays and no batches: an empty list")
         whole = all(isinstance(item, tuple | Mapping) for item in source)
-        return None if whole else Arrays(source, allow_nan=allow_nan)
+        return None if whole else Arrays(source, classes=classes, allow_nan=allow_nan)
     return foreign.MapStyle(source) if foreign.is_map(source) else None

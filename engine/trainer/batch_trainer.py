@@ -7,10 +7,12 @@ It adds to a `Learner` the planned step, ranks, data to evaluate on, and the fil
 from __future__ import annotations
 
 import math
+import os
+import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from engine.base.errors import NonFiniteError, StateError
+from engine.base.errors import InputError, NonFiniteError, StateError
 from engine.base.signatures import ABOVE_0, Range, checked
 from engine.distributed.group import Group
 from engine.trainer.learner import Array, Learner, Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
     from engine.checking import Check
+    from engine.data.known import Known
     from engine.trainer.evaluation import EvaluationBatch
     from engine.trainer.ranks import Ranks
     from engine.trainer.rate_search import RateSearch
@@ -384,6 +387,11 @@ class BatchTrainer:
         loss = None if self.recipe is None else self.recipe.loss
         return metrics_of(given, self.ignore_index, getattr(loss, "threshold", None))
 
+    @property
+    def known(self) -> Known | None:
+        """Facts of the data of the last training, such as their classes; None: there was none."""
+        return self.learner.known
+
     def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
         """Compute the loss of a batch and the model's outputs by name; nothing is learned.
 
@@ -412,7 +420,9 @@ class BatchTrainer:
         """Compute the loss over all samples of some data, and metrics, by name; nothing is learned.
 
         Args:
-            data: what `engine.data.batches` takes.
+            data: what `engine.data.batches` takes; the path of a folder, or its split
+                `test` if it is divided; or a DataFrame, if the trainer has learned from
+                one.  Both are prepared as the training data.
             batch_size: of data that are not batches yet; None as in `fit`.
             metrics: see `engine.trainer.metrics`.
             each: is called after every batch.
@@ -422,15 +432,24 @@ class BatchTrainer:
             EngineError: as `evaluate_batch`, `batches` and the metrics.
         """
         from engine.trainer.evaluation import evaluate
+        from engine.trainer.places import open_labelled
 
         chosen = self.make_metrics(metrics)
-        return evaluate(self.learner, self.ranks, data, batch_size, chosen, each)
+        classes = None if self.known is None else list(self.known.classes) or None
+        source = open_labelled(self.learner, data)
+        return evaluate(self.learner, self.ranks, source, batch_size, chosen, each, classes)
 
-    def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
+    @overload
+    def predict(self, data: str | os.PathLike[str], *, batch_size: int | None = None) -> Any: ...
+    @overload
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]: ...
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """Compute the model's output for all samples of some data, or a tuple of its outputs.
 
         Args:
-            data: what `engine.data.batches` takes; targets in it are left out.
+            data: what `engine.data.batches` takes; targets in it are left out.  For the path of a
+                file or a folder, a list with a row for each file is returned: `file`, and `class`,
+                `probability` and `probabilities`, or `values`.
             batch_size: of data that are not batches yet; None as in `fit`.  A smaller last batch
                 is filled up where the file of the model fixes the number of samples.
 
@@ -440,8 +459,16 @@ class BatchTrainer:
             EngineError: as `predict_batch` and `batches`.
         """
         from engine.trainer.evaluation import predict
+        from engine.trainer.places import open_unlabelled, rows_of
 
-        return predict(self.learner, data, batch_size)
+        source, places = open_unlabelled(self.learner, data)
+        outputs = predict(self.learner, source, batch_size)
+        if places is None:
+            return outputs
+        if isinstance(outputs, tuple):
+            raise InputError(f"the model has the outputs {self.outputs}: predictions are of one")
+        classes = [] if self.known is None else self.known.classes
+        return rows_of(places, outputs, classes)
 
     # --- files
 
@@ -473,6 +500,7 @@ class BatchTrainer:
             CheckpointError, ShapeError, DTypeError: it is not a checkpoint, or one of another
                 model or optimizer.  Nothing has changed.
         """
+        from engine.data.known import Known
         from engine.trainer.averages import load
 
         if self.ranks is None:
@@ -480,6 +508,8 @@ class BatchTrainer:
         else:
             self.ranks.lead(lambda: load(self.learner, path))
             self.ranks.spread()
+        if os.path.isdir(path):
+            self.learner.known = Known.read(pathlib.Path(path)) or self.known
 
     def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
         """Write the model as plain ONNX for inference, with the parameters as they are now.

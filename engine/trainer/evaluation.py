@@ -60,12 +60,15 @@ def evaluate(
     batch_size: int | None,
     metrics: Sequence[Metric],
     each: Callable[[EvaluationBatch], None] | None,
+    classes: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """See `Trainer.evaluate`."""
     for metric in metrics:
         metric.reset()
     names, model, state = learner.inputs, learner.session.training, learner.state
-    source = batches_for(learner.evaluation, data, batch_size, "evaluation", names=names)
+    source = batches_for(
+        learner.evaluation, data, batch_size, "evaluation", names=names, classes=classes
+    )
     total = _length(source)
     columns = ["loss", *learner.part_names]
     losses, samples, draws = [0.0] * len(columns), 0, state.draws

@@ -24,6 +24,8 @@ from engine.training.settings import StepOptions
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
+    from engine.data.dataset import Dataset
+    from engine.data.known import Known
     from engine.training.model import Model
     from engine.training.session import Session
 
@@ -48,6 +50,8 @@ class Learner:
         parts: their values for the last batch; of the share of this rank.
         pending: how many batches have gradients that the next update takes.
         sum_gradients: adds the gradients of other ranks before an update; None: there are none.
+        known: of the data of the last training; None: there was none.
+        opened: the dataset of the path that the training was given.
 
     Raises:
         EngineError: as the constructors of these.
@@ -70,6 +74,8 @@ class Learner:
         self.part_names: list[str] = [] if noted is None else json.loads(noted)
         self.parts: list[float] = []
         self.sum_gradients: Callable[[], None] | None = None
+        self.known: Known | None = None
+        self.opened: Dataset | None = None
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
         """Open artifacts; base: the beginning of their paths."""

@@ -207,6 +207,8 @@ class Loop:
     def _describe(self, **more: str) -> None:
         """Write down what is asked for."""
         assert self.run_folder is not None
+        if self.trainer.known is not None:
+            self.trainer.known.write(self.run_folder.path)
         self.run_folder.describe({**self.asked.describe(), **self.identity, **more})
 
     def _restore(self, position: Mapping[str, Any], checkpoint: Path) -> None:

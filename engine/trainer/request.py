@@ -25,6 +25,7 @@ from engine.trainer.class_losses import adapt
 from engine.trainer.fit import Callback
 from engine.trainer.history import direction
 from engine.trainer.metric import Given, Metric
+from engine.trainer.places import open_training, remember
 from engine.trainer.schedules import Schedule, schedule_of
 from engine.trainer.sizes import batches_for
 from engine.trainer.unfreeze import Unfreezing
@@ -120,6 +121,7 @@ def request(
     if resume and folder is None:
         raise InputError("resume=True needs the folder of the run: folder=...")
     measured = trainer.make_metrics(metrics)
+    train, validation = open_training(trainer.learner, train, validation)
     if isinstance(validation, float):
         train, validation = _split(train, validation, options.seed)
     model, names = trainer.session.training, trainer.inputs
@@ -131,9 +133,13 @@ def request(
     )  # fmt: skip
     check_classes(trainer, data.classes)
     weights, mixes, loss = _class_loss(trainer, data, options.class_weight)
+    remember(trainer.learner, data)
     held_out = None
     if validation is not None:
-        held_out = batches_for(model, validation, batch_size, "validation data", names=names)
+        held_out = batches_for(
+            model, validation, batch_size, "validation data", names=names,
+            classes=list(data.classes or ()) or None,
+        )  # fmt: skip
         trainer.learner.evaluation  # noqa: B018  # what the model lacks for it is told now
     elif measured:
         raise InputError("metrics are measured on validation data: give validation=")

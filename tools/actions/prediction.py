@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import foreign_text
 from engine.base.errors import InputError
-from engine.loss_types import NLLLoss
 from engine.system import files
 from engine.tools.actions import run_data, runs
+from engine.trainer.places import rows_of
 from engine.trainer.trainer import Trainer
 
-Array = npt.NDArray[Any]
 FORMATS = (".csv", ".json")
 
 
@@ -44,31 +42,7 @@ def predict(
     outputs = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
     if isinstance(outputs, tuple):
         raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
-    classes = config.data.classes
-    if not classes or outputs.shape[1:] != (len(classes),):
-        return [
-            place | {"values": row.tolist()} for place, row in zip(places, outputs, strict=True)
-        ]
-    logarithms = isinstance(runs.run_loss(config), NLLLoss)
-    shares = np.exp(outputs) if logarithms else probabilities(outputs)
-    return [
-        place
-        | {
-            "class": classes[int(row.argmax())],
-            "probability": float(row.max()),
-            "probabilities": dict(zip(classes, row.tolist(), strict=True)),
-        }
-        for place, row in zip(places, shares, strict=True)
-    ]
-
-
-def probabilities(scores: Array) -> Array:
-    """Return softmax(scores) over the last axis, in float64."""
-    shifted = scores.astype(np.float64)
-    shifted -= shifted.max(-1, keepdims=True)
-    grown = np.exp(shifted, out=shifted)
-    shares: Array = grown / grown.sum(-1, keepdims=True)
-    return shares
+    return rows_of(places, outputs, config.data.classes)
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,187 @@
+"""Data at paths, and DataFrames, for a learner: prepared and numbered as in its training.
+
+A learner remembers what is known of its training data; data that are evaluated or predicted later
+are prepared by that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.base.errors import InputError
+from engine.data.array_files import is_array_file
+from engine.data.dataset import root_of
+from engine.data.files import DecodedFiles
+from engine.data.folders import TEST, TRAIN, VALIDATION, split_of, splits_of
+from engine.data.frames import is_frame
+from engine.data.kinds import KINDS, Loose
+from engine.data.known import Known
+from engine.data.loader import Batches, DatasetBatches
+from engine.data.places import check_exists, check_sample, fitting, kind_of
+from engine.data.tables import Table
+
+if TYPE_CHECKING:
+    from engine.trainer.learner import Learner
+
+Array = npt.NDArray[Any]
+Rows = list[dict[str, Any]]
+
+
+def is_path(data: Any) -> bool:
+    """Return whether data are given as a path, and not of a file of arrays."""
+    return isinstance(data, str | os.PathLike) and not is_array_file(data)
+
+
+def remember(learner: Learner, data: Batches) -> None:
+    """Let a learner remember its training data, unless they were given as a path."""
+    dataset = root_of(data.dataset) if isinstance(data, DatasetBatches) else None
+    if learner.known is not None and learner.known.kind is not None and dataset is learner.opened:
+        return
+    learner.known = Known(
+        classes=list(data.classes or ()),
+        preparation=dataset.preparation if isinstance(dataset, Table) else None,
+        reader=dataset if isinstance(dataset, DecodedFiles) else None,
+    )
+
+
+def open_training(learner: Learner, data: Any, validation: Any) -> tuple[Any, Any]:
+    """Return training and validation data, opened where they are paths.
+
+    Raises:
+        EngineError: they cannot be read, or do not fit the model.
+    """
+    if is_path(data):
+        root = Path(data)
+        check_exists(root)
+        place = Path(split_of(root, TRAIN))
+        known = _settled(learner, place)
+        assert known.kind is not None
+        dataset = KINDS[known.kind].open(known, place, {})
+        name = learner.inputs[0]
+        check_sample(dataset, name, learner.session.training.interface.inputs[name])
+        classes = list(dataset.classes or ())
+        learner.known = Known(kind=known.kind, options=known.options, classes=classes)
+        learner.opened = dataset
+        if validation is None:
+            held_out = splits_of(root).get(VALIDATION)
+            validation = None if held_out is None else Path(held_out)
+        data = dataset
+    if is_path(validation) and (is_path(data) or learner.known is not None):
+        validation = open_labelled(learner, validation, (VALIDATION, TEST))
+    return data, validation
+
+
+def _settled(learner: Learner, place: Path) -> Known:
+    """Return the kind of the data at a path, and options that the model decides."""
+    kind = kind_of(place)
+    if kind == "csv":
+        raise InputError(
+            f"{os.fspath(place)!r} is a table, which does not say what is to be predicted: give "
+            f"Table({os.fspath(place)!r}, label=...)"
+        )
+    inputs = learner.session.training.interface.inputs
+    feature, target = inputs[learner.inputs[0]], inputs[learner.inputs[-1]]
+    given = {"labelled": len(target.shape) == 1} if kind == "text" else {}
+    return Known(kind=kind, options=fitting(kind, feature, given))
+
+
+def _known(learner: Learner, place: Path) -> Known:
+    """Return how files at a path become samples for a learner.
+
+    Raises:
+        InputError: it was trained on data of another form.
+    """
+    known = learner.known
+    if known is None:
+        return _settled(learner, place)
+    if known.kind is None and known.reader is None:
+        form = "a table" if known.preparation is not None else "data that were not files"
+        raise InputError(
+            f"{os.fspath(place)!r}: the trainer has learned from {form}, so that nothing tells how "
+            "files become samples: give the data in the form of the training"
+        )
+    return known
+
+
+def open_labelled(learner: Learner, data: Any, splits: Sequence[str] = (TEST, VALIDATION)) -> Any:
+    """Return data to evaluate on, prepared and numbered as the training data.
+
+    Raises:
+        EngineError: they cannot be read, or do not fit.
+    """
+    known = learner.known
+    if is_frame(data) and known is not None and known.preparation is not None:
+        targets = known.preparation.targets
+        return Table(data, list(targets) or None, preparation=known.preparation)
+    if not is_path(data):
+        return data
+    check_exists(Path(data))
+    place = Path(split_of(data, *splits))
+    known = _known(learner, place)
+    if known.reader is not None:
+        return known.reader.like(place)
+    assert known.kind is not None
+    return KINDS[known.kind].open(known, place, {})
+
+
+def open_unlabelled(learner: Learner, data: Any) -> tuple[Any, list[dict[str, Any]] | None]:
+    """Return data to predict for, and the file of each sample; None where they are not files.
+
+    Raises:
+        EngineError: they cannot be read, or do not fit.
+    """
+    known = learner.known
+    if is_frame(data) and known is not None and known.preparation is not None:
+        return Table(data, None, preparation=known.preparation), None
+    if not is_path(data):
+        return data, None
+    check_exists(Path(data))
+    known = _known(learner, Path(data))
+    if known.reader is not None:
+        loose = known.reader.like(Path(data), labelled=False)
+        return Loose(loose.paths, loose.read), [{"file": path} for path in loose.paths]
+    assert known.kind is not None
+    places, samples = KINDS[known.kind].unlabelled(known, [Path(data)], {})
+    return samples, places
+
+
+def rows_of(
+    places: Sequence[Mapping[str, Any]],
+    outputs: Array,
+    classes: Sequence[str],
+) -> Rows:
+    """Return a row for each sample: its place, and its class with all probabilities, or its values.
+
+    outputs: scores, probabilities, or logarithms of them.
+    """
+    if not classes or outputs.shape[1:] != (len(classes),):
+        return [
+            {**place, "values": row.tolist()} for place, row in zip(places, outputs, strict=True)
+        ]
+    shares = probabilities(outputs)
+    return [
+        {
+            **place,
+            "class": classes[int(row.argmax())],
+            "probability": float(row.max()),
+            "probabilities": dict(zip(classes, row.tolist(), strict=True)),
+        }
+        for place, row in zip(places, shares, strict=True)
+    ]
+
+
+def probabilities(scores: Array) -> Array:
+    """Return softmax(scores) over the last axis, in float64; probabilities as they are."""
+    if (scores >= 0).all() and np.allclose(scores.sum(-1), 1, atol=1e-3):
+        return scores.astype(np.float64)
+    shifted = scores.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    grown = np.exp(shifted, out=shifted)
+    shares: Array = grown / grown.sum(-1, keepdims=True)
+    return shares

@@ -1,0 +1,170 @@
+"""Trainings on paths and DataFrames: what is known of the data serves evaluation and prediction."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import Trainer
+from engine.data import Csv, Images, Table
+from engine.data.known import FILE, Known
+from engine.errors import EngineError, FileError, InputError, NameNotFoundError
+from tests.support import page_setup
+from tests.support.run_models import (
+    write_classifier,
+    write_pictures,
+    write_sounds,
+    write_text_model,
+    write_texts,
+)
+
+OPTIONS: dict[str, Any] = {"progress": False, "batch_size": 8}
+
+
+def make(model: Path) -> Trainer:
+    return Trainer.from_onnx(model, "cross_entropy", "adam", threads=1, seed=1)
+
+
+@pytest.fixture(params=["pictures", "sounds"])
+def divided(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """Return a model, and a root of splits."""
+    root, model = tmp_path / "data", tmp_path / "m.onnx"
+    if request.param == "pictures":
+        pytest.importorskip("PIL", reason="needs Pillow")
+        write: Any = write_pictures
+        write_classifier(model, 3)
+    else:
+        pytest.importorskip("soundfile", reason="needs soundfile")
+        write = write_sounds
+        write_classifier(model, 2, channels=1, size=24)
+    for split in ("train", "valid", "test"):
+        write(root / split)
+    shutil.rmtree(sorted((root / "test").iterdir())[0])  # the first class: numbers would shift
+    return model, root
+
+
+def test_a_root_of_splits(divided: tuple[Path, Path], tmp_path: Path) -> None:
+    model, root = divided
+    trainer = make(model)
+    history = trainer.fit(root, epochs=8, metrics="accuracy", folder=tmp_path / "run", **OPTIONS)
+    assert "val_accuracy" in history.rows[0]
+    names = sorted(path.name for path in (root / "train").iterdir())
+    assert trainer.known is not None
+    assert list(trainer.known.classes) == names
+    accuracy = trainer.evaluate(root, metrics="accuracy")
+    assert accuracy == trainer.evaluate(root / "test", metrics="accuracy")
+    rows = trainer.predict(root / "test")
+    right = [row["class"] == Path(row["file"]).parent.name for row in rows]
+    assert np.mean(right) == pytest.approx(accuracy["accuracy"])
+    assert list(rows[0]["probabilities"]) == names
+    assert sum(rows[0]["probabilities"].values()) == pytest.approx(1)
+    assert trainer.predict(rows[0]["file"]) == [
+        {**rows[0], "probability": pytest.approx(rows[0]["probability"], rel=1e-4),
+         "probabilities": pytest.approx(rows[0]["probabilities"], rel=1e-4)}
+    ]  # fmt: skip
+    again = make(model)
+    again.load(tmp_path / "run")
+    again_rows = again.predict(root / "test")
+    assert [row["class"] for row in again_rows] == [row["class"] for row in rows]
+
+
+def test_a_folder_is_prepared_as_the_dataset_of_the_training(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="needs Pillow")
+    data = Images(write_pictures(tmp_path / "photos"), 8, mean=0.1, std=2.0)
+    trainer = make(write_classifier(tmp_path / "m.onnx", 3))
+    trainer.fit(data.split(0.2)[0], **OPTIONS)
+    scores = trainer.predict(Images(tmp_path / "photos", 8, mean=0.1, std=2.0, labelled=False))
+    rows = trainer.predict(tmp_path / "photos")
+    assert isinstance(scores, np.ndarray)
+    assert data.classes is not None
+    assert [row["class"] for row in rows] == [data.classes[i] for i in scores.argmax(1)]
+    expected = trainer.evaluate(data)
+    assert trainer.evaluate(tmp_path / "photos")["loss"] == pytest.approx(expected["loss"])
+
+
+def test_texts_of_a_folder(tmp_path: Path) -> None:
+    data, model = write_texts(tmp_path / "texts"), write_text_model(tmp_path / "m.onnx", False)
+    with pytest.raises(InputError, match="length is missing"):
+        make(model).fit(data, **OPTIONS)
+
+
+def test_labels_of_texts_have_the_numbers_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page_setup.forward(features=2)
+    x = np.random.default_rng(0).standard_normal((12, 2)).astype(np.float32)
+    names = ["ant", "bee", "cat"] * 4
+    trainer = make(tmp_path / "forward.onnx")
+    history = trainer.fit((x, names), validation=(x[1::3], ["bee"] * 4), **OPTIONS)
+    numbers = np.ones(4, np.int64)
+    expected = trainer.evaluate((x[1::3], numbers))["loss"]
+    assert trainer.evaluate((x[1::3], ["bee"] * 4))["loss"] == expected
+    assert history.rows[-1]["val_loss"] == pytest.approx(expected)
+    with pytest.raises(InputError, match="the label 'dog', which is none of the classes"):
+        trainer.evaluate((x, ["dog"] * 12))
+
+
+def test_frames_are_prepared_as_the_table_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd = pytest.importorskip("pandas", reason="needs pandas")
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(5, 3, 30), "b": ["x", "y", "z"] * 10})
+    frame["kind"] = np.where(frame["a"] > 5, "high", np.where(frame["b"] == "x", "odd", "low"))
+    table = Table(frame, "kind")
+    page_setup.forward(features=table.width)
+    trainer = make(tmp_path / "forward.onnx")
+    trainer.fit(table, folder="run", **OPTIONS)
+    few = frame[3:9]
+    expected = trainer.predict(table)
+    assert isinstance(expected, np.ndarray)
+    np.testing.assert_allclose(trainer.predict(few.drop(columns="kind")), expected[3:9], rtol=1e-5)
+    assert trainer.evaluate(frame)["loss"] == pytest.approx(trainer.evaluate(table)["loss"])
+    again = make(tmp_path / "forward.onnx")
+    again.load(tmp_path / "run")
+    np.testing.assert_allclose(again.predict(few), expected[3:9], rtol=1e-5)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(InputError, match=r"photos.*has learned from a table"):
+        trainer.predict("photos")
+    fresh = make(tmp_path / "forward.onnx")
+    with pytest.raises(InputError, match="a DataFrame says not"):
+        fresh.predict(few)
+    few.to_csv("few.csv", index=False)
+    with pytest.raises(InputError, match=r"give Table\('few.csv', label=\.\.\.\)"):
+        fresh.fit("few.csv", **OPTIONS)
+    assert len(Csv("few.csv", "kind", preparation=table.preparation)) == 6
+
+
+def test_paths_that_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="needs Pillow")
+    trainer = make(write_classifier(tmp_path / "m.onnx", 3))
+    for split in ("train", "val"):
+        write_pictures(tmp_path / "data" / split)
+    shutil.copytree(tmp_path / "data/val/red", tmp_path / "data/val/pink")
+    with pytest.raises(NameNotFoundError, match="'pink' is none of the classes"):
+        trainer.fit(tmp_path / "data", **OPTIONS)
+    shutil.rmtree(tmp_path / "data/val/pink")
+    trainer.fit(tmp_path / "data", **OPTIONS)
+    assert trainer.evaluate(tmp_path / "data") == trainer.evaluate(tmp_path / "data/val")
+    (tmp_path / "data/train").rename(tmp_path / "data/valid")
+    with pytest.raises(InputError, match="'val' and 'valid' are both the validation data"):
+        trainer.fit(tmp_path / "data", **OPTIONS)
+    shutil.rmtree(tmp_path / "data/valid")
+    with pytest.raises(InputError, match="none with train data"):
+        trainer.fit(tmp_path / "data", **OPTIONS)
+    with pytest.raises(FileError, match=r"nowhere: no such file or folder"):
+        trainer.fit(tmp_path / "nowhere", **OPTIONS)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"kind": "x", "options": {}, "classes": []}', "{}"])
+def test_damaged_files(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(EngineError, match="is damaged"):
+        Known.read(tmp_path)
+    assert Known.read(tmp_path / "none") is None
