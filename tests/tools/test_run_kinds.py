@@ -157,7 +157,7 @@ def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixt
             ["--label", "area", "--set", "data.options.features=['width']"],
             "a sample is [1], and the model's input 'x' takes [4]: change the options of the data",
         ),
-        (["--label", "area", "--augment", "flip"], "augment: no 'flip' for csv; known: none"),
+        (["--label", "area", "--augment", "flip"], "augment: no 'flip' for Table; known: mixup"),
         (["--label", "area", "--metric", "accuracy"], "accuracy"),
     ],
 )
