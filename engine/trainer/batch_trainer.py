@@ -435,7 +435,8 @@ class BatchTrainer:
         from engine.trainer.places import open_labelled
 
         chosen = self.make_metrics(metrics)
-        classes = None if self.known is None else list(self.known.classes) or None
+        known = () if self.known is None else self.known.classes
+        classes = list(known or self.classes or ()) or None
         source = open_labelled(self.learner, data)
         return evaluate(self.learner, self.ranks, source, batch_size, chosen, each, classes)
 
@@ -467,8 +468,8 @@ class BatchTrainer:
             return outputs
         if isinstance(outputs, tuple):
             raise InputError(f"the model has the outputs {self.outputs}: predictions are of one")
-        classes = [] if self.known is None else self.known.classes
-        return rows_of(places, outputs, classes)
+        known = () if self.known is None else self.known.classes
+        return rows_of(places, outputs, known or self.classes or ())
 
     # --- files
 

@@ -56,23 +56,6 @@ def begin(kind: Architecture, *, data: Any, seed: int, **given: Any) -> Made:
     return made
 
 
-def opened(trainer: BatchTrainer, data: Any, what: str) -> Any:
-    """Return data, those at a path as a dataset that fits the model's first input.
-
-    what: the data, in messages.
-
-    Raises:
-        InputError: files at the path need options that only their class takes.
-        EngineError: they cannot be read.
-    """
-    if not _is_path(data):
-        return data
-    name = trainer.inputs[0]
-    declared = trainer.session.training.interface.inputs[name]
-    feature = TensorType(declared.dtype, declared.shape)
-    return _open(data, feature, trainer.classes or (), what)
-
-
 def check_classes(trainer: BatchTrainer, classes: Sequence[str] | None) -> None:
     """Refuse data whose classes are not the model's, since scores would get wrong names.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,12 @@ def remember(learner: Learner, data: Batches) -> None:
     )
 
 
-def open_training(learner: Learner, data: Any, validation: Any) -> tuple[Any, Any]:
+def open_training(
+    learner: Learner, data: Any, validation: Any, classes: Sequence[str]
+) -> tuple[Any, Any]:
     """Return training and validation data, opened where they are paths.
+
+    classes: of the model, in the order of its scores; empty: as the data have them.
 
     Raises:
         EngineError: they cannot be read, or do not fit the model.
@@ -60,13 +65,12 @@ def open_training(learner: Learner, data: Any, validation: Any) -> tuple[Any, An
         root = Path(data)
         check_exists(root)
         place = Path(split_of(root, TRAIN))
-        known = _settled(learner, place)
+        known = replace(_settled(learner, place), classes=classes)
         assert known.kind is not None
         dataset = KINDS[known.kind].open(known, place, {})
         name = learner.inputs[0]
         check_sample(dataset, name, learner.session.training.interface.inputs[name])
-        classes = list(dataset.classes or ())
-        learner.known = Known(kind=known.kind, options=known.options, classes=classes)
+        learner.known = replace(known, classes=list(dataset.classes or ()))
         learner.opened = dataset
         if validation is None:
             held_out = splits_of(root).get(VALIDATION)

@@ -20,7 +20,7 @@ from engine.data.loader import Batches, DatasetBatches
 from engine.data.sources import dataset_of
 from engine.loss_types import CrossEntropyLoss
 from engine.loss_types.classes import SHARES
-from engine.trainer.by_name import check_classes, opened
+from engine.trainer.by_name import check_classes
 from engine.trainer.class_losses import adapt
 from engine.trainer.fit import Callback
 from engine.trainer.history import direction
@@ -116,12 +116,10 @@ def request(
         if not isinstance(callback, Callback):
             given = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             raise DTypeError(f"callbacks: expected objects of Callback classes, got {given}")
-    train = opened(trainer, train, "training data")
-    validation = opened(trainer, validation, "validation data")
     if resume and folder is None:
         raise InputError("resume=True needs the folder of the run: folder=...")
     measured = trainer.make_metrics(metrics)
-    train, validation = open_training(trainer.learner, train, validation)
+    train, validation = open_training(trainer.learner, train, validation, trainer.classes or ())
     if isinstance(validation, float):
         train, validation = _split(train, validation, options.seed)
     model, names = trainer.session.training, trainer.inputs
