@@ -20,7 +20,7 @@ MAY_ADD = where({"": "Cast"})  # for any ops in the graph
 _TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
 
-def singles_for_halves(graph: Graph) -> Graph:
+def replace_halves(graph: Graph) -> Graph:
     """Let a graph compute with f32 where it computes with f16.
 
     Its inputs and outputs stay f16.  Values between nodes are no longer rounded to half precision.

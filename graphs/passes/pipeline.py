@@ -34,7 +34,7 @@ from engine.graphs.passes.foreign import (
     pool_grads_know_input,
 )
 from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
-from engine.graphs.passes.half import singles_for_halves
+from engine.graphs.passes.half import replace_halves
 from engine.graphs.passes.infer import Made, infer
 from engine.graphs.passes.layout import choose_layouts
 from engine.graphs.passes.may_add import Keys, MayAdd, from_first_ops, from_ops, kinds, nothing
@@ -139,7 +139,7 @@ PASSES = (
         needed=True,
     ),
     Pass("expand first", lambda w: expand_first(w.graph), from_first_ops, needed=True),
-    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAY_ADD, needed=True),
+    Pass("singles for halves", lambda w: replace_halves(w.graph), half.MAY_ADD, needed=True),
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAY_ADD),
     Pass("infer", _infer, needed=True),
     Pass("fuse patterns", _fuse_patterns, patterns.MAY_ADD),

@@ -32,7 +32,7 @@ from engine.graphs.planner.settle import settle
 from engine.graphs.planner.split import group
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.timeline import Timeline
-from engine.graphs.planner.updates import settle_updates, updates_last
+from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.analysis.cost import nominal, seconds
 from engine.kernels.machine.target import Target
 from engine.plan.plan import Plan, align, in_bytes
@@ -136,7 +136,7 @@ class _Order:
     def segmented(self, chosen: Collection[str]) -> _Order:
         """Return the order in which segments make chosen values."""
         draft = _copy(self.draft)
-        updates_last(draft)
+        move_updates_last(draft)
         draft = segmented(draft, chosen)
         settle_updates(draft)
         return _Order(draft)
@@ -241,7 +241,7 @@ class Ladder:
         """
         ordered = self._orders[base]
         draft = _copy(ordered.draft)
-        updates_last(draft)
+        move_updates_last(draft)
         times = seconds(draft_tasks(draft, draft.calls), self._threads)
         took = {name: t for c, t in zip(draft.calls, times, strict=True) for name in c.touched("w")}
         speed = nominal(self._threads).memory / CHEAP  # bytes a second
@@ -266,7 +266,7 @@ class Ladder:
         ordered = self._orders[rung.order]
         draft = _copy((ordered.sought if rung.ordered else ordered.again)(rung.chosen)[0])
         if rung.order:
-            updates_last(draft)
+            move_updates_last(draft)
         return draft
 
     def _tile(self, draft: Draft, rung: Rung) -> list[tuple[int, ...]]:
@@ -284,7 +284,7 @@ class Ladder:
         """Return the search on a timeline of an order: groups keep parts of values, as tiled."""
         tiled = _copy(ordered.draft)
         times = seconds(draft_tasks(tiled, tiled.calls), self._threads)
-        updates_last(tiled)
+        move_updates_last(tiled)
         tile(tiled, self._target, self._threads)
         whole = work_bytes(ordered.draft)
         nbytes = {n: align(tiled.values[n].nbytes) for n in whole}

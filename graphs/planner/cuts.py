@@ -105,11 +105,11 @@ class Cuts:
         late = _closure((at, *late), self.after)
         free = [n for n in range(len(self.calls)) if n not in early and n not in late]
         net = _Network()
-        nodes = {n: net.node() for n in free}
+        nodes = {n: net.add_node() for n in free}
         for n in free:
             for m in self.before[n]:
                 if m in nodes:
-                    net.edge(nodes[n], nodes[m], _ENDLESS)
+                    net.add_edge(nodes[n], nodes[m], _ENDLESS)
         givers = self._givers(at, early, late)
         nbytes = 0
         for name, users in self.users.items():
@@ -118,14 +118,14 @@ class Cuts:
                 if name not in givers:
                     nbytes += size
                 elif givers[name]:
-                    net.value(size, [nodes[n] for n in givers[name]], True, False)
+                    net.add_value(size, [nodes[n] for n in givers[name]], True, False)
                 continue
             begun, awaited = not early.isdisjoint(users), not late.isdisjoint(users)
             between = [nodes[n] for n in users if n in nodes]
             if begun and awaited:
                 nbytes += size
             elif between and len(users) > 1:
-                net.value(size, between, begun, awaited)
+                net.add_value(size, between, begun, awaited)
         nbytes += net.fill()
         first, last = net.sides()
         return Cut(
@@ -181,31 +181,31 @@ class _Network:
         self.ends: list[int] = []  # of each edge; edge e ^ 1 is e the other way round
         self.room: list[int] = []  # of each edge, what more can flow
 
-    def node(self) -> int:
+    def add_node(self) -> int:
         """Add a node; return its number."""
         self.edges.append([])
         return len(self.edges) - 1
 
-    def edge(self, a: int, b: int, room: int) -> None:
+    def add_edge(self, a: int, b: int, room: int) -> None:
         """Add an edge."""
         self.edges[a].append(len(self.ends))
         self.edges[b].append(len(self.ends) + 1)
         self.ends += (b, a)
         self.room += (room, 0)
 
-    def value(self, nbytes: int, users: Sequence[int], begun: bool, awaited: bool) -> None:
+    def add_value(self, nbytes: int, users: Sequence[int], begun: bool, awaited: bool) -> None:
         """Add bytes that live if one of the users has run, and another one has not.
 
         begun: some call that touches them has run, whatever is cut.  awaited: some has not.
         """
-        first = _FROM if begun else self.node()
-        last = _TO if awaited else self.node()
+        first = _FROM if begun else self.add_node()
+        last = _TO if awaited else self.add_node()
         for user in users:
             if not begun:
-                self.edge(user, first, _ENDLESS)
+                self.add_edge(user, first, _ENDLESS)
             if not awaited:
-                self.edge(last, user, _ENDLESS)
-        self.edge(first, last, nbytes)
+                self.add_edge(last, user, _ENDLESS)
+        self.add_edge(first, last, nbytes)
 
     def fill(self) -> int:
         """Let as much flow as can; return how much it is."""

@@ -18,7 +18,7 @@ from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import lifetimes, merge_inplace, spans
 from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.tile import tile
-from engine.graphs.planner.updates import settle_updates, updates_last
+from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.machine.target import Target
 
 # Measured on training and eval plans of ten workloads, with 1, 2 and 4 threads: without any split
@@ -37,7 +37,7 @@ def group(draft: Draft, target: Target, threads: int) -> None:
     Calls that update parameters are in none, and stand where they belong before and after.
     """
     limit = max(_live(draft), default=0)  # without groups
-    updates_last(draft)
+    move_updates_last(draft)
     best = lower = _Groups(draft, target, threads, frozenset())
     for _ in range(SPLITS):
         if lower.peak <= limit or not lower.at_peak:

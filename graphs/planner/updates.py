@@ -53,7 +53,7 @@ def settle_updates(draft: Draft) -> None:
     draft.calls = [calls[n] for n in sorted(range(len(calls)), key=keys.__getitem__)]
 
 
-def updates_last(draft: Draft) -> None:
+def move_updates_last(draft: Draft) -> None:
     """Move the calls of updates after all others, in place, so that they part no group of calls.
 
     A draft without a signal stays as it is.

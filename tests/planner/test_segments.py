@@ -18,7 +18,7 @@ from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.segments import candidates, segmented
 from engine.graphs.planner.tile import tile
-from engine.graphs.planner.updates import settle_updates, updates_last
+from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.analysis.cost import step_seconds
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import templates
@@ -70,7 +70,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def by_samples(draft: Draft, target: Target, threads: int) -> None:
     """Make segments of all that can be, in the place of the groups of a plan without a budget."""
-    updates_last(draft)
+    move_updates_last(draft)
     made = segmented(draft, candidates(draft, target, threads, LEAST))
     draft.calls, draft.values = made.calls, made.values
     tile(draft, target, threads)
