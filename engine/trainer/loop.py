@@ -33,6 +33,7 @@ from engine.trainer.evaluation import EvaluationBatch, EvaluationInterrupted
 from engine.trainer.fit import HOOKS, Callback, Fit
 from engine.trainer.history import RESERVED, History, is_better
 from engine.trainer.interrupts import Interrupts
+from engine.trainer.measuring import TrainingMetrics
 from engine.trainer.ranks import words
 from engine.trainer.request import Request
 from engine.trainer.runs import RunFolder
@@ -77,6 +78,12 @@ class Loop:
             step=trainer.steps,
             constants={} if asked.unfreezing is None else asked.unfreezing.constants,
         )
+        self.measuring: TrainingMetrics | None = None
+        if asked.train_metrics:
+            group = None if self.ranks is None else self.ranks.group
+            self.measuring = TrainingMetrics(
+                trainer.learner, trainer.training_steps, asked.metrics, group
+            )
         self.first_step = trainer.steps  # the steps of earlier runs do not count for the schedule
         self.base = trainer.learning_rate
         self.loss_sum = 0.0  # over the samples of this epoch
@@ -152,6 +159,8 @@ class Loop:
                 raise
             finally:
                 fit.history.stop_reason = fit.stop_reason
+                if self.measuring is not None:
+                    self.measuring.detach()
                 if self.unfreezing is not None:
                     self.unfreezing.leave()
                 self.trainer.learning_rate = self.base
@@ -227,6 +236,8 @@ class Loop:
         self.part_sums = dict(position.get("part_sums", {}))
         fit.skipped, fit.lossless = position.get("skipped", (0, 0))
         self.epoch_seconds, self.training_seconds = position["epoch_seconds"]
+        if self.measuring is not None:
+            self.measuring.restore(position.get("measured", ()))
         if self.averages is not None:
             self.averages.restore(position["averages"], checkpoint)
         if position["monitor"] == fit.monitor and position["best"] is not None:
@@ -322,6 +333,10 @@ class Loop:
             if self.unfreezing is not None:
                 self.unfreezing.enter(epoch)
                 self.rate = None  # of another optimizer
+            if self.measuring is not None:
+                self.measuring.attach()
+                if not fit.batch:
+                    self.measuring.start()
             fit.logs = {}
             if self.trainer.skips_nonfinite:
                 fit.logs["skipped"] = fit.skipped
@@ -497,6 +512,8 @@ class Loop:
 
     def _learn_share(self, ranks: Ranks, part: Share | Exception) -> tuple[float, int]:
         """Learn as `_learn` does, with the batch divided over ranks; the numbers are of all."""
+        if self.measuring is not None:
+            self.measuring.is_counting = isinstance(part, Share) and part.own > 0
         if self.asked.accumulate == 1:
             loss = ranks.learn(part, check_finite=True)
         else:
@@ -538,6 +555,8 @@ class Loop:
         if self.ranks is not None:
             self.ranks.level()
         nonfinite.check_parameters(self.trainer.learner)
+        if self.measuring is not None:
+            fit.logs |= self.measuring.results(fit.classes)
         before = {} if self.run_folder is None else self._position()
         if self.averages is not None and is_whole:
             self.averages.add_epoch(fit.epoch)
@@ -572,6 +591,8 @@ class Loop:
         better = sum(is_better(each, value, self.asked.mode) for each in before_it)
         is_kept = is_best or better < self.asked.keep_best
         if self.asked.checkpoint_every is None or is_kept or is_last:
+            if self.measuring is not None:
+                self.measuring.start()
             position = {**self._position(is_next=True), "value": value}
             self._save(position, is_best=is_best, must=is_last)
 
@@ -634,6 +655,8 @@ class Loop:
             self.ranks.level()
             self.ranks.check_same()
         nonfinite.check_parameters(self.trainer.learner)
+        if self.measuring is not None:
+            position = {**position, "measured": self.measuring.state()}
         self.is_saved = self._lead(lambda: self._write(position, is_best, must))
 
     def _write(self, position: Mapping[str, Any], is_best: bool, must: bool) -> bool:

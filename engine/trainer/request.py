@@ -139,11 +139,14 @@ def request(
             classes=list(data.classes or ()) or None,
         )  # fmt: skip
         trainer.learner.evaluation  # noqa: B018  # what the model lacks for it is told now
-    elif measured:
-        raise InputError("metrics are measured on validation data: give validation=")
+    elif measured and not options.train_metrics:
+        raise InputError(
+            "metrics are measured on validation data: give validation=, or train_metrics=True"
+        )
+    if options.train_metrics and not measured:
+        raise InputError("train_metrics=True without metrics: give metrics=, such as 'accuracy'")
     monitor = options.monitor or ("loss" if held_out is None else "val_loss")
-    parts = trainer.learner.part_names
-    mode = _mode(monitor, options.mode, measured, held_out, parts)
+    mode = _mode(monitor, options, measured, data, held_out, trainer.learner.part_names)
     place = None if folder is None else Path(folder)
     from engine.trainer.reports import default
 
@@ -237,8 +240,9 @@ def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
 
 def _mode(
     monitor: str,
-    mode: Mode | None,
+    options: FitOptions,
     metrics: Sequence[Metric],
+    train: Batches,
     validation: Batches | None,
     parts: Sequence[str],
 ) -> Mode:
@@ -251,13 +255,15 @@ def _mode(
     """
     losses = ("loss", *parts)
     known: dict[str, Mode | None] = dict.fromkeys(losses, "min")
+    classes = None if validation is None else validation.classes
+    if options.train_metrics:
+        known |= {name: m.mode for m in metrics for name in m.columns(classes or train.classes)}
     if validation is not None:
-        classes = validation.classes
         known |= dict.fromkeys((f"val_{name}" for name in losses), "min")
-        known |= {f"val_{column}": m.mode for m in metrics for column in m.columns(classes)}
+        known |= {f"val_{name}": m.mode for m in metrics for name in m.columns(classes)}
     if monitor not in known:
         raise NameNotFoundError(
             f"monitor: the history will have no column {monitor!r}, but {list(known)}"
             f"{nearest(monitor, known)}"
         )
-    return direction(monitor, known[monitor] if mode is None else mode)
+    return direction(monitor, known[monitor] if options.mode is None else options.mode)

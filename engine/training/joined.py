@@ -80,4 +80,7 @@ class JoinedStep:
             self._session.settle_statistics(was_done=True)  # of earlier steps, if any
             self._optimizer.count(was_done)
             self._session.overwrite = True
-            return tuple(program.outputs[name].copy() for name in self._model.outputs)
+            outputs = tuple(program.outputs[name].copy() for name in self._model.outputs)
+        if self._session.watch is not None:
+            self._session.watch(arrays, outputs)
+        return outputs

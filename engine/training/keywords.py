@@ -53,6 +53,7 @@ class FitKeywords(TypedDict, total=False):
     seed: int
     monitor: str | None
     mode: Mode | None
+    train_metrics: bool
     keep: int | None
     keep_best: int
     restore: Literal["last", "best"]

@@ -108,7 +108,13 @@ class Model(BoundModel):
             )
         values = values or {}
         what = self.what if update is None else update.what
-        key = (what, is_part, *shapes, *((name, v.tobytes()) for name, v in values.items()))
+        key = (
+            what,
+            self.selected,
+            is_part,
+            *shapes,
+            *((name, v.tobytes()) for name, v in values.items()),
+        )
         program = self.memory.used(key)
         if program is None:
             with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):

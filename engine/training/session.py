@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Session:
     seed: of the random numbers that steps draw; None: the process's seed.
     check_finite: whether a loss that is not finite is an error.
     overwrite: whether the next training step overwrites the gradients instead of adding to them.
+    watch: is given the inputs and outputs of every training step; None: nobody looks at them.
 
     Raises:
         ModelError, FileError: as `Module`.
@@ -50,6 +51,7 @@ class Session:
         if state.trained_by.models != self.training.artifacts.models:
             state.trained_by = self.training.artifacts
         self.overwrite = False
+        self.watch: Callable[[Sequence[Array], Sequence[Array]], None] | None = None
         # Running statistics before the last training step, and before the first one whose gradients
         # no update has taken.
         self._before: Before | None = None
@@ -84,8 +86,10 @@ class Session:
                 if overwrite or self._before_all is None:
                     self._before_all = before
             outputs = tuple(program.outputs[name].copy() for name in model.outputs)
-            if self.check_finite and model.selected is None:
+            if self.check_finite and (model.selected is None or model is self.training):
                 self._check_finite(model, outputs[0], overwrite)
+        if model is self.training and self.watch is not None:
+            self.watch(arrays, outputs)
         return outputs
 
     def put_back_statistics(self, *, whole: bool) -> None:

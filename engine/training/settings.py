@@ -169,6 +169,11 @@ class FitOptions:
     mode: Mode | None = option(
         None, "Direction of improvement of that column; by default as its name says."
     )
+    train_metrics: bool = option(
+        False,
+        "Also measure the metrics on the training data, on the outputs of the training steps: "
+        "before each update, with dropout and the statistics of the batch.",
+    )
     keep: int | None = option(
         2,
         "The number of newest checkpoints to keep, in addition to the best one; None: all.",

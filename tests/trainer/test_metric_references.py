@@ -13,6 +13,7 @@ import pytest
 from sklearn import metrics as sk
 
 from engine.errors import InputError, LabelError, LimitError, NonFiniteError, ShapeError
+from engine.tools.dev.metric_table import with_table
 from engine.trainer.history import direction
 from engine.trainer.metrics import (
     AUROC,
@@ -33,6 +34,7 @@ from engine.trainer.metrics import (
     metrics_of,
 )
 from engine.trainer.metrics.named import declaration_of, known, results_of
+from tests.support.places import ROOT
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(26)
@@ -316,3 +318,9 @@ def test_columns_of_two_metrics_are_not_one() -> None:
     assert list(results_of(both, ["a", "b", "c"])) == ["f1_micro", "f1_a", "f1_b", "f1_c"]
     with pytest.raises(InputError, match="two metrics have the column 'f1_micro'"):
         results_of(both, ["macro", "micro", "c"])
+
+
+def test_the_page_lists_every_metric() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    assert page == with_table(page), "python -m engine.tools.dev.metric_table docs/metrics.md"
+    assert all(f"| `{declaration_of(kind).name}` |" in page for kind in METRICS)

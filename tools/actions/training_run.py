@@ -177,7 +177,8 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
     training, validation = _parts(config, dataset)
     changes_of(config.data.augment, training)  # refuses what is not known, before any work
     run_data.open_test(config.data, training)  # refuses what cannot be read, before any work
-    measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
+    is_measured = validation is not None or config.fit.train_metrics
+    measured = runs.metrics(config) if is_measured else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
     config.trackers()
     lines.append(_data_line(config, training, validation))
@@ -198,7 +199,8 @@ def _train(
     """Train on what has been prepared."""
     config, training, validation = prepared.config, prepared.training, prepared.validation
     folder, is_first = Path(config.output.folder), ranks is None or ranks.is_first
-    measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
+    is_measured = validation is not None or config.fit.train_metrics
+    measured = runs.metrics(config) if is_measured else config.fit.metrics or ()
     for line in prepared.lines if is_first else ():
         say(line)
     steps = part(config.fit, StepOptions)

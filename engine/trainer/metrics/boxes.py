@@ -63,8 +63,8 @@ class MeanAveragePrecision(AveragedMetric):
 
     declared = Declaration(
         "map", mode="max", is_share=True,
-        output="boxes (n, d, 6): four numbers, score, class (below 0: no box)",
-        targets="boxes (n, g, 5): four numbers, class; or (n, g, 6): and 1 for a crowd",
+        output="boxes (n, d, 6)",
+        targets="boxes (n, g, 5) or (n, g, 6)",
         empty="NaN for a class without an object; left out of the mean",
         variants={
             "50": {"overlaps": (0.5,)}, "75": {"overlaps": (0.75,)},

@@ -22,11 +22,10 @@ from engine.base import arguments
 from engine.base.errors import DTypeError, InputError, LabelError, ShapeError
 from engine.trainer.metric import IGNORED, Array, Declaration, Metric, Tensors
 
-SCORES = "scores (n, c), (n, c, ...) or (n, ..., c)"
-DECISIONS = f"{SCORES}; one score a position; or a score a label"
-CLASSES = "whole numbers (n) or (n, ...)"
-LABELS = f"{CLASSES}; or 0 and 1 in the shape of the scores"
-NOTHING = "NaN without a position that counts"
+# In the words of docs/metrics.md, which explains them.
+SCORES, CLASSES = "class scores", "classes"
+DECISIONS, LABELS = "class scores, one score, or labels", "classes, or 0 and 1"
+NOTHING = "NaN if no position counts"
 
 
 class ClassMetric(Metric):

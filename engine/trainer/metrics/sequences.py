@@ -24,7 +24,7 @@ from engine.base.signatures import AT_LEAST_1, checked
 from engine.trainer.metric import IGNORED, Array, Declaration, Metric, Tensors
 
 _OUTPUT = "scores (n, c, s) or (n, s, c), tokens (n, s), or scores of CTC (n, steps, c)"
-_TARGETS = "tokens (n, s), whole numbers"
+_TOKENS = "tokens, or their scores", "tokens"
 
 
 class SequenceMetric(Metric):
@@ -125,7 +125,7 @@ class ErrorRate(SequenceMetric):
     """
 
     declared = Declaration(
-        "error_rate", mode="min", is_share=False, output=_OUTPUT, targets=_TARGETS,
+        "error_rate", mode="min", is_share=False, output=_TOKENS[0], targets=_TOKENS[1],
         empty="NaN without a target", variants={},
     )  # fmt: skip
 
@@ -181,7 +181,7 @@ class BLEU(SequenceMetric):
     """
 
     declared = Declaration(
-        "bleu", mode="max", is_share=True, output=_OUTPUT, targets=_TARGETS,
+        "bleu", mode="max", is_share=True, output=_TOKENS[0], targets=_TOKENS[1],
         empty="0 where no n-gram of a length matches; NaN without a target", variants={},
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration, M
 from engine.trainer.metrics.classes import quotient, sums
 from engine.training.mode import Mode
 
-_VALUES, _SAME = "values of any shape", "values of the same shape"
+_VALUES, _SAME = "values", "values"
 _NOTHING = "NaN without an element"
 
 
@@ -110,7 +110,7 @@ class R2(AveragedMetric, ValueMetric):
     """
 
     declared = Declaration(
-        "r2", mode="max", is_share=False, output="values (n) or (n, ...)", targets=_SAME,
+        "r2", mode="max", is_share=False, output=_VALUES, targets=_SAME,
         empty="of targets that are all equal 1 where every prediction is right, otherwise 0; "
         "NaN of fewer than 2 samples",
         variants={
@@ -205,7 +205,7 @@ class Perplexity(Metric):
     """
 
     declared = Declaration(
-        "perplexity", mode="min", is_share=False, output="none: it is of the loss",
+        "perplexity", mode="min", is_share=False, output="the loss",
         targets="any", empty="NaN without a position that counts", variants={},
     )  # fmt: skip
 
