@@ -90,7 +90,7 @@ class Method(method.Method, OptimizerSpec):
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _optimizer(kind: type[M]) -> type[M]:
     """Make the public class of an optimizer: one that takes the options of its family, checked."""
-    return checked(lr=AT_LEAST_0, clip_grad=ABOVE_0)(dataclass(frozen=True)(kind))
+    return checked(lr=AT_LEAST_0, clip_grad=ABOVE_0, **kind.ranges)(dataclass(frozen=True)(kind))
 
 
 # A row for each optimizer.  Its family has the options, their defaults and the words for them.

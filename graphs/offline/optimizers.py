@@ -23,7 +23,7 @@ from engine.base.errors import DTypeError, InputError, ModelError, NameNotFoundE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
 from engine.graphs.passes.infer import infer
-from engine.kernels.ops.optimizer.method import Group, Rule, at_least_0
+from engine.kernels.ops.optimizer.method import Group, Rule
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.plan.states import MOST_STATES, Layout, Shape, State
@@ -136,9 +136,9 @@ def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
         names = tuple(n for n in parameters if taken.get(n) == at)
         if not names:
             raise InputError(f"group {at} has no parameter that earlier groups do not have")
-        attrs = {"lr_scale": at_least_0("lr_scale", group.lr_scale)}
+        attrs = {"lr_scale": float(group.lr_scale)}
         if group.weight_decay is not None:
-            attrs["weight_decay"] = arguments.real("weight_decay", group.weight_decay)
+            attrs["weight_decay"] = float(group.weight_decay)
         out.append(Part(names, attrs))
     rest = tuple(n for n in parameters if n not in taken)
     parts = list[Part]()

@@ -309,16 +309,16 @@ def test_a_new_hyperparameter_compiles_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        (lambda: SGD(momentum=-1), InputError, "momentum=-1; expected at least 0"),
+        (lambda: SGD(momentum=-1), InputError, "momentum=-1: expected 0 or more"),
         (lambda: SGD(nesterov=True), InputError, "nesterov=True needs a momentum and no dampening"),
         (
             lambda: SGD(dampening=0.5, momentum=0.5, nesterov=True),
             InputError,
             "needs a momentum and no",
         ),
-        (lambda: RMSprop(alpha=1), InputError, "alpha=1; expected a number from 0"),
-        (lambda: Adagrad(eps=-1), InputError, "eps=-1; expected at least 0"),
-        (lambda: Lion(betas=(1, 0)), InputError, "numbers from 0 to below 1"),
+        (lambda: RMSprop(alpha=1), InputError, "alpha=1: expected from 0 to below 1"),
+        (lambda: Adagrad(eps=-1), InputError, "eps=-1: expected 0 or more"),
+        (lambda: Lion(betas=(1, 0)), InputError, r"betas\[0\]=1: expected from 0 to below 1"),
         (lambda: LAMB(weight_decay=untyped("x")), DTypeError, "weight_decay: expected a number"),
         (lambda: Adam(groups=[Group(["a.wieght"])]), NameNotFoundError, "nearest: 'a.weight'"),
         (lambda: Adam(groups=[Group(["*"]), Group(["c"])]), InputError, "group 1 has no parameter"),

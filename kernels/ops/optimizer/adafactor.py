@@ -25,17 +25,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.base import arguments
 from engine.base.element_types import ITEMSIZE, NUMPY
-from engine.base.errors import InputError
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, BELOW_1, Range
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import LINE, square_root
-from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0, below_1
+from engine.kernels.ops.optimizer.method import FIRST, Group, Method
 from engine.kernels.ops.optimizer.ranges import RUN
 from engine.kernels.ops.optimizer.step import Part, Step, optimizer
 from engine.kernels.ops.optimizer.update import factor_of, is_due
@@ -81,6 +80,12 @@ class Adafactor(Method):
     """
 
     op = "AdafactorOptimizer"
+    ranges: ClassVar = {
+        "beta2_decay": Range(high=0),
+        "eps": AT_LEAST_0,
+        "d": AT_LEAST_1,
+        "beta1": BELOW_1,
+    }
 
     beta2_decay: float = -0.8
     eps: tuple[float | None, float] = (None, 1e-3)
@@ -93,23 +98,16 @@ class Adafactor(Method):
     groups: Sequence[Group] = ()
 
     def attributes(self) -> dict[str, Any]:
-        if not arguments.real("beta2_decay", self.beta2_decay) <= 0:
-            raise InputError(f"beta2_decay={self.beta2_decay!r}; expected at most 0")
-        if not arguments.real("d", self.d) >= 1:
-            raise InputError(f"d={self.d!r}; expected at least 1")
-        try:
-            eps1, eps2 = self.eps
-        except (TypeError, ValueError):
-            raise InputError(f"eps={self.eps!r}; expected two numbers, or None first") from None
+        eps1, eps2 = self.eps
         return {
             "beta2_decay": float(self.beta2_decay),
-            "epsilon1": MACHINE if eps1 is None else at_least_0("eps", eps1),
-            "epsilon2": at_least_0("eps", eps2),
+            "epsilon1": MACHINE if eps1 is None else float(eps1),
+            "epsilon2": float(eps2),
             "clipping": float(self.d),
-            "weight_decay": arguments.real("weight_decay", self.weight_decay),
-            "relative_step": int(arguments.flag("relative_step", self.relative_step)),
-            "scale_parameter": int(arguments.flag("scale_parameter", self.scale_parameter)),
-            "beta1": below_1("beta1", self.beta1),
+            "weight_decay": float(self.weight_decay),
+            "relative_step": int(self.relative_step),
+            "scale_parameter": int(self.scale_parameter),
+            "beta1": float(self.beta1),
         }
 
     @staticmethod

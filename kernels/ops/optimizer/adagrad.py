@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from engine.base import arguments
+from engine.base.signatures import AT_LEAST_0
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
+from engine.kernels.ops.optimizer.method import Group, Method
 from engine.kernels.ops.optimizer.step import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.vocabulary.kernel import inline
@@ -30,6 +30,11 @@ class Adagrad(Method):
     """Gradients over the root of the sum of their squares."""
 
     op = "AdagradOptimizer"
+    ranges: ClassVar = {
+        "lr_decay": AT_LEAST_0,
+        "initial_accumulator_value": AT_LEAST_0,
+        "eps": AT_LEAST_0,
+    }
 
     lr_decay: float = 0.0
     weight_decay: float = 0.0
@@ -40,12 +45,10 @@ class Adagrad(Method):
 
     def attributes(self) -> dict[str, Any]:
         return {
-            "lr_decay": at_least_0("lr_decay", self.lr_decay),
-            "weight_decay": arguments.real("weight_decay", self.weight_decay),
-            "initial_accumulator_value": at_least_0(
-                "initial_accumulator_value", self.initial_accumulator_value
-            ),
-            "epsilon": at_least_0("eps", self.eps),
+            "lr_decay": float(self.lr_decay),
+            "weight_decay": float(self.weight_decay),
+            "initial_accumulator_value": float(self.initial_accumulator_value),
+            "epsilon": float(self.eps),
         }
 
     @staticmethod

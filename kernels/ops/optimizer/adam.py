@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from engine.base import arguments
 from engine.base.errors import InputError
+from engine.base.signatures import AT_LEAST_0, BELOW_1
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import square_root
@@ -30,7 +30,6 @@ from engine.kernels.ops.optimizer.method import (
     Group,
     Method,
     Rule,
-    at_least_0,
     betas,
 )
 from engine.kernels.ops.optimizer.step import Step, optimizer, rule
@@ -80,6 +79,7 @@ class AdamW(_Moments):
     """
 
     op = "AdamWOptimizer"
+    ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}
 
     bias_correction: bool = True
     betas: tuple[float, float] = (0.9, 0.999)
@@ -91,21 +91,20 @@ class AdamW(_Moments):
     groups: Sequence[Group] = ()
 
     def attributes(self) -> dict[str, Any]:
-        mode = arguments.count("adam_mode", self.adam_mode)
-        corrects = arguments.flag("bias_correction", self.bias_correction)
+        mode = self.adam_mode
         if mode not in (DECOUPLED, HUGGING_FACE):
             raise InputError(f"adam_mode={mode}; expected 0 (as torch) or 1 (as Hugging Face)")
-        if mode == DECOUPLED and not corrects:
+        if mode == DECOUPLED and not self.bias_correction:
             raise InputError(
                 "adam_mode=0 always corrects the bias; bias_correction=False needs mode 1"
             )
         return {
             "adam_mode": mode,
             **betas(self.betas),
-            "correct_bias": int(corrects),
-            "epsilon": at_least_0("eps", self.eps),
-            "weight_decay": arguments.real("weight_decay", self.weight_decay),
-            **({"lazy": 1} if arguments.flag("lazy", self.lazy) else {}),
+            "correct_bias": int(self.bias_correction),
+            "epsilon": float(self.eps),
+            "weight_decay": float(self.weight_decay),
+            **({"lazy": 1} if self.lazy else {}),
         }
 
     def rule(self, *, is_divided: bool = False) -> Rule:
@@ -119,6 +118,7 @@ class Adam(_Moments):
     """Adam; its weight decay is added to the gradients."""
 
     op = "AdamOptimizer"
+    ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -129,8 +129,8 @@ class Adam(_Moments):
     def attributes(self) -> dict[str, Any]:
         return {
             **betas(self.betas),
-            "epsilon": at_least_0("eps", self.eps),
-            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+            "epsilon": float(self.eps),
+            "weight_decay": float(self.weight_decay),
         }
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from engine.base import arguments
 from engine.base.element_types import ITEMSIZE
+from engine.base.signatures import AT_LEAST_0, BELOW_1
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import in_runs, square_root
@@ -26,7 +26,6 @@ from engine.kernels.ops.optimizer.method import (
     SECOND,
     Group,
     Method,
-    at_least_0,
     betas,
 )
 from engine.kernels.ops.optimizer.ranges import (
@@ -67,6 +66,7 @@ class LAMB(Method):
     """Adam scaled by layers (You et al., arXiv 1904.00962), bias corrected."""
 
     op = "LambOptimizer"
+    ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
@@ -77,8 +77,8 @@ class LAMB(Method):
     def attributes(self) -> dict[str, Any]:
         return {
             **betas(self.betas),
-            "epsilon": at_least_0("eps", self.eps),
-            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+            "epsilon": float(self.eps),
+            "weight_decay": float(self.weight_decay),
         }
 
     @staticmethod

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from engine.base import arguments
+from engine.base.signatures import BELOW_1
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
 from engine.kernels.ops.optimizer.step import optimizer
@@ -29,6 +29,7 @@ class Lion(Method):
     """The sign of a moving average of gradients (Chen et al., arXiv 2302.06675)."""
 
     op = "LionOptimizer"
+    ranges: ClassVar = {"betas": BELOW_1}
 
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
@@ -36,8 +37,7 @@ class Lion(Method):
     groups: Sequence[Group] = ()
 
     def attributes(self) -> dict[str, Any]:
-        decay = arguments.real("weight_decay", self.weight_decay)
-        return {**betas(self.betas), "weight_decay": decay}
+        return {**betas(self.betas), "weight_decay": float(self.weight_decay)}
 
     @staticmethod
     def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine.base import arguments
-from engine.base.errors import InputError
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, Range, checked
 from engine.kernels.vocabulary.op import OURS
 from engine.plan.states import State
 
@@ -63,6 +61,7 @@ class Method:
     """
 
     op: ClassVar[str]
+    ranges: ClassVar[Mapping[str, Range]] = {}  # of options that are numbers
     clip_grad: float | None
     groups: Sequence[Group]
 
@@ -70,7 +69,7 @@ class Method:
         """Return the attributes of the op's nodes.
 
         Raises:
-            InputError, DTypeError: naming an option that has no meaning.
+            InputError: options contradict each other.
         """
         raise NotImplementedError
 
@@ -85,29 +84,10 @@ class Method:
         return Rule(self.op, attrs, self.states(attrs))
 
 
-# --- checks of options
+# --- attributes of several optimizers
 
 
 def betas(given: tuple[float, float]) -> dict[str, float]:
-    """Return the attributes alpha and beta, two numbers from 0 to below 1."""
-    try:
-        alpha, beta = (arguments.real("betas", b) for b in given)
-    except (TypeError, ValueError):
-        raise InputError(f"betas={given!r}; expected two numbers") from None
-    if not (0 <= alpha < 1 and 0 <= beta < 1):
-        raise InputError(f"betas={given!r}; expected numbers from 0 to below 1")
-    return {"alpha": alpha, "beta": beta}
-
-
-def at_least_0(what: str, value: float) -> float:
-    """Return a number, which must not be negative."""
-    if not arguments.real(what, value) >= 0:
-        raise InputError(f"{what}={value!r}; expected at least 0")
-    return float(value)
-
-
-def below_1(what: str, value: float) -> float:
-    """Return a number, which must be from 0 to below 1."""
-    if not 0 <= arguments.real(what, value) < 1:
-        raise InputError(f"{what}={value!r}; expected a number from 0 to below 1")
-    return float(value)
+    """Return the attributes alpha and beta."""
+    alpha, beta = given
+    return {"alpha": float(alpha), "beta": float(beta)}

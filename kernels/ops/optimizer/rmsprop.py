@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from engine.base import arguments
+from engine.base.signatures import AT_LEAST_0, BELOW_1
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.method import SECOND, Group, Method, at_least_0, below_1
+from engine.kernels.ops.optimizer.method import SECOND, Group, Method
 from engine.kernels.ops.optimizer.step import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.vocabulary.kernel import inline
@@ -31,6 +31,7 @@ class RMSprop(Method):
     """Gradients over the root of their mean square, or of their variance when `centered`."""
 
     op = "RMSpropOptimizer"
+    ranges: ClassVar = {"alpha": BELOW_1, "eps": AT_LEAST_0, "momentum": AT_LEAST_0}
 
     alpha: float = 0.99
     eps: float = 1e-8
@@ -42,11 +43,11 @@ class RMSprop(Method):
 
     def attributes(self) -> dict[str, Any]:
         return {
-            "alpha": below_1("alpha", self.alpha),
-            "epsilon": at_least_0("eps", self.eps),
-            "weight_decay": arguments.real("weight_decay", self.weight_decay),
-            "momentum": at_least_0("momentum", self.momentum),
-            "centered": int(arguments.flag("centered", self.centered)),
+            "alpha": float(self.alpha),
+            "epsilon": float(self.eps),
+            "weight_decay": float(self.weight_decay),
+            "momentum": float(self.momentum),
+            "centered": int(self.centered),
         }
 
     @staticmethod

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from engine.base import arguments
 from engine.base.errors import InputError
+from engine.base.signatures import AT_LEAST_0
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule, at_least_0
+from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule
 from engine.kernels.ops.optimizer.step import Step, optimizer, rule
 from engine.kernels.ops.optimizer.update import Formula, stretch, update_kernel
 from engine.kernels.vocabulary.kernel import inline
@@ -38,6 +38,7 @@ class SGD(Method):
     """Gradient descent, with momentum if it is not 0."""
 
     op = "SGDOptimizer"
+    ranges: ClassVar = {"momentum": AT_LEAST_0}
 
     clip_grad: float | None = None
     momentum: float = 0.0
@@ -47,16 +48,13 @@ class SGD(Method):
     groups: Sequence[Group] = ()
 
     def attributes(self) -> dict[str, Any]:
-        momentum = at_least_0("momentum", self.momentum)
-        dampening = arguments.real("dampening", self.dampening)
-        nesterov = arguments.flag("nesterov", self.nesterov)
-        if nesterov and not (momentum and not dampening):
+        if self.nesterov and not (self.momentum and not self.dampening):
             raise InputError("nesterov=True needs a momentum and no dampening")
         return {
-            "momentum": momentum,
-            "dampening": dampening,
-            "nesterov": int(nesterov),
-            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+            "momentum": float(self.momentum),
+            "dampening": float(self.dampening),
+            "nesterov": int(self.nesterov),
+            "weight_decay": float(self.weight_decay),
         }
 
     @staticmethod
