@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import checked
+from engine.base.signatures import SHARE, Range, checked
 from engine.data.pictures import pillow
 from engine.data.samples import Sample
 
@@ -57,7 +57,7 @@ class PictureAugmentation(ABC):
         return np.ascontiguousarray(changed.transpose(2, 0, 1)), *others
 
 
-@checked
+@checked(probability=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class RandomFlip(PictureAugmentation):
     """Mirrors a picture left to right, and top to bottom if asked, each with `probability`."""
@@ -65,10 +65,6 @@ class RandomFlip(PictureAugmentation):
     horizontal: bool = True
     vertical: bool = False
     probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise InputError(f"RandomFlip: probability={self.probability}; expected 0 to 1")
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
         across, down = rng.random(2) < self.probability
@@ -139,7 +135,7 @@ class RandomResizedCrop(PictureAugmentation):
         return _resized(picture, box, _sides(self.size))
 
 
-@checked
+@checked(degrees=Range(0, 180))
 @dataclass(frozen=True)
 class RandomRotation(PictureAugmentation):
     """Turns a picture about its middle by up to `degrees`, bilinear; the size stays.
@@ -149,10 +145,6 @@ class RandomRotation(PictureAugmentation):
 
     degrees: float = 15.0
     fill: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.degrees <= 180:
-            raise InputError(f"RandomRotation: degrees={self.degrees}; expected 0 to 180")
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
         return _rotated(picture, rng.uniform(-self.degrees, self.degrees), self.fill)
@@ -193,7 +185,7 @@ class RandomErasing(PictureAugmentation):
         return erased
 
 
-@checked
+@checked(brightness=SHARE, contrast=SHARE, saturation=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class ColorJitter(PictureAugmentation):
     """Changes brightness, contrast and saturation, each by a factor from 1 - x to 1 + x.
@@ -206,11 +198,6 @@ class ColorJitter(PictureAugmentation):
     brightness: float = 0.2
     contrast: float = 0.2
     saturation: float = 0.2
-
-    def __post_init__(self) -> None:
-        strengths = self.brightness, self.contrast, self.saturation
-        if min(strengths) < 0 or max(strengths) > 1:
-            raise InputError(f"ColorJitter: {strengths}; expected numbers from 0 to 1")
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
         if picture.shape[2] not in (1, 3):

@@ -21,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import DTypeError, InputError, ShapeError
-from engine.base.signatures import checked
+from engine.base.signatures import AT_LEAST_1, Range, checked
 from engine.data.samples import BATCH, Array, Stage
+
+RANGES = {"alpha": Range(0, 1e6, above=True), "classes": AT_LEAST_1}
 
 
 @checked
@@ -39,10 +41,6 @@ class Mixing(ABC):
 
     alpha: float = 0.2
     classes: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1e6:
-            raise InputError(f"{type(self).__name__}: alpha={self.alpha}; expected above 0")
 
     @abstractmethod
     def mix(self, x: Array, other: Array, share: float, rng: np.random.Generator) -> float:
@@ -77,7 +75,7 @@ class Mixing(ABC):
         return mixed, *arrays[1:-1], blended
 
 
-@checked
+@checked(**RANGES)
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Mixing):
     """Blends pairs of samples of a batch, and their labels; see `Mixing` for the options."""
@@ -88,7 +86,7 @@ class Mixup(Mixing):
         return share
 
 
-@checked
+@checked(**RANGES)
 @dataclass(frozen=True, kw_only=True)
 class CutMix(Mixing):
     """Replaces a rectangle of each picture of a batch by another one's; options as of `Mixing`.

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, checked
+from engine.base.errors import ShapeError
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, SHARE, checked
 from engine.data.samples import PREPARED, Sample, Stage
 
 
-@checked
+@checked(share=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class TimeShift:
     """Moves a sound in time by up to `share` of its length; silence fills the gap.
@@ -25,10 +25,6 @@ class TimeShift:
     """
 
     share: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise InputError(f"TimeShift: share={self.share}; expected 0 to 1")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample with its first array moved along its last axis."""

@@ -187,6 +187,7 @@ class Table(Dataset):
         return Table(source, None, preparation=self.preparation, **options)
 
 
+@checked
 class Csv(Table):
     """A file of comma-separated values; `target` and the options as of `Table`."""
 

@@ -40,13 +40,14 @@ MODULES = (
 )  # fmt: skip
 CALLED_BY_US = re.compile(  # methods that users write or inherit, and the package calls
     r"on_\w+|build|named|parts|states|attributes|rate|factor|curve|observe|total|restore|change"
-    r"|__call__|augmented|position|describe|save|layout|decode|read|prepare|decoded|lengths"
+    r"|__call__|augmented|position|describe|save|layout|decode|read|prepare|decoded|lengths|sample_name"
 )
 SIGNED = {  # numbers that may be negative
     "initial_lr", "learning_rate", "ignore_index", "seed", "exponent", "value_float", "clip_min",
     "clip_max", "alpha", "beta", "default_float", "default_int64", "to", "margin", "weight_decay",
     "dampening", "min_delta", "threshold", "mean", "pad", "missing_values", "keys_int64s",
     "keys_floats", "values_floats", "values_int64s", "indices", "tokens", "beta2_decay",
+    "fill",
 }  # fmt: skip
 
 

@@ -103,6 +103,7 @@ class RunRecord:
         return f"RunRecord({os.fspath(self.folder)!r}, {len(self.history)} epochs)"
 
 
+@checked
 class Comparison:
     """Several runs side by side.  `print` shows tables, notebooks show the page's contents.
 
