@@ -14,6 +14,7 @@ from engine.base import arguments
 from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
+SHARE = 0.2  # of data that are not divided, to validate with
 SPLITS = {  # the names of folders, in any case of letters
     TRAIN: ("train", "training"),
     VALIDATION: ("val", "valid", "validation", "dev"),
@@ -141,6 +142,15 @@ def splits_of(folder: Any) -> dict[str, str]:
             )
         splits[split] = os.path.join(path, name)
     return splits if TRAIN in splits or any(map(_folders, splits.values())) else {}
+
+
+def default_validation(folder: Any) -> str | float:
+    """Return the data at a path to validate with: a folder, or the share to be set apart.
+
+    The share is 0 if the data are divided without a split for validation.
+    """
+    splits = splits_of(folder)
+    return splits.get(VALIDATION, 0.0 if splits else SHARE)
 
 
 def split_of(folder: Any, *wanted: str) -> str:

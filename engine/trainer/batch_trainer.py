@@ -171,6 +171,11 @@ class BatchTrainer:
         """
         self.learner.reopen(folder)
         self.training_steps.forget()
+        # Labels are classes where they were shares of classes, or the other way round.
+        ranks = [len(self.session.training.interface.inputs[n].shape) for n in self.inputs]
+        pairs = list(zip(self.training_steps.shapes or (), ranks, strict=False))
+        fits = pairs and all(len(shape) >= rank for shape, rank in pairs)
+        self.training_steps.shapes = [shape[:rank] for shape, rank in pairs] if fits else None
 
     # --- training
 

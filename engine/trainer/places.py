@@ -19,7 +19,7 @@ from engine.base.errors import InputError
 from engine.data.array_files import is_array_file
 from engine.data.dataset import root_of
 from engine.data.files import DecodedFiles
-from engine.data.folders import TEST, TRAIN, VALIDATION, split_of, splits_of
+from engine.data.folders import TEST, TRAIN, VALIDATION, default_validation, split_of
 from engine.data.frames import is_frame
 from engine.data.kinds import KINDS, Loose
 from engine.data.known import Known
@@ -73,9 +73,10 @@ def open_training(
         learner.known = replace(known, classes=list(dataset.classes or ()))
         learner.opened = dataset
         if validation is None:
-            held_out = splits_of(root).get(VALIDATION)
-            validation = None if held_out is None else Path(held_out)
+            validation = default_validation(root)
         data = dataset
+    if isinstance(validation, int | float) and validation == 0:
+        return data, None
     if is_path(validation) and (is_path(data) or learner.known is not None):
         validation = open_labelled(learner, validation, (VALIDATION, TEST))
     return data, validation

@@ -323,7 +323,8 @@ class Trainer(BatchTrainer):
         Args:
             train: what `engine.data.batches` takes.
             validation: data to evaluate on after every epoch; or the share of the samples of
-                `train` that is set apart for it, between 0 and 1.
+                `train` that is set apart for it, between 0 and 1; 0: none.  By default, where
+                `train` is a path, its folder `val/`, or a fifth of data that are not divided.
             batch_size, shuffle: of data that are not batches yet; None: 32, or as many samples as
                 the file of the model fixes.
             balanced: let an epoch have all classes equally often.

@@ -170,6 +170,7 @@ def test_a_fit_with_mixup_validates_with_plain_labels() -> None:
     history = made.fit(data, validation=0.3, augment=["mixup"], metrics="accuracy", epochs=2,
                        progress=False)  # fmt: skip
     assert 0 <= history.rows[-1]["val_accuracy"] <= 1
+    assert "labels [" in str(made.plan), "the plan is of labels, not of shares of classes"
     assert made.step(X, Y) > 0, "the trainer has its own loss again"
 
 

@@ -72,6 +72,18 @@ def test_a_root_of_splits(divided: tuple[Path, Path], tmp_path: Path) -> None:
     assert [row["class"] for row in again_rows] == [row["class"] for row in rows]
 
 
+def test_a_fifth_of_an_undivided_folder_validates(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="needs Pillow")
+    write_classifier(tmp_path / "m.onnx", 3)
+    write_pictures(tmp_path / "photos")
+    columns = [
+        make(tmp_path / "m.onnx").fit(tmp_path / "photos", epochs=1, validation=share, **OPTIONS)
+        for share in (None, 0.2, 0)
+    ]
+    assert columns[0]["val_loss"] == columns[1]["val_loss"]
+    assert "val_loss" not in columns[2]
+
+
 def test_a_folder_is_prepared_as_the_dataset_of_the_training(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="needs Pillow")
     data = Images(write_pictures(tmp_path / "photos"), 8, mean=0.1, std=2.0)

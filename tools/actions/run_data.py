@@ -15,12 +15,16 @@ from typing import Any
 
 from engine.data import places
 from engine.data.dataset import Dataset
-from engine.data.folders import TEST, TRAIN, VALIDATION, split_of, splits_of
+from engine.data.folders import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    default_validation,
+    split_of,
+)
 from engine.data.kinds import KINDS
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.actions.run_config import DataTable
-
-SHARE = 0.2  # of data without splits, to validate with
 
 
 def settle(table: DataTable, feature: TensorType) -> DataTable:
@@ -46,9 +50,7 @@ def open_training(table: DataTable) -> Dataset:
 
 def open_rest(table: DataTable, training: Dataset, seed: int) -> tuple[Dataset, Dataset | None]:
     """The data to train on, and those to validate with: set apart, of a split or another path."""
-    share = table.validation
-    if share is None:
-        share = splits_of(table.path).get(VALIDATION, 0 if splits_of(table.path) else SHARE)
+    share = default_validation(table.path) if table.validation is None else table.validation
     if isinstance(share, str):
         place = Path(split_of(share, VALIDATION, TEST))
         return training, open_data(table, place, learned_of(table, training))
