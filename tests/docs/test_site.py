@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from engine import errors
 from engine.tools.dev.browser import browser
-from tests.support.needs import needs_browser
+from tests.support.needs import needs_browser, needs_node
 from tests.support.places import DOCS, ROOT
 
 CLASSES = [
@@ -94,6 +95,50 @@ def test_links_of_files_lead_to_files() -> None:
         if not (page.parent / link).exists()
     ]
     assert len(pages) > 20
+    assert not wrong
+
+
+# The site's own search, outside a browser: its files, as search.html loads them.
+SEARCH = """
+const fs = require("fs"), vm = require("vm"), [site, ...queries] = process.argv.slice(1);
+const page = vm.createContext({
+  document: { getElementById: () => null }, _ready: () => {}, _: (text) => text,
+  SPHINX_HIGHLIGHT_ENABLED: false,
+});
+page.window = page;
+for (const file of ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
+  vm.runInContext(fs.readFileSync(`${site}/${file}`, "utf8"), page);
+const search = vm.runInContext("(q) => Search._performSearch(...Search._parseQuery(q))", page);
+console.log(JSON.stringify(queries.map((q) => [...search(q)].pop()?.slice(0, 3) ?? null)));
+"""
+FOUND = {
+    "class weights": "data.html#rare-classes", "imbalanced": "data.html#rare-classes",
+    "early stopping": "training.html#early-stopping", "memory": "memory.html#memory",
+    "learning rate": "training.html#learning-rates", "resume": "training.html#checkpoints",
+    "gradient clipping": "training.html#gradient-accumulation", "freezing": "training.html#frozen",
+    "confusion matrix": "reports.html#report-html", "metrics": "metrics.html#metrics",
+    "out of memory": "memory.html#memory", "mixup": "data.html#augmentation",
+    "wandb": "reports.html#tensorboard", "fine-tuning": "from-pytorch.html#coming",
+    "errors": "errors.html#errors", "pandas": "data.html#dataframes", "lora": "lora.html#lora",
+}  # fmt: skip
+
+
+@needs_node
+def test_search_lists_the_right_section_first(site: Path) -> None:
+    done = subprocess.run(
+        ["node", "-e", SEARCH, site, *FOUND], capture_output=True, text=True, check=True
+    )
+    wrong = {}
+    for query, first in zip(FOUND, json.loads(done.stdout), strict=True):
+        page, expected = FOUND[query].split("#")
+        name, _, anchor = first or ("", "", "")
+        sections: list[str] = []  # around the anchor, or the last that began before it
+        if f"{name}.html" == page:
+            before, mark, _ = (site / page).read_text("utf-8").partition(f'id="{anchor[1:]}"')
+            sections = re.findall(r'<section[^>]* id="([^"]+)', before)[-1:]
+            assert mark, (query, anchor)
+        if not any(section.startswith(expected) for section in sections):
+            wrong[query] = (first, sections)
     assert not wrong
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from engine.tools.dev.browser import PROGRAM
 from engine.tools.dev.emulators import emulator
 
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 
 
 def needs_emulator(target: str) -> pytest.MarkDecorator:
