@@ -24,11 +24,11 @@ from bench.measuring import in_turns
 from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
-from engine.graphs.offline import ranks as ranked
+from engine.graphs.offline import rank_graphs as ranked
 from engine.plan.collective import collectives
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.joined import JoinedStep
-from engine.training.ranks import Ranks
+from engine.training.membership import Membership
 
 THREADS = 2
 NAMES = ("cnn", "mobilenet")
@@ -79,7 +79,7 @@ class Rank:
 
     def __init__(self, name: str, folder: Path, link: Link, bucket: int, statistics: bool) -> None:
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        ranks: Any = Ranks(link, statistics=statistics)  # type: ignore[arg-type]  # sums alone
+        ranks: Any = Membership(link, statistics=statistics)  # type: ignore[arg-type]  # sums alone
         module = Module(folder / "training_model.onnx", state, threads=THREADS, ranks=ranks)
         module.session.training.records = None  # which do not know of other sizes of buckets
         self._step = JoinedStep(module, Optimizer(folder / "optimizer_model.onnx", module))

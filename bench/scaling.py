@@ -37,7 +37,7 @@ from bench.processes import SCRIPTS
 from bench.programs import written
 from bench.rows import Bench, Cells
 from engine.errors import InputError
-from engine.graphs.offline.ranks import ALPHA, RATE, bucket_bytes
+from engine.graphs.offline.rank_graphs import ALPHA, RATE, bucket_bytes
 from engine.tools.benchmark.workload import parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 

@@ -12,8 +12,8 @@ from typing import Any
 from engine.base.errors import EngineError, InputError
 from engine.federated import parameters
 from engine.federated.learner import Kept, LocalLearner
+from engine.federated.local_options import SEND, local_options, one_of
 from engine.federated.message import REQUESTS, Message, fingerprint
-from engine.federated.options import SEND, local_options, one_of
 
 
 class Device:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.base.errors import InputError
-from engine.federated.options import LocalOptions
+from engine.federated.local_options import LocalOptions
 from engine.federated.parameters import Arrays
 
 

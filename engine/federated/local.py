@@ -22,7 +22,7 @@ from engine.base.errors import NonFiniteError, StateError
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.federated import parameters
 from engine.federated.learner import Kept, Learned, need_samples
-from engine.federated.options import LocalOptions, matches
+from engine.federated.local_options import LocalOptions, matches
 from engine.trainer.fit import Callback
 from engine.trainer.inputs import samples_of
 from engine.training.proximal import MU, is_of_term, set_anchors

@@ -26,7 +26,7 @@ from engine.base.errors import EngineError, InputError, ModelWarning, NonFiniteE
 from engine.data.randomness import permutation
 from engine.federated import parameters
 from engine.federated.learner import Kept, Learned, need_samples
-from engine.federated.options import LocalOptions, matches
+from engine.federated.local_options import LocalOptions, matches
 from engine.trainer.metrics.named import metrics_of, results_of
 from engine.training.proximal import MU, is_of_term, set_anchors
 

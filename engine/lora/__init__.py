@@ -12,9 +12,9 @@ Importing it needs only numpy; functions that change models import `onnx` when t
 """
 
 from engine.lora.adapter import Adapter
+from engine.lora.adapter_options import Lora
 from engine.lora.bank import Adapters
 from engine.lora.models import Adapted, adapt, merge, open_inputs, parameters
-from engine.lora.options import Lora
 
 __all__ = [
     "Adapted",

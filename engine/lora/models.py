@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError
 from engine.base.signatures import checked
-from engine.lora.options import Lora
+from engine.lora.adapter_options import Lora
 
 if TYPE_CHECKING:
     import onnx

@@ -25,7 +25,7 @@ from engine.data.shares import ONE, Share, bounds, shares
 from engine.distributed.agreement import Agreement, agreed
 from engine.distributed.group import Array, Group, everyone, named, share
 from engine.plan import noise
-from engine.training import ranks as training
+from engine.training.membership import Membership
 from engine.training.nonfinite import ELSEWHERE
 from engine.training.state import CheckpointState
 
@@ -65,7 +65,7 @@ class Ranks(Agreement):
     def __init__(self, learner: Learner, group: Group, steps: Steps) -> None:
         super().__init__(group)
         self._learner, self._steps = learner, steps
-        self._ranks = training.Ranks(group, statistics=not steps.splitter.own_statistics)
+        self._ranks = Membership(group, statistics=not steps.splitter.own_statistics)
         self._factor = 0.0  # of what region grad holds; 0: it holds nothing yet
         self._is_added = False  # whether region grad holds sums over the ranks
         self._loss = 0.0  # of this rank's share of the last batch

@@ -14,10 +14,10 @@ from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.plan.plan import align
 from engine.system.config import require_64_bit
 from engine.system.paths import KEY, Paths
+from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model_file import BUFFER, RESET, UPDATED, ModelFile, ModelSource
 from engine.training.plan_cache import Records
-from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class BoundModel(ModelFile):
         super().__init__(source, memory, threads, what, records=records, selected=selected)
         self.state, self.target, self.closed = state, target, closed
         self.deciding: set[str] = set()
-        self.ranks: Ranks | None = None
+        self.ranks: Membership | None = None
         if self.records is not None:
             memory.prepared |= self.records.kernel_sets(self.digest, threads)
         names = set(state.names)

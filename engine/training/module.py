@@ -18,9 +18,9 @@ from engine.profiling.measure import Part, measure_profile
 from engine.runtime.program import Program
 from engine.system.config import MAX_THREADS, switch
 from engine.system.config import threads as default_threads
+from engine.training.membership import Membership
 from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
-from engine.training.ranks import Ranks
 from engine.training.session import Session
 from engine.training.state import CheckpointState
 
@@ -76,7 +76,7 @@ class Module:
         threads: int | None = None,
         check_finite: bool | None = None,
         seed: int | None = None,
-        ranks: Ranks | None = None,
+        ranks: Membership | None = None,
     ) -> None:
         if str(device) != "cpu":
             raise EngineError(f"device {device!r} is not supported; only 'cpu' is")

@@ -129,7 +129,7 @@ class Planners:
             return folded(for_part(model.graph, model.outputs[0]))
         if model.ranks is None:
             return model.constants.copy()
-        from engine.graphs.offline.ranks import Gradient, for_ranks
+        from engine.graphs.offline.rank_graphs import Gradient, for_ranks
 
         slots = model.state.slots
         owners = {name: slots[name[: -len(BUFFER)]] for name in model.buffers}

@@ -10,10 +10,10 @@ import numpy as np
 from engine.base.errors import NonFiniteError, StateError
 from engine.plan.collective import SHARE
 from engine.runtime.program import Before
+from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Array, Model, open_models
 from engine.training.model_file import RESET, ModelSource
-from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 
@@ -40,7 +40,7 @@ class Session:
         threads: int,
         check_finite: bool,
         seed: int | None,
-        ranks: Ranks | None,
+        ranks: Membership | None,
     ) -> None:
         self.state, self.seed, self.check_finite = state, seed, check_finite
         self.memory = Memory()

@@ -12,7 +12,7 @@ from engine.graphs.passes.attention_values import Product, Values
 from engine.kernels.vocabulary.op import Array
 
 HIDDEN = -1e30  # a lower score has probability 0 beside any score that products can reach
-Step = tuple[str, Node]  # the role of a node, as `Reader.climb` names it; the node
+RoleNode = tuple[str, Node]  # the role of a node, as `Reader.climb` names it; the node
 
 
 class Refused(Exception):
@@ -51,7 +51,7 @@ class Reader:
     def __init__(self, values: Values) -> None:
         self.values = values
 
-    def climb(self, name: str, depth: int = 12) -> list[Step] | None:
+    def climb(self, name: str, depth: int = 12) -> list[RoleNode] | None:
         """Return the nodes from a value back to the product that makes it, with their roles."""
         node = self.values.makers.get(name)
         if node is None or depth == 0:
@@ -81,11 +81,11 @@ class Reader:
                     return rest
         return None
 
-    def _with(self, first: Step, name: str, depth: int) -> list[Step] | None:
+    def _with(self, first: RoleNode, name: str, depth: int) -> list[RoleNode] | None:
         rest = self.climb(name, depth - 1)
         return None if rest is None else [first, *rest]
 
-    def interpret(self, steps: list[Step]) -> Scores:
+    def interpret(self, steps: list[RoleNode]) -> Scores:
         """Return the scores that the nodes between product and softmax compute, starting at the
         product.
         """

@@ -129,7 +129,7 @@ class _Closing:
         dims: the outer dimensions, around rows of n elements.
         args, dtypes, steps, strides: of all inputs, then all outputs: what is passed, the element
             type, the stride inside a row, and the strides of the outer dimensions.
-        inplace: as in `Call`, by positions in `args`.
+        inplace: as in `DraftCall`, by positions in `args`.
         """
         count = len(args) - len(formulas.results)
         ins = list(zip(dtypes[:count], steps, strict=False))

@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.kernel import Body, Call, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import Body, Instance, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import (
     MS,
     Grad,
@@ -186,7 +186,7 @@ def softmax(lowering: Lowering, x: Operand, y: Operand, walk: Walk, log: int) ->
 
 
 def _call(
-    lowering: Lowering, rows: Call, cols: Call, walk: Walk, out: Operand, **operands: Any
+    lowering: Lowering, rows: Instance, cols: Instance, walk: Walk, out: Operand, **operands: Any
 ) -> None:
     """Call a kernel for rows, or one for columns where the axis is not the last."""
     outer, n, inner = walk

@@ -12,7 +12,7 @@ from llvmlite import ir
 from engine.base.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
 from engine.kernels.vector_ir import elementary, f16, trigonometric, vectors
 from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W
-from engine.kernels.vocabulary.terms import Step, Typed
+from engine.kernels.vocabulary.terms import Typed, TypedTerm
 
 I1, I8 = ir.IntType(1), ir.IntType(8)
 
@@ -74,7 +74,9 @@ class Emitter:
             values.append(self._emit(step, formulas.steps, values, ins))
         return [values[r] for r in formulas.results]
 
-    def _emit(self, step: Step, steps: tuple[Step, ...], values: list[Any], ins: list[Any]) -> Any:
+    def _emit(
+        self, step: TypedTerm, steps: tuple[TypedTerm, ...], values: list[Any], ins: list[Any]
+    ) -> Any:
         """Return the value of a step; values: of the steps before it."""
         if step.function == "in":
             return ins[step.data]

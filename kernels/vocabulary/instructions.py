@@ -17,7 +17,7 @@ import numpy as np
 from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, NUMPY, REALS
 from engine.kernels.vocabulary.expression import FUNCTIONS, Expr
 from engine.kernels.vocabulary.row_program import Input, Program
-from engine.kernels.vocabulary.terms import Formulas, Step, Typed, Writer, widened
+from engine.kernels.vocabulary.terms import Formulas, Typed, TypedTerm, Writer, widened
 from engine.plan.words import OPEN, Field, Packed, Words
 
 BLOCK = 256  # elements of a register
@@ -167,7 +167,7 @@ class Code:
             self._put(("store", RAW[ITEMSIZE[kind]]), made[place], len(self.kinds) + j, 1)
 
     def _compute(
-        self, step: Step, steps: Sequence[Step], made: Mapping[int, int], uses: list[int]
+        self, step: TypedTerm, steps: Sequence[TypedTerm], made: Mapping[int, int], uses: list[int]
     ) -> int:
         """The register of a function's value; arguments nobody reads again give theirs back."""
         kinds = tuple(steps[p].kind for p in step.arguments)

@@ -66,7 +66,7 @@ from engine.plan.words import Words
 
 Body = Callable[..., None]
 Parameters: TypeAlias = tuple[str | int, ...]
-Call: TypeAlias = tuple[str, Parameters]  # a template by name, with its parameters
+Instance: TypeAlias = tuple[str, Parameters]  # a template by name, with its parameters
 Numbers: TypeAlias = tuple[int | float, ...]
 Tile: TypeAlias = Callable[[Parameters, Numbers], Tiling | None]
 # Declarations that are functions take a `KernelCall`, which call.py builds on the template.
@@ -293,7 +293,7 @@ class Template:
             code = self._compiled[expression] = compiled(expression)
         return evaluate(code, names)
 
-    def __call__(self, *params: str | int) -> Call:
+    def __call__(self, *params: str | int) -> Instance:
         """Name this template with parameters, as `KernelSpec` wants them."""
         return self.name, params
 

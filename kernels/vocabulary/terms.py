@@ -190,18 +190,20 @@ class Formulas:
                 for part, want in parts(place, kind):
                     if want not in needed[part]:
                         needed[part].append(want)
-        steps: list[Step] = []
+        steps: list[TypedTerm] = []
         at: dict[tuple[int, str], int] = {}
         for place, term in enumerate(self.terms):
             for kind in needed[place]:
                 at[place, kind] = len(steps)
                 data = term[1] if term[0] in ("in", "const") else None
-                steps.append(Step(term[0], kind, tuple(at[p] for p in parts(place, kind)), data))
+                steps.append(
+                    TypedTerm(term[0], kind, tuple(at[p] for p in parts(place, kind)), data)
+                )
         return Typed(tuple(steps), tuple(at[end] for end in ends))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TypedTerm:
     """One value of typed formulas.
 
     function: as in a term.  kind: the element type of the value.  arguments: the steps it reads.
@@ -218,7 +220,7 @@ class Step:
 class Typed:
     """Formulas whose values all have an element type; results are the steps that make them."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TypedTerm, ...]
     results: tuple[int, ...]
 
 

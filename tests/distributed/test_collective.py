@@ -23,7 +23,7 @@ from engine.errors import (
     PlanError,
     StateError,
 )
-from engine.graphs.offline import ranks as ranked
+from engine.graphs.offline import rank_graphs as ranked
 from engine.kernels.binaries.load import linker
 from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import host
@@ -37,9 +37,9 @@ from engine.runtime.program import Program
 from engine.tools.trimmed.kernel_set import kernel_set
 from engine.tools.trimmed.opset import OpSet
 from engine.trainer import nonfinite
+from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Model
-from engine.training.ranks import Ranks
 from tests.support.collective import IMAGES, MODELS, joined, ranks_of, results_of, step
 from tests.support.harness import gradient
 from tests.support.places import GOLDENS
@@ -330,7 +330,7 @@ def test_kernels_of_wheels_are_enough() -> None:
     closed = Model(
         model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].target("linux"), True
     )
-    closed.ranks = Ranks(4)
+    closed.ranks = Membership(4)
     plan = closed.plan({"x": (8, 6), "labels": (8,)})
     assert len(collectives(plan)) > 4
     assert {*plan.specs} <= kernel_set(OpSet(all_if_none=True)).keys()
@@ -351,7 +351,9 @@ def test_a_module_takes_its_ranks() -> None:
 
 
 def _alone(trainer: Trainer, group: ThreadGroup) -> float:
-    module = Module(trainer.session.training.source, trainer.state, threads=1, ranks=Ranks(group))
+    module = Module(
+        trainer.session.training.source, trainer.state, threads=1, ranks=Membership(group)
+    )
     return float(module(X, LABELS))
 
 
@@ -380,7 +382,7 @@ def test_ranks_follow_the_trace_of_one_process(case: str, size: int) -> None:
 
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        ranks = Ranks(group)
+        ranks = Membership(group)
         module = Module(folder / "training_model.onnx", state, threads=1, ranks=ranks)
         optimizer = Optimizer(folder / "optimizer_model.onnx", module)
         ranks.share = ranks.samples = (cut[1] - cut[0]) / cuts[-1]

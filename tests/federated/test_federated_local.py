@@ -11,7 +11,7 @@ from engine.errors import CheckpointError, InputError, NonFiniteError, StateErro
 from engine.federated import parameters
 from engine.federated.learner import Kept
 from engine.federated.local import Learner
-from engine.federated.options import LocalOptions, seed_of
+from engine.federated.local_options import LocalOptions, seed_of
 from engine.federated.parameters import Arrays
 from tests.support import tiny
 

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp  # after the skip
 
 from engine.federated import flower, parameters  # after the skip
 from engine.federated.local import Learner  # after the skip
-from engine.federated.options import LocalOptions  # after the skip
+from engine.federated.local_options import LocalOptions  # after the skip
 from tests.support import tiny  # after the skip
 from tests.support.federations import federate  # after the skip
 

@@ -22,8 +22,8 @@ from engine.federated.folder import ANSWER, Folder, serve
 from engine.federated.learner import Kept
 from engine.federated.learners import learner_of
 from engine.federated.local import Learner
+from engine.federated.local_options import LocalOptions
 from engine.federated.message import Message, fingerprint
-from engine.federated.options import LocalOptions
 from engine.federated.trimmed import TrimmedLearner
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve

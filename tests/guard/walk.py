@@ -29,7 +29,7 @@ class StrayError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NextCall:
     """Next call; operand: the only one beside a guard, None if all are."""
 
     step: int
@@ -49,7 +49,7 @@ class Walk:
         plan: Plan,
         addresses: Mapping[str, int],
         regions: Mapping[str, np.ndarray],
-        announce: Callable[[Call], None],
+        announce: Callable[[NextCall], None],
     ) -> None:
         self.plan, self.regions, self.announce = plan, regions, announce
         self.addresses = addresses
@@ -132,7 +132,7 @@ class Walk:
         while len(self.slots) < len(places):
             self.slots.append(Slot())
         used = dict(zip(places, self.slots, strict=False))
-        self.announce(Call(n, side, operand))
+        self.announce(NextCall(n, side, operand))
         for t in self.threads(step, tile):
             moved: dict[tuple[str, int], int] = {}
             for i, (key, size) in enumerate(places.items()):

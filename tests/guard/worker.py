@@ -25,7 +25,7 @@ from engine.kernels.machine.target import Target
 from engine.plan.plan import REGIONS, Plan
 from tests.guard.forge import forge, passes, subjects, try_out
 from tests.guard.rows import KINDS, cases, planned, target_of
-from tests.guard.walk import WORDS, Call, StrayError, Walk
+from tests.guard.walk import WORDS, NextCall, StrayError, Walk
 
 NOTE = 1024
 LONG = 1000  # plans to forge, from which on trainings are among them
@@ -115,7 +115,7 @@ def main() -> None:
             counts["plans"] += 1
             kernels |= {f"{s.template}" for s in plan.specs}
 
-            def announce(call: Call, row: int = row, kind: int = k) -> None:
+            def announce(call: NextCall, row: int = row, kind: int = k) -> None:
                 say(row=row, kind=kind, step=call.step, side=call.side, operand=call.operand)
 
             walk = Walk(plan, addresses, memory(*made), announce)

@@ -164,7 +164,7 @@ Signum    m = b m + (1 - b) g;  p = p (1 - r wd) - r sign(m)
 Error     a step: 3 roundings of float
 Source    Bernstein et al., arXiv 1802.04434, Algorithm 2
 
-The letters are those of step.py.
+The letters are those of node.py.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ from typing import Any
 from engine.base import arguments
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method
-from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.node import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.vocabulary.kernel import inline
 from engine.plan.states import State

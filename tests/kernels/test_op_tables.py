@@ -25,6 +25,7 @@ PATTERNS = {
     "graphs/offline/head.py: find_head": "the pattern of a head",
     "graphs/offline/linear.py: _PRODUCTS": "the pattern of a layer that takes an adapter",
     "graphs/offline/linear.py: _REASONS": "why others take none, undeclared ops among them",
+    "graphs/offline/masks.py: _COPIES": "the pattern of a drawn mask",
     "graphs/offline/precision.py: FLOAT_PRODUCTS": "the products that quantisers replace",
     "graphs/offline/proximal.py: hold": "the nodes that are made",
     "graphs/offline/samples.py: _Following": "the sums whose terms may be losses",

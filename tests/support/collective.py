@@ -9,7 +9,7 @@ import numpy as np
 
 from engine import Trainer
 from engine.errors import GroupError
-from engine.training.ranks import Ranks
+from engine.training.membership import Membership
 from tests.support.thread_group import ThreadGroup, run
 from tests.support.tiny import NORMED, X, made
 
@@ -56,7 +56,7 @@ def step(trainer: Trainer, cut: tuple[int, int], x: Any, labels: Any) -> float:
 def joined(text: str, group: ThreadGroup, statistics: bool = True, **options: Any) -> Trainer:
     """A trainer of one rank."""
     trainer = made(text, **options)
-    trainer.session.training.ranks = Ranks(group, statistics=statistics)
+    trainer.session.training.ranks = Membership(group, statistics=statistics)
     return trainer
 
 

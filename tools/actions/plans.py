@@ -23,10 +23,10 @@ from engine.tools.trimmed.plans import artifacts, batch_shapes, bind_shapes, mak
 from engine.tools.trimmed.progress import Progress
 from engine.training import plan_cache
 from engine.training.large_constants import freeze_constants
+from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import NotJoinableError
-from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -68,7 +68,7 @@ def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
         for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
     )
     freeze_constants([train], memory)
-    train.ranks = None if asked.ranks is None else Ranks(asked.ranks)
+    train.ranks = None if asked.ranks is None else Membership(asked.ranks)
     return Opened(train, update)
 
 

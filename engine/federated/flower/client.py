@@ -27,7 +27,7 @@ from engine.federated.flower.records import (
 )
 from engine.federated.learner import LocalLearner
 from engine.federated.learners import learner_of
-from engine.federated.options import SEND, LocalOptions, local_options, one_of
+from engine.federated.local_options import SEND, LocalOptions, local_options, one_of
 
 MakeTrainer = Callable[[Mapping[str, Any]], Any]
 DataOf = Callable[[Context], tuple[Any, Any]]

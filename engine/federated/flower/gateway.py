@@ -33,8 +33,8 @@ from engine.federated.flower.records import (
     to_record,
 )
 from engine.federated.folder import Folder
+from engine.federated.local_options import SEND, one_of
 from engine.federated.message import fingerprint
-from engine.federated.options import SEND, one_of
 from engine.federated.parameters import Arrays
 
 Folders = Callable[[Context], Sequence[str | os.PathLike[str]]]

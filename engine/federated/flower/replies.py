@@ -29,7 +29,7 @@ from engine.federated import parameters
 from engine.federated.flower.mods import ROUND, SEND, encoding_notes, update_of
 from engine.federated.flower.parsing import Parsed, note_of, parsed
 from engine.federated.flower.records import arrays_of
-from engine.federated.options import SEND as SENT
+from engine.federated.local_options import SEND as SENT
 from engine.federated.parameters import Arrays
 from engine.federated.schema import NUMBERS, Number, Schema, Tensor
 from engine.federated.updates import Encoding

@@ -16,12 +16,12 @@ from engine.base.errors import InputError, StateError
 from engine.federated import parameters, privacy
 from engine.federated.flower.client import MakeTrainer
 from engine.federated.flower.mods import NOT_CLIPPED
-from engine.federated.flower.options import ServerOptions
 from engine.federated.flower.private import private
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.replies import Limits
 from engine.federated.flower.rounds import Round, Rounds
 from engine.federated.flower.secure import SecureGrid
+from engine.federated.flower.server_options import ServerOptions
 from engine.federated.flower.strategies import (
     NEED_EACH,
     options_of,
@@ -29,7 +29,7 @@ from engine.federated.flower.strategies import (
     remembered,
     strategy_of,
 )
-from engine.federated.options import matches
+from engine.federated.local_options import matches
 from engine.federated.output import MODEL, Output
 from engine.federated.parameters import Arrays
 from engine.federated.schema import EXAMPLES, Number
@@ -54,7 +54,7 @@ def server_app(
             configuration; None: only devices evaluate.
         wrap: wraps a strategy around the one that the configuration names.
 
-    The configuration of the run is `[tool.flwr.app.config]`, see `engine.federated.flower.options`.
+    The configuration of the run is `[tool.flwr.app.config]`, see server_options.py.
     """
     app = ServerApp()
 

@@ -12,9 +12,9 @@ from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import Strategy
 
 from engine.base.errors import CheckpointError, InputError, NameNotFoundError, nearest
-from engine.federated.flower.options import STRATEGY
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.robust import SoundKrum, SoundMultiKrum
+from engine.federated.flower.server_options import STRATEGY
 from engine.federated.parameters import Arrays
 
 Numbers = dict[str, Any]

@@ -42,7 +42,7 @@ from engine.base.signatures import checked
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch import gradients as torch_gradients
-from engine.trainer.pytorch.call import Call, tensors_of
+from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.program import in_mode, program_of, silently
 from engine.training.proximal import is_of_term
 
@@ -132,7 +132,7 @@ def export(
     """
     torch = _torch()
     _check_module(torch, module)
-    call = Call.read(torch, module, example, axes)
+    call = ModuleCall.read(torch, module, example, axes)
     given = os.fspath(path)
     # A tensor that has several names is an initializer under one of them.
     trained = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
@@ -379,7 +379,7 @@ def _with_gradients(
 
 
 def _compare(
-    torch: Any, module: Any, call: Call, path: str, outputs: Sequence[str], tolerance: float
+    torch: Any, module: Any, call: ModuleCall, path: str, outputs: Sequence[str], tolerance: float
 ) -> float:
     """Return how far the outputs are from torch's, for one row more than in the example.
 

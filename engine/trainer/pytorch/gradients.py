@@ -19,7 +19,7 @@ import numpy as np
 from engine.base.errors import ModelError, ModelWarning, caller_level
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
-from engine.trainer.pytorch.call import Call, tensors_of
+from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.program import in_mode, silently
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LOSS = "check/loss"
 def compare(
     torch: Any,
     module: Any,
-    call: Call,
+    call: ModuleCall,
     path: str,
     outputs: Sequence[str],
     train: Sequence[str],

@@ -15,8 +15,8 @@ import numpy as np
 
 from engine.base.errors import EngineError, UnsupportedOpError
 from engine.trainer.pytorch import autograd as torch_autograd
-from engine.trainer.pytorch.call import Call, tensors_of
 from engine.trainer.pytorch.functions import written_out
+from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 
 _TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
 
@@ -67,7 +67,9 @@ def silently(torch: Any) -> Iterator[None]:
             logging.disable(level)
 
 
-def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, list[str], list[str]]:
+def program_of(
+    torch: Any, module: Any, call: ModuleCall, opset: int
+) -> tuple[Any, list[str], list[str]]:
     """Export a module: return the ONNX model, the names of outputs, and of buffers it changes.
 
     Raises:

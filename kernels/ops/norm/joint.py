@@ -9,7 +9,7 @@ Error     of the moments: kernels/ops/collective.py
 Source    torch.nn.SyncBatchNorm, which combines moments by counts and sums likewise
 
 The ops are as in batchnorm.py in training, with `SAMPLES` (gradients: `PART`) and `RANKS` as
-further inputs, after theirs, and an attribute `ordinal`.  graphs/offline/ranks.py makes them.
+further inputs, after theirs, and an attribute `ordinal`.  graphs/offline/rank_graphs.py makes them.
 """
 
 from __future__ import annotations

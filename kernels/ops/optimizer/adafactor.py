@@ -15,7 +15,7 @@ Error     a step: about 10 roundings of float; sums over rows and parameters as 
 Source    Shazeer, Stern, arXiv 1804.04235, Algorithms 4 and 5; torch.optim.Adafactor, whose steps
           are these with both options and without beta1; the first moment as in Hugging Face's
 
-The letters are explained in step.py.  A parameter is cut into units of whole rows: some matrices
+The letters are explained in node.py.  A parameter is cut into units of whole rows: some matrices
 where they are small, a block of rows where one is large.  The cuts depend on its shape alone, so
 the sums are the same for every number of threads.
 """
@@ -35,8 +35,8 @@ from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import LINE, square_root
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method
+from engine.kernels.ops.optimizer.node import OptimizerNode, Part, optimizer
 from engine.kernels.ops.optimizer.ranges import RUN
-from engine.kernels.ops.optimizer.step import Part, Step, optimizer
 from engine.kernels.ops.optimizer.update import factor_of, is_due
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
@@ -480,40 +480,40 @@ def _cut(part: Part, first_unit: int, partial: int) -> Packed:
 
 def _lower(lowering: Lowering) -> None:
     attrs = lowering.site.attrs
-    step, records = Step(lowering, Adafactor), list[Packed]()
+    node, records = OptimizerNode(lowering, Adafactor), list[Packed]()
     all_units = sums = 0
-    for part in step.parts:
+    for part in node.parts:
         if part.size:
             records.append(_cut(part, all_units, sums))
             words = dict(zip(PART.fields, records[-1].values, strict=True))
             all_units += words["units"]
             sums += words["blocks"] * words["batch"] * words["columns"]
-    rows, columns, *first = step.states
-    beta1, decay = step.real("beta1"), step.real("beta2_decay")
-    eps = step.real("epsilon1")
-    eps = float(np.finfo(NUMPY[step.T]).eps) if eps == MACHINE else eps
+    rows, columns, *first = node.states
+    beta1, decay = node.real("beta1"), node.real("beta2_decay")
+    eps = node.real("epsilon1")
+    eps = float(np.finfo(NUMPY[node.T]).eps) if eps == MACHINE else eps
     table = lowering.const(np.array(TABLE.pack(parts=records).values, np.int64))
-    partial, norms = lowering.temp(step.T, (sums,)), lowering.temp("f64", (all_units, 2))
-    clips, signalled = step.flags
+    partial, norms = lowering.temp(node.T, (sums,)), lowering.temp("f64", (all_units, 2))
+    clips, signalled = node.flags
     words = dict(zip(PART.fields, records[0].values, strict=True)) if len(records) == 1 else {}
     is_matrix = words.get("batch") == words.get("is_factored") == 1
     units, tall, width = (words[name] if is_matrix else 0 for name in ("units", "tall", "columns"))
     shared: dict[str, Any] = {
-        "signal": step.signal, "table": table, "count": len(records), "signalled": signalled
+        "signal": node.signal, "table": table, "count": len(records), "signalled": signalled
     }  # fmt: skip
     gradients: dict[str, Any] = {
-        "g": step.g, "clip": step.clip, "rows": rows, "units": units, "tall": tall,
+        "g": node.g, "clip": node.clip, "rows": rows, "units": units, "tall": tall,
         "width": width, "block": 1, "clips": clips,
     }  # fmt: skip
     lowering.call(
-        adafactor_rows(step.T), step=step.step, partial=partial, decay=decay, **shared, **gradients
+        adafactor_rows(node.T), step=node.step, partial=partial, decay=decay, **shared, **gradients
     )
     lowering.call(
-        adafactor_columns(step.T), step=step.step, partial=partial, columns=columns, decay=decay,
+        adafactor_columns(node.T), step=node.step, partial=partial, columns=columns, decay=decay,
         **shared,
     )  # fmt: skip
     lowering.call(
-        adafactor_norms(step.T), p=step.p, columns=columns, sums=norms, eps=eps, **shared,
+        adafactor_norms(node.T), p=node.p, columns=columns, sums=norms, eps=eps, **shared,
         **gradients,
     )  # fmt: skip
     flags = (
@@ -522,12 +522,12 @@ def _lower(lowering: Lowering) -> None:
         int(bool(attrs["scale_parameter"])),
     )
     lowering.call(
-        adafactor_apply(step.T, *flags), lr=step.lr, step=step.step, p=step.p, columns=columns,
-        m=first[0] if first else step.p, sums=norms, scale=step.scale, eps=eps,
-        least=step.real("epsilon2"), clipping=step.real("clipping"),
-        decay=step.real("weight_decay"), beta1=beta1, **shared, **gradients,
+        adafactor_apply(node.T, *flags), lr=node.lr, step=node.step, p=node.p, columns=columns,
+        m=first[0] if first else node.p, sums=norms, scale=node.scale, eps=eps,
+        least=node.real("epsilon2"), clipping=node.real("clipping"),
+        decay=node.real("weight_decay"), beta1=beta1, **shared, **gradients,
     )  # fmt: skip
-    step.finish()
+    node.finish()
 
 
 KERNELS = (adafactor_rows, adafactor_columns, adafactor_norms, adafactor_apply)

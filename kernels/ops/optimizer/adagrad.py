@@ -5,7 +5,7 @@ Adagrad   v = v + d^2, v the initial value before the first step;
 Error     a step: 4 roundings of float
 Source    torch.optim
 
-The letters are explained in step.py.
+The letters are explained in node.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from engine.base.signatures import AT_LEAST_0
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import Group, Method
-from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.node import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.vocabulary.kernel import inline
 from engine.plan.states import State

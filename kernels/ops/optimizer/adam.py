@@ -10,7 +10,7 @@ Lazy      AdamW of the rows of a parameter whose gradients are not all 0; the ot
 Error     a step: 4 roundings of float; powers of a and b in double
 Source    torch.optim; Loshchilov, Hutter, arXiv 1711.05101; onnxruntime's adamwoptimizer.cc
 
-The letters are explained in step.py.
+The letters are explained in node.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.kernels.ops.optimizer.method import (
     Rule,
     betas,
 )
-from engine.kernels.ops.optimizer.step import Step, optimizer, rule
+from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
 from engine.kernels.ops.optimizer.update import (
     Formula,
     everything,
@@ -186,11 +186,11 @@ def _infer_adamw(site: Site) -> tuple[TensorType, ...]:
 
 
 def _lower(lowering: Lowering) -> None:
-    attrs, step = lowering.site.attrs, Step(lowering, AdamW)
+    attrs, node = lowering.site.attrs, OptimizerNode(lowering, AdamW)
     lazy = bool(attrs.get("lazy", 0))
     mode = attrs.get("adam_mode", COUPLED) + lazy * LAZY
-    step.update(adam, mode, by_rows=lazy, unbias=attrs.get("correct_bias", 1))
-    step.finish()
+    node.update(adam, mode, by_rows=lazy, unbias=attrs.get("correct_bias", 1))
+    node.finish()
 
 
 OPS = (

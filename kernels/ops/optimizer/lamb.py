@@ -28,6 +28,7 @@ from engine.kernels.ops.optimizer.method import (
     Method,
     betas,
 )
+from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer
 from engine.kernels.ops.optimizer.ranges import (
     RUN,
     TABLE,
@@ -37,7 +38,6 @@ from engine.kernels.ops.optimizer.ranges import (
     runs_of,
     within,
 )
-from engine.kernels.ops.optimizer.step import Step, optimizer
 from engine.kernels.ops.optimizer.update import factor_of, is_due, power
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
@@ -196,21 +196,21 @@ def lamb_apply(target: Target, T: str) -> Body:
 
 
 def _lower(lowering: Lowering) -> None:
-    step = Step(lowering, LAMB)
-    parts = step.parts
+    node = OptimizerNode(lowering, LAMB)
+    parts = node.parts
     runs = sum(runs_of(q.size) for q in parts)
-    m, v = step.states
-    clips, signalled = step.flags
+    m, v = node.states
+    clips, signalled = node.flags
     shared: dict[str, Any] = {
-        "step": step.step, "p": step.p, "m": m, "v": v, "signal": step.signal,
-        "ranges": step.table([(q.begin, q.size) for q in parts]),
+        "step": node.step, "p": node.p, "m": m, "v": v, "signal": node.signal,
+        "ranges": node.table([(q.begin, q.size) for q in parts]),
         "sums": lowering.temp("f64", (runs, 2)), "count": len(parts), "runs": runs,
-        "signalled": signalled, "a": step.real("alpha"), "b": step.real("beta"),
-        "eps": step.real("epsilon"), "decay": step.real("weight_decay"),
+        "signalled": signalled, "a": node.real("alpha"), "b": node.real("beta"),
+        "eps": node.real("epsilon"), "decay": node.real("weight_decay"),
     }  # fmt: skip
-    lowering.call(lamb_moments(step.T), **shared, g=step.g, clip=step.clip, block=1, clips=clips)
-    lowering.call(lamb_apply(step.T), **shared, lr=step.lr, scale=step.scale)
-    step.finish()
+    lowering.call(lamb_moments(node.T), **shared, g=node.g, clip=node.clip, block=1, clips=clips)
+    lowering.call(lamb_apply(node.T), **shared, lr=node.lr, scale=node.scale)
+    node.finish()
 
 
 OPS = (optimizer(LAMB, lamb_moments, lamb_apply, lower=_lower),)

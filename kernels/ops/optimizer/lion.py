@@ -4,7 +4,7 @@ Lion      p = p (1 - r wd) - r sign(b1 m + (1 - b1) g);  m = b2 m + (1 - b2) g
 Error     a step: 3 roundings of float
 Source    Chen et al., arXiv 2302.06675, Algorithm 2
 
-The letters are explained in step.py.
+The letters are explained in node.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from engine.base.signatures import BELOW_1
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
-from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.node import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.vocabulary.kernel import inline
 from engine.plan.states import State

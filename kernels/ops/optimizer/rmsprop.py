@@ -6,7 +6,7 @@ RMSprop   v = a v + (1 - a) d^2,  s = sqrt(v), or centered u = u + (1 - a) (d - 
 Error     a step: 4 roundings of float.  v - u^2 is taken as 0 where rounding makes it negative
 Source    torch.optim
 
-The letters are explained in step.py.
+The letters are explained in node.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from engine.base.signatures import AT_LEAST_0, BELOW_1
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import SECOND, Group, Method
-from engine.kernels.ops.optimizer.step import optimizer
+from engine.kernels.ops.optimizer.node import optimizer
 from engine.kernels.ops.optimizer.update import Formula, update_kernel
 from engine.kernels.vocabulary.kernel import inline
 from engine.plan.states import State

@@ -5,7 +5,7 @@ SGD       p = p - r d;  with momentum m = mu m + (1 - damp) d, the first time m 
 Error     a step: 3 roundings of float
 Source    torch.optim
 
-The letters are explained in step.py.
+The letters are explained in node.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.base.signatures import AT_LEAST_0
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule
-from engine.kernels.ops.optimizer.step import Step, optimizer, rule
+from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
 from engine.kernels.ops.optimizer.update import Formula, stretch, update_kernel
 from engine.kernels.vocabulary.kernel import inline
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Update
@@ -104,12 +104,12 @@ def momentum(target: Target, T: str, nesterov: int) -> Formula:
 
 
 def _lower(lowering: Lowering) -> None:
-    step = Step(lowering, SGD, has_step=lowering.site.op == SGD.op)
-    if step.states:
-        step.update(momentum)
+    node = OptimizerNode(lowering, SGD, has_step=lowering.site.op == SGD.op)
+    if node.states:
+        node.update(momentum)
     else:
-        step.update(sgd, skipped=0 if step.real("weight_decay") else BLOCK)
-    step.finish()
+        node.update(sgd, skipped=0 if node.real("weight_decay") else BLOCK)
+    node.finish()
 
 
 OPS = (

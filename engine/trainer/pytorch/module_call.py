@@ -17,7 +17,7 @@ BATCH = "batch"  # the name of the axis
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """The arguments of a module.
 
     signature: of its `forward`.
@@ -35,7 +35,7 @@ class Call:
     @classmethod
     def read(
         cls, torch: Any, module: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None
-    ) -> Call:
+    ) -> ModuleCall:
         """Return the arguments of a call.
 
         Raises:

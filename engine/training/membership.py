@@ -1,4 +1,4 @@
-"""Ranks: what a module must know of the processes that train it together."""
+"""Membership: what a module must know of the processes that train it together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.plan.collective import PART, SAMPLES, SHARE
 from engine.runtime.program import Program
 
 
-class Ranks:
+class Membership:
     """The group with which a module trains, and the part of each batch that this rank has.
 
     A `Module` with ranks runs its training model on the samples of this rank alone.  Its loss, its

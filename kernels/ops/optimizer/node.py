@@ -59,7 +59,7 @@ class Part(NamedTuple):
         return math.prod(self.shape)
 
 
-class Step:
+class OptimizerNode:
     """The operands of an optimizer node, whose inputs `Update` has in order.
 
     signal: the flag without which nothing is updated.  clip: what gradients are multiplied by.
@@ -237,9 +237,9 @@ def optimizer(
     def update_alone(lowering: Lowering) -> None:
         (kernel,) = kernels
         assert isinstance(kernel, UpdateKernel)
-        step = Step(lowering, method)
-        step.update(kernel)
-        step.finish()
+        node = OptimizerNode(lowering, method)
+        node.update(kernel)
+        node.finish()
 
     return Op(
         name=method.op,

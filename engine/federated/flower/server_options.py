@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.base.errors import InputError
-from engine.federated.options import SEND, local_options, number, one_of, text, whole, words
+from engine.federated.local_options import SEND, local_options, number, one_of, text, whole, words
 from engine.federated.schema import LARGEST, MAX_EXAMPLES
 
 STRATEGY = (
