@@ -9,7 +9,7 @@
 
 const char *const fuzz_words[] = {NULL};
 
-enum { HEAD = 32 }; /* bytes, as engine/plan/plan_file.py describes them */
+enum { HEAD = 32 }; /* bytes, as engine/plan/file_schema.py describes them */
 
 void fuzz_mend(unsigned char *data, size_t size)
 {

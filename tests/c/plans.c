@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEAD = 32 }; /* bytes, as engine/plan/plan_file.py describes them */
+enum { HEAD = 32 }; /* bytes, as engine/plan/file_schema.py describes them */
 
 static unsigned char plan[1 << 20], changed[1 << 20], checkpoint[1 << 20];
 static size_t plan_bytes, checkpoint_bytes;

@@ -15,7 +15,7 @@ from engine.errors import FileError, PlanError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import make
-from engine.plan import plan_file
+from engine.plan import file_reader
 from engine.plan.plan import ALIGN, Plan
 from engine.plan.plan_file import Tables, Writer, from_bytes, load, schema, to_bytes
 from engine.tools.dev.case_graphs import OneNode, all_cases
@@ -117,7 +117,7 @@ def test_integers_of_64_bits_and_floats_survive() -> None:
 def read_unverified(data: bytes) -> Plan:
     """Return a plan whose constants do not fit its kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_file, "verify", lambda plan: plan)
+        patch.setattr(file_reader, "verify", lambda plan: plan)
         return read(data)
 
 

@@ -1,7 +1,7 @@
 """Plans of a model as one stripped plan file, which the C runtime reads.
 
 A build contains the file as constant data.  For a library of kernels, `edgegrad plan` writes it to
-disk.  The format is described in `engine/plan/plan_file.py`.  Besides the plans of all phases
+disk.  The format is described in `engine/plan/file_schema.py`.  Besides the plans of all phases
 and batch sizes, the file made here holds the sizes of memory, the parameters and the batch sizes.
 """
 

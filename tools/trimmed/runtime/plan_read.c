@@ -1,6 +1,6 @@
 /* The reader of plans, which are constant data of a build, or a file for a library of kernels.
  *
- * The format is described in engine/plan/plan_file.py.  That file also declares the tables and
+ * The format is described in engine/plan/file_schema.py.  That file also declares the tables and
  * columns; their numbers are the enums T_... and C_... here.  A plan is a row of T_PLAN.  The first
  * row is the optimizer's plan.  Then come, for each batch size, the plans of training, evaluation
  * and inference; a plan has no steps if the model has no such phase.  The steps, arguments and
