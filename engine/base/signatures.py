@@ -230,7 +230,8 @@ def _unexpected(
             if not each.startswith("_") and inspect.isroutine(getattr(owner, each))
             and name in inspect.signature(getattr(owner, each)).parameters
         ]  # fmt: skip
-        hint = f"; {' and '.join(takers)} {'take' if takers[1:] else 'takes'} it" if takers else ""
+        names = " and ".join(filter(None, (", ".join(takers[:-1]), *takers[-1:])))
+        hint = f"; {names} {'take' if takers[1:] else 'takes'} it" if takers else ""
     hint = hint or nearest(name, known)
     return TypeError(f"{title}() got an unexpected keyword argument {name!r}{hint}")
 

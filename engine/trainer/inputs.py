@@ -11,7 +11,6 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError, InputError, LabelError, nearest
-from engine.data.labels import from_one_hot
 from engine.loss_types.classes import SHARES
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ def _cast(model: Model, name: str, value: Any) -> Array:
     if name in model.interface.texts:
         return model.array(name, value)
     if kind == np.int64 and len(shape) == 1 and np.ndim(value) == 2 and np.shape(value)[1] > 1:
+        from engine.data.labels import from_one_hot
+
         return from_one_hot(arguments.array(f"input {name!r}", value), f"input {name!r}")
     if model.interface.notes.get(SHARES) == name and np.ndim(value) == len(shape) - 1:
         return _shares(name, arguments.array(f"input {name!r}", value), shape, kind)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.base.element_types import ITEMSIZE
+from engine.base.element_types import ITEMSIZE, REALS
 from engine.base.errors import EngineError, MissingPackageError
 from engine.drawing import amounts
 from engine.drawing.text_table import aligned
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Shape = tuple[int | str, ...]
 REST = "other parameters"  # the row of those that the outputs do not depend on
 HEAD = ("layer", "operators", "output", "parameters", "trained", "size", "forward", "step")
-FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +258,7 @@ def _computing(
         node
         for node in nodes
         if node.outputs[0] not in types
-        or types[node.outputs[0]].dtype in FLOATS
+        or types[node.outputs[0]].dtype in REALS
         or any(name in slots for name in node.reads())
     ]
 
