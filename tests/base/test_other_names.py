@@ -26,7 +26,7 @@ DATA = (X, LABELS)
         ({"verbose": 1}, "here it is Trainer.fit(..., progress=False)"),
         ({"lr": 0.1}, "here it is the optimizer's, AdamW(lr=1e-3), or trainer.learning_rate"),
         ({"epoch": 3}, "unexpected keyword argument 'epoch'; nearest: 'epochs'"),
-        ({"lora": 3}, "'lora'; Trainer.from_model, Trainer.from_onnx and Trainer.from_torch take it"),
+        ({"lora": 3}, "'lora'; Trainer.from_model, Trainer.from_onnx and Trainer.from_torch"),
         ({"train_size": 3}, "Trainer.fit() got an unexpected keyword argument 'train_size'"),
     ],
 )  # fmt: skip
