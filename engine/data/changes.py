@@ -8,6 +8,7 @@ the first sample of the batch, so that a resumed run draws the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +41,11 @@ class Changes:
     def of_samples(self) -> bool:
         """True if samples are changed one by one."""
         return bool(self.decoded or self.prepared)
+
+    def names(self) -> list[str]:
+        """Return each change with its options, the same in every process."""
+        every = (*self.decoded, *self.prepared, *self.batch)
+        return [re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(change)) for change in every]
 
     def change(self, dataset: Dataset, index: int, rng: np.random.Generator) -> Sample:
         """Return a sample of a dataset, changed."""

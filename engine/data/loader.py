@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,14 @@ class Batches(ABC):
         Raises:
             TypeError: it is unknown.
         """
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The options that decide which batches an epoch has, in types of JSON.
+
+        A run is resumed with the same alone; empty: the source decides.
+        """
+        return {}
 
     @abstractmethod
     def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
@@ -174,6 +183,16 @@ class DatasetBatches(Batches):
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {
+            "shuffle": self.order.shuffle,
+            "seed": self.seed,
+            "balanced": isinstance(self.order, Balanced) or None,
+            "bucket_by": None if self.padded is None else repr(self.padded.buckets),
+            "augment": self.augment.names() or None,
+        }
 
     def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
         return self.made(number, self.groups(number, start))

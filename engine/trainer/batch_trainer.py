@@ -387,10 +387,12 @@ class BatchTrainer:
         Raises:
             InputError, DTypeError: as `engine.trainer.metrics.metrics_of`.
         """
-        from engine.trainer.metrics.named import metrics_of
+        from engine.trainer.metrics.named import check_named, metrics_of
 
         loss = None if self.recipe is None else self.recipe.loss
-        return metrics_of(given, self.ignore_index, getattr(loss, "threshold", None))
+        metrics = metrics_of(given, self.ignore_index, getattr(loss, "threshold", None))
+        check_named(metrics, self.learner.part_names)
+        return metrics
 
     @property
     def known(self) -> Known | None:

@@ -13,7 +13,6 @@ from engine.base.errors import InputError, ShapeError
 from engine.data import batches
 from engine.data.shares import turns
 from engine.distributed.group import everyone
-from engine.loss_types.classes import SHARES
 from engine.trainer.inputs import samples_of, words
 from engine.trainer.metrics.named import results_of
 from engine.trainer.sizes import BATCH_SIZE, batches_for, fixed_batch, padded
@@ -72,18 +71,15 @@ def evaluate(
     total = _length(source)
     columns = ["loss", *learner.part_names]
     losses, samples, draws = [0.0] * len(columns), 0, state.draws
-    shares = model.interface.notes.get(SHARES, "")  # metrics get classes
 
     def count(index: int, batch: Any) -> None:
         nonlocal samples
-        inputs = dict(zip(names, learner.arrays(model, words(batch)), strict=True))
-        values, outputs = learner.evaluate_batch([inputs])
-        loss = values[0]
+        arrays = learner.arrays(model, words(batch))
+        values, outputs = learner.evaluate_batch(arrays)
+        loss, inputs = values[0], learner.measured(arrays)
         weight = samples_of(inputs)
         losses[:] = [total + value * weight for total, value in zip(losses, values, strict=True)]
         samples += weight
-        if shares in inputs:
-            inputs[shares] = inputs[shares].argmax(1)
         for metric in metrics:
             metric.update(outputs, inputs, loss, weight)
         state.draws = draws  # an evaluation must not change what a training draws

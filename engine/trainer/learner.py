@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from engine.base.errors import CheckpointError, FileError, ShapeError, StateError
+from engine.loss_types.classes import SHARES
 from engine.trainer.inputs import arrays_of
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
@@ -217,6 +218,14 @@ class Learner:
         self.drop_gradients()
 
     # --- evaluation
+
+    def measured(self, batch: Sequence[Array]) -> dict[str, Array]:
+        """Return the inputs of a batch by name, with classes where the loss takes their shares."""
+        inputs = dict(zip(self.inputs, batch, strict=True))
+        shares = self.session.training.interface.notes.get(SHARES, "")
+        if shares in inputs:
+            inputs[shares] = inputs[shares].argmax(1)
+        return inputs
 
     @cached_property
     def outputs(self) -> list[str]:

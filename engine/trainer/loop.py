@@ -99,15 +99,14 @@ class Loop:
             samples=train.samples,
             batches=asked.batches,
             batch_size=train.batch_size,
-            shuffle=asked.shuffle,
             parts=trainer.training_steps.parts,
             accumulate=asked.accumulate,
-            seed=asked.seed,
             unfreeze=None if asked.unfreezing is None else asked.unfreezing.plan,
             ema=asked.ema,
             swa=asked.swa,
             class_weight=asked.weights,
-            mixes=list(asked.mixes) or None,
+            train_metrics=[m.name for m in asked.metrics] if asked.train_metrics else None,
+            **{"shuffle": asked.shuffle, "seed": asked.seed, **train.identity},
         )
         self.hooks: dict[str, list[Callable[..., None]]] = {
             name: [

@@ -90,7 +90,7 @@ class TrainingMetrics:
         loss = float(outputs[0].item())
         if not self.is_counting or not np.isfinite(loss):
             return
-        inputs = dict(zip(self._learner.inputs, arrays, strict=True))
+        inputs = self._learner.measured(arrays)
         losses = 1 + len(self._learner.part_names)
         named = dict(zip(self._learner.outputs, outputs[losses:], strict=True))
         for metric in self._metrics:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -53,10 +53,12 @@ class Metric(ABC):
     mode: whether less ("min") or more ("max") of it is better; None: as its name says.
     output, target: the names of the output and of the input that it takes; None: the first output
         and the last input.
+    takes: which of these two it takes.
     declared: of the metrics of this package.
     """
 
     mode: Mode | None = "max"
+    takes: Sequence[Literal["output", "target"]] = ("output", "target")
     declared: ClassVar[Declaration | None] = None
 
     def __init_subclass__(cls) -> None:

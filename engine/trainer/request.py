@@ -42,7 +42,6 @@ class Request(FitOptions):
 
     callbacks: those given, then the reports.
     weights: factors of the classes in the loss; None: the loss has its own, or none.
-    mixes: the changes of the data that mix labels, by name.
     """
 
     train: Batches
@@ -57,7 +56,6 @@ class Request(FitOptions):
     mode: Mode
     unfreezing: Unfreezing | None
     weights: Sequence[float] | None
-    mixes: Sequence[str]
 
     @property
     def batches(self) -> int | None:
@@ -130,7 +128,7 @@ def request(
         **more,
     )  # fmt: skip
     check_classes(trainer, data.classes)
-    weights, mixes, loss = _class_loss(trainer, data, options.class_weight)
+    weights, loss = _class_loss(trainer, data, options.class_weight)
     remember(trainer.learner, data)
     held_out = None
     if validation is not None:
@@ -162,7 +160,6 @@ def request(
         resume=resume,
         unfreezing=_unfreezing(trainer, options.unfreeze, loss, weights is not None),
         weights=None if weights is None else weights.tolist(),
-        mixes=mixes,
         **decided,
     )
 
@@ -186,8 +183,8 @@ def _schedule(given: Any) -> Schedule:
 
 def _class_loss(
     trainer: BatchTrainer, data: Batches, given: Any
-) -> tuple[npt.NDArray[np.float32] | None, list[str], Any]:
-    """Return the factors of classes, the changes that mix labels, and a loss for both.
+) -> tuple[npt.NDArray[np.float32] | None, Any]:
+    """Return the factors of classes, and a loss for these and for changes that mix labels.
 
     The loss is None if the trainer's own is right.
 
@@ -198,6 +195,18 @@ def _class_loss(
     mixes = [] if not isinstance(data, DatasetBatches) else [
         type(change).__name__ for change in data.augment.batch
     ]  # fmt: skip
+    outputs = [name.removeprefix("loss_") for name in trainer.learner.part_names]
+    if outputs and mixes:
+        raise InputError(
+            f"augment={mixes[0]!r} mixes the features and the last target alone; the losses of "
+            f"this model have a target for each of the outputs {outputs}"
+        )
+    if outputs and given is not None:
+        raise InputError(
+            f"class_weight= is for a single loss; this model has one for each of the outputs "
+            f"{outputs}: give the factors to one of them, as loss={{{outputs[0]!r}: "
+            "CrossEntropyLoss(weight=...)}"
+        )
     weights = None
     if given is not None:
         labels = None if dataset is None else dataset.labels()
@@ -210,10 +219,10 @@ def _class_loss(
         weights = class_weights(given, labels, count, data.classes)
     takes_shares = SHARES in trainer.session.training.interface.notes
     if weights is None and (not mixes or takes_shares):
-        return None, mixes, None
+        return None, None
     if trainer.recipe is None:
-        return weights, mixes, CrossEntropyLoss()  # Unfreezing refuses a trainer of artifacts
-    return weights, mixes, adapt(trainer.recipe.loss, weights, mixes)
+        return weights, CrossEntropyLoss()  # Unfreezing refuses a trainer of artifacts
+    return weights, adapt(trainer.recipe.loss, weights, mixes)
 
 
 def _unfreezing(

@@ -137,7 +137,7 @@ def test_a_run_resumes_to_the_last_bit(options: Any) -> None:
     stopped.fit(data, folder="parts", callbacks=[Stop()], **more)
     resumed.fit(data, folder="parts", resume=True, **more)
     assert alike(whole, resumed)
-    with pytest.raises(StateError, match=r"the factors of the classes|the changes that mix labels"):
+    with pytest.raises(StateError, match=r"the factors of the classes|augment is None here and"):
         trainer().fit(data, folder="parts", resume=True, **{**more, **dict.fromkeys(options)})
 
 

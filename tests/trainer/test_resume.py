@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import pytest
 
 from engine import Trainer
 from engine.artifacts import SGD, AdamW
+from engine.data import Buckets, Mixup, batches
 from engine.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -325,6 +327,69 @@ OTHERS: list[tuple[Callable[[], Trainer], Any, dict[str, Any], str]] = [
     (made, DATA, {"seed": 1}, "seed is 1 here and 0 in the run"),
     (made, DATA, {"unfreeze": {"*": 0}}, r"unfreeze is \{'\*': 0\} here and None in the run"),
 ]  # fmt: skip
+
+
+def _noise(sample: Any, rng: np.random.Generator) -> Any:
+    return sample[0] + rng.standard_normal(sample[0].shape).astype(np.float32), *sample[1:]
+
+
+def _louder(sample: Any, rng: np.random.Generator, factor: float) -> Any:
+    return _noise(sample, rng)[0] * np.float32(factor), *sample[1:]
+
+
+MIXED = {"augment": Mixup(classes=3)}
+SEQUENCES = ([X[0, : n % 5 + 1] for n in range(20)], LABELS)
+DATA_OPTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"balanced": True}, "balanced is True here and None in the run"),
+    ({"balanced": True}, {}, "balanced is None here and True in the run"),
+    ({}, {"augment": _noise}, r"augment is \['<function _noise>'\] here and None in the run"),
+    ({"augment": _noise}, {}, "augment is None here and .*_noise"),
+    ({"augment": partial(_louder, factor=1.0)}, {"augment": partial(_louder, factor=2.0)},
+     r"augment is .*factor=2.0\).* here and .*factor=1.0\)"),
+    (MIXED, {"augment": Mixup(classes=3, alpha=0.4)}, "alpha=0.4.* here and .*alpha=0.2"),
+    (MIXED, {"augment": [_noise, Mixup(classes=3)]}, "augment is .*_noise"),
+    ({"class_weight": [1, 2, 3]}, {"class_weight": [1, 2, 4]}, "the factors of the classes is"),
+    ({"metrics": "accuracy", "train_metrics": True}, {"metrics": "f1", "train_metrics": True},
+     r"metrics of the training data is \['f1'\] here and \['accuracy'\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kept", "other", "text"), DATA_OPTIONS)
+def test_options_of_the_data_and_the_loss_belong_to_a_run(
+    kept: dict[str, Any], other: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    made().fit(DATA, folder=tmp_path, **RUN, **kept)
+    longer = {**RUN, "epochs": 2, "folder": tmp_path, "resume": True}
+    with pytest.raises(StateError, match=f"resume: .*{text}"):
+        made().fit(DATA, **longer, **other)
+    made().fit(DATA, **longer, **kept)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"seed": 1}, "seed is 1 here and 0"),
+        ({"shuffle": True}, "shuffle is True here and False"),
+        ({"balanced": True}, "balanced is True here and None"),
+        ({"augment": _noise}, "augment is .*_noise"),
+    ],
+)
+def test_batches_of_the_callers_own_bring_their_options(
+    option: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    made().fit(batches(DATA, batch_size=BATCH), folder=tmp_path, progress=False)
+    with pytest.raises(StateError, match=f"resume: .*{text}"):
+        made().fit(
+            batches(DATA, batch_size=BATCH, **option), folder=tmp_path, resume=True, progress=False
+        )
+
+
+def test_the_identity_of_buckets_says_how_sequences_are_padded() -> None:
+    kept, other = (
+        batches(SEQUENCES, bucket_by=Buckets(lengths=[5], pad={0: value})).identity
+        for value in (0, 1)
+    )
+    assert kept != other
 
 
 @pytest.mark.parametrize(("make", "data", "options", "text"), OTHERS)

@@ -11,8 +11,10 @@ from onnx import numpy_helper, parser
 
 from engine import Trainer, artifacts
 from engine.artifacts import SGD, CrossEntropyLoss, L1Loss, LossType
+from engine.data import Mixup
 from engine.errors import DTypeError, InputError, NameNotFoundError
 from engine.trainer.fit import Callback, Fit
+from engine.trainer.metrics import MAE, Accuracy, Metric
 from tests.support.tiny import LABELS, X, values
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
@@ -134,3 +136,58 @@ def test_parts_may_be_named_and_have_the_types_of_artifacts(tmp_path: Path) -> N
 def test_losses_that_are_refused(loss: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         made(loss)
+
+
+def both() -> list[Metric]:
+    return [
+        Accuracy(output="scores", target="scores_labels"),
+        MAE(output="box", target="box_target"),
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=str)
+def test_metrics_of_the_training_data_are_of_the_outputs_that_they_name(
+    options: dict[str, Any],
+) -> None:
+    trainer = Trainer.from_onnx(model(), LOSS, SGD(0.0), threads=1, seed=0, **options)
+    row = trainer.fit(
+        DATA, metrics=both(), train_metrics=True, batch_size=8, progress=False
+    ).rows[-1]  # fmt: skip
+    scores, box = trainer.predict(X)
+    assert row["accuracy"] == pytest.approx((scores.argmax(1) == LABELS).mean())
+    assert row["mae"] == pytest.approx(np.abs(box - BOXES).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("accuracy", "'accuracy': the outputs .'scores', 'box'.* Accuracy output= and target="),
+        (MAE(target="box_target"), "'mae': .* give MAE output=, the names"),
+        (lambda output, target: 0.0, "'function': .* give Function output= and target="),
+        ("perplexity", "give Perplexity target=,"),
+    ],
+)
+def test_metrics_that_do_not_name_what_they_compare(metric: Any, message: str) -> None:
+    for train in (False, True):
+        with pytest.raises(InputError, match=message):
+            made().fit(
+                DATA, validation=DATA, metrics=metric, train_metrics=train, progress=False
+            )  # fmt: skip
+    with pytest.raises(InputError, match=message):
+        made().evaluate(DATA, metrics=metric)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_weight": "balanced"}, r"class_weight= is for a single loss; .*'scores', 'box'"),
+        ({"class_weight": [1, 2, 3]}, r"loss=\{'scores': CrossEntropyLoss\(weight=...\)\}"),
+        ({"augment": Mixup(classes=3)}, "augment='Mixup' mixes the features and the last target"),
+    ],
+)
+def test_options_for_a_single_loss_are_refused(options: dict[str, Any], message: str) -> None:
+    trainer = made()
+    again = Trainer(trainer.folder, threads=1)
+    for each in (trainer, again):
+        with pytest.raises(InputError, match=message):
+            each.fit((X, BOXES, LABELS), progress=False, **options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.artifacts import SGD
-from engine.data import batches
+from engine.data import Mixup, batches
 from engine.errors import InputError
 from engine.trainer.fit import Callback, Fit
 from engine.trainer.metrics import Metric
@@ -123,3 +123,17 @@ def test_what_cannot_be_measured() -> None:
             made().fit(DATA, metrics=metrics, train_metrics=True, **QUIET)
     with pytest.raises(InputError, match="give validation=, or train_metrics=True"):
         made().fit(DATA, metrics="accuracy", **QUIET)
+
+
+def test_mixed_labels_count_as_the_class_with_the_larger_share() -> None:
+    options: dict[str, Any] = {"augment": Mixup(classes=3), "shuffle": False, **QUIET}
+    trainer = made(optimizer=SGD(0.0))
+    history = trainer.fit(DATA, metrics=["accuracy", "f1"], train_metrics=True, **options)
+    expected = []
+    for batch in batches(DATA, batch_size=BATCH, augment=Mixup(classes=3)).epoch():
+        x, shares = batch
+        scores = trainer.predict(x)
+        assert isinstance(scores, np.ndarray)
+        assert isinstance(shares, np.ndarray)
+        expected.extend(scores.argmax(1) == shares.argmax(1))
+    assert history["accuracy"] == [pytest.approx(np.mean(expected))]

@@ -91,6 +91,8 @@ class MeanAveragePrecision(AveragedMetric):
             raise InputError("overlaps: expected one or more")
         self.overlaps, self.form, self.area = tuple(overlaps), form, area
         self.detections, self.decode = detections, decode
+        if decode is not None:
+            self.takes = ("target",)
         self.limit = arguments.nbytes("limit", limit)
         short = "map" + ("" if area == "all" else f"_{area}")
         if len(self.overlaps) == 1:

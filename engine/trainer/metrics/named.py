@@ -68,6 +68,24 @@ def metrics_of(
     return metrics
 
 
+def check_named(metrics: Sequence[Metric], parts: Sequence[str]) -> None:
+    """Refuse a metric of a model with several losses that does not name what it takes.
+
+    parts: the losses of several outputs, by name.  A metric of one's own class takes what it will.
+
+    Raises:
+        InputError: a metric would compare the first output with the last input.
+    """
+    for metric in metrics if len(parts) > 1 else ():
+        missing = [f"{name}=" for name in metric.takes if getattr(metric, name) is None]
+        if missing and (metric.declared is not None or isinstance(metric, values.Function)):
+            outputs = [part.removeprefix("loss_") for part in parts]
+            raise InputError(
+                f"metric {metric.name!r}: the outputs {outputs} have a target each: give "
+                f"{type(metric).__name__} {' and '.join(missing)}, the names of what it compares"
+            )
+
+
 def _metric(given: Any, ignore_index: int | None, threshold: float | None) -> Metric:
     if isinstance(given, Metric):
         return given

@@ -204,6 +204,7 @@ class Perplexity(Metric):
     Of other targets, every sample counts as one.
     """
 
+    takes = ("target",)
     declared = Declaration(
         "perplexity", mode="min", is_share=False, output="the loss",
         targets="any", empty="NaN without a position that counts", variants={},
