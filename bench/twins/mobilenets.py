@@ -91,5 +91,5 @@ def mobilenet_v3() -> Any:
     net = nn.Sequential(*layers, nn.Hardswish(inplace=True), nn.Linear(1024, 10))
     for norm in net.modules():
         if isinstance(norm, nn.BatchNorm2d):
-            norm.eps, norm.momentum = 1e-3, 0.01
+            norm.eps = 1e-3
     return net
