@@ -1,10 +1,10 @@
 """Micro-batches: a batch that is trained on in parts, with one update, as if it were whole.
 
 The gradients of the parts are added in region grad, each weighted by the share that its samples
-have in the loss of the whole batch.  graphs/offline/samples.py says whether there is such a share.
-Where a model computes with its own gradients, the backward pass of a part begins with its share, so
-that these are gradients of the whole batch.  A model draws new numbers for each part, as for
-dropout.
+have in the loss of the whole batch.  graphs/offline/sample_flow.py says whether there is such a
+share.  Where a model computes with its own gradients, the backward pass of a part begins with its
+share, so that these are gradients of the whole batch.  A model draws new numbers for each part, as
+for dropout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.base.proximal import MU
 from engine.training.model import Array
 
 if TYPE_CHECKING:
-    from engine.graphs.offline.samples import Loss
+    from engine.graphs.offline.sample_values import Loss
     from engine.runtime.program import Program
     from engine.trainer.learner import Learner
     from engine.training.state import CheckpointState
@@ -90,7 +90,8 @@ class Splitter:
         own = combines or self.own_statistics
         key = (own, tuple(shapes))
         if key not in self._losses:
-            from engine.graphs.offline.samples import MixedError, loss_of
+            from engine.graphs.offline.sample_flow import loss_of
+            from engine.graphs.offline.sample_values import MixedError
 
             model, slots = self._learner.session.training, self._learner.state.slots
             _, rows = self.rows(shapes)

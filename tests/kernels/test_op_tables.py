@@ -28,7 +28,7 @@ PATTERNS = {
     "graphs/offline/masks.py: _COPIES": "the pattern of a drawn mask",
     "graphs/offline/precision.py: FLOAT_PRODUCTS": "the products that quantisers replace",
     "graphs/offline/proximal.py: hold": "the nodes that are made",
-    "graphs/offline/samples.py: _Following": "the sums whose terms may be losses",
+    "graphs/offline/sample_rules.py: SampleRules": "the sums whose terms may be losses",
     "graphs/offline/sparse.py: _ELEMENTWISE": "the pattern of a bias that a node of its own adds",
     "graphs/passes/batchnorm.py: MAY_ADD": "what a pass may add",
     "graphs/passes/control.py: FORMS": "forms of control flow and of sequences",

@@ -32,7 +32,8 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
-from engine.graphs.offline.samples import MixedError, loss_of
+from engine.graphs.offline.sample_flow import loss_of
+from engine.graphs.offline.sample_values import MixedError
 from engine.graphs.offline.training import RESET
 from engine.graphs.passes import attention_match, pipeline, recompute
 from engine.graphs.passes.control import unroll

@@ -15,7 +15,8 @@ from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
 from engine.custom import Grad, Op, Samples, register, same_as, unregister
 from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
-from engine.graphs.offline.samples import Loss, MixedError, loss_of
+from engine.graphs.offline.sample_flow import loss_of
+from engine.graphs.offline.sample_values import Loss, MixedError
 from tests.support.tied_words import DEEP, IDS, TIED, WORDS, content
 from tests.support.tiny import DROPPING, LABELS, NORMED, PLAIN, X, forward, made, values
 
