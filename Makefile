@@ -8,7 +8,7 @@
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
 # make docs         the documentation site, in build/docs; a warning is an error
-# make pictures     the pictures of docs/reports.md, by a headless browser
+# make pictures     the pictures of docs/gallery.md and docs/reports.md, by a headless browser
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
 # make wheels       the sdist and the wheels of all platforms, in dist/
 # make examples     the applications of examples/, whole, and their table; example-NAME: one of them

@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
     ("py:(class|data|exc)", ".*"),
 ]
 
-myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "fieldlist"]
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 myst_url_schemes = {"http": None, "https": None}
 

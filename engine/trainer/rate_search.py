@@ -59,7 +59,7 @@ class RateSearch:
             Line("smoothed", self.rates, self.smoothed, 0),
         ]
         chart = draw_lines(
-            "loss", "learning rate", lines, x_kind="number", x_may_be_log=True,
+            "loss", "learning rate", lines, may_be_log=True, x_kind="number", x_may_be_log=True,
             best=self.suggestion,
         )  # fmt: skip
         return Plot([] if chart is None else [chart], 1)

@@ -95,6 +95,18 @@ def photos(folder: str, kinds: int = 3, each: int = 20, side: int = 32) -> None:
             Image.fromarray(pixels).save(place / f"{i:02}.png")
 
 
+def digits(folder: str = "photos", count: int = 600) -> None:
+    """Write scikit-learn's handwritten digits: `folder/<digit>/<number>.png`."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    for i, (image, label) in enumerate(zip(data.images[:count], data.target, strict=False)):
+        place = Path(folder) / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray((image * 15.9).astype(np.uint8))
+        picture.resize((32, 32), Image.Resampling.BICUBIC).save(place / f"{i}.png")
+
+
 def _floats(name: str, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 

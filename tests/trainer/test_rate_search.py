@@ -11,6 +11,7 @@ import pytest
 
 from engine.artifacts import SGD, AdamW
 from engine.errors import InputError, StateError
+from engine.trainer.rate_search import RateSearch
 from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, X, made, values
 
 DATA = (X, LABELS)
@@ -53,6 +54,11 @@ def test_rates_rise_by_a_factor_and_a_high_one_ends_the_search() -> None:
     assert found.suggestion is not None
     assert 1e-3 < found.suggestion < 100
     assert found.smoothed[0] == pytest.approx(found.losses[0])
+
+
+def test_one_high_loss_does_not_flatten_the_picture() -> None:
+    found = RateSearch([0.1, 1, 10], [2.0, 0.5, 400], [2.0, 1.2, 20], 0.1)
+    assert "loss, logarithmic" in found.plot().svg
 
 
 def test_the_picture_has_a_logarithmic_axis_and_the_suggestion(tmp_path: Path) -> None:

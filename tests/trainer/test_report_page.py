@@ -360,12 +360,15 @@ def test_a_module_tells_its_plans(made: Made) -> None:
     assert all(f"{len(plan.steps)}" in shown for plan in plans)
 
 
-def test_the_pictures_of_the_page_are_there() -> None:
-    """`python -m engine.tools.dev.pictures` makes them; docs/reports.md shows them."""
-    text = (pictures.PICTURES.parent / "reports.md").read_text("utf-8")
-    shown = re.findall(r"\]\(pictures/([\w-]+\.png)\)", text)
-    assert sorted(shown) == sorted(path.name for path in pictures.PICTURES.glob("report*.png"))
-    for name in shown:
-        data = (pictures.PICTURES / name).read_bytes()
-        assert struct.unpack_from(">II", data, 16) == (pictures.WIDTH, pictures.HEIGHT)
-        assert len(data) < 150_000
+def test_pages_show_the_pictures_that_are_made() -> None:
+    """`make pictures` makes them, of what the commands of docs/gallery.md write."""
+    pages = {p.name: p.read_text("utf-8") for p in pictures.PICTURES.parent.glob("*.md")}
+    shown = {name: re.findall(r"\]\(pictures/([\w.-]+)\)", text) for name, text in pages.items()}
+    assert len(shown["gallery.md"]) == 8
+    for shot in pictures.SHOTS:
+        assert any(shot.name in names for names in shown.values()), shot.name
+        assert shot.file in pages["gallery.md"] or shot.file.endswith("/report.html")
+        data = (pictures.PICTURES / shot.name).read_bytes()
+        assert len(data) < 50_000
+        if shot.name.endswith(".png"):
+            assert struct.unpack_from(">II", data, 16) == (pictures.WIDTH, shot.height)

@@ -1,87 +1,84 @@
-"""Pictures of the documentation, in docs/pictures.
+"""Pictures of the documentation, in docs/pictures, of what the commands of docs/gallery.md write.
 
     python -m engine.tools.dev.pictures
 
-They show the results of a small training on scikit-learn's digits, in the headless browser that
-tests use.  Times in them belong to the machine that made them.
+The page runs in a temporary folder, as its test does; a headless browser shows the files.  Times in
+them belong to the machine that made them.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import onnx
-from onnx import numpy_helper, parser
+from engine.data.pictures import pillow
+from engine.tools.dev.browser import Browser, browser
 
-from engine import Trainer
-from engine.artifacts import AdamW, CrossEntropyLoss
-from engine.data.arrays import Arrays
-from engine.tools.dev.browser import browser
-from engine.trainer.schedules import Cosine
-
-PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
-WIDTH, HEIGHT = 1080, 860
-PARAMETERS = {
-    "conv_weight": (8, 1, 3, 3), "conv_bias": (8,), "fc1_weight": (512, 32), "fc1_bias": (32,),
-    "fc2_weight": (32, 10),
-}  # fmt: skip
-MODEL = """<ir_version: 8, opset_import: ["": 17]>
-g (float[N,1,8,8] image) => (float[N,10] scores) {
-    c = Conv<pads = [1,1,1,1]>(image, conv_weight, conv_bias)
-    r = Relu(c)
-    f = Flatten(r)
-    h = MatMul(f, fc1_weight)
-    b = Add(h, fc1_bias)
-    a = Relu(b)
-    scores = MatMul(a, fc2_weight)
-}"""
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "docs/pictures"
+WIDTH, COLORS = 1080, 96
 
 
-def model() -> onnx.ModelProto:
-    """Return a small convolutional network with random weights."""
-    made = parser.parse_model(MODEL)
-    rng = np.random.default_rng(0)
-    for name, shape in PARAMETERS.items():
-        inputs = shape[0] if len(shape) == 2 else np.prod(shape[1:])
-        values = rng.standard_normal(shape) * (len(shape) > 1) * np.sqrt(2 / inputs)
-        made.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
-    return made
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A picture: a drawing that a command writes, or a window on a page.
+
+    name: in docs/pictures.
+    file: what the commands of the gallery write.
+    section: the section at the top of the window; "": the start of the page.
+    height: of the window.
+    """
+
+    name: str
+    file: str
+    section: str = ""
+    height: int = 860
+    dark: bool = False
+
+    def take(self, folder: Path, chromium: Browser) -> None:
+        """Write the picture of the file in a folder."""
+        source, target = folder / self.file, PICTURES / self.name
+        if source.suffix == target.suffix:
+            shutil.copyfile(source, target)
+            return
+        page = chromium.page(source, WIDTH, self.height, dark=self.dark)
+        if self.section:
+            page.ask(f"document.getElementById('{self.section}').scrollIntoView()")
+        page.picture(target, whole=False)
+        page.close()
+        image = pillow().open(target).convert("RGB")
+        image.quantize(COLORS, dither=0).save(target, optimize=True)
 
 
-def train(folder: Path, epochs: int = 12) -> None:
-    """Train the network on digits, in a run folder."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = (digits.images[:, None] / 16).astype(np.float32)
-    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    order = np.random.default_rng(0).permutation(len(images))
-    train, test = order[:1200], order[1200:]
-    trainer = Trainer.from_onnx(model(), CrossEntropyLoss(), AdamW(3e-3), seed=0)
-    trainer.fit(
-        Arrays((images[train], digits.target[train]), classes=names),
-        validation=(images[test], digits.target[test]),
-        epochs=epochs,
-        metrics="accuracy",
-        schedule=Cosine(),
-        folder=folder,
-    )
+SHOTS = (
+    Shot("report.png", "runs/first/report.html"),
+    Shot("report-dark.png", "runs/first/report.html", "confusion", dark=True),
+    Shot("confusion.png", "runs/first/report.html", "confusion", 520),
+    Shot("curves.svg", "curves.svg"),
+    Shot("comparison.png", "comparison.html"),
+    Shot("rates.svg", "rates.svg"),
+    Shot("arena.png", "plan.html", "arena0", 540),
+    Shot("profile.png", "profile.html", "kernels", 640),
+)
 
 
 def main() -> None:
-    """Write the pictures."""
+    """Run the gallery's commands and write the pictures."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as place, browser() as chromium:
-        folder = Path(place) / "digits"
-        train(folder)
-        for name, section, dark in (("report", "", False), ("report-dark", "confusion", True)):
-            page = chromium.page(folder / "report.html", WIDTH, HEIGHT, dark=dark)
-            if section:
-                page.ask(f"document.getElementById('{section}').scrollIntoView()")
-            page.picture(PICTURES / f"{name}.png", whole=False)
-            page.close()
+        subprocess.run(
+            [sys.executable, "-m", "tests.support.pages", ROOT / "docs/gallery.md"],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=True,
+        )
+        for shot in SHOTS:
+            shot.take(Path(place), chromium)
 
 
 if __name__ == "__main__":
