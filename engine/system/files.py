@@ -307,6 +307,27 @@ def replace_together(moves: Sequence[tuple[str, str]], keys: Sequence[str]) -> N
         sync_folder(folder)
 
 
+def copy(source: str, path: str) -> None:
+    """Let a new path have the content of a file: as a second name of it, otherwise as a copy.
+
+    For files that are replaced and never changed, such as artifacts.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    import shutil
+
+    try:
+        os.link(source, path)
+    except OSError:  # of two devices, or a file system without links
+        try:
+            shutil.copyfile(source, path)
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FileError(f"cannot write {path!r}: {reason(error)}") from error
+
+
 def move(source: str, path: str) -> None:
     """Rename a file onto another one, in one step; `sync_folder` lets that outlive a power cut.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from engine.base.errors import InputError, NonFiniteError, StateError
@@ -45,6 +45,7 @@ class BatchTrainer:
     Attributes:
         training_steps: the steps on a whole batch, or on the share of this rank.
         ranks: of the group; None: this process trains alone.
+        kept: facts of the loss, by name, of a trainer that was made of a run.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class BatchTrainer:
         self.forward: onnx.ModelProto | Path | bytes | None = None
         self.recipe: Recipe | None = None
         self.classes: Sequence[str] | None = None
+        self.kept: Mapping[str, Any] = {}
         if outputs is not None:
             self.outputs = list(outputs)
             self.features  # noqa: B018  # any name that the model lacks is refused now
@@ -377,9 +379,20 @@ class BatchTrainer:
     @property
     def ignore_index(self) -> int:
         """The target of positions that metrics leave out: as in the loss, or -100."""
-        loss = None if self.recipe is None else self.recipe.loss
-        index = getattr(loss, "ignore_index", None)
+        index = self._of_loss("ignore_index")
         return -100 if index is None else int(index)
+
+    @property
+    def threshold(self) -> float | None:
+        """The output above which a sample has a label; None unless it may have several."""
+        value = self._of_loss("threshold")
+        return None if value is None else float(value)
+
+    def _of_loss(self, name: str) -> Any:
+        """Return an attribute of the loss; None if the loss is not known, or has none."""
+        if self.recipe is None:
+            return self.kept.get(name)
+        return getattr(self.recipe.named_loss, name, None)
 
     def make_metrics(self, given: Sequence[Given] | Given) -> list[Metric]:
         """Return metrics; those given by name leave out and decide as the loss does.
@@ -389,8 +402,7 @@ class BatchTrainer:
         """
         from engine.trainer.metrics.named import check_named, metrics_of
 
-        loss = None if self.recipe is None else self.recipe.loss
-        metrics = metrics_of(given, self.ignore_index, getattr(loss, "threshold", None))
+        metrics = metrics_of(given, self.ignore_index, self.threshold)
         check_named(metrics, self.learner.part_names)
         return metrics
 

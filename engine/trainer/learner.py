@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from engine.base.errors import CheckpointError, FileError, ShapeError, StateError
 from engine.loss_types.classes import SHARES
+from engine.system.files import names_inside
 from engine.trainer.inputs import arrays_of
+from engine.training import artifact_set
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
 from engine.training.settings import StepOptions
@@ -59,7 +61,7 @@ class Learner:
     """
 
     def __init__(self, folder: Path, prefix: str, options: StepOptions) -> None:
-        self.options, self.folder = options, os.fspath(folder)
+        self.options, self.folder, self.prefix = options, os.fspath(folder), prefix
         if not os.path.isdir(self.folder):
             raise FileError(
                 f"artifacts {self.folder!r}: no such folder; generate_artifacts and "
@@ -262,6 +264,18 @@ class Learner:
         return dict(zip(self.outputs, values, strict=True))
 
     # --- checkpoints
+
+    def files(self) -> dict[str, str]:
+        """Return the names of the files of the artifacts, each with its name without the prefix."""
+        models = [self.session.training, self.session.evaluation]
+        kept = {self.prefix + name: name for name in (*artifact_set.NAMES, "checkpoint")}
+        for interface in (model.interface for model in models if model is not None):
+            external = (
+                *(large.file for large in interface.large),
+                *(name for name, *_ in interface.external),
+            )
+            kept |= {name: name for name in external if name and names_inside(name)}
+        return kept
 
     def write_checkpoint(self, path: Path) -> None:
         """Write a checkpoint of the parameters and of what the optimizer keeps.

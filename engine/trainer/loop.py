@@ -199,8 +199,9 @@ class Loop:
         """Return the last checkpoint of the folder and its position; None: a new run begins."""
         folder = self.run_folder
         assert folder is not None
-        last = folder.last
+        last, learner = folder.last, self.trainer.learner
         if last is None:
+            folder.keep_artifacts(learner.folder, learner.files())
             self._describe()
             return None
         if not self.asked.resume:
@@ -210,6 +211,8 @@ class Loop:
             )
         position = folder.position(last)
         identity.check(self.identity, position.get("identity"), folder.path)
+        if not (folder.path / runs.ARTIFACTS / runs.TRAINING).is_file():
+            folder.keep_artifacts(learner.folder, learner.files())
         return os.fspath(last), position
 
     def _describe(self, **more: str) -> None:
@@ -217,7 +220,16 @@ class Loop:
         assert self.run_folder is not None
         if self.trainer.known is not None:
             self.trainer.known.write(self.run_folder.path)
-        self.run_folder.describe({**self.asked.describe(), **self.identity, **more})
+        classes = self.fit.classes
+        made_of = {
+            "classes": None if classes is None else list(classes),
+            "outputs": list(self.trainer.learner.outputs)
+            if self.trainer.session.evaluation
+            else None,
+            "ignore_index": self.trainer.ignore_index,
+            "threshold": self.trainer.threshold,
+        }
+        self.run_folder.describe({**self.asked.describe(), **self.identity, **made_of, **more})
 
     def _restore(self, position: Mapping[str, Any], checkpoint: Path) -> None:
         """Take over where a run stands from its checkpoint and the position in it."""

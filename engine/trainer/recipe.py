@@ -33,6 +33,11 @@ class Recipe:
     options: RecipeOptions
     outputs: Sequence[str] = ()
 
+    @property
+    def named_loss(self) -> LossType | Loss | Block | Mapping[str, Any] | None:
+        """The loss, made if it was given by its name."""
+        return _named(self.loss) if isinstance(self.loss, str) else self.loss
+
     def write(
         self, forward: Forward, train: Sequence[str], folder: str | os.PathLike[str]
     ) -> tuple[list[str], list[str]]:
@@ -59,9 +64,7 @@ class Recipe:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        loss, optimizer = self.loss, self.optimizer
-        if isinstance(loss, str):
-            loss = names.chosen(names.losses(), loss, "loss")()
+        loss, optimizer = self.named_loss, self.optimizer
         if isinstance(loss, Mapping):
             loss = {output: _named(each) for output, each in loss.items()}
         if isinstance(optimizer, str):

@@ -4,6 +4,7 @@
     checkpoints/<step>/     checkpoint: as `Trainer.save` writes it; position.json: where the run is
     best, last              each one line, the name of a folder of `checkpoints`
     lock                    who trains here; locked as long as that process does
+    artifacts/              the models of the trainer, and its parameters before the run
     history.csv, ...        what callbacks write
 
 A checkpoint is written in a folder of another name, which gets its own when all is on the disk;
@@ -27,9 +28,11 @@ from typing import Any
 from engine.base.errors import CheckpointError, FileError, StateError
 from engine.base.signatures import checked
 from engine.system import files
+from engine.training.artifact_set import NAMES
 from engine.training.mode import Mode
 
 FORMAT = 1  # of position.json and run.json
+ARTIFACTS, TRAINING = "artifacts", NAMES[0]
 CHECKPOINT, POSITION, RUN, LOCK = "checkpoint", "position.json", "run.json", "lock"
 _UNFINISHED = ".tmp-"
 _FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be read
@@ -119,14 +122,28 @@ class RunFolder:
             FileError: the file cannot be read.
             CheckpointError: it is damaged, or of another version.
         """
-        path = os.fspath(checkpoint / POSITION)
-        data = files.read(path, "position of a run")
+        return self._content(checkpoint / POSITION, "position of a run")
+
+    def request(self) -> dict[str, Any]:
+        """Read the content of run.json.
+
+        Raises:
+            FileError: it cannot be read.
+            CheckpointError: it is damaged, or of another version.
+        """
+        path = self.path / RUN
+        return self._content(path, "request of a run")
+
+    def _content(self, path: Path, what: str) -> dict[str, Any]:
+        """Read a file of JSON in this format."""
+        name = os.fspath(path)
+        data = files.read(name, what)
         try:
             content = json.loads(data)
         except ValueError as error:
-            raise CheckpointError(f"{path!r} is damaged: {error}") from error
+            raise CheckpointError(f"{name!r} is damaged: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise CheckpointError(f"{path!r} is not a position of a run in format {FORMAT}")
+            raise CheckpointError(f"{name!r} is not a {what} in format {FORMAT}")
         return content
 
     def chosen(self) -> Path:
@@ -157,6 +174,30 @@ class RunFolder:
         """
         text = json.dumps({"format": FORMAT, **content}, indent=2) + "\n"
         files.write(os.fspath(self.path / RUN), [text.encode()])
+
+    def keep_artifacts(self, folder: str, names: Mapping[str, str]) -> None:
+        """Keep a set of artifacts in the folder of the run, as links where the system can.
+
+        folder: of the artifacts.
+        names: of the files in it, each with the name that it gets; those that are missing are left
+            out.
+
+        Raises:
+            FileError: they cannot be written.
+        """
+        place = os.fspath(self.path / ARTIFACTS)
+        if os.path.realpath(folder) == os.path.realpath(place):
+            return
+        files.make_folder(place)
+        with files.staging(place) as stage:
+            moves = []
+            for name, kept in names.items():
+                source, copy = os.path.join(folder, name), os.path.join(stage, kept)
+                if os.path.isfile(source):
+                    files.copy(os.path.realpath(source), copy)
+                    moves.append((copy, os.path.join(place, kept)))
+            if moves:
+                files.replace_together(moves, [os.path.join(place, TRAINING)])
 
     def save(
         self,

@@ -25,7 +25,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
 import numpy.typing as npt
 
@@ -282,6 +282,39 @@ class Trainer(BatchTrainer):
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         return made
+
+    @classmethod
+    @takes(StepOptions)
+    def from_run(
+        cls,
+        folder: Path,
+        checkpoint: Literal["best", "last"] = "best",
+        *,
+        group: Group | None = None,
+        **options: Unpack[StepKeywords],
+    ) -> Trainer:
+        """Make a trainer of the folder of a run, in whatever process, wherever the folder is now.
+
+        It has the parameters of a checkpoint, the classes, the preparation of the data, and the
+        seed, the parts of a batch and the learning rate that the run began with, so that it
+        predicts and exports, and `fit(..., resume=True)` goes on with the run.  No path and no code
+        is taken from the files of the folder.
+
+        Args:
+            folder: that `fit` was given.
+            checkpoint: "best": the best one, or the last one of a run without; or "last".
+            group: see the class.
+
+        The loss is in the artifacts and cannot be changed: `class_weight`, `unfreeze` and changes
+        that mix labels need a trainer of the forward model.
+
+        Raises:
+            FileError: the folder has no checkpoint, or no artifacts.
+            CheckpointError, ModelError: a file is damaged, or does not fit the others.
+        """
+        from engine.trainer.kept import open_run
+
+        return open_run(cls, arguments.path("folder", folder), checkpoint, group, options)
 
     def to_torch(self, module: Any) -> list[str]:
         """Write the parameters into a `torch.nn.Module`, running statistics included.
