@@ -116,14 +116,14 @@ def test_what_is_copied_is_small_and_closed(folder: Path) -> None:
         tree = ast.parse(path.read_text("utf-8"))
         named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not [name for name in named if name and name.split(".")[0] == "engine"], path
-    assert sum(path.stat().st_size for path in files) < 200_000
-    assert len(federated.modules()) < 30
+    assert sum(path.stat().st_size for path in files) < 280_000
+    assert len(federated.modules()) < 40
 
 
 def test_the_bench_counts_what_a_device_needs(folder: Path) -> None:
     zipped, held = client_sizes.packed(folder)
     library = (folder / "libmnist.so").stat().st_size
-    assert library < held < library + 300_000
+    assert library < held < library + 340_000
     assert zipped < held / 2
 
 
