@@ -40,7 +40,7 @@ class Forward:
         graph: Graph | None = None,
     ) -> None:
         from engine.graphs.io import onnx_io
-        from engine.graphs.offline.precision import HALVES, as_singles, has_half_weights
+        from engine.graphs.offline.precision import HALVES, has_half_weights, widen_graph
 
         self.source = source
         self.graph = onnx_io.load(source) if graph is None else graph
@@ -48,7 +48,7 @@ class Forward:
         self._head: list[str] = []  # the parameters of a new last layer
         if has_half_weights(self.graph):
             warnings.warn(HALVES, ModelWarning, stacklevel=caller_level())
-            self.graph, self._is_changed = as_singles(self.graph), True
+            self.graph, self._is_changed = widen_graph(self.graph), True
 
     @classmethod
     def of(cls, graph: Graph) -> Forward:

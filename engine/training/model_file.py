@@ -287,14 +287,14 @@ def _domains(graph: Graph) -> set[str]:
 def folded(graph: Graph) -> Graph:
     """Return a copy of a graph whose constants are folded, if it has large ones."""
     from engine.graphs.passes.control import has_control_flow
-    from engine.graphs.passes.foreign import pool_grads_know_input
+    from engine.graphs.passes.foreign import give_pool_grads_input
     from engine.graphs.passes.infer import infer
 
     copy = graph.copy()
     large = any(a.nbytes >= FROZEN_BYTES for a in graph.initializers.values())
     if large and not has_control_flow(graph):
         try:
-            infer(pool_grads_know_input(copy))
+            infer(give_pool_grads_input(copy))
         except InternalError:
             raise
         except EngineError:

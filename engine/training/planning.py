@@ -124,17 +124,17 @@ class Planners:
         """Copy the model's graph after constant folding; with ranks, the graph of one of them."""
         model = self._model
         if is_part:
-            from engine.graphs.offline.shares import for_part
+            from engine.graphs.offline.shares import make_part_graph
 
-            return folded(for_part(model.graph, model.outputs[0]))
+            return folded(make_part_graph(model.graph, model.outputs[0]))
         if model.ranks is None:
             return model.constants.copy()
-        from engine.graphs.offline.rank_graphs import Gradient, for_ranks
+        from engine.graphs.offline.rank_graphs import Gradient, make_rank_graph
 
         slots = model.state.slots
         owners = {name: slots[name[: -len(BUFFER)]] for name in model.buffers}
         gradients = [Gradient(name, slot.dtype, slot.shape) for name, slot in owners.items()]
-        graph = for_ranks(
+        graph = make_rank_graph(
             model.graph,
             model.outputs,
             gradients,

@@ -218,7 +218,7 @@ def opset_of(model: ModelProto, source: str) -> int:
     return versions[0]
 
 
-def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
+def convert_opset(model: ModelProto, source: str) -> ModelProto:
     """Convert a model to an opset from `opsets.FIRST` to `opsets.LAST`; only its nodes change.
 
     Large initializers are turned into inputs for the conversion, and back after it, so that they

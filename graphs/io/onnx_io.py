@@ -91,7 +91,7 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
             convert.opset_of(proto, source)
             # A malformed model can crash the onnx package.
             _Reader(source, path, whole).graph(proto)
-            proto = convert.to_supported_opset(convert.inline(proto, source), source)
+            proto = convert.convert_opset(convert.inline(proto, source), source)
             proto = convert.inline_undeclared(proto)
         reader = _Reader(source, path, whole)
         graph = reader.graph(proto)

@@ -17,9 +17,9 @@ from engine.base.errors import (
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, type_of
 from engine.graphs.offline.lora import keep_note
-from engine.graphs.offline.normalize import inference_mode
-from engine.graphs.offline.sparse import joined
-from engine.graphs.offline.ties import apart
+from engine.graphs.offline.normalize import set_inference_mode
+from engine.graphs.offline.sparse import join_parts
+from engine.graphs.offline.ties import untie
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Array
@@ -53,12 +53,12 @@ def inference_model(
         UnsupportedOpError: the outputs need operators that exist only for training.
     """
     source = eval_model if isinstance(eval_model, Graph) else onnx_io.load(eval_model)
-    graph = inference_mode(select(source, output_names))
+    graph = set_inference_mode(select(source, output_names))
     graph.metadata = {k: text for k, text in graph.metadata.items() if not k.startswith(NOTE)}
     _embed(graph, parameters)
-    joined(graph)
+    join_parts(graph)
     if tied_apart:
-        apart(graph)
+        untie(graph)
     keep_note(graph, source)
     paths = Paths.of(source.metadata).only(graph.initializers, (n.name for n in graph.nodes))
     if paths != Paths():

@@ -166,7 +166,7 @@ def adapt(
     note = Note(rank, alpha, dropout, rank_stabilised, made)
     work = _Rewriting(graph, types, note, seed)
     for name, uses in adapted.items():
-        work.layer(name, uses)
+        work.add_layer(name, uses)
     work.finish()
     graph.metadata[METADATA] = note.text()
     rows = tuple(
@@ -263,7 +263,7 @@ class _Rewriting:
         self.behind: dict[Node, list[Node]] = {}  # the nodes to insert after each adapted one
         self.constants: dict[tuple[str, str], str] = {}
 
-    def layer(self, name: str, uses: Sequence[Linear]) -> None:
+    def add_layer(self, name: str, uses: Sequence[Linear]) -> None:
         """Add the parameters of one layer, and the nodes for all its uses."""
         first, rank = uses[0], self.note.rank
         kind = NUMPY[first.dtype]
@@ -277,9 +277,9 @@ class _Rewriting:
         self.graph.initializers[name + DOWN] = rng.uniform(-bound, bound, down).astype(kind)
         self.graph.initializers[name + UP] = np.zeros(up, kind)
         for use in uses:
-            self.node(use, name)
+            self.add_adapter(use, name)
 
-    def node(self, use: Linear, name: str) -> None:
+    def add_adapter(self, use: Linear, name: str) -> None:
         """Add the result of the layer's adapter to the result of one node."""
         node, made = use.node, list[Node]()
 
@@ -293,9 +293,10 @@ class _Rewriting:
         if use.flips_x:
             x = op("Transpose", "lora_x", x, perm=_swapped(self.types[x].rank))
         if self.note.dropout:
-            ratio = self.constant("lora_dropout", np.array(self.note.dropout, np.float32))
-            x = op("Dropout", "lora_dropout", x, ratio, self.constant("lora_on", np.array(True)))
-        scale = self.constant("lora_scale", np.array(self.note.scale, NUMPY[use.dtype]))
+            ratio = self.share_constant("lora_dropout", np.array(self.note.dropout, np.float32))
+            is_on = self.share_constant("lora_on", np.array(True))
+            x = op("Dropout", "lora_dropout", x, ratio, is_on)
+        scale = self.share_constant("lora_scale", np.array(self.note.scale, NUMPY[use.dtype]))
         if use.side == "conv":
             h = op("Conv", "lora_A", x, a, **node.attrs)
             h = op("Mul", "lora_scaled", h, scale)
@@ -316,7 +317,7 @@ class _Rewriting:
         self.graph.types[base] = self.types[y]
         self.behind[node] = made
 
-    def constant(self, name: str, value: Array) -> str:
+    def share_constant(self, name: str, value: Array) -> str:
         """Return the initializer of a constant, which all layers share."""
         key = (name, value.dtype.name)
         if key not in self.constants:

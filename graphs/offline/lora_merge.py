@@ -56,7 +56,7 @@ def merge(graph: Graph, dequantise: bool) -> list[str]:
     for name, layer in note.layers.items():
         uses = [work.uses[node] for node in layer.nodes if node in work.uses]
         is_quantised = any(use.packed or "DequantizeLinear" in str(use.weight.way) for use in uses)
-        if (is_quantised and not dequantise) or not work.layer(name, uses, note.scale):
+        if (is_quantised and not dequantise) or not work.merge_layer(name, uses, note.scale):
             kept.append(name)
     del graph.metadata[METADATA]
     if kept:
@@ -76,7 +76,7 @@ class _Merging:
         self.layers = Layers(graph, types)
         self.uses = {n.name: use for n, _, use in self.layers if isinstance(use, Linear)}
 
-    def layer(self, name: str, uses: Sequence[Linear], scale: float) -> bool:
+    def merge_layer(self, name: str, uses: Sequence[Linear], scale: float) -> bool:
         """Merge the adapter of one layer; False if the value of the weight cannot be computed."""
         first = uses[0]
         weight = _unpacked(self.graph, first) if first.packed else self.value(first.weight.operand)

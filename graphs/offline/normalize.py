@@ -62,7 +62,7 @@ def separate_equal(graph: Graph) -> Graph:
     return graph
 
 
-def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
+def turn_into_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
     """Turn initializers into inputs, after the other inputs; return their arrays.
 
     Before   inputs x; initializers w, c
@@ -93,7 +93,7 @@ def rename(graph: Graph, old: str, new: str) -> Graph:
     return graph
 
 
-def inference_mode(graph: Graph) -> Graph:
+def set_inference_mode(graph: Graph) -> Graph:
     """Let batch normalisations use their running statistics, and dropouts drop nothing.
 
     Ops that only control gradients become copies of their input.  Masks of dropped paths get their

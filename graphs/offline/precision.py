@@ -1,6 +1,6 @@
 """Precision: how models with half floats or integers as weights can be trained.
 
-float16             every value becomes float32: weights, inputs and outputs; see `as_singles`
+float16             every value becomes float32: weights, inputs and outputs; see `widen_graph`
 integer products    no gradient flows through them: nodes before them stay as they are
 integer weights     of DequantizeLinear and MatMulNBits: they are frozen, adapters train beside them
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.passes.half import has_halves, singles
+from engine.graphs.passes.half import has_halves, widen_halves
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS
@@ -76,7 +76,7 @@ def stops_gradients(graph: Graph) -> bool:
     return any(n.op in DYNAMIC | STATIC for n in graph.nodes)
 
 
-def as_singles(graph: Graph) -> Graph:
+def widen_graph(graph: Graph) -> Graph:
     """Convert a graph from float16 to float32, inputs and outputs included, in place.
 
     Before   x: f16; w: f16; y = MatMul(x, w); z = Cast(y) to f16
@@ -87,7 +87,7 @@ def as_singles(graph: Graph) -> Graph:
     graph.inputs = {
         n: t.but(dtype="f32") if t.dtype == "f16" else t for n, t in graph.inputs.items()
     }
-    return singles(graph)
+    return widen_halves(graph)
 
 
 def has_half_weights(graph: Graph) -> bool:

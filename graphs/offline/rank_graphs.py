@@ -78,7 +78,7 @@ def bucket_bytes(total: int, size: int) -> int:
     return int(min(max(math.sqrt(total * latency * rate), LEAST), MOST))
 
 
-def for_ranks(
+def make_rank_graph(
     training: Graph,
     outputs: Sequence[str],
     gradients: Sequence[Gradient],
@@ -105,12 +105,12 @@ def for_ranks(
         raise ModelError(f"the training model has values with the names {taken}")
     job = _Ranks(graph, Names(graph), {g.buffer: g for g in gradients})
     job.begin(outputs[0])
-    job.proximal()
-    job.loss(outputs)
+    job.divide_proximal()
+    job.join_loss(outputs)
     if statistics:
-        job.norms()
+        job.join_norms()
     limit = bucket_bytes(sum(g.nbytes for g in gradients), size)
-    job.buckets(limit, IN_FLIGHT if is_tight else len(gradients))
+    job.sum_buckets(limit, IN_FLIGHT if is_tight else len(gradients))
     ordinals = (node for node in graph.nodes if "ordinal" in node.attrs)
     for ordinal, node in enumerate(ordinals, 1):
         node.attrs["ordinal"] = ordinal
@@ -141,7 +141,7 @@ class _Ranks:
             PART: TensorType(kind.dtype, (1,)),
         }
 
-    def proximal(self) -> None:
+    def divide_proximal(self) -> None:
         """Divide the proximal term by the number of ranks, so that the summed gradient contains it
         once.
         """
@@ -159,7 +159,7 @@ class _Ranks:
             Node("Mul", (MU, scalar), (mine,), {}, "", mine),
         ]
 
-    def loss(self, outputs: Sequence[str]) -> None:
+    def join_loss(self, outputs: Sequence[str]) -> None:
         """Let output 0 be the loss of the joined batch, computed after the forward pass."""
         graph, loss = self.graph, outputs[0]
         own = self.names.fresh(f"{loss}/own")
@@ -176,7 +176,7 @@ class _Ranks:
         inputs = (RANKS, own, SHARE)
         graph.nodes.insert(last + 1, Node("JoinLoss", inputs, (loss,), {"ordinal": 0}, OURS, title))
 
-    def norms(self) -> None:
+    def join_norms(self) -> None:
         """Let trained batch normalisations use the statistics of the joined batch."""
         graph = self.graph
         nodes, graph.nodes = graph.nodes, []
@@ -205,7 +205,7 @@ class _Ranks:
         site = site_of(self.graph, node, {}, {})
         return is_training(site)
 
-    def buckets(self, limit: int, in_flight: int) -> None:
+    def sum_buckets(self, limit: int, in_flight: int) -> None:
         """Sum gradients in buckets of about `limit` bytes before they are accumulated.
 
         The gradients of a bucket have one element type.  A gradient of at least `limit` bytes is a

@@ -142,7 +142,7 @@ class _Following(SampleRules):
         self.told = told
         for each in told:
             for dx, x in each.made.items():
-                self._end(each, dx, x)
+                self._check_end(each, dx, x)
 
     def _parts(
         self, whole: Graph, given: Container[str], told: Sequence[ToldGradient]
@@ -163,7 +163,7 @@ class _Following(SampleRules):
                     owners.setdefault(name, of)
         return nodes[::-1]
 
-    def _end(self, told: ToldGradient, dx: str, x: str) -> None:
+    def _check_end(self, told: ToldGradient, dx: str, x: str) -> None:
         """Refuse a gradient that does not hold the samples as the value that it is of.
 
         Raises:

@@ -155,7 +155,7 @@ class SampleRules(SampleGraph):
             raise self.mixed(node, "reads samples elsewhere than in its first input")
         return flow
 
-    def _aligned(
+    def _check_aligned(
         self, node: Node, names: Sequence[str], from_end: int, step: tuple[int, int]
     ) -> None:
         """Refuse constants that are not the same for each sample.
@@ -185,7 +185,7 @@ class SampleRules(SampleGraph):
         if len(layouts) != 1:
             raise self.mixed(node, "meets samples on different axes")
         ((from_end, step),) = layouts
-        self._aligned(node, names, from_end, step)
+        self._check_aligned(node, names, from_end, step)
         first = flows[names[0]]
         source = first.source if op.keeps_elements and isinstance(first, Rows) else None
         return Rows(self.types[node.outputs[0]].rank - from_end, step[0], source, step[1])
@@ -207,7 +207,7 @@ class SampleRules(SampleGraph):
             added = flows[2]
             if not isinstance(added, Rows) or added.to(0) != a.to(0) or added.axis != 0:
                 raise self.mixed(node, "meets samples on different axes")
-        self._aligned(node, node.inputs[2:], 2, a.step)
+        self._check_aligned(node, node.inputs[2:], 2, a.step)
         return a.to(0)
 
     def _is_summed(self, flows: Sequence[Flow], axes: Sequence[int]) -> bool:
@@ -239,7 +239,7 @@ class SampleRules(SampleGraph):
             raise self.mixed(node, "multiplies samples with each other, or sums over them")
         ((from_end, step),) = from_ends
         if from_end > 2:
-            self._aligned(node, node.inputs, from_end, step)
+            self._check_aligned(node, node.inputs, from_end, step)
         if from_end == 2 and ranks[1] == 1:
             from_end = 1
         elif from_end > 2:
@@ -264,7 +264,7 @@ class SampleRules(SampleGraph):
             if isinstance(flow, Rows) and term.count(letter) > 1:
                 raise self.mixed(node, "multiplies samples with each other, or sums over them")
             if flow is None and letter in term:
-                self._aligned(node, [name], len(term) - term.index(letter), step)
+                self._check_aligned(node, [name], len(term) - term.index(letter), step)
         if letter not in result:
             return SUM
         return Rows(result.index(letter), step[0], None, step[1])
@@ -373,14 +373,14 @@ class SampleRules(SampleGraph):
             raise self.mixed(node, "takes places out of the samples")
         if data is None and isinstance(index, Rows) and not index.numbers:
             if index.axis < batch:
-                self._aligned(node, node.inputs[:1], ranks[0] - index.axis, index.step)
+                self._check_aligned(node, node.inputs[:1], ranks[0] - index.axis, index.step)
             return index.to(index.axis)
         if not isinstance(data, Rows):
             raise self.mixed(node, "takes places out of the samples")
         if data.axis >= end and index is None:
             return data.to(data.axis - end + last)
         if data.axis < batch and index is None:
-            self._aligned(node, node.inputs[1:], ranks[1] - data.axis, data.step)
+            self._check_aligned(node, node.inputs[1:], ranks[1] - data.axis, data.step)
             return data.to(data.axis)
         if data.axis < batch and isinstance(index, Rows) and not index.numbers:
             if (data.axis, data.step) == (index.axis, index.step):
@@ -403,7 +403,7 @@ class SampleRules(SampleGraph):
         if len(kinds) != 1 or len(dims) != 1 or next(iter(kinds))[0] == axis:
             raise self.mixed(node, "takes places out of the samples")
         ((place, step),) = kinds
-        self._aligned(node, node.inputs, t.rank - place, step)
+        self._check_aligned(node, node.inputs, t.rank - place, step)
         return Rows(place, step[0], None, step[1])
 
     def follow_join(self, node: Node) -> Flow:
@@ -419,7 +419,7 @@ class SampleRules(SampleGraph):
         if axis != place:
             is_last = axis == rank - 1 and step == (1, 1)
             numbers = self.joined_numbers(node, place) if is_last else frozenset()
-            self._aligned(node, [] if numbers else names, rank - place, step)
+            self._check_aligned(node, [] if numbers else names, rank - place, step)
             return Rows(place, step[0], None, step[1], numbers)
         parts = [self.types[o].dims[axis] for o in node.outputs if o]
         turn = self.samples * step[0]
@@ -467,7 +467,7 @@ class SampleRules(SampleGraph):
         for k, axis in axes.items():
             if flows.get(k) is None and k in flows:
                 name = node.inputs[k]
-                self._aligned(node, [name], self.types[name].rank - axis, x.step)
+                self._check_aligned(node, [name], self.types[name].rank - axis, x.step)
         return tuple(x.to(0 if first else 1 if 0 < k < 3 else 2) for k in range(len(node.outputs)))
 
 

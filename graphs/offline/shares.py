@@ -43,7 +43,7 @@ def read_instead(graph: Graph, name: str, other: str) -> None:
         node.inputs = tuple(other if each == name else each for each in node.inputs)
 
 
-def for_part(training: Graph, loss: str) -> Graph:
+def make_part_graph(training: Graph, loss: str) -> Graph:
     """Return the training graph of a part of a batch; the graph given stays as it is.
 
     It has the input `SHARE`, which the pull to anchors (proximal.py) is multiplied with, too.

@@ -39,7 +39,7 @@ import numpy as np
 from engine.base.errors import EngineError, InputError, InternalError, NameNotFoundError, nearest
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
+from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import parameters
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
@@ -172,7 +172,7 @@ def split(graph: Graph, parts: Mapping[str, tuple[int, int]]) -> Graph:
     return graph
 
 
-def joined(graph: Graph) -> Graph:
+def join_parts(graph: Graph) -> Graph:
     """Join the parts of each weight that `split` has split into one initializer again.
 
     Before   initializers w.trained, w.frozen; w = Concat(w.trained, w.frozen); y = Conv(x, w)
@@ -223,7 +223,7 @@ def _fused(graph: Graph, known: set[str]) -> Graph:
     known: the initializers that are not constants.
     """
     copy = graph.copy()
-    parameters_to_inputs(copy, known)
+    turn_into_inputs(copy, known)
     try:
         fuse_patterns(copy, infer(copy))
     except InternalError:

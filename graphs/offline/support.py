@@ -156,7 +156,7 @@ class _Trial:
         if lost:
             self.believe(node)
             return UNSUPPORTED, _LOST.format(repr(lost[0]))
-        one = self.alone(node)
+        one = self.isolate(node)
         try:
             inferred = infer(unroll(one.copy()), settled=True)
         except EngineError as error:
@@ -186,7 +186,7 @@ class _Trial:
             if t is not None and all(isinstance(d, int) for d in t.shape):
                 self.types[o] = t
 
-    def alone(self, node: Node) -> Graph:
+    def isolate(self, node: Node) -> Graph:
         """Return the graph of one node, whose operands are inputs, or constants other than
         weights.
         """

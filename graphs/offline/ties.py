@@ -114,7 +114,7 @@ def tie(
     return trained, frozen
 
 
-def apart(graph: Graph) -> Graph:
+def untie(graph: Graph) -> Graph:
     """Make the copies in a model whose parameters are initializers separate initializers again.
 
     Before   initializer wte; head = Transpose(wte); y = MatMul(h, head)

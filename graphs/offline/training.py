@@ -11,14 +11,14 @@ from engine.graphs.io.provenance import exporter_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import (
-    inference_mode,
     name_nodes,
-    parameters_to_inputs,
     pass_on,
     rename,
+    set_inference_mode,
+    turn_into_inputs,
 )
 from engine.graphs.offline.proximal import anchors_of, hold
-from engine.graphs.passes.batchnorm import choose_trained, own_statistics, training_form
+from engine.graphs.passes.batchnorm import choose_trained, give_own_statistics, set_training_form
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.graphs.passes.simplify import prune
@@ -125,8 +125,8 @@ def make_artifacts(
     name_nodes(forward)
     _refuse_taken(forward, _fixed_names((*choice.trainable, *choice.inputs)))
     moving = choose_trained(forward, choice.trainable, choice.frozen, frozen_norms)
-    choice = _with_statistics(forward, choice, own_statistics(forward, moving))
-    parameters = parameters_to_inputs(forward, (*choice.trainable, *choice.frozen))
+    choice = _with_statistics(forward, choice, give_own_statistics(forward, moving))
+    parameters = turn_into_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
         if t.dtype not in FLOATS:
@@ -148,8 +148,8 @@ def make_artifacts(
     held = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
     forward.inputs = {**users, **new, **mine, **held}
     infer(name_nodes(forward))  # again, for the loss
-    evaluation = inference_mode(forward.copy())  # with the original ops, before fusion
-    training_form(forward, moving)
+    evaluation = set_inference_mode(forward.copy())  # with the original ops, before fusion
+    set_training_form(forward, moving)
     fuse_patterns(forward, infer(forward))
     training = _training(forward, choice, infer(forward).types, is_held=proximal)
     for graph in (training, evaluation):

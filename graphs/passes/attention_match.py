@@ -78,11 +78,11 @@ class Match:
         self._name_axes()
         if values.sizes["q"] * values.sizes["k"] < FEW:  # type: ignore[operator]  # known
             raise Refused("with so few scores, separate products and a softmax are faster")
-        self._operands()
-        self._forward()
+        self._find_operands()
+        self._follow_forward()
         if match.backward:
-            self._backward()
-        self._band()
+            self._follow_backward()
+        self._replace_band()
         self._check_broadcast()
         self._check_closed()
         return match
@@ -161,7 +161,7 @@ class Match:
             raise Refused(f"the layout of {what}, {name!r}")
         return operand
 
-    def _operands(self) -> None:
+    def _find_operands(self) -> None:
         """Find the sources of Q and K."""
         match = self.found
         product = match.scores.product
@@ -175,7 +175,7 @@ class Match:
 
     # --- from the softmax to Y
 
-    def _forward(self) -> None:
+    def _follow_forward(self) -> None:
         """Follow the probabilities to the product with V, and note their other readers."""
         values, match = self.values, self.found
         name = match.softmax.outputs[0]
@@ -184,7 +184,7 @@ class Match:
             for node in values.readers.get(name, ()):
                 product = Product.of(node)
                 if product:
-                    self._value_product(product, name)
+                    self._note_value_product(product, name)
                 elif node.op == "SoftmaxGrad_13" and node.domain == MS:
                     match.backward.append(node)
                 elif node.op == "IsNaN":
@@ -240,7 +240,7 @@ class Match:
             return True
         return values.keeps(node)
 
-    def _value_product(self, product: Product, name: str) -> None:
+    def _note_value_product(self, product: Product, name: str) -> None:
         """Note a product of the probabilities, which is Y or dV."""
         match, values = self.found, self.values
         if product.node.inputs[0] != name or product.node.inputs[1] == name:
@@ -264,12 +264,12 @@ class Match:
         match.operands["v"] = v
         if product.alpha * v.factor != 1:
             raise Refused("V is scaled")
-        self._result("y", product.node, (*axes[:-1], *self._ends("e")))
+        self._follow_result("y", product.node, (*axes[:-1], *self._ends("e")))
 
     def _ends(self, *names: str) -> Axes:
         return tuple((n,) if self.values.sizes[n] != 1 else () for n in names)
 
-    def _result(self, what: str, node: Node, axes: Axes) -> float:
+    def _follow_result(self, what: str, node: Node, axes: Axes) -> float:
         """Note the destination of a product's result; return the factor on the way."""
         place = self.values.target(node.outputs[0], axes, *LAYOUTS[what.removeprefix("d")])
         if place is None:
@@ -283,7 +283,7 @@ class Match:
 
     # --- the gradient
 
-    def _backward(self) -> None:
+    def _follow_backward(self) -> None:
         """Follow the gradient of the probabilities to dQ, dK, dV and the gradient of the bias."""
         match = self.found
         for node in match.backward:
@@ -293,7 +293,7 @@ class Match:
             axes = self._grouped(SCORES, node.inputs[0])
             tail = ("e", "q") if product.flags[1] else ("q", "e")
             self._dy(product, 1, self._other(product, 1, axes[:-2], *tail))
-            factor = self._result("dv", node, (*axes[:-2], axes[-1], *self._ends("e")))
+            factor = self._follow_result("dv", node, (*axes[:-2], axes[-1], *self._ends("e")))
             if factor * product.alpha != 1 or "dv" not in match.results:
                 raise Refused("dV is scaled")
         grads = [n for n in match.backward if n.op == "SoftmaxGrad_13"]
@@ -304,15 +304,15 @@ class Match:
         if grads[0].inputs[1] != match.softmax.outputs[0]:
             raise Refused("it is the gradient of another softmax")
         match.inner.add(grads[0])
-        self._grad_of_probabilities(grads[0].inputs[0])
-        self._grad_of_scores(grads[0].outputs[0])
+        self._follow_probabilities_gradient(grads[0].inputs[0])
+        self._follow_scores_gradient(grads[0].outputs[0])
 
     def _dy(self, product: Product, side: int, axes: Axes) -> None:
         dy = self._source("y", product, side, axes)
         if dy.factor != 1 or self.found.operands.setdefault("dy", dy) != dy:
             raise Refused("dY is scaled, or two products compute the gradient of the probabilities")
 
-    def _grad_of_probabilities(self, name: str) -> None:
+    def _follow_probabilities_gradient(self, name: str) -> None:
         """Follow the gradient from SoftmaxGrad back to dY V^T."""
         values, match = self.values, self.found
         drops = False
@@ -339,7 +339,7 @@ class Match:
         if v != match.operands["v"] or product.alpha != 1:
             raise Refused("the gradient of the probabilities is not a product of dY and V")
 
-    def _grad_of_scores(self, name: str) -> None:
+    def _follow_scores_gradient(self, name: str) -> None:
         """Follow the gradient from SoftmaxGrad on to dQ, dK and the gradient of the bias."""
         values, match = self.values, self.found
         factor, is_capped, is_masked, is_empty = 1.0, False, False, False
@@ -350,7 +350,7 @@ class Match:
             for node in values.readers.get(name, ()):
                 product = Product.of(node)
                 scaled = values.factor(node)
-                if product is not None and self._inner_product(product, name, factor):
+                if product is not None and self._note_inner_product(product, name, factor):
                     continue
                 steps += 1
                 if scaled and scaled[0] == name:
@@ -371,7 +371,7 @@ class Match:
             if others or name in values.outputs:
                 if match.dbias or factor != 1 or is_capped or not match.scores.biases:
                     raise Refused(f"the gradient of the scores, {name!r}, is read elsewhere")
-                self._bias(name, others)
+                self._note_bias(name, others)
             if step is None:
                 break
             match.inner.add(step[0])
@@ -394,7 +394,7 @@ class Match:
         kept, zero = (a, b) if scores.keep else (b, a)
         return kept == name and self.values.scalar(zero) == 0
 
-    def _inner_product(self, product: Product, name: str, factor: float) -> bool:
+    def _note_inner_product(self, product: Product, name: str, factor: float) -> bool:
         """Note a product that is dQ or dK; return whether it is one."""
         match, scale = self.found, self.found.scores.scale
         node = product.node
@@ -411,12 +411,12 @@ class Match:
         if (source.name, source.order) != (here.name, here.order) or what in match.results:
             raise Refused(f"the gradient of the scores is multiplied by {source.name!r}")
         total = factor * product.alpha * source.factor
-        total *= self._result(what, node, (*axes[:-2], *self._ends(*ends)))
+        total *= self._follow_result(what, node, (*axes[:-2], *self._ends(*ends)))
         if not math.isclose(total, scale, rel_tol=1e-5):
             raise Refused(f"{what} is scaled by {total}, the scores by {scale}")
         return True
 
-    def _bias(self, name: str, readers: list[Node]) -> None:
+    def _note_bias(self, name: str, readers: list[Node]) -> None:
         """Note the gradient of a bias, summed over batch or heads if nothing else reads it."""
         values, match = self.values, self.found
         if len(values.shape(name)) != 4:
@@ -438,7 +438,7 @@ class Match:
 
     # --- masks that are bands
 
-    def _band(self) -> None:
+    def _replace_band(self) -> None:
         """Replace a mask that is a constant band, such as a causal one, by two numbers."""
         scores, values = self.found.scores, self.values
         queries, keys = values.sizes["q"], values.sizes["k"]

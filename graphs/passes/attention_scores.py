@@ -116,12 +116,12 @@ class Reader:
                     scores.biases.append(bias)
                     scores.ranks[bias] = len(self.values.shape(node.outputs[0]))
                 case "where":
-                    self._where(scores, node, int(at))
+                    self._note_where(scores, node, int(at))
         if scores.tanh and scores.cap <= 0:
             raise Refused("the result of a tanh is not scaled back")
         return scores
 
-    def _where(self, scores: Scores, node: Node, keep: int) -> None:
+    def _note_where(self, scores: Scores, node: Node, keep: int) -> None:
         """Note a mask, or zeros for the queries whose scores are all -inf."""
         fill = self.values.scalar(node.inputs[1 if not keep else 2])
         x = node.inputs[2 if not keep else 1]

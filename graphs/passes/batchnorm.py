@@ -136,7 +136,7 @@ def _warn_of_default(norms: Sequence[Node]) -> None:
     )
 
 
-def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
+def give_own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
     """Give each trained layer running statistics of its own, and return their names.
 
     Exporters store equal tensors once, so several layers may share one initializer that must differ
@@ -168,7 +168,7 @@ def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
     return [name for name in statistics if name in graph.initializers]
 
 
-def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
+def set_training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
     """Give batch normalisations the form that they have in training.
 
     The nodes `trained` become BatchNormInternal, which uses the statistics of the batch and also

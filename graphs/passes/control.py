@@ -145,14 +145,14 @@ class _Unroll:
         """Return the name of the replaced node in messages and in names of new nodes."""
         return self.node.name or next((o for o in self.node.outputs if o), self.node.op)
 
-    def weights(self, body: Subgraph) -> dict[str, str]:
+    def add_weights(self, body: Subgraph) -> dict[str, str]:
         """Add the initializers of a body to the graph; return the new name of each."""
         names = {name: self.names.fresh(name) for name in body.graph.initializers}
         for name, array in body.graph.initializers.items():
             self.graph.initializers[names[name]] = array
         return names
 
-    def body(self, body: Subgraph, weights: Mapping[str, str], *inputs: str) -> list[str]:
+    def append_body(self, body: Subgraph, weights: Mapping[str, str], *inputs: str) -> list[str]:
         """Append a copy of the nodes of a body; return the names of its outputs.
 
         weights: names in the graph of the initializers of the body, see `weights`.
@@ -312,7 +312,7 @@ class _Unroll:
         at = self.constant([axis])
         return self.op("Concat", *(self.op("Unsqueeze", p, at)[0] for p in parts), axis=axis)[0]
 
-    def stacked(self, body: Subgraph, k: int, parts: Sequence[str], axis: int) -> str:
+    def join_outputs(self, body: Subgraph, k: int, parts: Sequence[str], axis: int) -> str:
         """Join the results of the runs of a body for its output k, along a new axis.
 
         If there were no runs, the result is empty, and its shape comes from the type of the output.
@@ -393,8 +393,8 @@ def _if(to: _Unroll) -> list[str]:
         to.check_outputs(branch, len(node.outputs), len(node.outputs))
     if to.value(condition) is not None:
         chosen = branches[0 if to.scalar(condition, "the condition") else 1]
-        return to.body(chosen, to.weights(chosen))
-    made = [to.body(branch, to.weights(branch)) for branch in branches]
+        return to.append_body(chosen, to.add_weights(chosen))
+    made = [to.append_body(branch, to.add_weights(branch)) for branch in branches]
     flag = to.op("Reshape", condition, to.constant(np.zeros(0)))[0]
     outputs = []
     for output, a, b in zip(node.outputs, *made, strict=True):
@@ -420,7 +420,7 @@ def _loop(to: _Unroll) -> list[str]:
     trips, condition, *carried = (*node.inputs, "", "")[: max(len(node.inputs), 2)]
     count = int(to.scalar(trips, "the trip count")) if trips else None
     to.check_outputs(body, 1 + len(carried))
-    weights, passed = to.weights(body), condition or to.constant(True, "b1")
+    weights, passed = to.add_weights(body), condition or to.constant(True, "b1")
     if not condition or to.scalar(condition, "the condition"):
         if count is None and _passes_condition(body):
             to.fail("no trip count, and a condition that never changes", "loops that end")
@@ -432,13 +432,13 @@ def _loop(to: _Unroll) -> list[str]:
         if condition and not to.scalar(condition, "the condition"):
             break
         to.check_room(0 if body.graph.nodes else trip)
-        made = to.body(body, weights, to.constant(trip), passed, *carried)
+        made = to.append_body(body, weights, to.constant(trip), passed, *carried)
         condition = passed = made[0]
         carried = made[1:first]
         for parts, part in zip(scans, made[first:], strict=True):
             parts.append(part)
         trip += 1
-    ends = [to.stacked(body, first + k, parts, 0) for k, parts in enumerate(scans)]
+    ends = [to.join_outputs(body, first + k, parts, 0) for k, parts in enumerate(scans)]
     return [*carried, *ends]
 
 
@@ -476,10 +476,10 @@ def _scan(to: _Unroll) -> list[str]:
     ]
     if len({len(p) for p in parts}) > 1:
         to.fail(f"sequences of lengths {[len(p) for p in parts]}", "equal lengths")
-    weights = to.weights(body)
+    weights = to.add_weights(body)
     ended: list[list[str]] = [[] for _ in ends]
     for elements in zip(*parts, strict=True):
-        made = to.body(body, weights, *states, *elements)
+        made = to.append_body(body, weights, *states, *elements)
         states = made[:n]
         for k, end in enumerate(made[n:]):
             ended[k].append(end)
@@ -488,7 +488,7 @@ def _scan(to: _Unroll) -> list[str]:
     return [
         *states,
         *(
-            to.stacked(body, n + k, ended[k][:: -1 if backward[k] else 1], axes[k])
+            to.join_outputs(body, n + k, ended[k][:: -1 if backward[k] else 1], axes[k])
             for k in range(len(ends))
         ),
     ]
@@ -506,14 +506,14 @@ class Elements(NamedTuple):
     size: int
 
 
-def _list(to: _Unroll, elements: Sequence[str]) -> list[str]:
+def _note_list(to: _Unroll, elements: Sequence[str]) -> list[str]:
     """Note a new sequence of these tensors; return its name, as the only output."""
     to.copied += len(elements)
     to.check_room(to.copied // COPIED)
-    return _shared(to, list(elements))
+    return _note_shared(to, list(elements))
 
 
-def _shared(to: _Unroll, elements: list[str]) -> list[str]:
+def _note_shared(to: _Unroll, elements: list[str]) -> list[str]:
     """Note a new sequence whose list of names other sequences may share; return its name."""
     name = to.names.fresh(f"{to.title()}/sequence")
     to.lists[name] = Elements(elements, len(elements))
@@ -559,15 +559,15 @@ def _insert(to: _Unroll) -> list[str]:
         at += count if at < 0 else 0
     if at == count == len(shared):  # as loops do, whose sequences would be copied at each trip
         shared.append(new)
-        return _shared(to, shared)
+        return _note_shared(to, shared)
     names = shared[:count]
-    return _list(to, [*names[:at], new, *names[at:]])
+    return _note_list(to, [*names[:at], new, *names[at:]])
 
 
 def _erase(to: _Unroll) -> list[str]:
     names = _names(to)
     at = _position(to, 1, len(names)) if len(to.node.inputs) > 1 else len(names) - 1
-    return _list(to, [*names[:at], *names[at + 1 :]])
+    return _note_list(to, [*names[:at], *names[at + 1 :]])
 
 
 def _join(to: _Unroll) -> list[str]:
@@ -584,7 +584,7 @@ def _part(to: _Unroll) -> list[str]:
         if to.node.attrs.get("keepdims", 1):
             at = to.constant([axis])
             parts = [to.op("Unsqueeze", p, at)[0] for p in parts]
-        return _list(to, parts)
+        return _note_list(to, parts)
     sizes, t = to.known(to.node.inputs[1], "the split"), to.type(x)
     if not -t.rank <= axis < t.rank or sizes.ndim > 1 or np.any(sizes < 1):
         to.fail(f"axis {axis} of {x!r}, {t}, in parts of {sizes.tolist()}", "a list of sizes")
@@ -595,7 +595,7 @@ def _part(to: _Unroll) -> list[str]:
         whole, rest = divmod(length, int(sizes))
         to.check_room(whole)
         sizes = np.array([int(sizes)] * whole + [rest] * (rest > 0))
-    return _list(to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes)))
+    return _note_list(to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes)))
 
 
 def _passed(to: _Unroll) -> list[str]:
@@ -624,8 +624,8 @@ FORMS = {
     "If": Form(_if, "Reshape Where"),
     "Loop": Form(_loop, "Concat Unsqueeze"),
     "Scan": Form(_scan, "Concat Split Squeeze Unsqueeze"),
-    "SequenceEmpty": Form(lambda to: _list(to, [])),
-    "SequenceConstruct": Form(lambda to: _list(to, to.node.inputs)),
+    "SequenceEmpty": Form(lambda to: _note_list(to, [])),
+    "SequenceConstruct": Form(lambda to: _note_list(to, to.node.inputs)),
     "SequenceInsert": Form(_insert),
     "SequenceErase": Form(_erase),
     "SequenceAt": Form(_at),

@@ -8,7 +8,7 @@ from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS
 
 
-def pool_grads_know_input(graph: Graph) -> Graph:
+def give_pool_grads_input(graph: Graph) -> Graph:
     """Give pool gradients made by onnxruntime-training the input of their pool.
 
     Such a node reads only dy, which does not always determine the shape of x: windows may leave a
@@ -31,7 +31,7 @@ def pool_grads_know_input(graph: Graph) -> Graph:
     return graph
 
 
-def lstm_grads_know_peepholes(graph: Graph) -> Graph:
+def give_lstm_grads_peepholes(graph: Graph) -> Graph:
     """Give LSTM gradients made by onnxruntime-training the peephole weights.
 
     Such a node does not read them, so it would omit the gradient through the peepholes.
@@ -51,7 +51,7 @@ def lstm_grads_know_peepholes(graph: Graph) -> Graph:
     return graph
 
 
-def gru_grads_know_inner_products(graph: Graph) -> Graph:
+def give_gru_grads_inner_products(graph: Graph) -> Graph:
     """Give gradients of GRUs that apply the reset gate after the product all values R_n h + b.
 
     No output of onnxruntime-training's operator holds them, and computing them again is a twelfth

@@ -50,7 +50,7 @@ def replace_halves(graph: Graph) -> Graph:
     for node in graph.nodes:
         node.inputs = tuple(inner.get(i, i) for i in node.inputs)
         node.outputs = tuple(inner.get(o, o) for o in node.outputs)
-    singles(graph, {o for n in after for o in n.outputs})
+    widen_halves(graph, {o for n in after for o in n.outputs})
     graph.nodes = [*before, *graph.nodes, *after]
     return graph
 
@@ -77,7 +77,7 @@ def _widened(graph: Graph, dtype: str) -> Graph:
     return widen(made, dtype)
 
 
-def singles(graph: Graph, without: Collection[str] = ()) -> Graph:
+def widen_halves(graph: Graph, without: Collection[str] = ()) -> Graph:
     """Let the constants, attributes and known types of a graph be f32 where they are f16, in place.
 
     without: the names of values that stay f16.
@@ -86,7 +86,7 @@ def singles(graph: Graph, without: Collection[str] = ()) -> Graph:
 
 
 def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
-    """Do as `singles` does, with any element type instead of f32."""
+    """Do as `widen_halves` does, with any element type instead of f32."""
     for node in graph.nodes:
         node.attrs = {name: _attribute(name, v, dtype) for name, v in node.attrs.items()}
     graph.initializers = {n: _wide(a, dtype) for n, a in graph.initializers.items()}

@@ -245,13 +245,13 @@ class _Walk:
         self.types.update((n, one_of(type_of(a))) for n, a in self.graph.initializers.items())
         self.symbols.update(d for t in self.types.values() for d in _symbols(t))
         for node in self.graph.nodes:
-            self.node(node)
+            self.infer_node(node)
         if self.missing:
             first, *others = self.missing.values()
             raise UnsupportedOpError("\n".join([first, *(f"also: {n}" for n in others)]))
         return Inferred(self.types, self.constants)
 
-    def node(self, node: Node) -> None:
+    def infer_node(self, node: Node) -> None:
         """Find the types of a node's outputs, and their values if those are constant."""
         told = told_of(self.graph, node, self.types, self.constants)
         made = self.answers.get(told)

@@ -58,16 +58,16 @@ class _Movement:
         if not self.alias.keys().isdisjoint(node.inputs):
             node.inputs = tuple([self.alias.get(i, i) for i in node.inputs])
         if not node.domain and node.op == "Transpose":
-            self.transpose(node)
+            self.join_transposes(node)
         elif not node.domain and node.op in _VIEWS:
-            self.view(node)
+            self.join_views(node)
         elif (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul")):
-            self.product(node)
+            self.untranspose_product(node)
         elif (node.domain, node.op) == ("", "Gemm"):
-            self.gemm(node)
+            self.untranspose_gemm(node)
         self.makers.update((o, node) for o in node.outputs if o)
 
-    def through(self, node: Node, *ops: str) -> Node | None:
+    def find_maker(self, node: Node, *ops: str) -> Node | None:
         """Return the node that makes a node's first input, if it is one of these ops of ONNX's
         domain.
         """
@@ -82,10 +82,10 @@ class _Movement:
         else:
             self.alias[out] = name
 
-    def transpose(self, node: Node) -> None:
+    def join_transposes(self, node: Node) -> None:
         """Join a Transpose with one before it, and simplify the result if possible."""
         perm = _perm(node, self.types)
-        inner = self.through(node, "Transpose")
+        inner = self.find_maker(node, "Transpose")
         if inner is not None:
             first = _perm(inner, self.types)
             perm = [first[p] for p in perm]
@@ -117,10 +117,10 @@ class _Movement:
         alpha = maker.attrs.get("alpha", 1.0)
         node.attrs = {"transA": 1 - tb, "transB": 1 - ta, "alpha": alpha}
 
-    def view(self, node: Node) -> None:
+    def join_views(self, node: Node) -> None:
         """Join a reshape with one before it; drop it if it no longer changes the shape."""
         t = self.types[node.outputs[0]]
-        inner = self.through(node, *_VIEWS)
+        inner = self.find_maker(node, *_VIEWS)
         if inner is not None:
             node.inputs = (inner.inputs[0], *node.inputs[1:])
         if self.types[node.inputs[0]].shape == t.shape:
@@ -139,7 +139,7 @@ class _Movement:
         if 0 in shape:
             node.attrs = {"allowzero": 1}
 
-    def product(self, node: Node) -> None:
+    def untranspose_product(self, node: Node) -> None:
         """Let MatMul read an operand before its last two axes are transposed."""
         inputs = list(node.inputs)
         flags = {f: int(node.attrs.get(f, 0)) for f in ("transA", "transB")}
@@ -158,7 +158,7 @@ class _Movement:
             node.op, node.domain, node.inputs = "FusedMatMul", MS, tuple(inputs)
             node.attrs = {"alpha": 1.0, **node.attrs, **flags}
 
-    def gemm(self, node: Node) -> None:
+    def untranspose_gemm(self, node: Node) -> None:
         """Let Gemm read a transposed operand before it is transposed."""
         inputs = list(node.inputs)
         for i, flag in enumerate(("transA", "transB")):

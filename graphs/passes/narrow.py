@@ -75,9 +75,9 @@ class _Narrowing:
             return False
         axis, begin, end = window
         if (maker.domain, maker.op) == (MS, "ConvGrad"):
-            return self.convolution(node, maker, axis, begin, end)
+            return self.narrow_convolution(node, maker, axis, begin, end)
         if len(self.readers[node.inputs[0]]) == 1 and _is_product(maker):
-            return self.product(node, maker, axis, begin, end)
+            return self.narrow_product(node, maker, axis, begin, end)
         return False
 
     def window(self, node: Node) -> tuple[int, int, int] | None:
@@ -94,7 +94,7 @@ class _Narrowing:
             return None
         return (axis, begin, end) if 0 <= begin < end <= length else None
 
-    def convolution(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
+    def narrow_convolution(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
         """Replace a slice of dW by input channels: compute the gradient of a convolution with fewer
         channels.
         """
@@ -124,7 +124,7 @@ class _Narrowing:
             at += length
         return None
 
-    def product(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
+    def narrow_product(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
         """Replace a slice of a product by rows or columns: compute a product of fewer of them."""
         inputs = list(maker.inputs)
         if any(self.types[name].rank != 2 for name in (*inputs, *maker.outputs)):
@@ -153,10 +153,10 @@ class _Narrowing:
         whole = self.reshaped(name) if axis == len(shape) - 1 and 0 not in counts else ""
         if whole:
             part = self.slice(whole, self.types[whole].rank - 1, begin, end)
-            inputs = [part, self.constant(f"{out}#shape", counts)]
+            inputs = [part, self.add_constant(f"{out}#shape", counts)]
         else:
             window = {"begin": begin, "end": end, "axis": axis}
-            inputs = [name, *(self.constant(f"{out}#{t}", [n]) for t, n in window.items())]
+            inputs = [name, *(self.add_constant(f"{out}#{t}", [n]) for t, n in window.items())]
         op = "Reshape" if whole else "Slice"
         title = self.names.fresh(f"{out}/{op}")
         node = Node(op, tuple(inputs), (out,), {}, "", title)
@@ -173,7 +173,7 @@ class _Narrowing:
         shapes = [self.types[n].shape for n in (maker.inputs[0], name)]
         return maker.inputs[0] if shapes[0][-1:] == shapes[1][-1:] else ""
 
-    def constant(self, name: str, value: Sequence[Any]) -> str:
+    def add_constant(self, name: str, value: Sequence[Any]) -> str:
         """Add a constant of integers; return its name."""
         made = array(value, np.int64)
         self.graph.initializers[name] = self.constants[name] = made

@@ -212,7 +212,7 @@ def _root_before_view(m: Match) -> bool:
     return True
 
 
-def _norm(m: Match, total: str, name: str) -> tuple[str, list[Dim]] | None:
+def _add_norm(m: Match, total: str, name: str) -> tuple[str, list[Dim]] | None:
     """Add the norm of a value with the same axes as `total`, the name of its sum or mean of
     squares.
 
@@ -245,7 +245,7 @@ def _root_of_squares(m: Match) -> bool:
     """
     if any(set(m.type(name).shape) - {1} for name in "nm" if name in m.values):
         return m.refuse("ReduceL2", "the sum is scaled by more than one number")
-    norm = _norm(m, "s", "x")
+    norm = _add_norm(m, "s", "x")
     if norm is None:
         return m.refuse("ReduceL2", "the sum is over no axes")
     y, dims = norm
@@ -264,7 +264,7 @@ def _root_of_two_sums(m: Match) -> bool:
     """Before   y = sqrt(sum(x^2) sum(z^2))             as in cosine similarities
     After    y = ReduceL2(x) ReduceL2(z)
     """
-    norms = _norm(m, "s", "x"), _norm(m, "t", "z")
+    norms = _add_norm(m, "s", "x"), _add_norm(m, "t", "z")
     if norms[0] is None or norms[1] is None:
         return m.refuse("ReduceL2", "a sum is over no axes")
     m.op("Mul", norms[0][0], norms[1][0])

@@ -29,9 +29,9 @@ from engine.graphs.passes.check import Watch
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.expand import expand, expand_first
 from engine.graphs.passes.foreign import (
-    gru_grads_know_inner_products,
-    lstm_grads_know_peepholes,
-    pool_grads_know_input,
+    give_gru_grads_inner_products,
+    give_lstm_grads_peepholes,
+    give_pool_grads_input,
 )
 from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import replace_halves
@@ -42,13 +42,13 @@ from engine.graphs.passes.movement import cancel_movement
 from engine.graphs.passes.narrow import MAY_ADD as NARROW_MAY_ADD
 from engine.graphs.passes.narrow import join_again, narrow, slice_late
 from engine.graphs.passes.patterns import fuse_patterns
-from engine.graphs.passes.pools import keep_taps, relu_grads_read_pools
+from engine.graphs.passes.pools import keep_taps, let_relu_grads_read_pools
 from engine.graphs.passes.quantised import read_quantised
 from engine.graphs.passes.recompute import recompute
 from engine.graphs.passes.simplify import (
     drop_identities,
+    let_relu_grad_read_output,
     prune,
-    relu_grad_reads_output,
     share_equal,
 )
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
@@ -123,19 +123,19 @@ PASSES = (
     Pass("control flow", lambda w: unroll(w.graph), control.MAY_ADD, needed=True),
     Pass(
         "pool grads know input",
-        lambda w: pool_grads_know_input(w.graph),
+        lambda w: give_pool_grads_input(w.graph),
         foreign.POOLS_MAY_ADD,
         needed=True,
     ),
     Pass(
         "lstm grads know peepholes",
-        lambda w: lstm_grads_know_peepholes(w.graph),
+        lambda w: give_lstm_grads_peepholes(w.graph),
         foreign.LSTMS_MAY_ADD,
         needed=True,
     ),
     Pass(
         "gru grads know inner products",
-        lambda w: gru_grads_know_inner_products(w.graph),
+        lambda w: give_gru_grads_inner_products(w.graph),
         needed=True,
     ),
     Pass("expand first", lambda w: expand_first(w.graph), from_first_ops, needed=True),
@@ -154,8 +154,8 @@ PASSES = (
     Pass("narrow", lambda w: narrow(w.graph, w.types, w.constants), NARROW_MAY_ADD),
     Pass("share equal", lambda w: share_equal(w.graph, w.types)),
     Pass("fuse attention", _fuse_attention, attention.MAY_ADD),
-    Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
-    Pass("relu grads read pools", lambda w: relu_grads_read_pools(w.graph, w.types)),
+    Pass("relu grad reads output", lambda w: let_relu_grad_read_output(w.graph)),
+    Pass("relu grads read pools", lambda w: let_relu_grads_read_pools(w.graph, w.types)),
     Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAY_ADD),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAY_ADD),
     Pass("fuse maps", _fuse_maps, fuse.maps_may_add, needed=True),
@@ -190,13 +190,13 @@ def run_passes(work: Work, without: Collection[str] = ()) -> None:
             continue
         with defects(f"the pass {step.name!r}", work.graph.name):
             step.run(work)
-            held = _checked(step, held, kinds(work.graph))
+            held = _check_ops(step, held, kinds(work.graph))
             watch.check(work.graph, work.types, work.constants)
         if switch("DEBUG") == "2":
             print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
 
 
-def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
+def _check_ops(step: Pass, before: Keys, after: Keys) -> Keys:
     """Check that a pass has added no ops but those it declares; return the ops after it.
 
     before, after: the ops that the graph held before and holds after the pass.

@@ -34,7 +34,7 @@ def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:
     return graph
 
 
-def relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Graph:
+def let_relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Graph:
     """Let the gradient of a Relu before a max pool read what the pool returns.
 
     The gradient reaches only the elements that the pool has picked, which are positive exactly

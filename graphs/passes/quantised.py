@@ -131,9 +131,9 @@ class _Reading:
                     return None
                 return [self.op(node, "QuantizedGather", (node.inputs[1], *ins), attrs)]
             case "", "Conv":
-                return self.conv(node, 1)
+                return self.replace_conv(node, 1)
             case "com.microsoft", "ConvGrad":
-                return None if any(node.outputs[1:]) else self.conv(node, 2)
+                return None if any(node.outputs[1:]) else self.replace_conv(node, 2)
         return None
 
     def op(
@@ -192,7 +192,7 @@ class _Reading:
         title = self.names.fresh(f"{node.name}/Add")
         return [*nodes, Node("Add", (raw, c), node.outputs, {}, "", title)]
 
-    def conv(self, node: Node, at: int) -> list[Node] | None:
+    def replace_conv(self, node: Node, at: int) -> list[Node] | None:
         """Replace a 1x1 convolution or its gradient; `at` is the index of the weights among its
         inputs.
         """

@@ -142,7 +142,7 @@ def _are_small(node: Node, types: Mapping[str, TensorType]) -> bool:
     return all(types[o].size <= SMALL // 4 for o in node.outputs)
 
 
-def relu_grad_reads_output(graph: Graph) -> Graph:
+def let_relu_grad_read_output(graph: Graph) -> Graph:
     """Let ReluGrad read the output of Relu instead of its input: both are positive at the same
     elements.
 

@@ -80,15 +80,15 @@ class _Closing:
         """Append a call, or the calls that stand for it."""
         match call.spec.template:
             case "map":
-                self._map(call)
+                self._replace_map(call)
             case "reduce_rows" | "reduce_cols" if call.spec.params[2:] != _BARE:
-                self._fold(call)
+                self._split_fold(call)
             case "draw" if call.spec.params not in PLAIN:
                 self._draw(call)
             case _:
                 self.calls.append(call)
 
-    def _temporary(self, call: DraftCall, dtype: str, shape: Sequence[int]) -> str:
+    def _add_temporary(self, call: DraftCall, dtype: str, shape: Sequence[int]) -> str:
         """Add a work value for what a call needs; return its name."""
         name = f"{call.source}#f{len(self.draft.values)}"
         self.draft.add(name, TensorType(dtype, tuple(shape)))
@@ -96,7 +96,7 @@ class _Closing:
 
     # --- elementwise
 
-    def _map(self, call: DraftCall) -> None:
+    def _replace_map(self, call: DraftCall) -> None:
         """Replace a call of a map, whose formulas, dimensions and strides are in its parameters."""
         text, rank = call.spec.params
         program = Program.of(str(text))
@@ -106,11 +106,11 @@ class _Closing:
         steps = [int(i.kind == "v") for i in program.ins] + [1] * len(program.outs)
         dtypes = [*program.kinds, *program.outs]
         head = {name: words[name] for name in ("rows", "n", "by_columns")}
-        self._call(
+        self._append_call(
             call, program.formulas, head, dims, call.args, dtypes, steps, strides, call.inplace
         )
 
-    def _call(
+    def _append_call(
         self,
         call: DraftCall,
         formulas: Formulas,
@@ -151,7 +151,7 @@ class _Closing:
         name = f"{call.source}#p{len(self.draft.values)}"
         data = np.array(words.values, np.int64)
         self.draft.add(name, TensorType("i64", data.shape), region="const", data=data)
-        work = self._temporary(call, "u8", (self.threads * room,))
+        work = self._add_temporary(call, "u8", (self.threads * room,))
         self.calls.append(
             replace(
                 call,
@@ -163,7 +163,7 @@ class _Closing:
             )
         )
 
-    def _formula(
+    def _append_formula(
         self,
         call: DraftCall,
         formula: Expr,
@@ -177,7 +177,7 @@ class _Closing:
         rows = math.prod(outer)
         by_columns = int(rows < 4 * self.threads and n >= 256)
         head = {"rows": rows, "n": n, "by_columns": by_columns}
-        self._call(
+        self._append_call(
             call,
             Formulas.of(formula),
             head,
@@ -196,16 +196,16 @@ class _Closing:
         if plain is None:
             raise UnsupportedOpError(f"{call.source}: no kernel draws {first}")
         y, size = call.args[0][1], int(call.consts[0])
-        made = self._temporary(call, plain[0], (size,))
+        made = self._add_temporary(call, plain[0], (size,))
         args: tuple[tuple[Mode, str], ...] = (("w", made), *call.args[1:])
         self.calls.append(replace(call, spec=KernelSpec("draw", plain), args=args))
         formula = expression.parse(f"drawn{first[len(plain[1]) :]}", ("drawn",))
         source = _Operand(("r", made), plain[0], (1,))
-        self._formula(call, formula, (size,), [source], _Operand(("w", y), T, (1,)))
+        self._append_formula(call, formula, (size,), [source], _Operand(("w", y), T, (1,)))
 
     # --- folds
 
-    def _fold(self, call: DraftCall) -> None:
+    def _split_fold(self, call: DraftCall) -> None:
         """Split a fold: the formula before it, the fold without formulas, the formula after it."""
         T, op, before, after, form = (str(p) for p in call.spec.params)
         by_rows = call.spec.template == "reduce_rows"
@@ -215,15 +215,15 @@ class _Closing:
         x, m, y, flag = call.args[:4]
         about = [_Operand(m, T, (cols, 0, 1))] if form == "m" else []
         if before != "x":
-            made = self._temporary(call, T, (outer * n * cols,))
+            made = self._add_temporary(call, T, (outer * n * cols,))
             whole = (n * cols, cols, 1)
             shape = (outer, n, cols)
             out = _Operand(("w", made), T, whole)
             ins = [_Operand(x, T, whole), *about]
-            self._formula(call, expression.parse(before, ("x", "m"), T=T), shape, ins, out)
+            self._append_formula(call, expression.parse(before, ("x", "m"), T=T), shape, ins, out)
             x = ("r", made)
         plain = replace(call, spec=KernelSpec(call.spec.template, (T, op, *_BARE)), inplace=())
-        target = y[1] if after == "total" else self._temporary(call, T, (outer * parts * cols,))
+        target = y[1] if after == "total" else self._add_temporary(call, T, (outer * parts * cols,))
         args = (x, ("r", ""), ("w", target), ("r", ""), *call.args[4:])
         self.calls.append(replace(plain, args=args))
         if after == "total":
@@ -240,4 +240,4 @@ class _Closing:
         formula = expression.parse(after, T=T, values=values)
         mode: Mode = "u" if form == "u" else "w"
         out = _Operand((mode, y[1]), T, small)
-        self._formula(call, formula, (outer, parts, cols), ins, out)
+        self._append_formula(call, formula, (outer, parts, cols), ins, out)

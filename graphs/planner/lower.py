@@ -322,13 +322,13 @@ class Recipe:
                 draft.inputs.append((name, name))
         for node in self.graph.nodes:
             if node not in self.skipped:
-                self._node(draft, node)
+                self._lower_node(draft, node)
                 if len(draft.calls) > most:
                     what = "as calls of kernels it has over"
                     limits.check("NODES", len(draft.calls), self.graph.name, what)
         taken: set[str] = set()
         for name in self.graph.outputs:
-            self._output(draft, name, taken)
+            self._add_output(draft, name, taken)
             taken.add(draft.outputs[-1][1])
         return draft
 
@@ -376,7 +376,7 @@ class Recipe:
             self.memo.add(key, self._phase(key), piece)
         return piece
 
-    def _node(self, draft: Draft, node: Node) -> None:
+    def _lower_node(self, draft: Draft, node: Node) -> None:
         """Lower a node: a view shares the bytes of its input, any other node becomes calls."""
         op = declaration(self.graph, node)
         if op.is_view:
@@ -407,7 +407,7 @@ class Recipe:
         ):
             op.lower(_NodeLowering(self, piece, node, site, self._phase(node)))
 
-    def _output(self, draft: Draft, name: str, taken: Set[str]) -> None:
+    def _add_output(self, draft: Draft, name: str, taken: Set[str]) -> None:
         """Put an output of the graph into region io.
 
         taken: the values that outputs before it are.

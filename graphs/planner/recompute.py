@@ -176,14 +176,14 @@ def _again(draft: Draft, call: DraftCall, now: dict[str, str]) -> DraftCall:
     args = []
     for mode, name in call.args:
         if name and mode in "ws":
-            args.append((mode, _twin(draft, name)))
+            args.append((mode, _add_twin(draft, name)))
         else:
             args.append((mode, now.get(name, name)))
     now |= {name: _second(name) for mode, name in call.args if name and mode == "w"}
     return replace(call, args=tuple(args), again=True)
 
 
-def _twin(draft: Draft, name: str) -> str:
+def _add_twin(draft: Draft, name: str) -> str:
     """Add a value like one of a draft; return its name."""
     twin = _second(name)
     draft.values[twin] = Value(twin, draft.values[name].type, twin)

@@ -40,7 +40,7 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.offline.normalize import inference_mode, name_nodes
+from engine.graphs.offline.normalize import name_nodes, set_inference_mode
 from engine.training import artifact_set
 from tests.support.harness import gradient
 from tests.support.places import GOLDENS
@@ -335,7 +335,7 @@ def test_batch_normalization_and_dropout_infer_in_the_eval_model() -> None:
             Node("Dropout", ("y", "ratio", "mode"), ("z", "mask")),
         ], {"": 17})
     )  # fmt: skip
-    inference_mode(graph)
+    set_inference_mode(graph)
     assert [(n.inputs, n.outputs, n.attrs) for n in graph.nodes] == [
         (stats, ("y",), {"training_mode": 0}),
         (("y", "ratio", ""), ("z", "mask"), {}),
@@ -345,7 +345,7 @@ def test_batch_normalization_and_dropout_infer_in_the_eval_model() -> None:
     with pytest.raises(
         ModelError, match=r"BatchNormalization 'BatchNormalization_0': \['v1'\] are"
     ):
-        inference_mode(graph)
+        set_inference_mode(graph)
 
 
 # --- the optimizers

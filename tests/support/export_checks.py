@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-from engine.graphs.passes.foreign import pool_grads_know_input
+from engine.graphs.passes.foreign import give_pool_grads_input
 from engine.graphs.passes.infer import bind, infer
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,7 +51,7 @@ def type_faults(model: Path, shapes: Mapping[str, Sequence[int]]) -> list[str]:
 
     For models that stock onnxruntime does not run: it compares with inference by numbers.
     """
-    graph: Graph = pool_grads_know_input(onnx_io.load(model))
+    graph: Graph = give_pool_grads_input(onnx_io.load(model))
     made = {o for n in graph.nodes for o in n.outputs}
     types = {name: list(t.shape) for name, t in graph.types.items() if name in made}
     types |= {name: list(t.shape) for name, t in graph.inputs.items()}

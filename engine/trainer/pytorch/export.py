@@ -445,12 +445,12 @@ def _evaluation(
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename
-    from engine.graphs.offline.normalize import inference_mode
+    from engine.graphs.offline.normalize import set_inference_mode
     from engine.graphs.passes import control
 
     graph = control.unroll(onnx_io.load(path))
     if not drops:
-        inference_mode(graph)
+        set_inference_mode(graph)
     if not draws and (node := torch_draws.first_random(graph)) is not None:
         raise UnsupportedOpError(
             f"the module draws random numbers in training mode alone, by {node.op} "
@@ -461,7 +461,7 @@ def _evaluation(
     if drops or torch_draws.first_random(graph) is not None:
         rename(graph, sizes)
         unknown = torch_draws.fix(graph)
-    return inference_mode(graph), unknown
+    return set_inference_mode(graph), unknown
 
 
 def _worst(

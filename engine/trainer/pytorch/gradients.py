@@ -188,11 +188,11 @@ def opened(path: str, sizes: Mapping[str, int], inputs: Iterable[str] = ()) -> G
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename
-    from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
+    from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
     from engine.graphs.passes import control
 
     graph = onnx_io.load(path)
-    parameters_to_inputs(graph, inputs)
+    turn_into_inputs(graph, inputs)
     graph = name_nodes(control.unroll(graph))
     rename(graph, sizes)
     return graph
@@ -211,9 +211,13 @@ def _gradient_graph(
     """
     from engine.graphs.ir.graph import Node
     from engine.graphs.offline.differentiate import differentiate
-    from engine.graphs.offline.normalize import parameters_to_inputs, pass_on
-    from engine.graphs.passes.batchnorm import choose_trained, own_statistics, training_form
-    from engine.graphs.passes.foreign import pool_grads_know_input
+    from engine.graphs.offline.normalize import pass_on, turn_into_inputs
+    from engine.graphs.passes.batchnorm import (
+        choose_trained,
+        give_own_statistics,
+        set_training_form,
+    )
+    from engine.graphs.passes.foreign import give_pool_grads_input
     from engine.graphs.passes.infer import infer
     from engine.graphs.passes.patterns import fuse_patterns
     from engine.graphs.passes.simplify import prune
@@ -222,7 +226,7 @@ def _gradient_graph(
     unknown = torch_draws.fix(graph)
     moving = choose_trained(graph, train, (), list(norms) if norms else False)
     # Statistics move where they are, so that they cannot be constants.
-    values = parameters_to_inputs(graph, [*train, *own_statistics(graph, moving)])
+    values = turn_into_inputs(graph, [*train, *give_own_statistics(graph, moving)])
     types = infer(graph).types
     terms = []
     for i, y in enumerate(outputs):
@@ -238,11 +242,11 @@ def _gradient_graph(
         terms.append(term)
     graph.nodes.append(Node("Sum", tuple(terms), (LOSS,), {}, "", LOSS))
     graph.outputs = [LOSS]
-    training_form(graph, moving)
+    set_training_form(graph, moving)
     fuse_patterns(graph, infer(graph))
     gradients = differentiate(graph, LOSS, train, infer(graph).types)
     graph.outputs = [gradients[name] for name in train]
-    return pool_grads_know_input(prune(pass_on(graph))), values, unknown
+    return give_pool_grads_input(prune(pass_on(graph))), values, unknown
 
 
 def _feeds(torch: Any, graph: Graph, given: Any) -> dict[str, Array]:

@@ -182,7 +182,7 @@ def _has_pixels(x: TensorType) -> bool:
     """Return whether the number of pixels along each axis is known.
 
     onnxruntime-training takes the shape of dX from the type that the file gives dX, which must then
-    be known.  `pool_grads_know_input` tells it to us.
+    be known.  `give_pool_grads_input` tells it to us.
     """
     return all(isinstance(d, int) for d in x.shape[2:])
 

@@ -5,7 +5,7 @@ Backward  da_t by the slopes of the activations, dh_{t-1} = R^T da_t + what pass
           dX = da W, dW = da^T X, dR = da^T h', db = sum da, over all steps at once.
           Keeps X, Y, the gates after their activations and, of an LSTM, all cell states; of a GRU
           that resets after R_n (`linear_before_reset`) also R_n h' + b, where the plan has both
-          passes (`gru_grads_know_inner_products`); otherwise that is computed again
+          passes (`give_gru_grads_inner_products`); otherwise that is computed again
 Padding   after a row's length gates and Y are 0 and states stay: no gradient passes there
 Error     as of the products; a step adds the rounding of its gates
 
