@@ -1,4 +1,4 @@
-"""Five things that newcomers add, each in a copy of the tree: the files that it takes, and no more.
+"""Six things that newcomers add, each in a copy of the tree: the files that it takes, and no more.
 
 An `Addition` has what a person writes and the commands that CONTRIBUTING.md names.  A copy of the
 tree gets both.  The files that differ then are those that were written and those that the commands
@@ -332,6 +332,71 @@ assert "| `most_steps` |" in Path("docs/commands.md").read_text("utf-8")
 """,
 )
 
+METRIC = Addition(
+    row="add a metric",
+    files={
+        "engine/trainer/metrics/values.py": [
+            Edit(
+                "class RMSE(MSE):",
+                '''class LogCosh(_Means):
+    """The mean of log cosh(y - t) over all elements."""
+
+    declared = _declaration("log_cosh")
+
+    def total(self, differences: Array) -> float:
+        return float(np.log(np.cosh(differences)).sum())
+
+
+''',
+            )
+        ],
+        "engine/trainer/metrics/named.py": [Edit("values.MSE, ", "values.LogCosh, ")],
+        "engine/trainer/metrics/__init__.py": [
+            Edit(
+                "from engine.trainer.metrics.values import",
+                "from engine.trainer.metrics.values import LogCosh\n",
+            ),
+            Edit('    "MeanAveragePrecision",', '    "LogCosh",\n'),
+        ],
+        "engine/trainer/__init__.py": [
+            Edit(
+                "    from engine.trainer.metrics import MeanAveragePrecision",
+                "    from engine.trainer.metrics import LogCosh as LogCosh\n",
+            ),
+            Edit('        "MeanAveragePrecision",', '        "LogCosh",\n'),
+        ],
+        "engine/__init__.py": [Edit('        "MeanAveragePrecision",', '        "LogCosh",\n')],
+        "tests/trainer/test_metric_references.py": [
+            Edit(
+                "def test_determination_needs_two_samples",
+                """def test_log_cosh() -> None:
+    (made,) = metrics_of("log_cosh")
+    y, t = RNG.standard_normal((2, 60, 3))
+    assert take(made, y, t, SPLITS[1]).result() == pytest.approx(np.log(np.cosh(y - t)).mean())
+
+
+""",
+            )
+        ],
+    },
+    commands=("python -m engine.tools.dev.metric_table docs/metrics.md",),
+    made=("docs/metrics.md",),
+    tests=(
+        "tests/trainer/test_metric_references.py", "-k", "log_cosh or every_name or page_lists",
+    ),
+    probe="""
+import engine
+from engine.errors import InputError
+from engine.trainer.history import direction
+assert "LogCosh" in dir(engine) and engine.LogCosh().name == "log_cosh"
+assert direction("val_log_cosh") == "min"
+try:
+    engine.trainer.metrics.metrics_of("log_cos")
+except InputError as error:
+    assert "'log_cosh'" in str(error)
+""",
+)  # fmt: skip
+
 CORE = Addition(
     row="add a target",
     files={
@@ -357,7 +422,7 @@ assert code[:4] == b"\\x7fELF"
 assert emulator("cortex-a78").command[0] == "qemu-aarch64-static"
 """,
 )
-ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, CORE)
+ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, METRIC, CORE)
 
 
 class Tree:
@@ -422,7 +487,7 @@ def test_an_addition_takes_these_files_and_works(addition: Addition, tmp_path: P
 def test_contributing_names_the_files_and_the_commands(addition: Addition) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     (row,) = (line for line in text.splitlines() if line.startswith(f"| [{addition.row}]("))
-    named = re.findall(r"`((?:engine|graphs|kernels|tools)/[\w/<>.]*)`", row)
+    named = re.findall(r"`((?:engine|graphs|kernels|tests|tools)/[\w/<>.]*)`", row)
     rules = [
         re.escape(name).replace("<family>", r"\w+").replace("<name>", r"\w+") for name in named
     ]
