@@ -57,7 +57,7 @@ class Frame:
 
 
 def pandas_frame(columns: dict[str, Any]) -> Any:
-    return pytest.importorskip("pandas").DataFrame(columns)
+    return pytest.importorskip("pandas", reason="needs pandas").DataFrame(columns)
 
 
 SOURCES: dict[str, Any] = {"columns": dict, "frame": Frame, "pandas": pandas_frame}
@@ -154,7 +154,7 @@ def test_dates_become_parts(source: str, tmp_path: Path) -> None:
 
 
 def test_pandas_types(tmp_path: Path) -> None:
-    pd = pytest.importorskip("pandas")
+    pd = pytest.importorskip("pandas", reason="needs pandas")
     frame = pd.DataFrame(
         {
             "string": pd.array(["a", "b", None, "a"], dtype="string"),

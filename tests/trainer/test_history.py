@@ -219,7 +219,7 @@ def test_a_history_is_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackageError, match="pip install pandas"):
         trained().to_pandas()
     monkeypatch.delitem(sys.modules, "pandas")
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason="needs pandas")
     frame = trained(3).to_pandas()
     assert frame.index.name == "epoch"
     assert frame["val_accuracy"].tolist() == trained(3)["val_accuracy"]

@@ -117,9 +117,9 @@ history
 
 
 def test_a_real_kernel_shows_the_curve_and_the_history(tmp_path: Path) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-    nbformat: Any = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
+    pytest.importorskip("ipykernel", reason="needs ipykernel")
+    nbformat: Any = pytest.importorskip("nbformat", reason="needs nbclient")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     kernel = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(book, timeout=300, kernel_name="python3", resources=kernel).execute()
