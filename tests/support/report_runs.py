@@ -69,6 +69,7 @@ class Run:
             features=["x"],
             inputs=["x", "labels"],
             outputs=["y"],
+            threshold=None,
             module=module,
         )
         known = {"epochs": EPOCHS, "batches": BATCHES, "batch_size": BATCH, "monitor": "val_loss"}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.trainer.reports.findings import MAX_CLASSES, Findings
+from engine.trainer.reports.sections.classes import Scores
 from tests.support.report_runs import Array
 
 
@@ -98,3 +99,56 @@ def test_too_many_classes_have_no_matrix() -> None:
 def test_a_language_model_has_no_matrix_and_no_samples() -> None:
     found = findings(np.zeros((2, 3), np.int64), np.zeros((2, 3, MAX_CLASSES + 1), np.float32))
     assert (found.counts, found.total, found.worst, found.best) == (None, 0, [], [])
+
+
+def several(count: int = 300) -> tuple[Array, Array]:
+    """Return targets of three labels, and scores that find the first best and the last not."""
+    rng = np.random.default_rng(3)
+    targets = (rng.random((count, 3)) < (0.5, 0.2, 0.4)).astype(np.float32)
+    noise = rng.standard_normal((count, 3)).astype(np.float32)
+    return targets, (targets * (4, 1, 0) + noise - 0.5).astype(np.float32)
+
+
+def test_several_labels_have_the_scores_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
+    targets, scores = several()
+    found = Scores.of(findings(targets, scores, threshold=0.0))
+    expected = metrics.precision_recall_fscore_support(targets, scores > 0, average=None)
+    for mine, its in zip(
+        (found.precision, found.recall, found.f1, found.there), expected, strict=True
+    ):
+        np.testing.assert_allclose(mine, its)
+    np.testing.assert_allclose(found.area, metrics.roc_auc_score(targets, scores, average=None))
+
+
+def test_several_labels_are_counted_batch_by_batch() -> None:
+    targets, scores = several()
+    whole = findings(targets, scores, threshold=0.0)
+    parts = Findings(features="x", target="t", output="y", threshold=0.0)
+    for part in np.array_split(np.arange(300), 11):
+        parts.add({"x": np.zeros((len(part), 3)), "t": targets[part]}, {"y": scores[part]})
+    both = (targets == 1) & (scores > 0)
+    by_hand = np.stack([targets.sum(0), (scores > 0).sum(0), both.sum(0)], 1)
+    for found in (whole, parts):
+        assert found.labels is not None
+        np.testing.assert_array_equal(found.labels, by_hand)
+        assert found.total == 900
+        assert not len(found.pairs.rows), "labels have no residuals"
+    assert whole.worst[0].error == pytest.approx(np.abs((scores > 0) - targets).mean(1).max())
+    assert set(whole.worst[0].predicted) <= {0.0, 1.0}
+
+
+def test_labels_of_positions_are_on_axis_1_and_other_targets_are_left_out() -> None:
+    targets = np.zeros((2, 3, 4, 4), np.float32)
+    targets[:, 1] = 1
+    targets[0, 2] = -100
+    scores = np.ones_like(targets)
+    found = findings(targets, scores, threshold=0.0)
+    assert found.labels is not None
+    assert found.labels.tolist() == [[0, 32, 0], [32, 32, 32], [0, 16, 0]]
+
+
+def test_without_a_threshold_targets_are_values() -> None:
+    found = findings(*several())
+    assert found.labels is None
+    assert len(found.pairs.rows)

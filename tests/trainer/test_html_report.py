@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.artifacts import BCEWithLogitsLoss
 from engine.data import Arrays, batches
 from engine.errors import FileError, InputError
 from engine.reports import HtmlReport, JsonLog, Section
@@ -25,6 +26,7 @@ from engine.trainer.reports.findings import MAX_PAIRS
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.trace import MAX_POINTS
+from tests.support import tiny
 from tests.support.report_runs import BATCHES, NAMES, Run, fit
 
 # --- trainings of every kind
@@ -447,3 +449,19 @@ def test_a_training_that_is_killed_and_resumed_repeats_no_row(tmp_path: Path) ->
     assert points is not None
     seen = list(map(int, points[1].split()))
     assert seen == sorted(set(seen)), "no step of the curves is drawn twice"
+
+
+@pytest.mark.parametrize("loss", ["bce_with_logits", BCEWithLogitsLoss()], ids=["name", "object"])
+def test_several_labels_have_a_table_as_the_loss_declares(loss: Any, tmp_path: Path) -> None:
+    targets = (tiny.X[:, :3] > 0).astype(np.float32)
+    data = Arrays((tiny.X, targets))
+    tiny.made(loss=loss).fit(data, validation=data, folder=tmp_path, progress=False)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert 'id="classes"' in page
+    assert "mean of the labels" in page
+    assert 'id="residuals"' not in page
+    (tmp_path / "values").mkdir()
+    tiny.made(loss="mse").fit(data, validation=data, folder=tmp_path / "values", progress=False)
+    page = (tmp_path / "values" / "report.html").read_text("utf-8")
+    assert 'id="residuals"' in page
+    assert "mean of the labels" not in page

@@ -1,8 +1,9 @@
 """Findings: facts about a validation, collected batch by batch in bounded memory.
 
 For a classification: how often each class was taken for each, the shares that the model gave the
-classes, the worst samples, and some correct ones.  For a regression: the samples with the largest
-and the smallest errors, and pairs of expected and predicted values.
+classes, the worst samples, and some correct ones.  For samples that may have several labels: how
+often each label was there, was predicted, and both.  For a regression: pairs of expected and
+predicted values.  For both of these, the samples with the largest and the smallest errors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.trainer.metrics.classes import has_labels
 from engine.trainer.metrics.ranking import log_odds
 from engine.trainer.reports import png
 from engine.trainer.reports.thinned import Thinned
@@ -62,10 +64,15 @@ class Findings:
     features, target, output: the names of the input that is shown, of the labels, and of the
         output that is compared with them.
     classes: their names; None: unknown.
+    threshold: the output above which a sample has a label, as the loss declares it; None: a sample
+        has one class, or values.
     limit: how many samples of each kind are kept.
     step, epoch: the optimizer step and the epoch of this validation.
     counts: i64[classes, classes], how often the row's class was taken for the column's class;
         None: no classification, or more than `MAX_CLASSES` classes.
+    labels: i64[labels, 3], how often each of several labels was there, was predicted, and both;
+        None: a sample has one class, or values.
+    scored: f32[samples, 2 labels], of every n-th sample the targets of the labels, then the scores.
     total: how many labels were compared.
     worst: the samples with the largest errors, starting with the largest.
     best: correct samples, few of each class; or the samples with the smallest errors.
@@ -79,10 +86,13 @@ class Findings:
     target: str
     output: str
     classes: Sequence[str] | None = None
+    threshold: float | None = None
     limit: int = 12
     step: int = 0
     epoch: int = 0
     counts: Array | None = None
+    labels: Array | None = None
+    scored: Thinned = field(default_factory=lambda: Thinned(MAX_ODDS))
     total: int = 0
     worst: list[Sample] = field(default_factory=list)
     best: list[Sample] = field(default_factory=list)
@@ -108,7 +118,9 @@ class Findings:
         scores = np.asarray(outputs[self.output])
         if not labels.ndim or scores.dtype.kind != "f" or len(scores) != len(labels):
             return
-        if self._is_two_classes(scores, labels):
+        if self.threshold is not None and has_labels(scores, labels):
+            self._add_labels(given, scores, labels, self.threshold, name)
+        elif self._is_two_classes(scores, labels):
             self._add_classes(given, self._of_two(scores.reshape(-1)), labels.reshape(-1), name)
         elif labels.dtype.kind in "iu":
             for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics.py
@@ -183,6 +195,35 @@ class Findings:
             columns = [expected[picked, np.newaxis], _log_odds(rows[picked])]
             self.odds.add(np.concatenate(columns, 1).astype(np.float32))
 
+    def _add_labels(
+        self,
+        given: Array,
+        scores: Array,
+        targets: Array,
+        threshold: float,
+        name: Callable[[int], str],
+    ) -> None:
+        """Compare scores of several labels, on axis 1, with targets of 0 and 1."""
+        count = scores.shape[1]
+        if not count or count > MAX_CLASSES:
+            return
+        if self.labels is None:
+            self.labels = np.zeros((count, 3), np.int64)
+        if len(self.labels) != count:
+            return
+        above = scores > threshold
+        rows, wanted, taken = (
+            np.moveaxis(each, 1, -1).reshape(-1, count) for each in (scores, targets, above)
+        )
+        counts = (wanted == 0) | (wanted == 1)  # others are left out
+        there, taken = wanted == 1, taken & counts
+        self.labels += np.stack([there.sum(0), taken.sum(0), (there & taken).sum(0)], 1)
+        picked = self.scored.pick(len(rows))
+        self.scored.add(np.concatenate([wanted[picked], rows[picked]], 1).astype(np.float32))
+        self.total += int(counts.sum())
+        shape = (len(scores), -1)
+        self._keep_samples(given, targets.reshape(shape), above.reshape(shape), name)
+
     def _add_values(
         self, given: Array, scores: Array, labels: Array, name: Callable[[int], str]
     ) -> None:
@@ -190,12 +231,19 @@ class Findings:
         expected, predicted = labels.reshape(count, -1), scores.reshape(count, -1)
         if not count or not expected.shape[1]:
             return
-        errors = np.abs(predicted.astype(np.float64) - expected).mean(1)
         pairs = np.stack([expected.reshape(-1), predicted.reshape(-1)], 1)
         self.pairs.add(pairs[self.pairs.pick(len(pairs))].astype(np.float64))
         self.total += count
+        self._keep_samples(given, expected, predicted, name)
+
+    def _keep_samples(
+        self, given: Array, expected: Array, predicted: Array, name: Callable[[int], str]
+    ) -> None:
+        """Keep the samples with the largest and the smallest mean absolute differences."""
+        count = len(expected)
         if len(given) != count:
             return
+        errors = np.abs(predicted.astype(np.float64) - expected).mean(1)
 
         def sample(row: int) -> Sample:
             truth, answer = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))

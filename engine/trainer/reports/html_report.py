@@ -117,6 +117,7 @@ class HtmlReport(Callback):
                 target=trainer.inputs[-1],
                 output=trainer.outputs[0],
                 classes=fit.classes,
+                threshold=trainer.threshold,
                 limit=self._samples,
                 step=fit.step,
                 epoch=fit.epoch,

@@ -1,4 +1,4 @@
-"""Classes: how well each of them is found in the validation, and the mean over them."""
+"""Classes, or several labels: how well each is found in the validation, and the mean of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ OPEN = 24  # classes of a table that is not folded
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores of each class, f64[classes] each; NaN where a score has no value.
+    """Scores of each class or label, f64[classes] each; NaN where a score has no value.
 
+    there: the number of its samples.
     precision: the share of right ones among the predictions of the class.
     recall: the share of its samples that were found.
     f1: the harmonic mean of both.
     area, average_precision: of the class against all others; see `Ranking`.
     """
 
+    there: Array
     precision: Array
     recall: Array
     f1: Array
@@ -38,12 +40,16 @@ class Scores:
 
     @classmethod
     def of(cls, findings: Findings) -> Scores:
-        """Return the scores of findings that have a confusion matrix."""
-        assert findings.counts is not None
-        counts = findings.counts.astype(np.float64)
-        right, there, taken = np.diag(counts), counts.sum(1), counts.sum(0)
-        ranked = [ranking(findings, i) for i in range(len(counts))]
+        """Return the scores of findings that have a confusion matrix, or several labels."""
+        if findings.labels is not None:
+            there, taken, right = findings.labels.T.astype(np.float64)
+        else:
+            assert findings.counts is not None
+            counts = findings.counts.astype(np.float64)
+            right, there, taken = np.diag(counts), counts.sum(1), counts.sum(0)
+        ranked = [ranking(findings, i) for i in range(len(there))]
         return cls(
+            there,
             _over(right, taken),
             _over(right, there),
             _over(2 * right, there + taken),
@@ -53,7 +59,11 @@ class Scores:
 
 
 def ranking(findings: Findings, label: int) -> Ranking | None:
-    """Return how the log-odds of a class rank the samples that are kept."""
+    """Return how the log-odds of a class, or the scores of a label, rank the samples kept."""
+    if findings.labels is not None:
+        pairs = findings.scored.rows[:, [label, label + len(findings.labels)]]
+        wanted, scores = pairs[np.isin(pairs[:, 0], (0, 1)) & np.isfinite(pairs[:, 1])].T
+        return Ranking.of(wanted == 1, scores)
     rows = findings.odds.rows
     return Ranking.of(rows[:, 0] == label, rows[:, 1 + label]) if len(rows) else None
 
@@ -71,12 +81,16 @@ def share(value: float) -> str:
 
 
 def render(record: Record) -> str:
-    """Return a table with a row a class, the one with the least F1 first."""
+    """Return a table with a row a class or label, the one with the least F1 first."""
     findings = record.findings
-    if findings is None or findings.counts is None or not findings.total:
+    if findings is None or not findings.total:
         return ""
-    names, scores = class_names(findings.classes, len(findings.counts)), Scores.of(findings)
-    there = findings.counts.sum(1)
+    if findings.counts is None and findings.labels is None:
+        return ""
+    scores = Scores.of(findings)
+    there = scores.there.astype(np.int64)
+    names = class_names(findings.classes, len(there))
+    kind, kinds = ("class", "classes") if findings.labels is None else ("label", "labels")
     columns = (
         scores.precision, scores.recall, scores.f1, scores.area, scores.average_precision
     )  # fmt: skip
@@ -85,21 +99,26 @@ def render(record: Record) -> str:
         (text(names[i]), f"{there[i]:,}", *(share(column[i]) for column in columns)) for i in order
     ]
     known = there > 0
-    means = (np.nanmean(c[known]) if np.isfinite(c[known]).any() else np.nan for c in columns)
-    rows.insert(0, ("<b>mean of the classes</b>", f"{there.sum():,}", *map(share, means)))
-    head = ("class", "samples", "precision", "recall", "F1", "AUROC", "average precision")
+    means = (
+        float(np.nanmean(c[known])) if np.isfinite(c[known]).any() else np.nan for c in columns
+    )
+    rows.insert(0, (f"<b>mean of the {kinds}</b>", f"{there.sum():,}", *map(share, means)))
+    head = (kind, "samples", "precision", "recall", "F1", "AUROC", "average precision")
     every = table(head, rows, "scores")
     if len(names) > OPEN:
-        every = f"<details><summary>All {len(names)} classes</summary>{every}</details>"
+        every = f"<details><summary>All {len(names)} {kinds}</summary>{every}</details>"
     return f"{origin(record)}{every}{thinned(findings)}"
 
 
 def thinned(findings: Findings) -> str:
     """Return a sentence on how many samples the curves are made of, if not of all."""
-    stride = findings.odds.stride
+    if findings.labels is not None:
+        stride, what = findings.scored.stride, "sample"
+    else:
+        stride, what = findings.odds.stride, f"of {findings.total:,} labels"
     if stride == 1:
         return ""
-    return f"<small>Areas and curves are of every {stride}th of {findings.total:,} labels.</small>"
+    return f"<small>Areas and curves are of every {stride}th {what}.</small>"
 
 
 def _over(part: Array, whole: Array) -> Array:
