@@ -21,14 +21,13 @@ from engine.base import arguments
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, checked
 from engine.loss_types.base import Activation, Array, NamedLoss
-from engine.system.files import NOTE
+from engine.system.files import NOTE, SHARES
 
 if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
     from engine.kernels.vocabulary.op import TensorType
 
 TINY = 1e-30
-SHARES = "shares"  # the note of a model with the name of its target of shares of classes
 
 
 @checked(weight=FINITE, label_smoothing=SHARE)

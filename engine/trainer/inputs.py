@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError, InputError, LabelError, nearest
-from engine.loss_types.classes import SHARES
+from engine.system.files import SHARES
 
 if TYPE_CHECKING:
     from engine.training.model import Model

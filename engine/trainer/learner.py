@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from engine.base.errors import CheckpointError, FileError, ShapeError, StateError
-from engine.loss_types.classes import SHARES
-from engine.system.files import names_inside
+from engine.system.files import SHARES, names_inside
 from engine.trainer.inputs import arrays_of
 from engine.training import artifact_set
 from engine.training.module import Module

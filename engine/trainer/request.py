@@ -19,7 +19,7 @@ from engine.data.labels import class_weights
 from engine.data.loader import Batches, DatasetBatches
 from engine.data.sources import dataset_of
 from engine.loss_types import CrossEntropyLoss
-from engine.loss_types.classes import SHARES
+from engine.system.files import SHARES
 from engine.trainer.by_name import check_classes
 from engine.trainer.class_losses import adapt
 from engine.trainer.fit import Callback
