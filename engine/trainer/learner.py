@@ -249,6 +249,15 @@ class Learner:
         """Names of the inputs that `predict` takes."""
         return list(self.prediction.inputs)
 
+    @property
+    def compared(self) -> tuple[str, str]:
+        """The names of an output and of its target; of several losses the first ones."""
+        if not self.part_names:
+            return self.outputs[0], self.inputs[-1]
+        output = self.part_names[0].removeprefix("loss_")
+        targets = [name for name in self.inputs if name.startswith(f"{output}_")]
+        return output, targets[-1] if targets else self.inputs[-1]
+
     def evaluate_batch(self, batch: Sequence[Any]) -> tuple[list[float], dict[str, Array]]:
         """Compute the loss of a batch, then the parts that it is of, and the model's outputs."""
         model, count = self.evaluation, 1 + len(self.part_names)

@@ -70,6 +70,7 @@ class Run:
             inputs=["x", "labels"],
             outputs=["y"],
             threshold=None,
+            learner=SimpleNamespace(compared=("y", "labels")),
             module=module,
         )
         known = {"epochs": EPOCHS, "batches": BATCHES, "batch_size": BATCH, "monitor": "val_loss"}

@@ -191,3 +191,11 @@ def test_options_for_a_single_loss_are_refused(options: dict[str, Any], message:
     for each in (trainer, again):
         with pytest.raises(InputError, match=message):
             each.fit((X, BOXES, LABELS), progress=False, **options)
+
+
+def test_a_report_compares_the_first_output_with_its_own_target(tmp_path: Path) -> None:
+    made().fit(DATA, validation=DATA, folder=tmp_path / "scores", progress=False)
+    page = (tmp_path / "scores" / "report.html").read_text("utf-8")
+    assert 'id="classes"' in page
+    swapped = made({"box": L1Loss(), "scores": CrossEntropyLoss()})
+    assert swapped.learner.compared == ("box", "box_target")

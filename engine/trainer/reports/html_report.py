@@ -112,10 +112,11 @@ class HtmlReport(Callback):
         self._finish(fit)
         trainer = fit.trainer
         if trainer.features and trainer.outputs:
+            output, target = trainer.learner.compared
             self._looking = Findings(
                 features=trainer.features[0],
-                target=trainer.inputs[-1],
-                output=trainer.outputs[0],
+                target=target,
+                output=output,
                 classes=fit.classes,
                 threshold=trainer.threshold,
                 limit=self._samples,
