@@ -110,7 +110,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (planner, "sized", "sizes"),
     (planner, "bind", "sizes"),
     (pipeline, "kinds", "checks"),
-    (pipeline, "_checked", "checks"),
+    (pipeline, "_check_ops", "checks"),
     (check.Watch, "check", "checks"),
     (planner, "Recipe", "lower"),
     (lower.Recipe, "draft", "lower"),

@@ -314,6 +314,7 @@ class Trainer(BatchTrainer):
         """
         from engine.trainer.kept import open_run
 
+        StepOptions(**options)  # which is checked before files are read
         return open_run(cls, arguments.path("folder", folder), checkpoint, group, options)
 
     def to_torch(self, module: Any) -> list[str]:

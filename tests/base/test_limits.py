@@ -130,7 +130,7 @@ def test_what_unrolling_makes_is_counted_before(name: str, monkeypatch: pytest.M
     """Nothing is appended: a known number of trips is refused at once."""
     graph = onnx_io.load(parser.parse_model(UNROLLED[name]))
     body = name.split()[0]
-    monkeypatch.setattr(control._Unroll, "body", None)
+    monkeypatch.setattr(control._Unroll, "append_body", None)
     with pytest.raises(LimitError, match=rf"^{body} .*: unrolled the graph has at least \d+"):
         control.unroll(graph)
 

@@ -33,7 +33,8 @@ def test_contributing_begins_with_what_people_do_and_names_files_that_exist() ->
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     first = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| [")]
     assert [line.split("[")[1].split("]")[0] for line in first] == [
-        *(f"add {a}" for a in ("an operator", "an optimizer", "a loss", "a fusion")),
+        *(f"add {a}" for a in ("an operator", "an optimizer", "a loss", "a metric")),
+        "add a fusion",
         "add a training option",
         "add a target",
         "run, test, measure",
