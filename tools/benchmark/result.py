@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from engine.base.errors import FileError
+from engine.drawing.text_table import aligned
 from engine.system import files
 
 KIND, VERSION = "edgegrad bench", 1  # what a file says of itself
@@ -230,20 +231,6 @@ def _cells(row: Row, peers: Sequence[str]) -> list[str]:
 
 def _number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else ""
-
-
-def aligned(rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Return the lines of cells: the first `left` columns on the left, the others on the right."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines) + "\n"
 
 
 def _plain(value: Any) -> Any:
