@@ -106,7 +106,7 @@ print(log.state()["run"])
     name = ran(code, tmp_path)
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
-    assert all(folder.name.endswith(name) for folder in folders)
+    assert all(f"-{name}" in folder.name for folder in folders)  # "-1" ends a second of one time
     assert read_wandb(folders[0])[-1]["epoch/val_accuracy"] == "0.881"
 
 
