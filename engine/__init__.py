@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from engine.base.package import VERSION
+from engine.base.public_names import HOMES
 
 if TYPE_CHECKING:
     from engine import api as api
@@ -49,136 +50,6 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-# By the module that has them; of the first four, all that they offer.
-_PLACES = {
-    "api": (
-        "CheckpointState",
-        "LinearLRScheduler",
-        "Module",
-        "Optimizer",
-        "Parameter",
-        "Parameters",
-        "Properties",
-        "set_seed",
-    ),
-    "artifacts": (
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "BCEWithLogitsLoss",
-        "BatchHardTripletLoss",
-        "CIoULoss",
-        "CTCLoss",
-        "CosineEmbeddingLoss",
-        "CrossEntropyLoss",
-        "DiceLoss",
-        "FocalLoss",
-        "GIoULoss",
-        "Group",
-        "HuberLoss",
-        "InfoNCELoss",
-        "KLDivLoss",
-        "L1Loss",
-        "LAMB",
-        "Lion",
-        "Loss",
-        "LossType",
-        "MSELoss",
-        "NLLLoss",
-        "OptimType",
-        "OptimizerSpec",
-        "RMSprop",
-        "SGD",
-        "SmoothL1Loss",
-        "SparseUpdate",
-        "TripletMarginLoss",
-        "generate_artifacts",
-    ),
-    "data": (
-        "Arrays",
-        "Batches",
-        "Buckets",
-        "ByteTokenizer",
-        "ColorJitter",
-        "Csv",
-        "CutMix",
-        "Dataset",
-        "Images",
-        "LabelledTexts",
-        "LogMel",
-        "Mixup",
-        "Preparation",
-        "RandomCrop",
-        "RandomErasing",
-        "RandomFlip",
-        "RandomResizedCrop",
-        "RandomRotation",
-        "Sounds",
-        "SpecAugment",
-        "Table",
-        "Texts",
-        "TimeShift",
-        "batches",
-        "dataset_of",
-        "train_tokenizer",
-    ),
-    "trainer": (
-        "AUROC",
-        "Accuracy",
-        "AveragePrecision",
-        "BLEU",
-        "BalancedAccuracy",
-        "Callback",
-        "Constant",
-        "Cosine",
-        "Dice",
-        "EarlyStopping",
-        "ErrorRate",
-        "EvaluationBatch",
-        "F1",
-        "Fit",
-        "History",
-        "IoU",
-        "Linear",
-        "MAE",
-        "MCC",
-        "MSE",
-        "MeanAveragePrecision",
-        "Metric",
-        "OneCycle",
-        "Perplexity",
-        "Plateau",
-        "Precision",
-        "R2",
-        "RMSE",
-        "Recall",
-        "Schedule",
-        "Step",
-        "TopK",
-        "Trainer",
-    ),
-    "backend": ("supported",),
-    "errors": ("EngineError",),
-    "lora": ("Lora",),
-    "reports": (
-        "AimLog",
-        "Comparison",
-        "CsvLog",
-        "HtmlReport",
-        "JsonLog",
-        "LiveCurve",
-        "MlflowLog",
-        "Progress",
-        "TensorBoard",
-        "WandbLog",
-        "compare",
-    ),
-}
-_MODULES = {name: module for module, names in _PLACES.items() for name in names}
-# Modules that are attributes without being imported first; `federated` builds on this package.
-_ROOMS = {*_PLACES, "custom", "distributed", "onnxblock", "profiling"}
-
 
 def _offer(name: str) -> Any:
     """Return a name at the top, or one of the modules, imported at its first use.
@@ -186,10 +57,11 @@ def _offer(name: str) -> Any:
     Raises:
         AttributeError: there is none of that name; with the nearest names.
     """
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    if name in _ROOMS:
-        return import_module(f"{__name__}.{name}")
+    if name in HOMES:
+        home = HOMES[name]
+        if home == __name__:
+            return import_module(f"{home}.{name}")
+        return getattr(import_module(home), name)
     unknown = f"module 'edgegrad' has no attribute {name!r}"
     if name.startswith("__"):
         raise AttributeError(unknown)
@@ -197,13 +69,13 @@ def _offer(name: str) -> Any:
         raise AttributeError(f"{unknown} until `import edgegrad.{name}`")
     from engine.base.errors import nearest
 
-    raise AttributeError(unknown + nearest(name, [*_MODULES, *_ROOMS]))
+    raise AttributeError(unknown + nearest(name, HOMES))
 
 
 def __dir__() -> list[str]:
-    return sorted({*_MODULES, *_ROOMS, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*HOMES, *(name for name in globals() if name.startswith("__"))})
 
 
 if not TYPE_CHECKING:  # checkers know the names from the imports above, and refuse others
-    __all__ = sorted({*_MODULES, *_ROOMS})
+    __all__ = list(HOMES)
     __getattr__ = _offer

@@ -1,37 +1,9 @@
 """Reports of a training, see `engine.trainer.reports`."""
 
-from engine.trainer.reports import (
-    SECTIONS,
-    AimLog,
-    Comparison,
-    CsvLog,
-    HtmlReport,
-    JsonLog,
-    LiveCurve,
-    MlflowLog,
-    Progress,
-    RunRecord,
-    Section,
-    TensorBoard,
-    WandbLog,
-    compare,
-    default,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "SECTIONS",
-    "AimLog",
-    "Comparison",
-    "CsvLog",
-    "HtmlReport",
-    "JsonLog",
-    "LiveCurve",
-    "MlflowLog",
-    "Progress",
-    "RunRecord",
-    "Section",
-    "TensorBoard",
-    "WandbLog",
-    "compare",
-    "default",
-]
+from engine.trainer import reports
+from engine.trainer.reports import *
+
+if not TYPE_CHECKING:  # checkers take all that is imported above for public
+    __all__ = reports.__all__

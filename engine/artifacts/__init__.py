@@ -23,8 +23,8 @@ from engine import loss_types
 from engine.artifacts.generate import generate_artifacts as generate_artifacts
 from engine.base.sparse_update import SparseUpdate as SparseUpdate
 from engine.graphs.offline import optim_types
-from engine.graphs.offline.optim_types import *  # noqa: F403  # its __all__ is public here
-from engine.loss_types import *  # noqa: F403  # its __all__ is public here
+from engine.graphs.offline.optim_types import *
+from engine.loss_types import *
 
 if not TYPE_CHECKING:  # checkers take all that is imported above for public
     __all__ = ["SparseUpdate", "generate_artifacts", *loss_types.__all__, *optim_types.__all__]

@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from engine.loss_types.base import Loss, NamedLoss
-from engine.loss_types.classes import CrossEntropyLoss, FocalLoss, NLLLoss
-from engine.loss_types.elementwise import (
-    BCEWithLogitsLoss,
-    HuberLoss,
-    KLDivLoss,
-    L1Loss,
-    MSELoss,
-    SmoothL1Loss,
-)
-from engine.loss_types.embeddings import (
-    BatchHardTripletLoss,
-    CosineEmbeddingLoss,
-    InfoNCELoss,
-    TripletMarginLoss,
-)
-from engine.loss_types.regions import CIoULoss, DiceLoss, GIoULoss
-from engine.loss_types.sequences import CTCLoss
-
-__all__ = [
-    "BCEWithLogitsLoss",
-    "BatchHardTripletLoss",
-    "CIoULoss",
-    "CTCLoss",
-    "CosineEmbeddingLoss",
-    "CrossEntropyLoss",
-    "DiceLoss",
-    "FocalLoss",
-    "GIoULoss",
-    "HuberLoss",
-    "InfoNCELoss",
-    "KLDivLoss",
-    "L1Loss",
-    "Loss",
-    "LossType",
-    "MSELoss",
-    "NLLLoss",
-    "SmoothL1Loss",
-    "TripletMarginLoss",
-]
+from engine.loss_types.base import Loss as Loss
+from engine.loss_types.base import NamedLoss
+from engine.loss_types.classes import *
+from engine.loss_types.elementwise import *
+from engine.loss_types.embeddings import *
+from engine.loss_types.regions import *
+from engine.loss_types.sequences import *
 
 
 class LossType(IntEnum):
@@ -71,3 +39,6 @@ class LossType(IntEnum):
 LOSSES: dict[LossType, type[NamedLoss]] = {
     LossType[c.__name__]: c for c in NamedLoss.__subclasses__()
 }
+
+if not TYPE_CHECKING:  # checkers take all that is imported above for public
+    __all__ = ["Loss", "LossType", *LossType.__members__]

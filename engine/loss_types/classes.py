@@ -23,6 +23,8 @@ from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, checked
 from engine.loss_types.base import Activation, Array, NamedLoss
 from engine.system.files import NOTE, SHARES
 
+__all__ = ["CrossEntropyLoss", "FocalLoss", "NLLLoss"]
+
 if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
     from engine.kernels.vocabulary.op import TensorType

@@ -23,6 +23,8 @@ from engine.base.errors import ShapeError
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, FINITE, checked
 from engine.loss_types.base import Array, NamedLoss
 
+__all__ = ["BCEWithLogitsLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
+
 if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
 

@@ -21,6 +21,8 @@ from engine.base.errors import ShapeError
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Range, checked
 from engine.loss_types.base import NamedLoss
 
+__all__ = ["BatchHardTripletLoss", "CosineEmbeddingLoss", "InfoNCELoss", "TripletMarginLoss"]
+
 if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
     from engine.kernels.vocabulary.op import TensorType

@@ -27,6 +27,8 @@ from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import ABOVE_0, FINITE, checked
 from engine.loss_types.base import Activation, Array, NamedLoss
 
+__all__ = ["CIoULoss", "DiceLoss", "GIoULoss"]
+
 if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
     from engine.kernels.vocabulary.op import TensorType

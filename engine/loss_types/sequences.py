@@ -14,6 +14,8 @@ from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, checked
 from engine.loss_types.base import NamedLoss
 
+__all__ = ["CTCLoss"]
+
 if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
 

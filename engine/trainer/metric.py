@@ -7,6 +7,7 @@ in one batch; the sizes of batches, a smaller last one among them, do not matter
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Declaration:
 class Metric(ABC):
     """Base of metrics.
 
-    name: the column of the history, after "val_".
+    name: the column of the history, after "val_"; None: the name that is declared.
     mode: whether less ("min") or more ("max") of it is better; None: as its name says.
     output, target: the names of the output and of the input that it takes; None: the first output
         and the last input.
@@ -66,7 +67,13 @@ class Metric(ABC):
         if declared is not None:
             cls.mode = declared.mode
 
-    def __init__(self, name: str, output: str | None = None, target: str | None = None) -> None:
+    def __init__(
+        self, name: str | None = None, output: str | None = None, target: str | None = None
+    ) -> None:
+        if name is None:
+            if self.declared is None:
+                raise InputError(f"{type(self).__name__}: give name=, its column of the history")
+            name = self.declared.name
         self.name = arguments.text("name", name)
         self.output = None if output is None else arguments.text("output", output)
         self.target = None if target is None else arguments.text("target", target)
@@ -162,6 +169,29 @@ class Metric(ABC):
         return f"{type(self).__name__}({self.name!r})"
 
 
+class MeanMetric(Metric):
+    """Base of metrics that are a total over a count: means, shares and rates."""
+
+    def reset(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    def add(self, total: float, count: int) -> None:
+        """Add to the total and to the count."""
+        self._total += total
+        self._count += count
+
+    def partial(self) -> list[Any]:
+        return [self._total, self._count]
+
+    def merge(self, partials: Sequence[list[Any]]) -> None:
+        self.reset()
+        for total, count in partials:
+            self.add(total, int(count))
+
+    def result(self) -> float:
+        return self._total / self._count if self._count else math.nan
+
+
 class AveragedMetric(Metric):
     """Base of metrics that have a value for each class, and an average of these values.
 
@@ -172,17 +202,19 @@ class AveragedMetric(Metric):
     average: str | None
     column: str
 
-    def settle(self, average: str | None, column: str, name: str | None) -> str:
+    def settle(self, average: str | None, name: str | None, column: str = "") -> str:
         """Set the average and the columns; return the name of the metric.
 
         name: as given; None: `column`, and the ending that the average has in names.
+        column: without an average; empty: the name that is declared.
         """
         assert self.declared is not None
-        self.average, self.column = average, column if name is None else name
+        self.average, self.column = average, name or column or self.declared.name
         if name is not None or average == "macro":
             return self.column
         variants = self.declared.variants.items()
-        return column + next(end for end, has in variants if has.get("average", "") == average)
+        ending = next(end for end, has in variants if has.get("average", "") == average)
+        return self.column + ending
 
     @abstractmethod
     def each(self, classes: int) -> Array:

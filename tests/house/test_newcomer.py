@@ -247,17 +247,23 @@ CASES = [Case(Signum(momentum=0.8), signum, 1)]
     commands=(
         "python -m engine.tools.dev.operators docs/operators.md",
         "python -m engine.tools.commands.page docs/commands.md",
+        "python -m engine.tools.dev.public_names",
         "python -m engine.tools.dev.zoo --ops SignumOptimizer",
     ),
-    made=("docs/operators.md", "docs/commands.md", "tools/dev/zoo.txt"),
+    made=(
+        "docs/operators.md", "docs/commands.md", "engine/base/public_names.py",
+        "tools/dev/zoo.txt",
+    ),
     tests=(
         "tests/ops/test_optimizer_rules.py", "tests/kernels/test_op_tables.py",
         "tests/docs/test_readme.py", "-k", "Signum or op_tables or readme",
     ),
     probe=TRAIN.format(op="Relu", optimizer="Signum")
     + """
+import engine
 from engine import artifacts, onnxblock
 from engine.tools.dev import optimizer_plans
+assert engine.Signum is artifacts.Signum
 from engine.trainer import names
 assert artifacts.OptimType.Signum.value == len(artifacts.OptimType)
 assert names.optimizers()["signum"] is artifacts.Signum
@@ -336,6 +342,7 @@ METRIC = Addition(
     row="add a metric",
     files={
         "engine/trainer/metrics/values.py": [
+            Edit('"MAE", "MSE"', '"LogCosh", '),
             Edit(
                 "class RMSE(MSE):",
                 '''class LogCosh(_Means):
@@ -350,22 +357,6 @@ METRIC = Addition(
 ''',
             )
         ],
-        "engine/trainer/metrics/named.py": [Edit("values.MSE, ", "values.LogCosh, ")],
-        "engine/trainer/metrics/__init__.py": [
-            Edit(
-                "from engine.trainer.metrics.values import",
-                "from engine.trainer.metrics.values import LogCosh\n",
-            ),
-            Edit('    "MeanAveragePrecision",', '    "LogCosh",\n'),
-        ],
-        "engine/trainer/__init__.py": [
-            Edit(
-                "    from engine.trainer.metrics import MeanAveragePrecision",
-                "    from engine.trainer.metrics import LogCosh as LogCosh\n",
-            ),
-            Edit('        "MeanAveragePrecision",', '        "LogCosh",\n'),
-        ],
-        "engine/__init__.py": [Edit('        "MeanAveragePrecision",', '        "LogCosh",\n')],
         "tests/trainer/test_metric_references.py": [
             Edit(
                 "def test_determination_needs_two_samples",
@@ -379,8 +370,11 @@ METRIC = Addition(
             )
         ],
     },
-    commands=("python -m engine.tools.dev.metric_table docs/metrics.md",),
-    made=("docs/metrics.md",),
+    commands=(
+        "python -m engine.tools.dev.metric_table docs/metrics.md",
+        "python -m engine.tools.dev.public_names",
+    ),
+    made=("docs/metrics.md", "engine/base/public_names.py"),
     tests=(
         "tests/trainer/test_metric_references.py", "-k", "log_cosh or every_name or page_lists",
     ),

@@ -22,6 +22,8 @@ import edgegrad.trainer.schedules
 import engine
 import engine.artifacts
 import engine.trainer.schedules
+from engine.base import public_names
+from engine.tools.dev import public_names as make_public_names
 from tests.support import package_user
 from tests.support.places import ALIAS, DOCS, PATHS, ROOT
 
@@ -97,8 +99,12 @@ def test_python_runs_the_command(module: str, tmp_path: Path) -> None:
 # --- the names at the top
 
 
+def test_the_table_is_what_checkers_are_told() -> None:
+    table = Path(public_names.__file__).read_text("utf-8")
+    assert table == make_public_names.source(), "python -m engine.tools.dev.public_names"
+
+
 def test_the_top_has_what_its_modules_offer() -> None:
-    """A name that is new in one of these modules belongs into the table of `engine/__init__.py`."""
     at_top = set(vars(engine)["__all__"])
     for name in ("api", "artifacts", "data", "trainer", "reports"):
         module = importlib.import_module(f"engine.{name}")
@@ -149,7 +155,7 @@ def test_the_import_loads_no_more_than_the_package() -> None:
         for name in ("engine", "edgegrad")
     )
     assert {name for name in first if name.startswith("engine")} == {
-        *("engine", "engine.base", "engine.base.package")
+        *("engine", "engine.base", "engine.base.package", "engine.base.public_names")
     }
     assert second - first == {"edgegrad"}
     assert not {"numpy", "typing_extensions", "difflib"} & second

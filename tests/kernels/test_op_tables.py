@@ -16,6 +16,7 @@ NAMES = frozenset(op.name for op in ops().values())
 FAMILIES = ("kernels/ops/", "tools/dev/cases/", "engine/models/")  # declare ops, or make models
 # Every other table, as `file: statement`, with the reason why it is not a fact for `Op`.
 PATTERNS = {
+    "engine/base/public_names.py: HOMES": "names of classes; some are also names of ops",
     "engine/onnxblock/optim.py: __all__": "names of blocks; some are also names of ops",
     "engine/trainer/pytorch/draws.py: RANDOM": "the nodes whose draws are known",
     "graphs/io/provenance.py: _traced": "how an exporter writes a batch norm that it has folded",

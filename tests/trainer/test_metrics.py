@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from engine.errors import DTypeError, InputError, LabelError, NameNotFoundError, ShapeError
+from engine.trainer.metric import MeanMetric
 from engine.trainer.metrics import (
     F1,
     MAE,
@@ -234,6 +235,15 @@ def test_outputs_and_targets_by_name() -> None:
         Accuracy(target="label").update(outputs, inputs, 0.0, 2)
     with pytest.raises(InputError, match="metric 'accuracy': the model has no outputs"):
         Accuracy().update({}, inputs, 0.0, 2)
+
+
+def test_a_metric_of_ones_own_needs_a_name() -> None:
+    class Own(MeanMetric):
+        def update(self, *batch: object) -> None: ...
+
+    assert Own("own").name == "own"
+    with pytest.raises(InputError, match=r"Own: give name=, its column of the history"):
+        Own()
 
 
 def test_metrics_by_name() -> None:

@@ -5,7 +5,6 @@ Source: pycocotools, cocoeval.py: `computeIoU`, `evaluateImg` and `accumulate`.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,9 @@ from engine.base import arguments
 from engine.base.errors import DTypeError, InputError, LimitError, ShapeError
 from engine.base.signatures import AT_LEAST_1, SHARE, checked
 from engine.trainer.metric import Array, AveragedMetric, Declaration, Tensors
-from engine.trainer.metrics.ranking import LIMIT
+from engine.trainer.metrics.ranking import LIMIT, array_of, text_of
+
+__all__ = ["MeanAveragePrecision"]
 
 Form = Literal["xyxy", "xywh", "cxcywh"]
 Area = Literal["all", "small", "medium", "large"]
@@ -97,7 +98,7 @@ class MeanAveragePrecision(AveragedMetric):
         short = "map" + ("" if area == "all" else f"_{area}")
         if len(self.overlaps) == 1:
             short = f"map{100 * self.overlaps[0]:g}" + short[3:]
-        super().__init__(self.settle(average, short, name), output, target)
+        super().__init__(self.settle(average, name, short), output, target)
 
     def reset(self) -> None:
         self._kept: list[_Matches] = []
@@ -177,23 +178,13 @@ class MeanAveragePrecision(AveragedMetric):
         self._kept.append(matches)
 
     def partial(self) -> list[Any]:
-        return [
-            [array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()]
-            for array in (self._joined() or ())
-        ]
+        return [text_of(array) for array in self._joined() or ()]
 
     def merge(self, partials: Sequence[list[Any]]) -> None:
         self.reset()
         for part in partials:
             if part:
-                self._keep(
-                    _Matches(
-                        *(
-                            np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
-                            for dtype, shape, text in part
-                        )
-                    )
-                )
+                self._keep(_Matches(*(array_of(*each) for each in part)))
 
     def _joined(self) -> _Matches | None:
         if not self._kept:

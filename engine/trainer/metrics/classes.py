@@ -11,16 +11,15 @@ count; neither as right nor as wrong nor in the number of positions.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError, LabelError, ShapeError
-from engine.trainer.metric import IGNORED, Array, Declaration, Metric, Tensors
+from engine.trainer.metric import IGNORED, Array, Declaration, MeanMetric, Metric, Tensors
+
+__all__ = ["Accuracy", "TopK"]
 
 # In the words of docs/metrics.md, which explains them.
 SCORES, CLASSES = "class scores", "classes"
@@ -37,7 +36,7 @@ class ClassMetric(Metric):
 
     def __init__(
         self,
-        name: str,
+        name: str | None = None,
         output: str | None = None,
         target: str | None = None,
         axis: int | None = None,
@@ -149,7 +148,7 @@ class Decisions(ClassMetric):
 
     def __init__(
         self,
-        name: str,
+        name: str | None = None,
         output: str | None = None,
         target: str | None = None,
         axis: int | None = None,
@@ -175,28 +174,7 @@ class Decisions(ClassMetric):
         return self.counted(np.stack([~above, above], 1), whole)
 
 
-class _Shares(ClassMetric):
-    """Base of shares of positions."""
-
-    def reset(self) -> None:
-        self._right, self._positions = 0.0, 0
-
-    def add(self, right: Array) -> None:
-        """Count positions, each of them right or not."""
-        self._right += float(right.sum())
-        self._positions += len(right)
-
-    def partial(self) -> list[Any]:
-        return [self._right, self._positions]
-
-    def merge(self, partials: Sequence[list[Any]]) -> None:
-        self._right, self._positions = sums(partials)
-
-    def result(self) -> float:
-        return quotient(self._right, self._positions)
-
-
-class Accuracy(_Shares, Decisions):
+class Accuracy(MeanMetric, Decisions):
     """The share of positions at which the predicted class is the target."""
 
     declared = Declaration(
@@ -204,22 +182,11 @@ class Accuracy(_Shares, Decisions):
         variants={},
     )  # fmt: skip
 
-    def __init__(
-        self,
-        name: str = "accuracy",
-        output: str | None = None,
-        target: str | None = None,
-        axis: int | None = None,
-        ignore_index: int | None = IGNORED,
-        threshold: float | None = None,
-    ) -> None:
-        super().__init__(name, output, target, axis, ignore_index, threshold)
-
     def count(self, scores: Array, targets: Array) -> None:
-        self.add(scores.argmax(1) == targets)
+        self.add(float((scores.argmax(1) == targets).sum()), len(targets))
 
 
-class TopK(_Shares):
+class TopK(MeanMetric, ClassMetric):
     """The share of positions at which the target is among the `k` classes of the highest scores.
 
     A target is, if fewer than k classes have a higher score, or an equal one and come first.
@@ -249,15 +216,4 @@ class TopK(_Shares):
         own = scores[np.arange(len(targets)), targets][:, None]
         before = np.arange(scores.shape[1]) < targets[:, None]
         rank = ((scores > own) | ((scores == own) & before)).sum(1)
-        self.add(rank < self.k)
-
-
-def quotient(total: float, count: int) -> float:
-    """Return a mean; NaN of nothing."""
-    return total / count if count else math.nan
-
-
-def sums(partials: Sequence[list[Any]]) -> tuple[float, int]:
-    """Return the sums of the first and of the second numbers."""
-    first, second = zip(*partials, strict=True)
-    return sum(first), int(sum(second))
+        self.add(float((rank < self.k).sum()), len(targets))

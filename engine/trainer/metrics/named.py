@@ -9,14 +9,11 @@ from typing import Any
 
 from engine.base.errors import DTypeError, InputError, nearest
 from engine.trainer.metric import IGNORED, Declaration, Given, Metric
-from engine.trainer.metrics import boxes, classes, ranking, sequences, tallies, values
+from engine.trainer.metrics import classes, families, values
 
-METRICS: tuple[Callable[..., Metric], ...] = (
-    classes.Accuracy, classes.TopK, tallies.BalancedAccuracy, tallies.Precision, tallies.Recall,
-    tallies.F1, tallies.MCC, ranking.AUROC, ranking.AveragePrecision, tallies.IoU, tallies.Dice,
-    boxes.MeanAveragePrecision, values.MSE, values.RMSE, values.MAE, values.R2, values.Perplexity,
-    sequences.BLEU, sequences.ErrorRate,
-)  # fmt: skip
+METRICS: tuple[Callable[..., Metric], ...] = tuple(
+    vars(families)[name] for name in vars(families)["__all__"]
+)
 _TOP = re.compile(r"top([1-9]\d*)")
 
 

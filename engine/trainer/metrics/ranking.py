@@ -34,6 +34,8 @@ from engine.trainer.metrics.classes import (
 )
 from engine.trainer.metrics.tallies import AVERAGES
 
+__all__ = ["AUROC", "AveragePrecision"]
+
 LIMIT = "256 MB"  # of scores and targets
 _SUM = 1e-3  # the sum of the shares of a position may differ from 1 by as much
 
@@ -68,10 +70,8 @@ class Ranking(AveragedMetric, ClassMetric):
         ignore_index: int | None = IGNORED,
         limit: int | str = LIMIT,
     ) -> None:
-        assert self.declared is not None
         self.limit = arguments.nbytes("limit", limit)
-        name = self.settle(average, self.declared.name, name)
-        super().__init__(name, output, target, axis, ignore_index)
+        super().__init__(self.settle(average, name), output, target, axis, ignore_index)
 
     def reset(self) -> None:
         self._kept: list[_Kept] = []
@@ -112,19 +112,12 @@ class Ranking(AveragedMetric, ClassMetric):
         self._bytes += size
 
     def partial(self) -> list[Any]:
-        return [
-            [array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()]
-            for batch in self._kept
-            for array in batch
-        ]
+        return [text_of(array) for batch in self._kept for array in batch]
 
     def merge(self, partials: Sequence[list[Any]]) -> None:
         self.reset()
         for part in partials:
-            arrays = [
-                np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
-                for dtype, shape, text in part
-            ]
+            arrays = [array_of(*each) for each in part]
             for scores, targets in zip(arrays[::2], arrays[1::2], strict=True):
                 self._keep(_Kept(scores, targets))
 
@@ -170,6 +163,16 @@ class Ranking(AveragedMetric, ClassMetric):
             questions = [tuple(np.concatenate(list(each)) for each in several)]  # type: ignore[list-item]  # two arrays
         areas = [self.area(*descending(*question)) for question in questions]
         return np.array(areas), np.array([int(positive.sum()) for _, positive in questions])
+
+
+def text_of(array: Array) -> tuple[str, tuple[int, ...], str]:
+    """Return the type, the shape and the bytes of an array for a partial."""
+    return array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()
+
+
+def array_of(dtype: str, shape: Sequence[int], text: str) -> Array:
+    """Return the array of a partial."""
+    return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
 
 
 def _shares(scores: Array) -> Array:

@@ -21,7 +21,9 @@ import numpy as np
 
 from engine.base.errors import DTypeError, ShapeError
 from engine.base.signatures import AT_LEAST_1, checked
-from engine.trainer.metric import IGNORED, Array, Declaration, Metric, Tensors
+from engine.trainer.metric import IGNORED, Array, Declaration, MeanMetric, Metric, Tensors
+
+__all__ = ["BLEU", "ErrorRate"]
 
 _OUTPUT = "scores (n, c, s) or (n, s, c), tokens (n, s), or scores of CTC (n, steps, c)"
 _TOKENS = "tokens, or their scores", "tokens"
@@ -41,7 +43,7 @@ class SequenceMetric(Metric):
     @checked
     def __init__(
         self,
-        name: str,
+        name: str | None = None,
         output: str | None = None,
         target: str | None = None,
         ignore_index: int | None = IGNORED,
@@ -113,7 +115,7 @@ class SequenceMetric(Metric):
         """Count the tokens of a sample."""
 
 
-class ErrorRate(SequenceMetric):
+class ErrorRate(MeanMetric, SequenceMetric):
     """The errors of the predictions over the length of the targets: 0 where all is right.
 
     Errors are the insertions, deletions and replacements that make the targets of the predictions;
@@ -146,30 +148,15 @@ class ErrorRate(SequenceMetric):
         names = {"token": "error_rate", "character": "cer", "word": "wer"}
         super().__init__(names[unit] if name is None else name, **options)
 
-    def reset(self) -> None:
-        self._errors, self._length = 0, 0
-
     def count(self, predicted: list[int], wanted: list[int]) -> None:
         first, second = self._units(predicted), self._units(wanted)
-        self._errors += distance(first, second)
-        self._length += len(second)
+        self.add(distance(first, second), len(second))
 
     def _units(self, tokens: list[int]) -> Sequence[Any]:
         if self.decode is None:
             return tokens
         text = self.decode(tokens)
         return text.split() if self.unit == "word" else text
-
-    def partial(self) -> list[Any]:
-        return [self._errors, self._length]
-
-    def merge(self, partials: Sequence[list[Any]]) -> None:
-        self._errors, self._length = (
-            sum(int(n) for n in each) for each in zip(*partials, strict=True)
-        )
-
-    def result(self) -> float:
-        return self._errors / self._length if self._length else math.nan
 
 
 class BLEU(SequenceMetric):
@@ -187,7 +174,7 @@ class BLEU(SequenceMetric):
 
     @checked(grams=AT_LEAST_1)
     def __init__(
-        self, grams: int = 4, is_smooth: bool = False, name: str = "bleu", **options: Any
+        self, grams: int = 4, is_smooth: bool = False, name: str | None = None, **options: Any
     ) -> None:
         self.grams, self.is_smooth = grams, is_smooth
         super().__init__(name, **options)

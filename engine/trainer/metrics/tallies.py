@@ -24,6 +24,8 @@ from engine.base.signatures import ANY, checked
 from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration
 from engine.trainer.metrics.classes import DECISIONS, LABELS, NOTHING, Decisions, has_labels
 
+__all__ = ["F1", "MCC", "BalancedAccuracy", "Dice", "IoU", "Precision", "Recall"]
+
 Average = Literal["macro", "micro", "weighted", "binary"]
 Options = Mapping[str, Any]
 
@@ -108,9 +110,8 @@ class ClassTallies(AveragedMetric, Tallies):
         threshold: float | None = None,
         zero_division: float = 0.0,
     ) -> None:
-        assert self.declared is not None
         self.zero_division = zero_division
-        name = self.settle(average, self.declared.name, name)
+        name = self.settle(average, name)
         super().__init__(name, output, target, axis, ignore_index, threshold)
 
     def count(self, scores: Array, targets: Array) -> None:
@@ -201,19 +202,6 @@ class IoU(ClassTallies):
 
 class _Whole(Tallies):
     """Base of numbers that all classes make together; several labels are n c decisions."""
-
-    def __init__(
-        self,
-        name: str | None = None,
-        output: str | None = None,
-        target: str | None = None,
-        axis: int | None = None,
-        ignore_index: int | None = IGNORED,
-        threshold: float | None = None,
-    ) -> None:
-        assert self.declared is not None
-        name = self.declared.name if name is None else name
-        super().__init__(name, output, target, axis, ignore_index, threshold)
 
     def take(self, scores: Array, targets: Array) -> None:
         Decisions.take(self, scores, targets)

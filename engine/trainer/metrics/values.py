@@ -11,9 +11,18 @@ import numpy as np
 
 from engine.base.errors import DTypeError, ShapeError
 from engine.base.signatures import checked
-from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration, Metric, Tensors
-from engine.trainer.metrics.classes import quotient, sums
+from engine.trainer.metric import (
+    IGNORED,
+    Array,
+    AveragedMetric,
+    Declaration,
+    MeanMetric,
+    Metric,
+    Tensors,
+)
 from engine.training.mode import Mode
+
+__all__ = ["MAE", "MSE", "R2", "RMSE", "Perplexity"]
 
 _VALUES, _SAME = "values", "values"
 _NOTHING = "NaN without an element"
@@ -38,34 +47,15 @@ class ValueMetric(Metric):
         """Count the elements of a batch, as float64."""
 
 
-class _Means(ValueMetric):
-    """Base of means over all elements of what an output differs from the targets by."""
-
-    def __init__(
-        self, name: str | None = None, output: str | None = None, target: str | None = None
-    ) -> None:
-        assert self.declared is not None
-        super().__init__(self.declared.name if name is None else name, output, target)
-
-    def reset(self) -> None:
-        self._sum, self._elements = 0.0, 0
+class _Means(MeanMetric, ValueMetric):
+    """Base of means, over all elements, of a function of the output less the target."""
 
     def count(self, predicted: Array, targets: Array) -> None:
-        self._sum += self.total(predicted - targets)
-        self._elements += targets.size
-
-    def partial(self) -> list[Any]:
-        return [self._sum, self._elements]
-
-    def merge(self, partials: Sequence[list[Any]]) -> None:
-        self._sum, self._elements = sums(partials)
+        self.add(self.total(predicted - targets), targets.size)
 
     @abstractmethod
     def total(self, differences: Array) -> float:
-        """Return the sum of what every difference counts."""
-
-    def result(self) -> float:
-        return quotient(self._sum, self._elements)
+        """Return the sum of the function over the differences."""
 
 
 def _declaration(name: str) -> Declaration:
@@ -129,7 +119,7 @@ class R2(AveragedMetric, ValueMetric):
         output: str | None = None,
         target: str | None = None,
     ) -> None:
-        super().__init__(self.settle(average, "r2", name), output, target)
+        super().__init__(self.settle(average, name), output, target)
 
     def reset(self) -> None:
         self._samples = 0
@@ -198,7 +188,7 @@ class R2(AveragedMetric, ValueMetric):
         return super().columns(None)
 
 
-class Perplexity(Metric):
+class Perplexity(MeanMetric):
     """exp of the mean loss, over all positions that count, if the targets are whole numbers.
 
     Of other targets, every sample counts as one.
@@ -212,15 +202,12 @@ class Perplexity(Metric):
 
     def __init__(
         self,
-        name: str = "perplexity",
+        name: str | None = None,
         target: str | None = None,
         ignore_index: int | None = IGNORED,
     ) -> None:
         self.ignore_index = ignore_index
         super().__init__(name, None, target)
-
-    def reset(self) -> None:
-        self._sum, self._positions = 0.0, 0
 
     def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
         targets = self.tensor("input", inputs, self.target, -1)
@@ -229,21 +216,14 @@ class Perplexity(Metric):
             counted = targets.size if self.ignore_index is None else targets != self.ignore_index
             count = int(np.sum(counted))
         if count:  # the loss of a batch where nothing counts may be NaN
-            self._sum += loss * count
-            self._positions += count
-
-    def partial(self) -> list[Any]:
-        return [self._sum, self._positions]
-
-    def merge(self, partials: Sequence[list[Any]]) -> None:
-        self._sum, self._positions = sums(partials)
+            self.add(loss * count, count)
 
     def result(self) -> float:
-        mean = quotient(self._sum, self._positions)
+        mean = super().result()
         return math.exp(mean) if mean < 709 else mean * math.inf
 
 
-class Function(Metric):
+class Function(MeanMetric):
     """The mean over all samples of what a function of (output, targets) returns for each batch.
 
     It is the function of all samples at once if that is a mean over samples; derive from `Metric`
@@ -265,24 +245,11 @@ class Function(Metric):
         super().__init__("function" if known == "<lambda>" else known, output, target)
         self.mode = mode
 
-    def reset(self) -> None:
-        self._sum, self._samples = 0.0, 0
-
     def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
         value = self.function(*self.pair(outputs, inputs))
         try:
-            self._sum += float(value) * weight
+            self.add(float(value) * weight, weight)
         except (TypeError, ValueError):
             raise DTypeError(
                 f"metric {self.name!r}: expected a number, got {type(value).__name__}"
             ) from None
-        self._samples += weight
-
-    def partial(self) -> list[Any]:
-        return [self._sum, self._samples]
-
-    def merge(self, partials: Sequence[list[Any]]) -> None:
-        self._sum, self._samples = sums(partials)
-
-    def result(self) -> float:
-        return quotient(self._sum, self._samples)

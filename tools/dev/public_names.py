@@ -1,0 +1,60 @@
+"""Maker of `engine/base/public_names.py`: the names that are imported at their first use.
+
+    python -m engine.tools.dev.public_names
+
+The imports for type checkers in `engine/__init__.py` and `engine/trainer/__init__.py` say which
+names these are.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from engine.base import public_names
+
+_HEAD = '''"""The public names that are imported at first use, each with the module that has it.
+
+`python -m engine.tools.dev.public_names` writes it from what `engine` and its rooms offer.
+"""
+
+HOMES = {
+'''
+
+
+def source() -> str:
+    """Return the text of the file."""
+    rows = (f'    "{name}": "{home}",\n' for name, home in sorted(_offered("engine")))
+    return f"{_HEAD}{''.join(rows)}}}\n"
+
+
+def _offered(package: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that a package shows type checkers, each with the module that has it."""
+    file = import_module(package).__file__ or ""
+    for node in ast.walk(ast.parse(Path(file).read_text("utf-8"))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for each in node.body:
+                assert isinstance(each, ast.ImportFrom)
+                assert each.module is not None
+                for name in each.names:
+                    yield from [(name.name, each.module)] if name.name != "*" else _all(each.module)
+
+
+def _all(module: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that `from module import *` brings, each with the module that has it."""
+    room = import_module(module)
+    if "__getattr__" in vars(room):
+        yield from _offered(module)
+    else:
+        yield from ((name, module) for name in room.__all__)
+
+
+def main() -> None:
+    """Write the file."""
+    Path(public_names.__file__).write_text(source(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
