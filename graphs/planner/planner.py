@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Concatenate, ParamSpec
 
 from engine.base import limits
 from engine.base.errors import (
@@ -34,6 +35,7 @@ from engine.kernels.vocabulary.sizes import Noted, Sizes
 from engine.plan.plan import Plan, align
 from engine.system.config import switch
 
+Options = ParamSpec("Options")
 Shape = tuple[bool, tuple[tuple[str, tuple[int, ...]], ...]]  # closed or not; of all inputs
 
 LADDERS = 2  # that a planner keeps
@@ -54,38 +56,6 @@ def collecting_later() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def make_plan(
-    graph: Graph,
-    shapes: Mapping[str, Sequence[int]],
-    *,
-    target: Target,
-    threads: int,
-    places: Mapping[str, Place] | None = None,
-    region_bytes: Mapping[str, int] | None = None,
-    outputs: Sequence[str] | None = None,
-    name: str = "",
-    closed: bool = False,
-    kernels: KernelSet | None = None,
-    without: Collection[str] = (),
-    budget: int | None = None,
-) -> Plan:
-    """Return the plan of a graph for concrete input shapes; all as for a `Planner`."""
-    planner = Planner(
-        graph,
-        target=target,
-        threads=threads,
-        places=places,
-        region_bytes=region_bytes,
-        outputs=outputs,
-        name=name,
-        closed=closed,
-        kernels=kernels,
-        without=without,
-        budget=budget,
-    )
-    return planner.plan(shapes)
 
 
 class LackingKernelError(UnsupportedOpError):
@@ -306,3 +276,23 @@ def _check_kernels(draft: Draft, kernels: KernelSet) -> None:
                 f"{call.source}: the kernel {call.spec.symbol} is not shipped, and nothing can "
                 "compile it here: install numba and llvmlite (pip install edgegrad)"
             )
+
+
+def _make_plan_with(
+    kind: Callable[Concatenate[Graph, Options], Planner],
+) -> Callable[Concatenate[Graph, Mapping[str, Sequence[int]], Options], Plan]:
+    """Return a function that makes a planner of the same options and its plan for these shapes."""
+
+    def make_plan(
+        graph: Graph,
+        shapes: Mapping[str, Sequence[int]],
+        /,
+        *args: Options.args,
+        **options: Options.kwargs,
+    ) -> Plan:
+        return kind(graph, *args, **options).plan(shapes)
+
+    return make_plan
+
+
+make_plan = _make_plan_with(Planner)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.base.errors import MissingPackageError
 from engine.base.signatures import AT_LEAST_0, checked
@@ -25,11 +26,46 @@ class _Service(Tracker):
     A resumed training goes on with its run, whose name every checkpoint keeps.
     """
 
-    def __init__(self, run: Any, seconds: float, options: Mapping[str, Any]) -> None:
+    package: ClassVar[str]
+
+    def __init__(self, run: Any, seconds: float, **options: Any) -> None:
         super().__init__(seconds)
-        self._given, self._options = run, dict(options)
+        self._given, self._options = run, _given(options)
         self._run: Any = None
         self._known: str | None = None
+        if run is None:
+            self._imported()
+
+    @abstractmethod
+    def begin(self, fit: Fit, known: str | None) -> str:
+        """Set `_run` to a new run, or to the one of this name; return its name."""
+
+    @abstractmethod
+    def close(self, fit: Fit) -> None:
+        """End a run that `begin` has set."""
+
+    def start(self, fit: Fit) -> None:
+        self._run = self._given
+        if self._given is None:
+            self._known = self.begin(fit, self._known if fit.resumed else None)
+
+    def finish(self, fit: Fit) -> None:
+        if self._given is None:
+            self.close(fit)
+
+    def _imported(self) -> Any:
+        """Return the package.
+
+        Raises:
+            MissingPackageError: it is not installed.
+        """
+        try:
+            return import_module(self.package)
+        except ImportError as error:
+            raise MissingPackageError(
+                f"runs of {self.package} need the package {self.package}: "
+                f"pip install 'edgegrad[{self.package}]'"
+            ) from error
 
     def state(self) -> dict[str, Any]:
         """Return the name of the run."""
@@ -59,6 +95,8 @@ class WandbLog(_Service):
         MissingPackageError: wandb is not installed, and no run is given.
     """
 
+    package = "wandb"
+
     def __init__(
         self,
         run: Any = None,
@@ -68,28 +106,25 @@ class WandbLog(_Service):
         seconds: float = SECONDS,
         **options: Any,
     ) -> None:
-        chosen = {"project": project, "name": name, "mode": mode}
-        super().__init__(run, seconds, options | _given(chosen))
-        if run is None:
-            _package("wandb")
+        super().__init__(run, seconds, project=project, name=name, mode=mode, **options)
+
+    def begin(self, fit: Fit, known: str | None) -> str:
+        options = {"config": facts(fit), **_given({"dir": fit.folder}), **self._options}
+        if known is not None:
+            options |= {"id": known, "resume": "allow"}
+        self._run = self._imported().init(**options)
+        return str(self._run.id)
 
     def start(self, fit: Fit) -> None:
-        self._run = self._given
-        if self._run is None:
-            options = {"config": facts(fit), **_given({"dir": fit.folder}), **self._options}
-            if fit.resumed and self._known is not None:
-                options |= {"id": self._known, "resume": "allow"}
-            self._run = _package("wandb").init(**options)
-            self._known = str(self._run.id)
+        super().start(fit)
         if hasattr(self._run, "define_metric"):
             self._run.define_metric("*", step_metric="trainer/step")
 
     def log(self, fit: Fit, values: Mapping[str, float]) -> None:
         self._run.log({**values, "trainer/step": fit.step})
 
-    def finish(self, fit: Fit) -> None:
-        if self._given is None:
-            self._run.finish(exit_code=int(fit.error is not None))
+    def close(self, fit: Fit) -> None:
+        self._run.finish(exit_code=int(fit.error is not None))
 
 
 @checked(seconds=AT_LEAST_0)
@@ -111,6 +146,8 @@ class MlflowLog(_Service):
         MissingPackageError: mlflow is not installed.
     """
 
+    package = "mlflow"
+
     def __init__(
         self,
         run: str | None = None,
@@ -119,38 +156,41 @@ class MlflowLog(_Service):
         uri: str | None = None,
         seconds: float = SECONDS,
     ) -> None:
-        super().__init__(run, seconds, {})
+        super().__init__(run, seconds)
         self._experiment, self._name, self._uri = experiment, name, uri
-        _package("mlflow")
+        self._imported()
 
     def start(self, fit: Fit) -> None:
-        mlflow = _package("mlflow")
-        self._client = mlflow.MlflowClient(self._uri)
-        self._known = self._given or (self._known if fit.resumed else None)
-        if self._known is None:
-            there = self._client.get_experiment_by_name(self._experiment)
-            home = (
-                self._client.create_experiment(self._experiment)
-                if there is None
-                else there.experiment_id
-            )
-            run = self._client.create_run(home, run_name=self._name)
-            self._known = str(run.info.run_id)
-            for key, value in facts(fit).items():
-                self._client.log_param(self._known, key, value)
-        elif self._given is None:
-            self._client.update_run(self._known, status="RUNNING")
+        self._client = self._imported().MlflowClient(self._uri)
+        super().start(fit)
+        self._known = self._run
+
+    def begin(self, fit: Fit, known: str | None) -> str:
+        if known is not None:
+            self._client.update_run(known, status="RUNNING")
+            self._run = known
+            return known
+        there = self._client.get_experiment_by_name(self._experiment)
+        home = (
+            self._client.create_experiment(self._experiment)
+            if there is None
+            else there.experiment_id
+        )
+        name = str(self._client.create_run(home, run_name=self._name).info.run_id)
+        for key, value in facts(fit).items():
+            self._client.log_param(name, key, value)
+        self._run = name
+        return name
 
     def log(self, fit: Fit, values: Mapping[str, float]) -> None:
-        metric, now = _package("mlflow").entities.Metric, int(1000 * time.time())
+        metric, now = self._imported().entities.Metric, int(1000 * time.time())
         named = {_FOREIGN.sub("_", name): float(value) for name, value in values.items()}
         self._client.log_batch(
-            self._known, metrics=[metric(name, v, now, fit.step) for name, v in named.items()]
+            self._run, metrics=[metric(name, v, now, fit.step) for name, v in named.items()]
         )
 
-    def finish(self, fit: Fit) -> None:
-        if self._given is None:
-            self._client.set_terminated(self._known, "FAILED" if fit.error else "FINISHED")
+    def close(self, fit: Fit) -> None:
+        self._client.set_terminated(self._run, "FAILED" if fit.error else "FINISHED")
 
 
 @checked(seconds=AT_LEAST_0)
@@ -169,6 +209,8 @@ class AimLog(_Service):
         MissingPackageError: aim is not installed, and no run is given.
     """
 
+    package = "aim"
+
     def __init__(
         self,
         run: Any = None,
@@ -177,25 +219,19 @@ class AimLog(_Service):
         seconds: float = SECONDS,
         **options: Any,
     ) -> None:
-        super().__init__(run, seconds, options | _given({"repo": repo, "experiment": experiment}))
-        if run is None:
-            _package("aim")
+        super().__init__(run, seconds, repo=repo, experiment=experiment, **options)
 
-    def start(self, fit: Fit) -> None:
-        self._run = self._given
-        if self._run is None:
-            known = self._known if fit.resumed else None
-            self._run = _package("aim").Run(known, **self._options)
-            self._known = str(self._run.hash)
-            self._run["edgegrad"] = facts(fit)
+    def begin(self, fit: Fit, known: str | None) -> str:
+        self._run = self._imported().Run(known, **self._options)
+        self._run["edgegrad"] = facts(fit)
+        return str(self._run.hash)
 
     def log(self, fit: Fit, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._run.track(float(value), name=name, step=fit.step, epoch=fit.epoch)
 
-    def finish(self, fit: Fit) -> None:
-        if self._given is None:
-            self._run.close()
+    def close(self, fit: Fit) -> None:
+        self._run.close()
 
 
 def known() -> dict[str, type[Tracker]]:
@@ -207,17 +243,3 @@ def known() -> dict[str, type[Tracker]]:
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _package(name: str) -> Any:
-    """Return a package.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"runs of {name} need the package {name}: pip install 'edgegrad[{name}]'"
-        ) from error
