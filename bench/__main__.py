@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.measuring import ROOT
 from bench.rows import WRONG, Bench, Cells, benches, find, module_names
 from bench.tables import FORMATS, Table, about, write_json
-from engine.base.errors import EngineError, InputError, nearest
+from engine.base.errors import EngineError, InputError, suggest_nearest
 
 COMMAND = "python -m bench"
 
@@ -53,7 +53,7 @@ def matching(bench: Bench, word: str) -> list[str]:
         return [word]
     if names := fnmatch.filter(known, word):
         return names
-    raise InputError(f"bench {bench.name} has no subject {word!r}{nearest(word, known)}")
+    raise InputError(f"bench {bench.name} has no subject {word!r}{suggest_nearest(word, known)}")
 
 
 def usual(bench: Bench) -> list[str]:

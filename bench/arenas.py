@@ -80,7 +80,7 @@ def row(make: Callable[[], Plan]) -> Row:
     """Return the row of the plan that a call makes."""
     with _watched() as seen:
         plan = make()
-    return Row(*seen[-1], groups=plan.lower_bound, arena=plan.region_bytes("work"))
+    return Row(*seen[-1], groups=plan.lower_bound, arena=plan.compute_region_bytes("work"))
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def budget_rows(
     percents: of the work memory without a budget, what each budget leaves; 0 is the least one.
     """
     free = _plan(folder, "joined", threads, shapes, None)
-    work = free.region_bytes("work")
+    work = free.compute_region_bytes("work")
     try:
         _plan(folder, "joined", threads, shapes, 1)
     except BudgetError as error:
@@ -158,7 +158,7 @@ def budget_rows(
             yield title, threads, *[None] * 6, "less than the least budget"
             continue
         plan = _plan(folder, "joined", threads, shapes, budget)
-        arena, bound = plan.region_bytes("work"), plan.lower_bound
+        arena, bound = plan.compute_region_bytes("work"), plan.lower_bound
         yield title, threads, *[None] * 3, bound / 1e6, arena / 1e6, arena / bound, None
 
 

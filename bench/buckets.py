@@ -25,7 +25,7 @@ from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.offline import rank_graphs as ranked
-from engine.plan.collective import collectives
+from engine.plan.collective import list_collectives
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.training.joined import JoinedStep
 from engine.training.membership import Membership
@@ -88,7 +88,7 @@ class Rank:
         with mock.patch.multiple(ranked, LEAST=bucket, MOST=bucket):
             self.run()
         plan = module.plans()[0]
-        self.buckets = sum(each.kind == "start" for each in collectives(plan))
+        self.buckets = sum(each.kind == "start" for each in list_collectives(plan))
 
     def run(self) -> None:
         """Take a step."""

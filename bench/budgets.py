@@ -80,7 +80,7 @@ class Trained:
 
     def plans(self) -> dict[str, Plan]:
         """Return the plans of all budgets that are enough, by the work bytes these leave."""
-        work = self.free.region_bytes("work")
+        work = self.free.compute_region_bytes("work")
         others = self.free.nbytes - work
         by_title = {}
         for percent in PERCENT:
@@ -137,8 +137,8 @@ def measure_growth(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
 
 def _amounts(one: Trained, plan: Plan) -> Cells:
     """Return work bytes in MB and in percent, and by how much the predicted time is longer."""
-    work, told = one.free.region_bytes("work"), sum(step_seconds(one.free))
-    mine = plan.region_bytes("work")
+    work, told = one.free.compute_region_bytes("work"), sum(step_seconds(one.free))
+    mine = plan.compute_region_bytes("work")
     return mine / MB, 100 * mine / work, 100 * (sum(step_seconds(plan)) / told - 1)
 
 

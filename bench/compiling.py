@@ -23,7 +23,7 @@ from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates
 from engine.plan.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
-from engine.system.config import PREFIX, usable_cores
+from engine.system.config import PREFIX, count_cores
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import zoo
 
@@ -60,7 +60,7 @@ def wait(specs: Sequence[KernelSpec], cores: int) -> float:
     """Return the seconds until all objects are complete, in a process that may use `cores`
     cores.
     """
-    vars(workers)["usable_cores"] = lambda: cores
+    vars(workers)["count_cores"] = lambda: cores
     with tempfile.TemporaryDirectory() as folder:
         os.environ[PREFIX + "CACHE_DIR"] = folder
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def wait(specs: Sequence[KernelSpec], cores: int) -> float:
 def measure(name: str, _: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload."""
     specs = kernels(name)
-    waited = [fresh(wait, specs, cores) for cores in (1, usable_cores())]
+    waited = [fresh(wait, specs, cores) for cores in (1, count_cores())]
     yield len(specs), *fresh(phases, specs), *waited
 
 

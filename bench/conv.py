@@ -101,7 +101,7 @@ def program_of(layer: Layer, what: str) -> Program:
 
 def kernel_seconds(program: Program, *templates: str) -> float:
     """Return the seconds of the kernels of a program whose templates begin so."""
-    plan, watch, times = program.plan, program.stopwatch(), list[float]()
+    plan, watch, times = program.plan, program.make_stopwatch(), list[float]()
     names = {kernel.symbol: kernel.spec.template for kernel in plan.kernels}
     mine = [names[step.kernel].startswith(templates) for step in plan.steps]
 
@@ -135,7 +135,7 @@ def measure_depthwise(row: tuple[Layer, str, str], options: Namespace) -> Iterat
     took = kernel_seconds(program, "depthwise")
     nbytes = 4 * n * c * (size**2 + ((size - 1) // stride + 1) ** 2)
     rate, flops = nbytes / took, operations(program) / took
-    share = 100 * rate / limits().bandwidth(nbytes)
+    share = 100 * rate / limits().find_bandwidth(nbytes)
     yield 1e3 * took, rate / 1e9, share, flops / 1e9
 
 

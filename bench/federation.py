@@ -40,9 +40,9 @@ from bench.federation_attacks import STRATEGIES as STRATEGIES_ATTACKED
 from bench.federation_attacks import rows as attacked_rows
 from bench.measuring import MB
 from bench.rows import Bench, Cells, Option
-from engine.drawing.axes import axis
-from engine.drawing.charts import coordinate, frame
-from engine.drawing.page import text
+from engine.drawing.axes import make_axis
+from engine.drawing.charts import draw_frame, format_coordinate
+from engine.drawing.page import escape
 from engine.tools.actions import templates
 
 CLIENTS = 20
@@ -212,22 +212,22 @@ def picture(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     parts, low = [], min(min(c) for chart in curves.values() for c in chart.values())
     for number, (partition, chart) in enumerate(curves.items()):
         rounds = max(map(len, chart.values()))
-        y = axis([low, 1.0], HEIGHT - BOTTOM, TOP, kind="share")
-        x = axis([0, rounds], LEFT, WIDTH - 16, kind="count", is_tight=True)
+        y = make_axis([low, 1.0], HEIGHT - BOTTOM, TOP, kind="share")
+        x = make_axis([0, rounds], LEFT, WIDTH - 16, kind="count", is_tight=True)
         lines, names = [], []
         for place, (strategy, values) in enumerate(chart.items()):
             colour = COLOURS[place % len(COLOURS)]
             points = (
-                f"{coordinate(x.place(at))},{coordinate(y.place(value))}"
+                f"{format_coordinate(x.place(at))},{format_coordinate(y.place(value))}"
                 for at, value in enumerate(values, 1)
             )
             lines.append(f'<path stroke="{colour}" d="M{"L".join(points)}"/>')
             left = LEFT + 190 + 66 * place
-            names.append(f'<text x="{left}" y="20" style="fill:{colour}">{text(strategy)}</text>')
+            names.append(f'<text x="{left}" y="20" style="fill:{colour}">{escape(strategy)}</text>')
         parts.append(
             f'<g transform="translate({number % 2 * WIDTH} {number // 2 * HEIGHT})">'
-            f'<text class="head" x="{LEFT}" y="20">{text(partition)}</text>{"".join(names)}'
-            f"{frame(x, y, 'round')}{''.join(lines)}</g>"
+            f'<text class="head" x="{LEFT}" y="20">{escape(partition)}</text>{"".join(names)}'
+            f"{draw_frame(x, y, 'round')}{''.join(lines)}</g>"
         )
     size = f"{2 * WIDTH} {-(-len(curves) // 2) * HEIGHT}"
     return (

@@ -338,7 +338,7 @@ def measured(name: str, nodes: int, *, least: bool = False) -> tuple[int, Clock]
     with clock.stage("read plan"):
         plan_file.from_bytes(data, plan.target)
     regions = {region: allocate(size, zero=False) for region, size in plan.regions}
-    with clock.stage("program table"), patch.object(program, "team"):
+    with clock.stage("program table"), patch.object(program, "get_team"):
         program.Program(plan, _code, regions)
     return count if name != "loop" else nodes, clock
 

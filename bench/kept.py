@@ -42,7 +42,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
     """Yield the row of a workload, and one without some passes."""
     choices = [[], *([list(options.without)] if options.without else [])]
     for without, plan in zip(choices, plans(name, choices), strict=True):
-        arena = plan.region_bytes("work") / MIB
+        arena = plan.compute_region_bytes("work") / MIB
         yield ", ".join(without) or "none", plan.kept_bytes / MIB, len(plan.kept()), arena
 
 

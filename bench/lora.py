@@ -108,7 +108,7 @@ def trained(folder: Path, steps: int, budget: str | None) -> Row:
     names = ("param", "grad", "state")
     sizes = {name: state.regions[name].nbytes for name in names if name in state.regions}
     sizes |= {"frozen": held.frozen.nbytes, "work": held.work.nbytes, "io": held.io.nbytes}
-    sizes["const"] = sum(plan.region_bytes("const") for plan in plans)
+    sizes["const"] = sum(plan.compute_region_bytes("const") for plan in plans)
     count = sum(state.slots[name].size for name in state.trainable_names())
     name = f"{folder.name} {budget or ''}".strip()
     return Row(name, count, sizes, memory("VmHWM"), memory("RssAnon"), median(times[1:] or times))
@@ -131,7 +131,7 @@ def planned_whole(positions: int) -> Row:
         "param": total,
         "grad": total,
         "state": 2 * total,
-        "work": plan.region_bytes("work"),
+        "work": plan.compute_region_bytes("work"),
     }
     return Row("qwen2 whole", count, region_bytes)
 

@@ -59,7 +59,7 @@ def measure(row: tuple[str, int], _: Namespace) -> Iterator[Cells]:
     each = OF_ROW if name == OF_TABLE else round(optimizer_plans.moved(program.plan) / size)
     rate = each * size / took
     touched = sum(array.nbytes for array in program.inputs.values())
-    yield each, 1e3 * took, rate / 1e9, 100 * rate / limits().bandwidth(touched)
+    yield each, 1e3 * took, rate / 1e9, 100 * rate / limits().find_bandwidth(touched)
 
 
 BENCHES = (

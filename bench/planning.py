@@ -255,7 +255,7 @@ def further(model: Model, shape: Sequence[int]) -> Plan:
 
 def decoded(data: bytes) -> Plan:
     """Return the plan of a plan file, not verified."""
-    (plan,) = plan_file.PlanReader(plan_file.Tables(data)).plans()
+    (plan,) = plan_file.PlanReader(plan_file.Tables(data)).read_plans()
     return plan
 
 

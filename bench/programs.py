@@ -23,7 +23,7 @@ from engine.tools.benchmark.workloads import WORKLOADS
 
 def bind(plan: Plan) -> Program:
     """Return a plan bound to memory of its own."""
-    return Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
+    return Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
 
 
 def load(graph: Graph, threads: int = 1, inputs: Mapping[str, np.ndarray] | None = None) -> Program:

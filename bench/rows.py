@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import bench
-from engine.base.errors import InputError, nearest
+from engine.base.errors import InputError, suggest_nearest
 
 Cells = Sequence[object]
 WRONG = "WRONG"  # how a cell begins that makes the exit status 1
@@ -112,7 +112,7 @@ def find(name: str) -> Bench:
     """
     module, known = name.partition(".")[0], module_names()
     if module not in known:
-        raise InputError(f"no bench {name!r}{nearest(name, known)}")
+        raise InputError(f"no bench {name!r}{suggest_nearest(name, known)}")
     if name not in (named := benches(module)):
-        raise InputError(f"no bench {name!r}{nearest(name, named)}")
+        raise InputError(f"no bench {name!r}{suggest_nearest(name, named)}")
     return named[name]

@@ -86,7 +86,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
             plan = model.planned(dict(zip(model.inputs, (x.shape, labels.shape), strict=True)))
             trained = sum(s.size for s in state.slots.values() if s.trainable)
             total = sum(size for _, size in plan.regions) + state.region_bytes("state")
-            sizes = (plan.kept_bytes / MIB, plan.region_bytes("work") / MIB, total / MIB)
+            sizes = (plan.kept_bytes / MIB, plan.compute_region_bytes("work") / MIB, total / MIB)
             told = 1e3 * sum(step_seconds(plan))
             took = 1e3 * median(times[title]) / STEPS if times else None
             yield title, trained, *sizes, told, took

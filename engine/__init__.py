@@ -67,9 +67,9 @@ def _offer(name: str) -> Any:
         raise AttributeError(unknown)
     if PathFinder.find_spec(f"{__name__}.{name}", __path__):
         raise AttributeError(f"{unknown} until `import edgegrad.{name}`")
-    from engine.base.errors import nearest
+    from engine.base.errors import suggest_nearest
 
-    raise AttributeError(unknown + nearest(name, HOMES))
+    raise AttributeError(unknown + suggest_nearest(name, HOMES))
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.base.errors import InputError
-from engine.base.signatures import check_fields, checked
+from engine.base.signatures import check_arguments, check_fields
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import ops, templates
 from engine.kernels.vocabulary.expression import parse
@@ -82,7 +82,7 @@ _own: set[tuple[str, str]] = set()
 _own_kernels: set[str] = set()
 
 
-@checked
+@check_arguments
 def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     """Make operators known in this process, for all plans that are made from now on.
 
@@ -152,7 +152,7 @@ def _as_own(op: Op, kernels: tuple[Template, ...]) -> Op:
     return replace(op, calls=kernels)
 
 
-@checked
+@check_arguments
 def unregister(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     """Forget operators and kernels that `register` added."""
     for op in declared:

@@ -87,7 +87,7 @@ class _Compiling:
             return submit(pool, jobs, processes)
 
         if hasattr(config, "workerinput"):  # of pytest-xdist, which keeps every core busy
-            vars(workers)["usable_cores"] = lambda: 1
+            vars(workers)["count_cores"] = lambda: 1
         setattr(workers.Pool, submit.__name__, submitted)  # a method, as wrapped here
 
     @pytest.hookimpl(wrapper=True)
@@ -107,7 +107,9 @@ class _Compiling:
             return
         terminal.ensure_newline()
         if self.next == 1:
-            terminal.write_line(f"compiling kernels, once: they are kept in {cache.cache_dir()}")
+            terminal.write_line(
+                f"compiling kernels, once: they are kept in {cache.find_cache_dir()}"
+            )
         else:
             terminal.write_line(f"compiled {self.everywhere} kernels")
         self.next = max(100, 2 * self.everywhere)

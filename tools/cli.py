@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from engine.base.errors import EngineError, InternalError
-from engine.base.foreign_text import visible
-from engine.base.other_names import in_command
-from engine.distributed import world
-from engine.distributed.launchers import is_joined, launched
+from engine.base.foreign_text import escape
+from engine.base.other_names import suggest_in_command
+from engine.distributed import join_world
+from engine.distributed.launchers import find_launcher, is_joined
 from engine.tools.commands.table import COMMANDS
 
 _PROGRAM = "edgegrad"
@@ -29,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     title = " ".join([_PROGRAM, *words[:1]]) if words[:1] and words[0] in COMMANDS else _PROGRAM
-    launcher = launched() if words[:1] == [_TOGETHER] else None
+    launcher = find_launcher() if words[:1] == [_TOGETHER] else None
     if launcher is None:
         return _main(words, title)
     status = _main(words, f"{title} (rank {'?' if launcher.rank is None else launcher.rank})")
     if status and not is_joined():  # the others are about to wait for this rank
         with contextlib.suppress(EngineError):
-            group = world()
+            group = join_world()
             if group is not None:
                 group.abort(f"{title}: ended with the status {status}")
     return status
@@ -64,12 +64,12 @@ def _main(words: Sequence[str], title: str) -> int:
     except InternalError:
         raise  # a defect of ours: with its traceback
     except EngineError as error:
-        print(visible(f"{title}: {error}"), file=sys.stderr)
+        print(escape(f"{title}: {error}"), file=sys.stderr)
         return 1
     except click.ClickException as error:
         error.show()
         if isinstance(error, click.NoSuchOption) and words[:1] == [_TOGETHER]:
-            hint = in_command(error.option_name)
+            hint = suggest_in_command(error.option_name)
             if hint:
                 click.echo(hint, err=True)
         return error.exit_code
@@ -121,7 +121,7 @@ def _told_in_a_line(title: str) -> Iterator[None]:
     before = warnings.formatwarning
 
     def line(message: Warning | str, category: type[Warning], *place: object) -> str:
-        return visible(f"{title}: warning: {message}\n")
+        return escape(f"{title}: warning: {message}\n")
 
     warnings.formatwarning = line  # type: ignore[assignment]  # the place may be named otherwise
     try:

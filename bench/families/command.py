@@ -36,7 +36,7 @@ from bench.families.train import Comparison
 from bench.measuring import ROOT
 from bench.processes import peer_python
 from bench.rows import WRONG, Bench, Cells, Option
-from engine.base.errors import InputError, nearest
+from engine.base.errors import InputError, suggest_nearest
 from engine.tools.dev.exports import EXPORTS, parts
 
 DOCUMENT = "docs/families.md"
@@ -108,7 +108,7 @@ def tags_of(subject: str, known: Collection[str]) -> list[str]:
     every = [f"{name}-{how.tag}" for how in EXPORTS for name in known]
     if chosen := [tag for tag in every if subject in ("all", tag, parts(tag)[0])]:
         return chosen
-    raise InputError(f"no family or export {subject!r}{nearest(subject, known)}")
+    raise InputError(f"no family or export {subject!r}{suggest_nearest(subject, known)}")
 
 
 def measure(subject: str, options: Namespace) -> Iterator[Cells]:

@@ -23,11 +23,11 @@ from engine.base.errors import (
     NameNotFoundError,
     StateError,
     UnsupportedOpError,
-    caller_level,
-    nearest,
+    find_caller_level,
+    suggest_nearest,
 )
-from engine.base.fields import takes
-from engine.base.signatures import checked
+from engine.base.fields import expand_options
+from engine.base.signatures import check_arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.graphs.io.note import METADATA
@@ -56,8 +56,8 @@ FORWARD = "forward.onnx"  # of a folder of artifacts: what they are made of, if 
 CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; with the id
 
 
-@checked
-@takes(ArtifactOptions)
+@check_arguments
+@expand_options(ArtifactOptions)
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
     requires_grad: Sequence[str] | None = None,
@@ -121,15 +121,15 @@ def generate_artifacts(
     spec, method = _loss(loss), _optimizer(optimizer)
     forward = control.unroll(separate_equal(onnx_io.load(model)))
     for note in forward.notes:
-        warnings.warn(note, ModelWarning, stacklevel=caller_level())
+        warnings.warn(note, ModelWarning, stacklevel=find_caller_level())
     paths = Paths.of(forward.metadata)
-    trained, frozen = (paths.resolved(n, forward.initializers) for n in (trained, frozen))
+    trained, frozen = (paths.resolve(n, forward.initializers) for n in (trained, frozen))
     answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
     norms = asked.frozen_batch_norm
     if asked.ties is None:
         copies = ties.find(forward, trained, frozen)
         if copies:
-            warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=caller_level())
+            warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=find_caller_level())
     else:
         trained, frozen = ties.tie(forward, asked.ties, trained, frozen)
     if asked.update is not None:
@@ -137,7 +137,7 @@ def generate_artifacts(
         norms = still if norms is None else norms
     if trained and precision.stops_gradients(forward) and METADATA not in forward.metadata:
         told = precision.tell(forward, parameters(forward))
-        warnings.warn(told, ModelWarning, stacklevel=caller_level())
+        warnings.warn(told, ModelWarning, stacklevel=find_caller_level())
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):
@@ -182,7 +182,7 @@ def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Gr
             if each.output not in inputs:
                 raise NameNotFoundError(
                     f"loss: the model has no output {each.output!r}, but {list(inputs)}"
-                    f"{nearest(each.output, inputs)}"
+                    f"{suggest_nearest(each.output, inputs)}"
                 )
         return spec.build
     if len(inputs) > spec.takes and not is_chosen:
@@ -205,7 +205,7 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Seque
     before = set(forward.values())
     with base(onnx_io.to_proto(forward)) as accessor:
         made = block(*inputs)
-    outputs = [made] if isinstance(made, str) else arguments.names("output of the loss", made)
+    outputs = [made] if isinstance(made, str) else arguments.check_names("output of the loss", made)
     grown = onnx_io.load(accessor.model)
     if not outputs:
         raise InputError(f"{type(block).__name__}: a loss returns the name of its output")
@@ -246,7 +246,9 @@ def _by_names(
     """Return the optimizer with groups that match by names what theirs match by paths, too."""
     if not isinstance(method, Method) or not method.groups:
         return method
-    groups = [replace(group, match=paths.spelt(group.match, names)) for group in method.groups]
+    groups = [
+        replace(group, match=paths.spell_patterns(group.match, names)) for group in method.groups
+    ]
     options: dict[str, Any] = {"groups": groups}  # of the subclass, a dataclass
     spelt: Method = replace(method, **options)
     return spelt
@@ -280,11 +282,11 @@ def _write(
         properties[LEARNING_RATE] = rate
     values = Checkpoint(trainable=made.trainable, frozen=made.frozen, properties=properties)
     checkpoints = {"checkpoint": values}
-    if arguments.flag("nominal_checkpoint", nominal):
+    if arguments.check_flag("nominal_checkpoint", nominal):
         checkpoints["nominal_checkpoint"] = _nominal(values)
     files.make_folder(folder)
     for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
-        files.target(base + name)
+        files.resolve_target(base + name)
     with files.staging(folder) as stage:
         place, referred = os.path.join(stage, prefix), set[str]()
         if external or any(map(onnx_io.needs_external_data, graphs.values())):
@@ -332,7 +334,7 @@ def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequenc
     from engine.graphs.io import onnx_io
 
     folder, prefix = os.path.split(base)
-    training = files.target(base + artifact_set.NAMES[0])
+    training = files.resolve_target(base + artifact_set.NAMES[0])
     if os.path.isfile(training) and not _says_its_set(training):
         files.remove(training)
         files.sync_folder(folder)
@@ -363,7 +365,7 @@ def _says_its_set(path: str) -> bool:
 
 
 def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None) -> None:
-    if arguments.flag("ort_format", ort_format):
+    if arguments.check_flag("ort_format", ort_format):
         raise UnsupportedOpError(
             "ort_format=True: .ort files are not written; the .onnx artifacts serve all devices"
         )
@@ -375,7 +377,7 @@ def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None
 
 def _names(title: str, names: Sequence[str] | None) -> list[str]:
     """Return a list of names, empty for None; `title` is what messages call it."""
-    return [] if names is None else arguments.names(title, names)
+    return [] if names is None else arguments.check_names(title, names)
 
 
 def _loss(loss: LossType | Loss | Block | Mapping[str, Any] | None) -> Loss | Block | None:
@@ -408,8 +410,10 @@ def _optimizer(
 
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
     """Return the beginning of the paths of all files: the folder and the prefix."""
-    folder = os.getcwd() if directory is None else arguments.path("artifact_directory", directory)
-    return os.path.join(folder, arguments.beginning("prefix", prefix))
+    folder = (
+        os.getcwd() if directory is None else arguments.check_path("artifact_directory", directory)
+    )
+    return os.path.join(folder, arguments.check_prefix("prefix", prefix))
 
 
 def _nominal(values: Checkpoint) -> Checkpoint:

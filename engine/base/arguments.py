@@ -35,10 +35,10 @@ def expect(what: str, value: Any, kind: type) -> None:
     """
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise DTypeError(f"{what}: expected {article} {kind.__name__}, got {kind_of(value)}")
+        raise DTypeError(f"{what}: expected {article} {kind.__name__}, got {name_kind(value)}")
 
 
-def path(what: str, value: Any) -> str:
+def check_path(what: str, value: Any) -> str:
     """Return a path as text.
 
     Raises:
@@ -50,7 +50,7 @@ def path(what: str, value: Any) -> str:
     except Exception:
         name = None
     if not isinstance(name, str):
-        raise DTypeError(f"{what}: expected a path, got {kind_of(value)}")
+        raise DTypeError(f"{what}: expected a path, got {name_kind(value)}")
     if "\0" in name:
         raise FileError(f"{what}: no file can be named {name!r}: a null character")
     if not _has_utf_8(name):
@@ -58,27 +58,27 @@ def path(what: str, value: Any) -> str:
     return name
 
 
-def beginning(what: str, value: Any) -> str:
+def check_prefix(what: str, value: Any) -> str:
     """Return the beginning of names of files, which has no folder, so that they stay in theirs.
 
     Raises:
         DTypeError: it is not text.
-        FileError: as `path`, or it has a separator of paths or a drive.
+        FileError: as `check_path`, or it has a separator of paths or a drive.
     """
-    name = path(what, value)
+    name = check_path(what, value)
     if "/" in name or "\\" in name or name[1:2] == ":":
         raise FileError(f"{what}={name!r}: expected the beginning of a name, without a folder")
     return name
 
 
-def octets(what: str, value: Any) -> memoryview:
+def check_bytes(what: str, value: Any) -> memoryview:
     """Return the bytes of a `bytes`, `bytearray` or `memoryview`, without a copy.
 
     Raises:
         DTypeError: it is none of these, or its bytes do not lie one after another.
     """
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise DTypeError(f"{what}: expected bytes, got {kind_of(value)}")
+        raise DTypeError(f"{what}: expected bytes, got {name_kind(value)}")
     view = memoryview(value)
     if not view.c_contiguous:
         raise DTypeError(f"{what}: expected bytes one after another, got strides {view.strides}")
@@ -91,7 +91,7 @@ class DefaultName(str):
     __slots__ = ()
 
 
-def text(what: str, value: Any) -> str:
+def check_text(what: str, value: Any) -> str:
     """Return text that can be written to a file as UTF-8.
 
     Raises:
@@ -99,7 +99,7 @@ def text(what: str, value: Any) -> str:
         InputError: it has no UTF-8 form.
     """
     if not isinstance(value, str):
-        raise DTypeError(f"{what}: expected text, got {kind_of(value)}")
+        raise DTypeError(f"{what}: expected text, got {name_kind(value)}")
     if not _has_utf_8(value):
         raise InputError(f"{what} {value!r} has no UTF-8 form: surrogates not allowed")
     return value if isinstance(value, DefaultName) else str.__str__(value)
@@ -113,7 +113,7 @@ def _has_utf_8(value: str) -> bool:
     return True
 
 
-def names(what: str, value: Any) -> list[str]:
+def check_names(what: str, value: Any) -> list[str]:
     """Return a list of names.  One text alone is refused, since it would be a list of its letters.
 
     Raises:
@@ -124,14 +124,14 @@ def names(what: str, value: Any) -> list[str]:
     except Exception:
         listed = None
     if listed is None:
-        raise InputError(f"{what}: expected a list of names, got {kind_of(value)}")
+        raise InputError(f"{what}: expected a list of names, got {name_kind(value)}")
     for name in listed:
         if not isinstance(name, str):
-            raise InputError(f"{what}: expected a list of names, got {kind_of(name)} in it")
-    return [text(what, name) for name in listed]
+            raise InputError(f"{what}: expected a list of names, got {name_kind(name)} in it")
+    return [check_text(what, name) for name in listed]
 
 
-def flag(what: str, value: Any) -> bool:
+def check_flag(what: str, value: Any) -> bool:
     """Return True or False; 1 and 0 stand for them.
 
     Raises:
@@ -139,9 +139,9 @@ def flag(what: str, value: Any) -> bool:
         InputError: it is another whole number.
     """
     if not isinstance(value, bool | int | np.bool_ | np.integer):
-        raise DTypeError(f"{what}: expected True or False, got {kind_of(value)}")
+        raise DTypeError(f"{what}: expected True or False, got {name_kind(value)}")
     if value not in (0, 1):
-        raise InputError(f"{what}: expected True or False, got {kind_of(value)}")
+        raise InputError(f"{what}: expected True or False, got {name_kind(value)}")
     return bool(value)
 
 
@@ -156,10 +156,10 @@ def count(what: str, value: Any) -> int:
             raise TypeError
         return operator.index(value)
     except Exception:
-        raise DTypeError(f"{what}: expected a whole number, got {kind_of(value)}") from None
+        raise DTypeError(f"{what}: expected a whole number, got {name_kind(value)}") from None
 
 
-def digits(what: str, value: str, low: int, high: int) -> int:
+def parse_digits(what: str, value: str, low: int, high: int) -> int:
     """Return a whole number that a text spells in ASCII digits alone: no sign, space or underscore.
 
     Raises:
@@ -172,7 +172,7 @@ def digits(what: str, value: str, low: int, high: int) -> int:
     return int(value)
 
 
-def nbytes(what: str, value: Any) -> int:
+def check_nbytes(what: str, value: Any) -> int:
     """Return a number of bytes, at least 1: an integer, or text as "48 MB", "48MiB", "1.5 GB".
 
     kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024; fractions of a byte are dropped.
@@ -195,7 +195,7 @@ def nbytes(what: str, value: Any) -> int:
     return size
 
 
-def real(what: str, value: Any) -> float:
+def check_real(what: str, value: Any) -> float:
     """Return a finite number.
 
     Raises:
@@ -211,26 +211,26 @@ def real(what: str, value: Any) -> float:
     except OverflowError:
         raise InputError(f"{what} {value!r} is too large") from None
     except Exception:
-        raise DTypeError(f"{what}: expected a number, got {kind_of(value)}") from None
+        raise DTypeError(f"{what}: expected a number, got {name_kind(value)}") from None
     if not math.isfinite(number):
         raise InputError(f"{what} {value!r} is not finite")
     return number
 
 
-def number(what: str, value: Any) -> float:
+def check_number(what: str, value: Any) -> float:
     """Return a finite number rounded to float32.
 
     Raises:
-        DTypeError, InputError: as `real`, or it is too large for float32.
+        DTypeError, InputError: as `check_real`, or it is too large for float32.
     """
     with np.errstate(over="ignore", under="ignore"):
-        rounded = float(np.float32(real(what, value)))
+        rounded = float(np.float32(check_real(what, value)))
     if not math.isfinite(rounded):
         raise InputError(f"{what} {value!r} is too large for float32")
     return rounded
 
 
-def shape(what: str, value: Any) -> tuple[int, ...]:
+def check_shape(what: str, value: Any) -> tuple[int, ...]:
     """Return the shape of a tensor that has elements, as a tuple.
 
     Raises:
@@ -245,7 +245,7 @@ def shape(what: str, value: Any) -> tuple[int, ...]:
     return dims
 
 
-def array(what: str, value: Any) -> Array:
+def make_array(what: str, value: Any) -> Array:
     """Return an array from an array, a tensor with a method `numpy()`, or nested lists.
 
     Raises:
@@ -259,17 +259,17 @@ def array(what: str, value: Any) -> Array:
             value = value.numpy()
         return np.asarray(value)
     except Exception as error:  # lists of unequal lengths, or whatever another package raises
-        raise InputError(f"{what}: {kind_of(value)} cannot become an array: {error}") from error
+        raise InputError(f"{what}: {name_kind(value)} cannot become an array: {error}") from error
 
 
 def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
-    """Return the value, as `array` takes it, as an array of this element type.
+    """Return the value, as `make_array` takes it, as an array of this element type.
 
     Raises:
         DTypeError: its elements are of another kind: floats do not become integers.
-        InputError: see `array`; or a number is too large for the type.
+        InputError: see `make_array`; or a number is too large for the type.
     """
-    given = array(what, value)
+    given = make_array(what, value)
     if given.dtype == object or not np.can_cast(given.dtype, dtype, "same_kind"):
         raise DTypeError(f"{what}: expected values of type {dtype}, got {given.dtype}")
     with np.errstate(over="ignore", under="ignore"):
@@ -280,16 +280,16 @@ def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
     return out
 
 
-def numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
+def parse_numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
     """Return the numbers that an array of texts spells, as an array of an element type.
 
     Raises:
         DTypeError: it holds something else than texts.
         InputError: a text is not a number of that type.
     """
-    given = array(what, texts)
+    given = make_array(what, texts)
     if not all(isinstance(text, str | bytes) for text in given.ravel().tolist()):
-        raise DTypeError(f"{what}: expected texts, got {kind_of(given)}")
+        raise DTypeError(f"{what}: expected texts, got {name_kind(given)}")
     read = int if dtype.kind in "iu" else float
     try:
         return np.array([read(text) for text in given.ravel().tolist()], dtype).reshape(given.shape)
@@ -297,7 +297,7 @@ def numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
         raise InputError(f"{what}: expected texts of {dtype}: {error}") from None
 
 
-def kind_of(value: Any) -> str:
+def name_kind(value: Any) -> str:
     """Return the name of a value in messages, without a call of its methods."""
     kind = type(value)
     if isinstance(value, np.ndarray):

@@ -13,7 +13,7 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-COMPARED = 200  # letters of the longest name that `nearest` looks at
+COMPARED = 200  # letters of the longest name that `suggest_nearest` looks at
 LETTERS = 4000  # of a message; the middle of longer ones is left out
 
 
@@ -25,7 +25,7 @@ class EngineError(RuntimeError):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(shortened(a, LETTERS) if isinstance(a, str) else a for a in args))
+        super().__init__(*(shorten(a, LETTERS) if isinstance(a, str) else a for a in args))
 
 
 class ModelError(EngineError, ValueError):
@@ -149,7 +149,7 @@ class BudgetError(EngineError, MemoryError):
         super().__init__(text)
         self.least = least
 
-    def advised(self, advice: str) -> BudgetError:
+    def add_advice(self, advice: str) -> BudgetError:
         """Return the error with an additional sentence of advice."""
         return BudgetError(f"{self}; {advice}", self.least)
 
@@ -194,7 +194,7 @@ def defects(
         raise InternalError(whose if owner else whose + report) from error
 
 
-def caller_level() -> int:
+def find_caller_level() -> int:
     """Return the `stacklevel` with which the calling function's warning names its user's line.
 
     This is the line of the first caller outside this package.
@@ -205,7 +205,7 @@ def caller_level() -> int:
     return level
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_nearest(name: str, known: Iterable[str]) -> str:
     """Return `"; nearest: 'a', 'b'"` for names close to `name`, or an empty string.
 
     The comparison takes time proportional to the product of the lengths, so long names are skipped.
@@ -219,7 +219,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "; nearest: " + ", ".join(repr(c) for c in close) if close else ""
 
 
-def shortened(text: str, letters: int) -> str:
+def shorten(text: str, letters: int) -> str:
     """Return a text of at most about this many letters, without the middle of a longer one."""
     if len(text) <= letters:
         return text

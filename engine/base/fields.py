@@ -3,14 +3,14 @@
     @checked
     @dataclass(frozen=True, kw_only=True)
     class StepOptions:
-        threads: int | None = option(None, "Threads per step.", AT_LEAST_1)
+        threads: int | None = declare_option(None, "Threads per step.", AT_LEAST_1)
 
-    @takes(StepOptions)
+    @expand_options(StepOptions)
     def train(model: str, **options: Unpack[StepKeywords]) -> None: ...
 
-A field holds the type, default, range, help text and spelling of an option.  `takes` writes it into
-the signature and the docstring of a function that takes it as a keyword; a command has it as an
-option, a table of a TOML file as a key, and docs/commands.md as a row.
+A field holds the type, default, range, help text and spelling of an option.  `expand_options`
+writes it into the signature and the docstring of a function that takes it as a keyword; a command
+has it as an option, a table of a TOML file as a key, and docs/commands.md as a row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Declaration(NamedTuple):
     words: Callable[[Sequence[str]], Any] | None = None
 
 
-def option(
+def declare_option(
     default: Any,
     text: str,
     range: Range = FREE,
@@ -63,36 +63,36 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def inherited(kind: type, name: str, default: Any) -> Any:
+def inherit_option(kind: type, name: str, default: Any) -> Any:
     """Return the field of a base class with another default."""
-    field = _field(kind, name)
+    field = find_field(kind, name)
     return dataclasses.field(default=default, metadata=field.metadata)
 
 
-def _field(kind: type, name: str) -> dataclasses.Field[Any]:
+def find_field(kind: type, name: str) -> dataclasses.Field[Any]:
     fields: dict[str, dataclasses.Field[Any]] = vars(kind)["__dataclass_fields__"]
     return fields[name]
 
 
-def declaration(field: dataclasses.Field[Any]) -> Declaration:
-    """Return the declaration of a field that `option` has made."""
+def read_declaration(field: dataclasses.Field[Any]) -> Declaration:
+    """Return the declaration of a field that `declare_option` has made."""
     declared: Declaration = field.metadata[DECLARATION]
     return declared
 
 
-def fields_of(kind: Any) -> list[dataclasses.Field[Any]]:
+def list_options(kind: Any) -> list[dataclasses.Field[Any]]:
     """Return the options of a dataclass: its own ones, then the inherited ones."""
     own = vars(kind).get("__annotations__", {})
     return sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
 
 
-def part(options: Any, kind: type[T]) -> T:
+def select_options(options: Any, kind: type[T]) -> T:
     """Return the options that a smaller dataclass has too, as an instance of it."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # of options
     return kind(**{name: getattr(options, name) for name in names})
 
 
-def takes(kind: type) -> Callable[[T], T]:
+def expand_options(kind: type) -> Callable[[T], T]:
     """Expand `**options` of a function, or of a class's constructor, into the options of `kind`.
 
     The signature and the docstring list them as if they had been written there.
@@ -100,7 +100,7 @@ def takes(kind: type) -> Callable[[T], T]:
 
     def expand(target: T) -> T:
         function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of this very class
-        function.__signature__ = _expanded(inspect.signature(function), kind)
+        function.__signature__ = _expand(inspect.signature(function), kind)
         described: Any = target
         if target.__doc__:
             described.__doc__ = _with_rows(target.__doc__, kind)
@@ -109,7 +109,7 @@ def takes(kind: type) -> Callable[[T], T]:
     return expand
 
 
-def _expanded(signature: inspect.Signature, kind: type) -> inspect.Signature:
+def _expand(signature: inspect.Signature, kind: type) -> inspect.Signature:
     *parameters, rest = signature.parameters.values()
     if rest.kind is not rest.VAR_KEYWORD:
         raise TypeError("expected a function with **options")
@@ -128,12 +128,12 @@ def _with_rows(docstring: str, kind: type) -> str:
     (head,) = (at for at, line in enumerate(lines) if line.strip() == "Args:")
     end = next((at for at in range(head, len(lines)) if not lines[at].strip()), len(lines))
     indent = " " * (len(lines[head]) - len(lines[head].lstrip()) + 4)
-    return "\n".join([*lines[:end], *_rows(kind, indent), *lines[end:]])
+    return "\n".join([*lines[:end], *_list_rows(kind, indent), *lines[end:]])
 
 
-def _rows(kind: type, indent: str) -> Iterator[str]:
+def _list_rows(kind: type, indent: str) -> Iterator[str]:
     for field in dataclasses.fields(kind):
-        row = f"{field.name}: {declaration(field).text}"
+        row = f"{field.name}: {read_declaration(field).text}"
         yield from textwrap.wrap(
             row, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    "
         )

@@ -20,7 +20,7 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
+def format_csv(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
     """Return rows as CSV with a line of names; a value that a row lacks is an empty cell.
 
     A text that a spreadsheet would take for a formula gets an apostrophe before it, as OWASP
@@ -29,20 +29,22 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
     names = list(columns)
     lines = _Lines()
     writer = csv.writer(lines)
-    writer.writerow([_cell(name) for name in names])
-    writer.writerows([[_cell(row.get(name, "")) for name in names] for row in rows])
+    writer.writerow([_read_cell(name) for name in names])
+    writer.writerows([[_read_cell(row.get(name, "")) for name in names] for row in rows])
     return "".join(lines)
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """Return the rows that `table` wrote, by column, without the apostrophes that it added.
+    """Return the rows that `format_csv` wrote, by column, without the apostrophes that it added.
 
     Raises:
         csv.Error: it is not CSV.
         ValueError: a row has more cells than there are columns, or fewer; or two columns have one
             name.
     """
-    rows = [[_plain(cell) for cell in row] for row in csv.reader(io.StringIO(text), strict=True)]
+    rows = [
+        [_write_cell(cell) for cell in row] for row in csv.reader(io.StringIO(text), strict=True)
+    ]
     names, cells = rows[0] if rows else [], [row for row in rows[1:] if row]
     if len(set(names)) < len(names):
         raise ValueError("two columns have one name")
@@ -52,7 +54,7 @@ def read_table(text: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in cells]
 
 
-def visible(text: str) -> str:
+def escape(text: str) -> str:
     r"""Return a text for a terminal: characters that would steer it are shown as \x1b is.
 
     Those are the control characters of ASCII and Latin-1 other than tab and line feed, and the
@@ -72,13 +74,13 @@ class _Lines(list[str]):
         self.append(line.removesuffix("\r\n") + "\n")
 
 
-def _cell(value: Any) -> Any:
+def _read_cell(value: Any) -> Any:
     is_formula = isinstance(value, str) and _FORMULA.match(value) and not _is_number(value)
     return f"'{value}" if is_formula else value
 
 
-def _plain(cell: str) -> str:
-    """Return the text from which `_cell` made a cell."""
+def _write_cell(cell: str) -> str:
+    """Return the text from which `_read_cell` made a cell."""
     rest = cell[1:]
     return rest if cell[:1] == "'" and _FORMULA.match(rest) and not _is_number(rest) else cell
 

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.base.arguments import nbytes
-from engine.base.errors import EngineError, LimitError, nearest
+from engine.base.arguments import check_nbytes
+from engine.base.errors import EngineError, LimitError, suggest_nearest
 
 PREFIX = "EDGEGRAD_MAX_"
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (1, "bytes"))
@@ -32,7 +32,7 @@ class Limit:
     unit: str
     meaning: str
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the default with its unit, the largest one that divides it."""
         if self.unit != "bytes":
             return f"{self.default} {self.unit}"
@@ -66,13 +66,13 @@ def limit(name: str) -> int:
     for key in os.environ:
         if key.startswith(PREFIX) and key[len(PREFIX) :] not in LIMITS:
             known = [PREFIX + n for n in LIMITS]
-            raise EngineError(f"unknown switch {key}; known: {known}{nearest(key, known)}")
+            raise EngineError(f"unknown switch {key}; known: {known}{suggest_nearest(key, known)}")
     row, text = LIMITS[name], os.environ.get(PREFIX + name, "").strip()
     if not text:
         return row.default
     if not (text.isascii() and text.isdecimal()):
         if row.unit == "bytes":
-            return nbytes(PREFIX + name, text)
+            return check_nbytes(PREFIX + name, text)
         raise EngineError(f"{PREFIX}{name}={text!r}: expected a whole number of {row.unit}")
     if len(text) > 18 or int(text) < 1:
         raise EngineError(f"{PREFIX}{name}={text!r}: expected 1 to 10**18 - 1 {row.unit}")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engine.base import other_names
-from engine.base.errors import InputError, nearest
-from engine.base.signatures import checked_values, words_of
+from engine.base.errors import InputError, suggest_nearest
+from engine.base.signatures import check_values, describe_annotation
 
 Made = TypeVar("Made")
 
@@ -33,7 +33,7 @@ class Option:
     default: Any
 
 
-def options(maker: Callable[..., Any]) -> dict[str, Option]:
+def list_options(maker: Callable[..., Any]) -> dict[str, Option]:
     """Return the options that a class or function takes by name, in order."""
     holder = maker
     if isinstance(maker, type) and not dataclasses.is_dataclass(maker):
@@ -47,12 +47,12 @@ def options(maker: Callable[..., Any]) -> dict[str, Option]:
         if default is parameter.empty:
             default = dataclasses.MISSING
         elif dataclasses.is_dataclass(maker):
-            default = _default(maker, name, default)
+            default = _find_default(maker, name, default)
         known[name] = Option(kinds.get(name, Any), default)
     return known
 
 
-def _default(maker: Any, name: str, default: Any) -> Any:
+def _find_default(maker: Any, name: str, default: Any) -> Any:
     """Return the default of a dataclass's field, also if a factory makes it."""
     (field,) = (f for f in dataclasses.fields(maker) if f.name == name)
     if field.default_factory is not dataclasses.MISSING:
@@ -70,25 +70,23 @@ def make(maker: Callable[..., Made], table: Mapping[str, Any], place: str, **giv
         InputError: an unknown name, or one that is missing.
         DTypeError: a value of another type.
     """
-    known = {name: option for name, option in options(maker).items() if name not in given}
+    known = {name: option for name, option in list_options(maker).items() if name not in given}
     for name in table:
         if name not in known:
-            raise InputError(
-                f"{place}: unknown key {name!r}"
-                f"{other_names.in_toml(name) or nearest(name, known) or _listed(known)}"
-            )
-    values = {n: shaped(v, known[n].type, f"{place}: {n}") for n, v in table.items()}
+            advice = other_names.suggest_in_toml(name) or suggest_nearest(name, known)
+            raise InputError(f"{place}: unknown key {name!r}{advice or _join_names(known)}")
+    values = {n: fit_value(v, known[n].type, f"{place}: {n}") for n, v in table.items()}
     for name, option in known.items():
         if option.default is dataclasses.MISSING and name not in values:
             raise InputError(f"{place}: {name!r} is missing")
-    return maker(**given, **checked_values(maker, values, place))
+    return maker(**given, **check_values(maker, values, place))
 
 
-def _listed(known: Mapping[str, Any]) -> str:
+def _join_names(known: Mapping[str, Any]) -> str:
     return f"; known: {', '.join(known)}" if known else "; it takes none"
 
 
-def shaped(value: Any, kind: Any, place: str) -> Any:
+def fit_value(value: Any, kind: Any, place: str) -> Any:
     """Return a value of TOML in the form that a type asks for; whether it fits is not checked.
 
     Tables become instances of dataclasses, lists tuples, one text a tuple of texts, and whole
@@ -104,15 +102,15 @@ def shaped(value: Any, kind: Any, place: str) -> Any:
         for maker in filter(dataclasses.is_dataclass, classes):
             return make(maker, value, place) if value or type(None) not in classes else None
         for each in (each for each in classes if issubclass(each, Mapping) and origins[each]):
-            return {k: shaped(v, origins[each][1], f"{place}.{k}") for k, v in value.items()}
+            return {k: fit_value(v, origins[each][1], f"{place}.{k}") for k, v in value.items()}
     lists = [each for each in classes if issubclass(each, Sequence) and each is not str]
     if isinstance(value, str) and str not in classes and any(str in origins[e] for e in lists):
         return (value,)
     if isinstance(value, list | tuple) and lists:
         inner = origins[lists[0]]
         if lists[0] is tuple and Ellipsis not in inner and len(inner) == len(value):
-            return tuple(shaped(v, k, place) for v, k in zip(value, inner, strict=True))
-        return tuple(shaped(v, inner[0] if inner else Any, place) for v in value)
+            return tuple(fit_value(v, k, place) for v, k in zip(value, inner, strict=True))
+        return tuple(fit_value(v, inner[0] if inner else Any, place) for v in value)
     is_whole = type(value) is int and float in classes and int not in classes
     return float(value) if is_whole else value
 
@@ -121,14 +119,14 @@ def describe(kind: Any) -> str:
     """Return a type in the words of TOML, such as "a whole number"."""
     kinds = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
     words = [
-        "a table" if dataclasses.is_dataclass(each) else words_of(each)
+        "a table" if dataclasses.is_dataclass(each) else describe_annotation(each)
         for each in kinds
         if each is not type(None)
     ]
     return " or ".join(dict.fromkeys(_WORDS.get(each, each) for each in words))
 
 
-def assignments(words: Sequence[str], option: str) -> dict[str, Any]:
+def parse_assignments(words: Sequence[str], option: str) -> dict[str, Any]:
     """Return the values of words `NAME=VALUE`, read as TOML or, if they are not TOML, as text.
 
     Raises:
@@ -141,11 +139,11 @@ def assignments(words: Sequence[str], option: str) -> dict[str, Any]:
             raise InputError(f"{option} {word!r}: expected NAME=VALUE")
         if name.strip() in values:
             raise InputError(f"{option}: {name.strip()!r} is given twice")
-        values[name.strip()] = value_of(text.strip())
+        values[name.strip()] = parse_value(text.strip())
     return values
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Return the value of a text in TOML; the text itself if it is not TOML."""
     try:
         table = tomllib.loads(f"value = {text}")

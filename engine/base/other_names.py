@@ -83,12 +83,12 @@ _NAMES = {
 HERE = {name: here for here, names in _NAMES.items() for name in names.split()}
 
 
-def in_python(name: str) -> str:
+def suggest_in_python(name: str) -> str:
     """Return the end of a message about an unknown keyword; empty: the name is not known."""
     return f"; here it is {HERE[name].call}" if name in HERE else ""
 
 
-def in_toml(name: str) -> str:
+def suggest_in_toml(name: str) -> str:
     """Return the end of a message about an unknown key; empty: the name is not known."""
     here = HERE.get(name)
     if here is None:
@@ -99,7 +99,7 @@ def in_toml(name: str) -> str:
     return f"; here it is {key!r} in [{table}]"
 
 
-def in_command(option: str) -> str:
+def suggest_in_command(option: str) -> str:
     """Return a sentence about an unknown option; empty: the name is not known."""
     here = HERE.get(option.lstrip("-").replace("-", "_"))
     if here is None:

@@ -9,7 +9,7 @@ LETTERS = 60  # of a value, at most
 _MISSING = object()
 
 
-def by_arguments(self: object) -> str:
+def represent(self: object) -> str:
     """Return the class of an object with the arguments of its constructor that say most.
 
     Shown are numbers, texts, paths and short lists of them that the object keeps in an attribute of
@@ -21,7 +21,7 @@ def by_arguments(self: object) -> str:
     kept = vars(self) if hasattr(self, "__dict__") else {}
     for name, parameter in inspect.signature(type(self)).parameters.items():
         value = kept.get(name, kept.get(f"_{name}", _MISSING))
-        if not _is_plain(value) or value in (parameter.default, *_empty(parameter.default)):
+        if not _is_plain(value) or value in (parameter.default, *_make_empty(parameter.default)):
             continue
         text = repr(os.fspath(value)) if isinstance(value, os.PathLike) else repr(value)
         if len(text) <= LETTERS:
@@ -29,7 +29,7 @@ def by_arguments(self: object) -> str:
     return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def _empty(default: Any) -> tuple[list[Any], ...]:
+def _make_empty(default: Any) -> tuple[list[Any], ...]:
     """Return the empty list, as which objects may keep an empty default."""
     return ([],) if isinstance(default, tuple) and not default else ()
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.base.errors import InputError
-from engine.base.signatures import AT_LEAST_0, Range, checked
+from engine.base.signatures import AT_LEAST_0, Range, check_arguments
 
 __all__ = ["SparseUpdate"]
 
 
-@checked(last=AT_LEAST_0, channels=Range(0, 1, above=True))
+@check_arguments(last=AT_LEAST_0, channels=Range(0, 1, above=True))
 @dataclass(frozen=True, kw_only=True)
 class SparseUpdate:
     """The part of a model that is trained: the union of all that the fields name.

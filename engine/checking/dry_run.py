@@ -29,7 +29,7 @@ from engine.checking.subject import (
     training_only,
     with_optimizer,
 )
-from engine.plan.plan import Plan, in_bytes
+from engine.plan.plan import Plan, format_bytes
 from engine.runtime.roofline import Roofline
 
 SHOWN = 4  # suggestions of an error
@@ -142,7 +142,7 @@ def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
     suggestions = by_bytes(_suggestions(subject, opened, shapes, told))
     fits = [s for s in suggestions if s.figures.nbytes <= budget]
     shown = [
-        f"{s.change} ({in_bytes(s.figures.nbytes)})" for s in fits[::-1] or suggestions[:SHOWN]
+        f"{s.change} ({format_bytes(s.figures.nbytes)})" for s in fits[::-1] or suggestions[:SHOWN]
     ]
     if not shown:
         return ""
@@ -227,7 +227,7 @@ def _budgets(
 
     plans: those without a budget.
     """
-    work = max(plan.region_bytes("work") for plan in plans)
+    work = max(plan.compute_region_bytes("work") for plan in plans)
     total = sum(process.regions(plans, opened.train.memory.mapped).values())
     budgets = [int(total - (1 - share) * work) for share in SHARES]
     try:
@@ -236,7 +236,7 @@ def _budgets(
         budgets = [*(b for b in budgets if b > error.least), error.least]
     for budget in budgets:
         mine = opened.plans(shapes, budget)
-        yield Suggestion(f"a budget of {in_bytes(budget)}", told.figures(opened, shapes, mine))
+        yield Suggestion(f"a budget of {format_bytes(budget)}", told.figures(opened, shapes, mine))
 
 
 def _suggestions(

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from engine.base import arguments
 from engine.checking.report import Check, seconds_text
 from engine.drawing import page
-from engine.drawing.charts import coordinate
-from engine.drawing.page import text
-from engine.plan.collective import collectives
-from engine.plan.plan import ALIGN, Buffer, Plan, Step, in_bytes
+from engine.drawing.charts import format_coordinate
+from engine.drawing.page import escape
+from engine.plan.collective import list_collectives
+from engine.plan.plan import ALIGN, Buffer, Plan, Step, format_bytes
 from engine.system import files
 
 OWNERS = 25  # rows of the table of the peak; the others are summed
@@ -32,7 +32,7 @@ def write(
     Raises:
         FileError: it cannot be written.
     """
-    files.write(arguments.path("picture", path), [render(title, plans, found).encode()])
+    files.write(arguments.check_path("picture", path), [render(title, plans, found).encode()])
 
 
 def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
@@ -44,16 +44,16 @@ def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
     first = next(iter(plans.values()))
     rows = [("summary", "Summary", _summary(found, first))]
     for i, (name, plan) in enumerate(plans.items()):
-        if plan.region_bytes("work"):
+        if plan.compute_region_bytes("work"):
             rows.append((f"arena{i}", name, _arena(name, plan) + _told_of(plan)))
     if found is not None:
         rows.append(("less", "Smaller variants", _suggestions(found)))
-    return page.page(title, _legend(), rows, script="arena.js")
+    return page.make_page(title, _legend(), rows, script="arena.js")
 
 
 def _legend() -> str:
     kinds = [*_COLOURS.values(), ("again", "computed again")]
-    items = (f'<li class="{colour}">{text(name)}</li>' for colour, name in kinds)
+    items = (f'<li class="{colour}">{escape(name)}</li>' for colour, name in kinds)
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -63,24 +63,26 @@ def _summary(found: Check | None, plan: Plan) -> str:
     if found is not None and found.figures is not None:
         regions = dict(found.figures.regions)
         tiles = {
-            "planned": in_bytes(found.figures.nbytes),
-            **({} if found.budget is None else {"budget": in_bytes(found.budget)}),
+            "planned": format_bytes(found.figures.nbytes),
+            **({} if found.budget is None else {"budget": format_bytes(found.budget)}),
             **(
                 {}
                 if found.figures.process is None
-                else {"process": in_bytes(found.figures.process)}
+                else {"process": format_bytes(found.figures.process)}
             ),
             "time of a step": seconds_text(found.figures.seconds),
             **tiles,
         }
-    shown = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in tiles.items())
+    shown = "".join(
+        f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles.items()
+    )
     total = sum(regions.values()) or 1
     rows = (
-        [text(name), in_bytes(size), f"{100 * size / total:.1f} %"]
+        [escape(name), format_bytes(size), f"{100 * size / total:.1f} %"]
         for name, size in sorted(regions.items(), key=lambda row: -row[1])
         if size
     )
-    return f'<dl class="tiles">{shown}</dl>{page.table(("region", "bytes", ""), rows)}'
+    return f'<dl class="tiles">{shown}</dl>{page.make_table(("region", "bytes", ""), rows)}'
 
 
 # --- the arena
@@ -88,7 +90,7 @@ def _summary(found: Check | None, plan: Plan) -> str:
 
 def _arena(name: str, plan: Plan) -> str:
     """Return the work buffers as boxes, and the bytes in use as a line."""
-    steps, size = len(plan.steps), plan.region_bytes("work") // ALIGN
+    steps, size = len(plan.steps), plan.compute_region_bytes("work") // ALIGN
     makers = _makers(plan)
     kept = [(i, b) for i, b in enumerate(plan.buffers) if b.region == "work" and b.nbytes]
     shown = sorted(kept, key=lambda row: -row[1].nbytes)[:BOXES]
@@ -111,12 +113,13 @@ def _arena(name: str, plan: Plan) -> str:
     note = f" The {left} smallest tensors are left out." if left else ""
     return (
         f'<figure class="plan" data-all="{steps} {size}" data-block="{ALIGN}"><figcaption>'
-        f"Work memory of {text(plan.name)}: a box is a tensor, from the step that makes it to the "
+        f"Work memory of {escape(plan.name)}: a box is a tensor, from the step that makes it "
+        "to the "
         f"last that uses it, at the bytes where it lies.  The line is what is in use; the peak is "
         f"dashed.{note} "
         '<button data-factor="0.6" hidden>+</button> <button data-factor="1.7" hidden>−</button>'
         f'</figcaption><svg class="arena" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="Arena of {text(name)}">{ticks}{inside}</svg></figure>'
+        f'aria-label="Arena of {escape(name)}">{ticks}{inside}</svg></figure>'
     )
 
 
@@ -137,7 +140,7 @@ def _box(b: Buffer, maker: Step | None, size: int) -> str:
     return (
         f'<rect class="{colour}" x="{b.first}" y="{size - begin - length}" '
         f'width="{b.last - b.first + 1}" height="{length}">'
-        f"<title>{text(_told(b, maker))}</title></rect>"
+        f"<title>{escape(_told(b, maker))}</title></rect>"
     )
 
 
@@ -145,7 +148,8 @@ def _told(b: Buffer, maker: Step | None) -> str:
     shape = ",".join(map(str, b.shape))
     made = "" if maker is None else f"\nmade by {maker.title}"
     return (
-        f"{b.name}  {b.dtype}[{shape}]\n{in_bytes(b.nbytes)} at {in_bytes(b.offset)}{made}\n"
+        f"{b.name}  {b.dtype}[{shape}]\n{format_bytes(b.nbytes)} at "
+        f"{format_bytes(b.offset)}{made}\n"
         f"steps {b.first} to {b.last}"
     )
 
@@ -153,15 +157,15 @@ def _told(b: Buffer, maker: Step | None) -> str:
 def _ticks(steps: int, size: int, width: float, height: float) -> Iterator[str]:
     for i in range(_TICKS):
         part = i / (_TICKS - 1)
-        at = coordinate(_LEFT + part * width), coordinate(_TOP + height + 16)
+        at = format_coordinate(_LEFT + part * width), format_coordinate(_TOP + height + 16)
         yield (
             f'<text class="tick x" data-part="{part}" x="{at[0]}" y="{at[1]}">'
             f"{round(part * steps)}</text>"
         )
-        up = coordinate(_TOP + (1 - part) * height)
+        up = format_coordinate(_TOP + (1 - part) * height)
         yield (
             f'<text class="tick y" data-part="{part}" x="{_LEFT - 8}" y="{up}">'
-            f"{in_bytes(round(part * size) * ALIGN)}</text>"
+            f"{format_bytes(round(part * size) * ALIGN)}</text>"
         )
     yield f'<text class="title" x="{_LEFT + width / 2:g}" y="{_HEIGHT - 4}">step</text>'
 
@@ -208,16 +212,16 @@ def _owners(plan: Plan) -> str:
         maker = makers.get(i)
         shape = f"{b.dtype}[{','.join(map(str, b.shape))}]"
         made = "" if maker is None else maker.title
-        rows.append([b.name, shape, in_bytes(b.nbytes), made, f"{b.first} to {b.last}"])
+        rows.append([b.name, shape, format_bytes(b.nbytes), made, f"{b.first} to {b.last}"])
     rest = alive[OWNERS:]
     if rest:
         total = sum(b.nbytes for _, b in rest)
-        rows.append([f"{len(rest)} more", "", in_bytes(total), "", ""])
+        rows.append([f"{len(rest)} more", "", format_bytes(total), "", ""])
     step = plan.steps[top]
     head = ("tensor", "type", "bytes", "made by", "steps")
     return (
-        f"<h3>At the peak: {in_bytes(live[top])} at step {top}, {text(step.title)}"
-        f"</h3>{page.table(head, ([text(cell) for cell in row] for row in rows))}"
+        f"<h3>At the peak: {format_bytes(live[top])} at step {top}, {escape(step.title)}"
+        f"</h3>{page.make_table(head, ([escape(cell) for cell in row] for row in rows))}"
     )
 
 
@@ -231,11 +235,11 @@ def _again(plan: Plan) -> str:
     if not mine:
         return "<h3>Computed again</h3><p>Nothing.</p>"
     rows = (
-        [text(step.source), text(step.kernel), f"{100 * t / total:.2f} %"]
+        [escape(step.source), escape(step.kernel), f"{100 * t / total:.2f} %"]
         for step, t in sorted(mine, key=lambda row: -row[1])
     )
     share = 100 * sum(t for _, t in mine) / total
-    table = page.table(("node", "kernel", "of the step's time"), rows)
+    table = page.make_table(("node", "kernel", "of the step's time"), rows)
     return (
         f"<details><summary>Computed again: {len(mine)} steps, {share:.1f} % of the estimated "
         f"time of a step</summary>{table}</details>"
@@ -249,22 +253,22 @@ def _told_of(plan: Plan) -> str:
 
 def _sums(plan: Plan) -> str:
     """Return the table of steps that sum over ranks; empty for a plan of one process."""
-    steps = collectives(plan)
+    steps = list_collectives(plan)
     if not steps:
         return ""
     rows = (
         [
             str(each.step),
             each.kind,
-            in_bytes(plan.buffers[each.buffer].nbytes),
-            text(plan.steps[each.step].source),
+            format_bytes(plan.buffers[each.buffer].nbytes),
+            escape(plan.steps[each.step].source),
         ]
         for each in steps
     )
     total = sum(plan.buffers[each.buffer].nbytes for each in steps if each.kind != "wait")
-    table = page.table(("step", "what", "bytes", "node"), rows)
+    table = page.make_table(("step", "what", "bytes", "node"), rows)
     return (
-        f"<details><summary>Collective steps: {len(steps)}, sums of {in_bytes(total)} over all "
+        f"<details><summary>Collective steps: {len(steps)}, sums of {format_bytes(total)} over all "
         f"ranks</summary>{table}</details>"
     )
 
@@ -272,13 +276,13 @@ def _sums(plan: Plan) -> str:
 def _suggestions(found: Check) -> str:
     rows: Sequence[Sequence[str]] = [
         [
-            text(each.change),
-            in_bytes(each.figures.nbytes),
-            "" if each.figures.process is None else in_bytes(each.figures.process),
+            escape(each.change),
+            format_bytes(each.figures.nbytes),
+            "" if each.figures.process is None else format_bytes(each.figures.process),
             seconds_text(each.figures.seconds),
         ]
         for each in found.suggestions
     ]
     if not rows:
         return "<p>Nothing was found that would.</p>"
-    return page.table(("change", "planned", "process", "step"), rows)
+    return page.make_table(("change", "planned", "process", "step"), rows)

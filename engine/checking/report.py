@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from engine.plan.plan import in_bytes
+from engine.plan.plan import format_bytes
 
 Status = Literal["trains", "cannot train", "does not fit"]
 
@@ -162,22 +162,25 @@ class Check:
     def _verdict(self) -> str:
         if self.status == "cannot train" or self.budget is None:
             return self.status
-        bound = in_bytes(self.budget)
+        bound = format_bytes(self.budget)
         if self.status == "trains":
             return f"trains within {bound}"
-        least = "" if self.least is None else f"; {in_bytes(self.least)} is the least that would do"
+        least = (
+            "" if self.least is None else f"; {format_bytes(self.least)} is the least that would do"
+        )
         return f"does not fit {bound}{least}"
 
     def _figures(self, found: Figures) -> Iterator[str]:
-        regions = "  ".join(f"{name} {in_bytes(n)}" for name, n in found.regions.items())
-        yield f"memory, planned  {in_bytes(found.nbytes)}: {regions}"
+        regions = "  ".join(f"{name} {format_bytes(n)}" for name, n in found.regions.items())
+        yield f"memory, planned  {format_bytes(found.nbytes)}: {regions}"
         if found.parts is not None and found.process is not None:
             rest = {n: b for n, b in found.parts.items() if not n.startswith("region ")}
-            told = ", ".join(f"{name} {in_bytes(n)}" for name, n in rest.items())
-            yield f"memory, process  {in_bytes(found.process)}: the same and {told}"
+            told = ", ".join(f"{name} {format_bytes(n)}" for name, n in rest.items())
+            yield f"memory, process  {format_bytes(found.process)}: the same and {told}"
         if self.first is not None and self.cold is not None:
             yield (
-                f"  {in_bytes(self.first)} where its plans are made, {in_bytes(self.cold)} where "
+                f"  {format_bytes(self.first)} where its plans are made, "
+                f"{format_bytes(self.cold)} where "
                 "kernels are compiled, too"
             )
         flops, speed = self.machine
@@ -195,9 +198,9 @@ class Check:
         rows = [("what would take less", "planned", "process", "step")]
         for each in self.suggestions:
             figures = each.figures
-            process = "" if figures.process is None else in_bytes(figures.process)
+            process = "" if figures.process is None else format_bytes(figures.process)
             rows.append(
-                (each.change, in_bytes(figures.nbytes), process, seconds_text(figures.seconds))
+                (each.change, format_bytes(figures.nbytes), process, seconds_text(figures.seconds))
             )
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         for first, *rest in rows:

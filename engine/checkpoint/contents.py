@@ -39,7 +39,7 @@ from engine.checkpoint.flatbuffer import (
     Reader,
     Source,
     Table,
-    source_of,
+    open_source,
 )
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -115,7 +115,7 @@ class Stored:
         values_ = np.empty(self.shape, self.dtype) if self.array is None else self.array
         little = self.dtype.newbyteorder("<")
         values = values_ if values_.dtype == little else np.empty(self.shape, little)
-        self.data.read_into(octets(values), self.begin)
+        self.data.read_into(view_bytes(values), self.begin)
         if little.kind == "b" and values.size and values.view(np.uint8).max() > 1:
             self.table.fail("BOOL data has bytes other than 0 and 1")
         if values is not values_:
@@ -127,13 +127,13 @@ class _External:
     """Companion data.  Entries do not overlap, so together they are no larger than it."""
 
     def __init__(self, data: Bytes | io.RawIOBase, source: str) -> None:
-        self.data = source_of(data, f"{source}.data")
+        self.data = open_source(data, f"{source}.data")
         self.budget = self.data.size
 
 
-def _root(data: Bytes | io.RawIOBase, source: str) -> Table:
-    root = Reader(data, source).root(IDENTIFIER, "checkpoint")
-    version = root.number(0, I32, 0)
+def _read_root(data: Bytes | io.RawIOBase, source: str) -> Table:
+    root = Reader(data, source).read_root(IDENTIFIER, "checkpoint")
+    version = root.read_number(0, I32, 0)
     if version != VERSION:
         root.fail(f"version {version}; supported: {VERSION}")
     return root
@@ -145,7 +145,7 @@ def has_external_data(data: Bytes | io.RawIOBase, source: str = "checkpoint byte
     Raises:
         CheckpointError: `data` is not a checkpoint of version 2.
     """
-    module = _root(data, source).child(1, "module_state")
+    module = _read_root(data, source).read_child(1, "module_state")
     return module is not None and _is_external(module)
 
 
@@ -155,12 +155,12 @@ def is_nominal(data: Bytes | io.RawIOBase, source: str = "checkpoint bytes") -> 
     Raises:
         CheckpointError: `data` is not a checkpoint of version 2.
     """
-    module = _root(data, source).child(1, "module_state")
-    return module is not None and bool(module.number(2, U8, 0))
+    module = _read_root(data, source).read_child(1, "module_state")
+    return module is not None and bool(module.read_number(2, U8, 0))
 
 
 def _is_external(module: Table) -> bool:
-    return bool(module.number(3, U8, 0)) and not module.number(2, U8, 0)
+    return bool(module.read_number(3, U8, 0)) and not module.read_number(2, U8, 0)
 
 
 def decode(
@@ -183,13 +183,13 @@ def decode(
         CheckpointError: The bytes are truncated, corrupt, inconsistent, of another version or kind,
             hold an element type that checkpoints do not support, or need other `external` data.
     """
-    root = _root(data, source)
+    root = _read_root(data, source)
     trainable: dict[str, Any] = {}
     frozen: dict[str, Any] = {}
     nominal = False
-    module = root.child(1, "module_state")
+    module = root.read_child(1, "module_state")
     if module is not None:
-        nominal = bool(module.number(2, U8, 0))
+        nominal = bool(module.read_number(2, U8, 0))
         companion = None
         if _is_external(module):
             if external is None:
@@ -199,10 +199,12 @@ def decode(
             (0, "requires_grad_params", trainable),
             (1, "frozen_params", frozen),
         ):
-            for table in module.children(slot, key):
-                name, table = _name(table, trainable, frozen)
-                into[name] = _nominal(table) if nominal else _stored(table, companion)
-    known = Checkpoint(trainable, frozen, nominal, _optimizer_groups(root), _properties(root))
+            for table in module.read_children(slot, key):
+                name, table = _read_name(table, trainable, frozen)
+                into[name] = _read_nominal(table) if nominal else _read_stored(table, companion)
+    known = Checkpoint(
+        trainable, frozen, nominal, _read_optimizer_groups(root), _read_properties(root)
+    )
     if allocate is not None:
         allocate(known)
     groups = [
@@ -217,17 +219,17 @@ def _read(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {n: t.read() if isinstance(t, Stored) else t for n, t in tensors.items()}
 
 
-def _name(table: Table, *taken: Mapping[str, Any], label: str = "name") -> tuple[str, Table]:
+def _read_name(table: Table, *taken: Mapping[str, Any], label: str = "name") -> tuple[str, Table]:
     """Return the name in slot 0 and the table as named in messages; refuse a repeated name."""
-    name = table.string(0, label)
-    table = table.named(name)
+    name = table.read_string(0, label)
+    table = table.name_table(name)
     if any(name in names for names in taken):
         table.fail("is a duplicate name")
     return name, table
 
 
-def _dtype(table: Table) -> np.dtype[Any]:
-    code = table.number(3, I32, 0)
+def _read_dtype(table: Table) -> np.dtype[Any]:
+    code = table.read_number(3, I32, 0)
     if code not in TYPES:
         name = _UNSUPPORTED.get(code, "unknown")
         table.fail(
@@ -236,19 +238,19 @@ def _dtype(table: Table) -> np.dtype[Any]:
     return np.dtype(TYPES[code].numpy).newbyteorder("<")
 
 
-def _nominal(table: Table) -> NominalTensor:
+def _read_nominal(table: Table) -> NominalTensor:
     # Files saved at run time hold one meaningless element here; dims and bytes are ignored.
-    return NominalTensor(_dtype(table).newbyteorder("="))
+    return NominalTensor(_read_dtype(table).newbyteorder("="))
 
 
-def _dims(table: Table, itemsize: int) -> tuple[int, ...]:
-    vector = table.vector(2, 8, "dims")
+def _read_dims(table: Table, itemsize: int) -> tuple[int, ...]:
+    vector = table.find_vector(2, 8, "dims")
     if vector is None:
         table.fail("dims is missing")
     start, rank = vector
     if rank > MAX_RANK:
         table.fail(f"{rank} dims; supported: up to {MAX_RANK}")
-    dims = struct.unpack(f"<{rank}q", table.reader.data.at(start, 8 * rank))
+    dims = struct.unpack(f"<{rank}q", table.reader.data.read_at(start, 8 * rank))
     if any(d < 0 for d in dims):
         table.fail(f"dims {list(dims)} has a negative entry")
     # Zeros count as 1: numpy refuses [0, 2**62, 2**62] too.
@@ -257,13 +259,13 @@ def _dims(table: Table, itemsize: int) -> tuple[int, ...]:
     return dims
 
 
-def _stored(table: Table, companion: _External | None) -> Stored:
+def _read_stored(table: Table, companion: _External | None) -> Stored:
     """Return the facts about a Tensor table whose bytes are all present."""
-    dtype = _dtype(table)
-    dims = _dims(table, dtype.itemsize)
+    dtype = _read_dtype(table)
+    dims = _read_dims(table, dtype.itemsize)
     nbytes = math.prod(dims) * dtype.itemsize
-    raw = table.vector(4, 1, "raw_data")
-    offset = table.number(6, I64, -1)
+    raw = table.find_vector(4, 1, "raw_data")
+    offset = table.read_number(6, I64, -1)
     native = dtype.newbyteorder("=")
     if raw is not None and offset == -1:
         start, length = raw
@@ -286,41 +288,41 @@ def _stored(table: Table, companion: _External | None) -> Stored:
     return Stored(native, dims, table, companion.data, offset)
 
 
-def octets(array: Array) -> memoryview:
+def view_bytes(array: Array) -> memoryview:
     """Return the bytes of a C-contiguous array."""
     return array.reshape(-1).view(np.uint8).data
 
 
-def _optimizer_groups(root: Table) -> list[OptimizerGroup]:
+def _read_optimizer_groups(root: Table) -> list[OptimizerGroup]:
     groups: dict[str, OptimizerGroup] = {}
-    for table in root.children(2, "optimizer_groups", required=False):
-        name, table = _name(table, groups, label="group_name")
+    for table in root.read_children(2, "optimizer_groups", required=False):
+        name, table = _read_name(table, groups, label="group_name")
         states: dict[str, Mapping[str, Any]] = {}
-        for entry in table.children(3, "optimizer_states"):
-            parameter, entry = _name(entry, states, label="param_name")
+        for entry in table.read_children(3, "optimizer_states"):
+            parameter, entry = _read_name(entry, states, label="param_name")
             momentums: dict[str, Any] = {}
-            for tensor in entry.children(1, "momentums"):
-                momentum, tensor = _name(tensor, momentums)
-                momentums[momentum] = _stored(tensor, None)
+            for tensor in entry.read_children(1, "momentums"):
+                momentum, tensor = _read_name(tensor, momentums)
+                momentums[momentum] = _read_stored(tensor, None)
             states[parameter] = momentums
         groups[name] = OptimizerGroup(
-            name, table.number(1, I64, 0), float(table.number(2, F32, 0)), states
+            name, table.read_number(1, I64, 0), float(table.read_number(2, F32, 0)), states
         )
     return list(groups.values())
 
 
-def _properties(root: Table) -> dict[str, int | float | str]:
+def _read_properties(root: Table) -> dict[str, int | float | str]:
     properties: dict[str, int | float | str] = {}
-    bag = root.child(3, "property_bag")
+    bag = root.read_child(3, "property_bag")
     if bag is None:
         return properties
     for slot, kind in enumerate(("ints", "floats", "strings")):
-        for table in bag.children(slot, kind, required=False):
-            name, table = _name(table, properties)
+        for table in bag.read_children(slot, kind, required=False):
+            name, table = _read_name(table, properties)
             if kind == "ints":
-                properties[name] = table.number(1, I64, 0)
+                properties[name] = table.read_number(1, I64, 0)
             elif kind == "floats":
-                properties[name] = float(table.number(1, F32, 0))
+                properties[name] = float(table.read_number(1, F32, 0))
             else:
-                properties[name] = table.string(1, "value")
+                properties[name] = table.read_string(1, "value")
     return dict(sorted(properties.items()))

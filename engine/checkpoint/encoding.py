@@ -24,9 +24,9 @@ from engine.checkpoint.contents import (
     Checkpoint,
     NominalTensor,
     OptimizerGroup,
-    octets,
+    view_bytes,
 )
-from engine.checkpoint.flatbuffer import F32, Writer, quote, reference
+from engine.checkpoint.flatbuffer import F32, Writer, make_reference, quote
 
 MAX_BYTES = 2**31 - 1  # FlatBuffers offsets are 32 bit, some of them signed
 EXTERNAL_THRESHOLD = 1800 << 20  # least bytes of tensors for which parameters go external
@@ -74,17 +74,17 @@ def encode_parts(
         )
     writer = _CheckpointWriter(Writer(MAX_BYTES), artifact, smallest)
     try:
-        data = writer.checkpoint(cp)
+        data = writer.write_checkpoint(cp)
     except OverflowError:
         raise CheckpointError(f"a checkpoint file holds at most {MAX_BYTES} bytes") from None
-    return data, None if smallest is None else _pieces(writer.entries)
+    return data, None if smallest is None else _list_pieces(writer.entries)
 
 
-def _pieces(entries: list[tuple[int, Array]]) -> Iterator[bytes | memoryview]:
+def _list_pieces(entries: list[tuple[int, Array]]) -> Iterator[bytes | memoryview]:
     end = 0
     for offset, array in entries:
         yield bytes(offset - end)
-        yield octets(array)
+        yield view_bytes(array)
         end = offset + array.nbytes
 
 
@@ -99,61 +99,61 @@ class _CheckpointWriter:
     smallest: int | None  # least bytes of a parameter that goes external; None: none does
     entries: list[tuple[int, Array]] = field(default_factory=list)  # (offset, values)
 
-    def checkpoint(self, cp: Checkpoint) -> list[bytes | memoryview]:
+    def write_checkpoint(self, cp: Checkpoint) -> list[bytes | memoryview]:
         module = groups = bag = 0
         if self.artifact or cp.trainable or cp.frozen:
-            module = self.module_state(cp)
+            module = self.write_module_state(cp)
         if not self.artifact:
             members = sorted(cp.optimizer_groups, key=lambda group: group.name)
-            tables = [self.optimizer_group(group) for group in members]
+            tables = [self.write_optimizer_group(group) for group in members]
         if cp.properties:
-            bag = self.property_bag(cp.properties)
+            bag = self.write_property_bag(cp.properties)
         if not self.artifact:
-            groups = self.out.references(tables)
-        root = self.out.table(
+            groups = self.out.write_references(tables)
+        root = self.out.write_table(
             4,
             ("Int32", 0, VERSION, 0),
-            reference(1, module),
-            reference(2, groups),
-            reference(3, bag),
+            make_reference(1, module),
+            make_reference(2, groups),
+            make_reference(3, bag),
         )
         return self.out.finish(root, IDENTIFIER)
 
-    def module_state(self, cp: Checkpoint) -> int:
+    def write_module_state(self, cp: Checkpoint) -> int:
         lists = []
         for params in (cp.trainable, cp.frozen):
             names = list(params) if self.artifact else sorted(params)
-            lists.append([self.tensor(n, params[n], self.smallest) for n in names])
-        trainable, frozen = (self.out.references(tables) for tables in lists)
-        return self.out.table(
+            lists.append([self.write_tensor(n, params[n], self.smallest) for n in names])
+        trainable, frozen = (self.out.write_references(tables) for tables in lists)
+        return self.out.write_table(
             4,
-            reference(0, trainable),
-            reference(1, frozen),
+            make_reference(0, trainable),
+            make_reference(1, frozen),
             ("Bool", 2, cp.nominal, False),
             ("Bool", 3, self.smallest is not None, False),
         )
 
-    def tensor(self, name: str, value: Array | NominalTensor, smallest: int | None) -> int:
-        label = self.out.string(name)
+    def write_tensor(self, name: str, value: Array | NominalTensor, smallest: int | None) -> int:
+        label = self.out.write_string(name)
         if isinstance(value, NominalTensor):
             shape: tuple[int, ...] = ()
             array: Array = np.empty(0, value.dtype)
         else:
             shape = value.shape
             array = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
-        dims = self.out.integers(shape)
+        dims = self.out.write_integers(shape)
         raw, offset = 0, -1
         if smallest is not None and array.nbytes >= smallest:
             wide = array.dtype.kind in "if" and array.itemsize == 8
             offset = self.append(array, 8 if wide else 4)
         else:
-            raw = self.out.octets(octets(array))
-        return self.out.table(
+            raw = self.out.write_bytes(view_bytes(array))
+        return self.out.write_table(
             7,
-            reference(0, label),
-            reference(2, dims),
+            make_reference(0, label),
+            make_reference(2, dims),
             ("Int32", 3, CODES[array.dtype.newbyteorder("=")], 0),
-            reference(4, raw),
+            make_reference(4, raw),
             ("Int64", 6, offset, -1),
         )
 
@@ -164,50 +164,58 @@ class _CheckpointWriter:
         self.entries.append((offset, array))
         return offset
 
-    def optimizer_group(self, group: OptimizerGroup) -> int:
-        rate = _float32(
+    def write_optimizer_group(self, group: OptimizerGroup) -> int:
+        rate = _check_float32(
             f"initial_learning_rate of {quote(group.name)}", group.initial_learning_rate
         )
-        step = _int64(f"step of {quote(group.name)}", group.step)
+        step = _check_int64(f"step of {quote(group.name)}", group.step)
         states = []
         for parameter, moments in sorted(group.states.items()):
-            tensors = [self.tensor(name, moments[name], None) for name in sorted(moments)]
-            label, momentums = self.out.string(parameter), self.out.references(tensors)
-            states.append(self.out.table(2, reference(0, label), reference(1, momentums)))
-        name, members = self.out.string(group.name), self.out.references(states)
-        return self.out.table(
+            tensors = [self.write_tensor(name, moments[name], None) for name in sorted(moments)]
+            label, momentums = self.out.write_string(parameter), self.out.write_references(tensors)
+            states.append(
+                self.out.write_table(2, make_reference(0, label), make_reference(1, momentums))
+            )
+        name, members = self.out.write_string(group.name), self.out.write_references(states)
+        return self.out.write_table(
             4,
-            reference(0, name),
+            make_reference(0, name),
             ("Float32", 2, *rate),
             ("Int64", 1, step, 0),
-            reference(3, members),
+            make_reference(3, members),
         )
 
-    def property_bag(self, properties: Mapping[str, int | float | str]) -> int:
+    def write_property_bag(self, properties: Mapping[str, int | float | str]) -> int:
         ints, floats, strings = [], [], []
         for name in sorted(properties):
             value, what = properties[name], f"property {quote(name)}"
-            label = reference(0, self.out.string(name))
+            label = make_reference(0, self.out.write_string(name))
             if isinstance(value, str):
-                text = self.out.string(value)
-                strings.append(self.out.table(2, label, reference(1, text)))
+                text = self.out.write_string(value)
+                strings.append(self.out.write_table(2, label, make_reference(1, text)))
             elif isinstance(value, float | np.floating):
-                floats.append(self.out.table(2, label, ("Float32", 1, *_float32(what, value))))
+                floats.append(
+                    self.out.write_table(2, label, ("Float32", 1, *_check_float32(what, value)))
+                )
             elif isinstance(value, int | np.integer):
-                ints.append(self.out.table(2, label, ("Int64", 1, _int64(what, value), 0)))
+                ints.append(
+                    self.out.write_table(2, label, ("Int64", 1, _check_int64(what, value), 0))
+                )
             else:
                 raise DTypeError(f"{what} is a {type(value).__name__}; supported: int, float, str")
-        vectors = [self.out.references(tables) for tables in (ints, floats, strings)]
-        return self.out.table(3, *(reference(slot, vector) for slot, vector in enumerate(vectors)))
+        vectors = [self.out.write_references(tables) for tables in (ints, floats, strings)]
+        return self.out.write_table(
+            3, *(make_reference(slot, vector) for slot, vector in enumerate(vectors))
+        )
 
 
-def _int64(what: str, value: int | np.integer[Any]) -> int:
+def _check_int64(what: str, value: int | np.integer[Any]) -> int:
     if not -(2**63) <= value < 2**63:
         raise InputError(f"{what} is {value}, outside the range of int64")
     return int(value)
 
 
-def _float32(what: str, value: float | np.floating[Any]) -> tuple[float, float | None]:
+def _check_float32(what: str, value: float | np.floating[Any]) -> tuple[float, float | None]:
     """Return (value, default of its field); -0.0 equals the default 0.0 but must not be lost."""
     try:
         F32.pack(value)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
-from engine.base.arguments import octets
+from engine.base.arguments import check_bytes
 from engine.base.errors import CheckpointError, InputError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -34,16 +34,16 @@ class _InMemory:
     """Bytes in memory."""
 
     def __init__(self, data: Bytes, source: str) -> None:
-        self._view = octets(source, data)
+        self._view = check_bytes(source, data)
         self.size = len(self._view)
 
-    def at(self, pos: int, nbytes: int) -> memoryview:
+    def read_at(self, pos: int, nbytes: int) -> memoryview:
         """Return the bytes from `pos` on, which must all be present."""
         return self._view[pos : pos + nbytes]
 
     def read_into(self, target: memoryview, pos: int) -> None:
         """Copy the bytes from `pos` on."""
-        target[:] = self.at(pos, len(target))
+        target[:] = self.read_at(pos, len(target))
 
 
 class _InFile:
@@ -62,7 +62,7 @@ class _InFile:
         self.size = file.seek(0, io.SEEK_END)
         self._blocks: dict[int, bytearray] = {}
 
-    def at(self, pos: int, nbytes: int) -> memoryview:
+    def read_at(self, pos: int, nbytes: int) -> memoryview:
         """Return the bytes from `pos` on, which were all present."""
         first, skip = divmod(pos, self._BLOCK)
         if skip + nbytes > self._BLOCK:
@@ -91,7 +91,7 @@ class _InFile:
 Source: TypeAlias = _InMemory | _InFile
 
 
-def source_of(data: Bytes | io.RawIOBase, name: str) -> Source:
+def open_source(data: Bytes | io.RawIOBase, name: str) -> Source:
     """Return bytes, or an unbuffered binary file, for random access; `name` is for messages."""
     return _InFile(data, name) if isinstance(data, io.RawIOBase) else _InMemory(data, name)
 
@@ -105,7 +105,7 @@ class Reader:
     """
 
     def __init__(self, data: Bytes | io.RawIOBase, source: str) -> None:
-        self.data = source_of(data, source)
+        self.data = open_source(data, source)
         self.size = self.data.size
         self.source = source
         self.budget = 2 * self.size
@@ -113,13 +113,13 @@ class Reader:
     def fail(self, where: str, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.source}: {where}: {problem}")
 
-    def number(self, kind: struct.Struct, pos: int, where: str) -> Any:
+    def read_number(self, kind: struct.Struct, pos: int, where: str) -> Any:
         """Return the number at byte `pos`, which must be a multiple of its size."""
         if pos < 0 or pos + kind.size > self.size:
             self.fail(where, f"needs {kind.size} bytes at {pos}, but {self.size} bytes are present")
         if pos % kind.size:
             self.fail(where, f"a number of {kind.size} bytes is misaligned at {pos}")
-        return kind.unpack(self.data.at(pos, kind.size))[0]
+        return kind.unpack(self.data.read_at(pos, kind.size))[0]
 
     def claim(self, pos: int, nbytes: int, where: str) -> None:
         """Check that `nbytes` bytes at `pos` exist, and charge them to the budget."""
@@ -131,30 +131,30 @@ class Reader:
 
     def follow(self, pos: int, where: str) -> int:
         """Return the position to which the forward offset at `pos` leads."""
-        offset: int = self.number(U32, pos, where)
+        offset: int = self.read_number(U32, pos, where)
         if offset == 0 or pos + offset >= self.size:
             self.fail(
                 where, f"offset {offset} at {pos} leads outside the {self.size} bytes present"
             )
         return pos + offset
 
-    def table(self, pos: int, where: str) -> Table:
-        vtable = pos - self.number(I32, pos, where)
-        vtable_size = self.number(U16, vtable, where)
-        size = self.number(U16, vtable + 2, where)
+    def read_table(self, pos: int, where: str) -> Table:
+        vtable = pos - self.read_number(I32, pos, where)
+        vtable_size = self.read_number(U16, vtable, where)
+        size = self.read_number(U16, vtable + 2, where)
         if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > self.size or size < 4:
             self.fail(where, f"the table at {pos} has a corrupt vtable at {vtable}")
         self.claim(pos, size, where)
         return Table(self, where, pos, size, vtable, vtable_size)
 
-    def root(self, identifier: bytes, where: str) -> Table:
+    def read_root(self, identifier: bytes, where: str) -> Table:
         """Return the root table of bytes that carry this identifier."""
         if self.size < 8:
             self.fail("header", f"{self.size} bytes; a {where} has at least 8")
-        given = bytes(self.data.at(4, 4))
+        given = bytes(self.data.read_at(4, 4))
         if given != identifier:
             self.fail("header", f"identifier is {given!r}; a {where} has {identifier!r}")
-        return self.table(self.follow(0, "header"), where)
+        return self.read_table(self.follow(0, "header"), where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,47 +171,47 @@ class Table:
     def fail(self, problem: str) -> NoReturn:
         self.reader.fail(self.where, problem)
 
-    def named(self, name: str) -> Table:
+    def name_table(self, name: str) -> Table:
         return replace(self, where=f"{self.where} {quote(name)}")
 
-    def at(self, slot: int, nbytes: int) -> int | None:
+    def find_field(self, slot: int, nbytes: int) -> int | None:
         """Return the position of the field in `slot`, or None if it is absent."""
         entry = 4 + 2 * slot
         if entry + 2 > self.vtable_size:
             return None
-        offset: int = self.reader.number(U16, self.vtable + entry, self.where)
+        offset: int = self.reader.read_number(U16, self.vtable + entry, self.where)
         if offset == 0:
             return None
         if offset < 4 or offset + nbytes > self.size:
             self.fail(f"field {slot} lies at {offset} of a table of {self.size} bytes")
         return self.pos + offset
 
-    def number(self, slot: int, kind: struct.Struct, default: int) -> Any:
-        pos = self.at(slot, kind.size)
-        return default if pos is None else self.reader.number(kind, pos, self.where)
+    def read_number(self, slot: int, kind: struct.Struct, default: int) -> Any:
+        pos = self.find_field(slot, kind.size)
+        return default if pos is None else self.reader.read_number(kind, pos, self.where)
 
-    def target(self, slot: int, name: str) -> int | None:
+    def find_target(self, slot: int, name: str) -> int | None:
         """Return the position of the object that the field refers to, or None if it is absent."""
-        pos = self.at(slot, 4)
+        pos = self.find_field(slot, 4)
         return None if pos is None else self.reader.follow(pos, f"{self.where}.{name}")
 
-    def vector(self, slot: int, item: int, name: str, tail: int = 0) -> tuple[int, int] | None:
+    def find_vector(self, slot: int, item: int, name: str, tail: int = 0) -> tuple[int, int] | None:
         """Return (position of the first element, count) of a vector of `item`-byte elements."""
-        pos = self.target(slot, name)
+        pos = self.find_target(slot, name)
         if pos is None:
             return None
         where = f"{self.where}.{name}"
-        count: int = self.reader.number(U32, pos, where)
+        count: int = self.reader.read_number(U32, pos, where)
         self.reader.claim(pos, 4 + count * item + tail, where)
         return pos + 4, count
 
-    def string(self, slot: int, name: str) -> str:
+    def read_string(self, slot: int, name: str) -> str:
         """Return a string; the format has no optional ones."""
-        vector = self.vector(slot, 1, name, tail=1)
+        vector = self.find_vector(slot, 1, name, tail=1)
         if vector is None:
             self.fail(f"{name} is missing")
         start, count = vector
-        data = self.reader.data.at(start, count + 1)
+        data = self.reader.data.read_at(start, count + 1)
         if data[count] != 0:
             self.fail(f"{name} does not end in a zero byte")
         raw = bytes(data[:count])
@@ -220,13 +220,13 @@ class Table:
         except UnicodeDecodeError as error:
             self.fail(f"{name} is not UTF-8: {raw[:40]!r} ({error.reason})")
 
-    def child(self, slot: int, name: str) -> Table | None:
-        pos = self.target(slot, name)
-        return None if pos is None else self.reader.table(pos, name)
+    def read_child(self, slot: int, name: str) -> Table | None:
+        pos = self.find_target(slot, name)
+        return None if pos is None else self.reader.read_table(pos, name)
 
-    def children(self, slot: int, name: str, *, required: bool = True) -> Iterator[Table]:
+    def read_children(self, slot: int, name: str, *, required: bool = True) -> Iterator[Table]:
         """Yield the tables of a vector of tables."""
-        vector = self.vector(slot, 4, name)
+        vector = self.find_vector(slot, 4, name)
         if vector is None:
             if required:
                 self.fail(f"{name} is missing")
@@ -234,7 +234,7 @@ class Table:
         start, count = vector
         for i in range(count):
             place = f"{self.where}.{name}[{i}]"
-            yield self.reader.table(self.reader.follow(start + 4 * i, place), place)
+            yield self.reader.read_table(self.reader.follow(start + 4 * i, place), place)
 
 
 def quote(name: str) -> str:
@@ -243,13 +243,15 @@ def quote(name: str) -> str:
 
 # --- writing
 
-Field: TypeAlias = tuple[str, int, Any, Any]  # (kind, slot, value, default), see `Writer.table`
+Field: TypeAlias = tuple[
+    str, int, Any, Any
+]  # (kind, slot, value, default), see `Writer.write_table`
 
 _KINDS = {"Bool": U8, "Int32": I32, "Int64": I64, "Float32": F32}
 _REFERENCE = "reference"
 
 
-def reference(slot: int, target: int) -> Field:
+def make_reference(slot: int, target: int) -> Field:
     """Return the field that refers to an object written before; 0 leaves it absent."""
     return _REFERENCE, slot, target, 0
 
@@ -284,7 +286,7 @@ class Writer:
         self._align = max(self._align, align)
         self._put(bytes(-(self.size + nbytes) % align))
 
-    def table(self, slots: int, *fields: Field) -> int:
+    def write_table(self, slots: int, *fields: Field) -> int:
         """Write a table, its fields from the highest address down; defaults are left out."""
         end, places = self.size, [0] * slots
         for kind, slot, value, default in fields:
@@ -307,38 +309,38 @@ class Writer:
         self._pieces[index] = I32.pack(self._vtables[vtable] - place_)
         return place_
 
-    def references(self, targets: Sequence[int]) -> int:
+    def write_references(self, targets: Sequence[int]) -> int:
         """Write a vector of references to objects."""
         end = self.size + -self.size % 4 + 4 * len(targets)  # to the start of the first
         steps = (end - 4 * i - target for i, target in enumerate(targets))
-        return self._vector(struct.pack(f"<{len(targets)}I", *steps), len(targets), 4)
+        return self._write_vector(struct.pack(f"<{len(targets)}I", *steps), len(targets), 4)
 
-    def integers(self, values: Sequence[int]) -> int:
+    def write_integers(self, values: Sequence[int]) -> int:
         """Write a vector of int64."""
         # The C++ builder does not align an empty vector to its element; its files have no such gap.
         packed = struct.pack(f"<{len(values)}q", *values)
-        return self._vector(packed, len(values), 8 if values else 4)
+        return self._write_vector(packed, len(values), 8 if values else 4)
 
-    def octets(self, data: bytes | memoryview, align: int = 4) -> int:
+    def write_bytes(self, data: bytes | memoryview, align: int = 4) -> int:
         """Write a vector of bytes, whose first lies at a multiple of `align`."""
-        return self._vector(data, len(data), align)
+        return self._write_vector(data, len(data), align)
 
-    def text(self, raw: bytes) -> int:
+    def write_text(self, raw: bytes) -> int:
         """Write a string from its bytes."""
-        return self._vector(raw + b"\0", len(raw), 4)
+        return self._write_vector(raw + b"\0", len(raw), 4)
 
-    def string(self, value: str) -> int:
+    def write_string(self, value: str) -> int:
         """Write a string.
 
         Raises:
             InputError: it has no UTF-8 form.
         """
         try:
-            return self.text(value.encode())
+            return self.write_text(value.encode())
         except UnicodeEncodeError as error:
             raise InputError(f"{quote(value)} cannot be stored as UTF-8: {error.reason}") from None
 
-    def _vector(self, data: bytes | memoryview, count: int, align: int) -> int:
+    def _write_vector(self, data: bytes | memoryview, count: int, align: int) -> int:
         self._pad(4, len(data))
         self._pad(align, len(data))
         self._put(data)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from engine.base.element_types import ELEMENT_TYPES
 from engine.base.errors import CheckpointError, DTypeError
-from engine.checkpoint.flatbuffer import I32, I64, Reader, Table, Writer, quote, reference
+from engine.checkpoint.flatbuffer import I32, I64, Reader, Table, Writer, make_reference, quote
 from engine.system import files
 
 Array = npt.NDArray[Any]
@@ -47,13 +47,13 @@ def write(
     """
     out = Writer(MAX_BYTES)
     try:
-        rows = [_parameter(out, name, array) for name, array in tensors.items()]
-        root = out.table(
+        rows = [_write_parameter(out, name, array) for name, array in tensors.items()]
+        root = out.write_table(
             4,
             ("Int32", 0, VERSION, 0),
             ("Int32", 1, adapter_version, 0),
             ("Int32", 2, model_version, 0),
-            reference(3, out.references(rows)),
+            make_reference(3, out.write_references(rows)),
         )
         pieces = out.finish(root, IDENTIFIER)
     except OverflowError:
@@ -61,15 +61,19 @@ def write(
     files.write(path, pieces)
 
 
-def _parameter(out: Writer, name: str, array: Array) -> int:
+def _write_parameter(out: Writer, name: str, array: Array) -> int:
     code = _CODES.get(array.dtype.newbyteorder("="))
     if code is None:
         raise DTypeError(f"{name!r} is {array.dtype}; an .onnx_adapter holds numbers of ONNX's")
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    raw = out.octets(little.reshape(-1).view(np.uint8).data, align=8)
-    dims, label = out.integers(array.shape), out.string(name)
-    return out.table(
-        4, reference(0, label), reference(1, dims), ("Int32", 2, code, 0), reference(3, raw)
+    raw = out.write_bytes(little.reshape(-1).view(np.uint8).data, align=8)
+    dims, label = out.write_integers(array.shape), out.write_string(name)
+    return out.write_table(
+        4,
+        make_reference(0, label),
+        make_reference(1, dims),
+        ("Int32", 2, code, 0),
+        make_reference(3, raw),
     )
 
 
@@ -82,34 +86,34 @@ def read(path: str) -> dict[str, Array]:
         DTypeError: a tensor has an element type that is not supported.
     """
     reader = Reader(files.read(path, "adapter"), path)
-    root = reader.root(IDENTIFIER, ".onnx_adapter")
-    version = root.number(0, I32, 0)
+    root = reader.read_root(IDENTIFIER, ".onnx_adapter")
+    version = root.read_number(0, I32, 0)
     if version != VERSION:
         root.fail(f"format version {version}; supported: {VERSION}")
     tensors: dict[str, Array] = {}
-    for row in root.children(3, "parameters"):
-        name = row.string(0, "name")
+    for row in root.read_children(3, "parameters"):
+        name = row.read_string(0, "name")
         if name in tensors:
             row.fail(f"two parameters are named {quote(name)}")
-        tensors[name] = _tensor(reader, row.named(name))
+        tensors[name] = _read_tensor(reader, row.name_table(name))
     return tensors
 
 
-def _tensor(reader: Reader, row: Table) -> Array:
-    dims = row.vector(1, I64.size, "dims")
+def _read_tensor(reader: Reader, row: Table) -> Array:
+    dims = row.find_vector(1, I64.size, "dims")
     start, rank = (0, 0) if dims is None else dims
     if rank > MAX_RANK:
         row.fail(f"{rank} axes; supported: {MAX_RANK}")
-    shape = [reader.number(I64, start + I64.size * i, row.where) for i in range(rank)]
+    shape = [reader.read_number(I64, start + I64.size * i, row.where) for i in range(rank)]
     if any(d < 0 for d in shape):
         row.fail(f"a shape of {shape}")
-    code = row.number(2, I32, 0)
+    code = row.read_number(2, I32, 0)
     if code not in _TYPES:
         raise DTypeError(f"{reader.source}: {row.where}: element type {code} is not supported")
     kind = _TYPES[code].newbyteorder("<")
-    data = row.vector(3, 1, "raw_data")
+    data = row.find_vector(3, 1, "raw_data")
     begin, nbytes = (0, 0) if data is None else data
     if nbytes != math.prod(shape) * kind.itemsize:
         row.fail(f"{nbytes} bytes of values for {kind}{shape}")
-    values = np.frombuffer(bytes(reader.data.at(begin, nbytes)), kind)
+    values = np.frombuffer(bytes(reader.data.read_at(begin, nbytes)), kind)
     return values.reshape(shape).astype(kind.newbyteorder("="))

@@ -42,7 +42,7 @@ _METADATA = "__metadata__"
 _COUNT = struct.Struct("<Q")
 
 
-def type_name(dtype: Any) -> str:
+def name_type(dtype: Any) -> str:
     """Return the format's name of a numpy element type.
 
     Raises:
@@ -71,7 +71,7 @@ def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[by
             raise InputError(f"a tensor cannot be called {name!r}: the format calls its texts so")
         array = tensors[name]
         try:
-            kind = type_name(array.dtype)
+            kind = name_type(array.dtype)
         except DTypeError as error:
             raise DTypeError(f"{name!r} is {error}") from None
         begin, end = end, end + array.nbytes
@@ -131,22 +131,22 @@ def decode(
             if size > len(data) - _COUNT.size
             else f"{where}: a header of {size} bytes; at most {max_header} are read"
         )
-    header = _header(bytes(data[_COUNT.size : _COUNT.size + size]), where)
+    header = _read_header(bytes(data[_COUNT.size : _COUNT.size + size]), where)
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"{where}: {_METADATA} is not an object of texts: {metadata!r:.200}")
     body, tensors, end = data[_COUNT.size + size :], dict[str, Any](), 0
     for name, row in sorted(header.items(), key=_begin):
-        tensors[name], end = _tensor(where, name, row, body, end)
+        tensors[name], end = _read_tensor(where, name, row, body, end)
     if end != len(body):
         raise CheckpointError(f"{where}: {len(body)} bytes of tensors, but the header names {end}")
     return {name: tensors[name] for name in header}, metadata
 
 
-def _header(text: bytes, where: str) -> dict[str, Any]:
+def _read_header(text: bytes, where: str) -> dict[str, Any]:
     """Return the header, an object without repeated names."""
 
-    def pairs(rows: list[tuple[str, Any]]) -> dict[str, Any]:
+    def check_pairs(rows: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(rows)
         if len(result) != len(rows):
             names = [name for name, _ in rows]
@@ -155,7 +155,7 @@ def _header(text: bytes, where: str) -> dict[str, Any]:
         return result
 
     try:
-        header = json.loads(text.decode(), object_pairs_hook=pairs)
+        header = json.loads(text.decode(), object_pairs_hook=check_pairs)
     except (ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -174,7 +174,7 @@ def _begin(item: tuple[str, Any]) -> tuple[int, int]:
     return (-1, -1)
 
 
-def _tensor(where: str, name: str, row: Any, body: memoryview, end: int) -> tuple[Array, int]:
+def _read_tensor(where: str, name: str, row: Any, body: memoryview, end: int) -> tuple[Array, int]:
     """Return a tensor, which starts at the end of the one before, and its own end."""
     where = f"{where}: {name!r}"
     begin, stop = _begin((name, row))

@@ -75,10 +75,10 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
             another process has replaced it meanwhile.
         CheckpointError: The contents are corrupt or not supported, see `decode`.
     """
-    name = os.path.realpath(arguments.path("checkpoint", path))
+    name = os.path.realpath(arguments.check_path("checkpoint", path))
     try:
         with contextlib.ExitStack() as opened:
-            main_name, data_name = _current(name)
+            main_name, data_name = _find_current(name)
             main = opened.enter_context(_open(main_name))
             size = os.fstat(main.fileno()).st_size
             if size > MAX_BYTES:
@@ -88,7 +88,7 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
             data = opened.enter_context(_open(data_name))
             # The open files keep their content, so it only matters that they belong to one
             # checkpoint.
-            if _current(name) != (main_name, data_name) or not os.path.samestat(
+            if _find_current(name) != (main_name, data_name) or not os.path.samestat(
                 os.stat(main_name), os.fstat(main.fileno())
             ):
                 raise FileError(
@@ -98,14 +98,14 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
     except FileError:
         raise
     except OSError as error:
-        raise FileError(f"cannot read checkpoint {name!r}: {_reason(error)}") from error
+        raise FileError(f"cannot read checkpoint {name!r}: {_explain(error)}") from error
 
 
 def holds_values(path: Path) -> bool:
     """Return whether there is a checkpoint at `path` whose parameters have values."""
-    name = os.path.realpath(arguments.path("checkpoint", path))
+    name = os.path.realpath(arguments.check_path("checkpoint", path))
     try:
-        with _open(_current(name)[0]) as file:
+        with _open(_find_current(name)[0]) as file:
             return not is_nominal(file, name)
     except (OSError, FileError, CheckpointError):
         return False
@@ -128,7 +128,7 @@ def write(
             last steps failed (4, or syncing the directory), the new one has replaced it.
         CheckpointError, DTypeError, InputError: See `encode`; nothing was touched.
     """
-    name = os.path.realpath(arguments.path("checkpoint", path))
+    name = os.path.realpath(arguments.check_path("checkpoint", path))
     main, data = encode_parts(cp, artifact=artifact, external_threshold=external_threshold)
     try:
         if os.path.lexists(name):
@@ -141,7 +141,7 @@ def write(
     except FileError:
         raise
     except OSError as error:
-        raise FileError(f"cannot write checkpoint {name!r}: {_reason(error)}") from error
+        raise FileError(f"cannot write checkpoint {name!r}: {_explain(error)}") from error
 
 
 def move(source: Path, target: Path) -> None:
@@ -150,7 +150,7 @@ def move(source: Path, target: Path) -> None:
     Raises:
         FileError: see `write`.
     """
-    here, name = os.fspath(source), os.path.realpath(arguments.path("checkpoint", target))
+    here, name = os.fspath(source), os.path.realpath(arguments.check_path("checkpoint", target))
     try:
         with contextlib.suppress(OSError):  # no such file, or a file system without modes
             os.chmod(here, stat.S_IMODE(os.stat(name).st_mode))
@@ -161,10 +161,10 @@ def move(source: Path, target: Path) -> None:
         os.replace(here, name + _NEW)
         _complete(name)
     except OSError as error:
-        raise FileError(f"cannot write checkpoint {name!r}: {_reason(error)}") from error
+        raise FileError(f"cannot write checkpoint {name!r}: {_explain(error)}") from error
 
 
-def _reason(error: OSError) -> str:
+def _explain(error: OSError) -> str:
     place = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{place}"
 
@@ -180,7 +180,7 @@ def _open(name: str) -> io.FileIO:
     return open(name, "rb", buffering=0)
 
 
-def _current(name: str) -> tuple[str, str]:
+def _find_current(name: str) -> tuple[str, str]:
     """Return the names under which main file and companion data are found now."""
     data = name + ".data"
     if not os.path.exists(name + _NEW):

@@ -18,7 +18,13 @@ import numpy as np
 from numpy.lib import format as npy
 
 from engine.base import arguments, limits
-from engine.base.errors import EngineError, FileError, InputError, NameNotFoundError, nearest
+from engine.base.errors import (
+    EngineError,
+    FileError,
+    InputError,
+    NameNotFoundError,
+    suggest_nearest,
+)
 from engine.data.samples import Array
 
 SUFFIXES = (".npy", ".npz")
@@ -42,7 +48,7 @@ def read(path: Any, names: Sequence[str] | None = None) -> Array | dict[str, Arr
         NameNotFoundError: a `*.npz` has no array of such a name.
         LimitError: an array of a `*.npz` has more bytes than the limit FILE_BYTES.
     """
-    place = arguments.path("path", path)
+    place = arguments.check_path("path", path)
     try:
         if place.lower().endswith(".npz"):
             return _archive(place, names)
@@ -97,7 +103,7 @@ def _archive(place: str, names: Sequence[str] | None) -> dict[str, Array]:
                 if name not in members:
                     raise NameNotFoundError(
                         f"{place!r}: no array {name!r}; there are "
-                        f"{', '.join(map(repr, members))}{nearest(name, members)}"
+                        f"{', '.join(map(repr, members))}{suggest_nearest(name, members)}"
                     )
             chosen = list(members) if names is None else list(names)
             return {name: _member(archive, members[name], place, name) for name in chosen}

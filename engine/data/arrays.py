@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.data import array_files
 from engine.data.dataset import Dataset, Indices
 from engine.data.labels import encode_texts, is_text
@@ -21,7 +21,7 @@ Ragged = list[Array]
 """Sequences of unequal lengths, which buckets pad."""
 
 
-@checked
+@check_arguments
 class Arrays(Dataset):
     """Arrays whose first axes count the samples; none is copied.
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import SHARE, Range, checked
+from engine.base.signatures import SHARE, Range, check_arguments
 from engine.data.pictures import pillow
 from engine.data.samples import Sample
 
@@ -25,7 +25,7 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # shares of the shade of gre
 TRIES = 10  # of RandomResizedCrop for an area that lies in the picture, as torchvision has it
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class PictureAugmentation(ABC):
     """A random change of the first array of a sample.
@@ -57,7 +57,7 @@ class PictureAugmentation(ABC):
         return np.ascontiguousarray(changed.transpose(2, 0, 1)), *others
 
 
-@checked(probability=SHARE)
+@check_arguments(probability=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class RandomFlip(PictureAugmentation):
     """Mirrors a picture left to right, and top to bottom if asked, each with `probability`."""
@@ -75,7 +75,7 @@ class RandomFlip(PictureAugmentation):
         return picture
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class RandomCrop(PictureAugmentation):
     """Cuts out a random place of this size, after `padding` black pixels at each edge.
@@ -105,7 +105,7 @@ class RandomCrop(PictureAugmentation):
         return picture[top : top + height, left : left + width]
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class RandomResizedCrop(PictureAugmentation):
     """Cuts out a random part and scales it to a size, as Inception was trained (arXiv:1409.4842).
@@ -135,7 +135,7 @@ class RandomResizedCrop(PictureAugmentation):
         return _resized(picture, box, _sides(self.size))
 
 
-@checked(degrees=Range(0, 180))
+@check_arguments(degrees=Range(0, 180))
 @dataclass(frozen=True)
 class RandomRotation(PictureAugmentation):
     """Turns a picture about its middle by up to `degrees`, bilinear; the size stays.
@@ -150,7 +150,7 @@ class RandomRotation(PictureAugmentation):
         return _rotated(picture, rng.uniform(-self.degrees, self.degrees), self.fill)
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class RandomErasing(PictureAugmentation):
     """Replaces a random rectangle by noise, with `probability` (Zhong et al., arXiv:1708.04896).
@@ -185,7 +185,7 @@ class RandomErasing(PictureAugmentation):
         return erased
 
 
-@checked(brightness=SHARE, contrast=SHARE, saturation=SHARE)
+@check_arguments(brightness=SHARE, contrast=SHARE, saturation=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class ColorJitter(PictureAugmentation):
     """Changes brightness, contrast and saturation, each by a factor from 1 - x to 1 + x.

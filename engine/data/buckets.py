@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.errors import InputError, NameNotFoundError, ShapeError, nearest
-from engine.base.signatures import checked
+from engine.base.errors import InputError, NameNotFoundError, ShapeError, suggest_nearest
+from engine.base.signatures import check_arguments
 from engine.data import randomness
 from engine.data.dataset import Dataset, Indices
 from engine.data.samples import Array, Sample, field_name, stack
@@ -17,7 +17,7 @@ from engine.data.samples import Array, Sample, field_name, stack
 MASK = "attention_mask"
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
     """Lengths that sequences are padded to: each to the smallest that it fits in.
@@ -115,7 +115,7 @@ def _position(key: str | int, names: Sequence[str] | None) -> int:
     if names is None or key not in names:
         known = list(names or ())
         raise NameNotFoundError(
-            f"bucket_by: no field {key!r}; there are {known}{nearest(key, known)}"
+            f"bucket_by: no field {key!r}; there are {known}{suggest_nearest(key, known)}"
         )
     return list(names).index(key)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from engine.base.errors import DTypeError, InputError, nearest
+from engine.base.errors import DTypeError, InputError, suggest_nearest
 from engine.data.samples import BATCH, DECODED, PREPARED, Array, Augment, Sample, Stage
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _named(name: str, dataset: Dataset) -> Any:
     """Return a change by its name, with the options that fit a dataset."""
     known, what = _known(dataset)
     if name not in known:
-        hint = nearest(name, known) or f"; known: {', '.join(known)}"
+        hint = suggest_nearest(name, known) or f"; known: {', '.join(known)}"
         raise InputError(f"augment: no {name!r} for {what}{hint}")
     return known[name]()
 

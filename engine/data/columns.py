@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.errors import InputError, NameNotFoundError, nearest
+from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 from engine.data.csv_file import Sheet, describe
 from engine.data.dataset import Indices
 from engine.data.dates import PARTS, part_of
@@ -117,7 +117,7 @@ class Rows(ABC):
         if place is None:
             raise NameNotFoundError(
                 f"{self.title}: no column {name!r}; there are "
-                f"{', '.join(map(repr, self.names[:20]))}{nearest(name, self.names)}"
+                f"{', '.join(map(repr, self.names[:20]))}{suggest_nearest(name, self.names)}"
             )
         return place
 
@@ -173,7 +173,7 @@ class Rows(ABC):
         """Return a part of a column of dates, as "year", as numbers."""
         if part not in PARTS:
             raise InputError(
-                f"dates: {name!r} has no part {part!r}{nearest(part, PARTS)}; known: "
+                f"dates: {name!r} has no part {part!r}{suggest_nearest(part, PARTS)}; known: "
                 f"{', '.join(PARTS)}"
             )
         return Numbers(name, part_of(self.dates(name), part), part)

@@ -45,8 +45,8 @@ def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
         InputError: it has no rows, rows of unequal lengths, two columns of one name, another
             delimiter or encoding, or quotes that do not end.
     """
-    place = arguments.path("path", path)
-    if len(arguments.text("delimiter", delimiter)) != 1 or delimiter in '\r\n"':
+    place = arguments.check_path("path", path)
+    if len(arguments.check_text("delimiter", delimiter)) != 1 or delimiter in '\r\n"':
         raise InputError(f"delimiter={delimiter!r}; expected one character, no quote or line end")
     encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.data import randomness
 from engine.data.samples import Array, Augment, Sample, find_columns, stack
 
@@ -19,7 +19,7 @@ Indices = npt.NDArray[np.intp]
 SHOWN = 6  # classes of a representation
 
 
-@checked
+@check_arguments
 class Dataset(ABC):
     """Samples by index.  Your own class needs `__len__` and `__getitem__`.
 
@@ -136,7 +136,7 @@ def divide(
     Raises:
         InputError, DTypeError: see `Dataset.split`.
     """
-    part = arguments.real("share", share)
+    part = arguments.check_real("share", share)
     if not 0 < part < 1:
         raise InputError(f"share={share!r}; expected a number between 0 and 1")
     if labels.ndim != 1 or labels.dtype.kind not in "iu":

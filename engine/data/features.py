@@ -31,7 +31,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import Range, checked
+from engine.base.signatures import Range, check_arguments
 
 Floats = npt.NDArray[np.float32]
 
@@ -90,7 +90,7 @@ def _bank(up: int, down: int) -> Floats:
 _SIZES = Range(high=1 << 24)  # samples, samples a second, bands: beyond any of sounds
 
 
-@checked(rate=_SIZES, window=_SIZES, hop=_SIZES, n_fft=_SIZES, n_mels=_SIZES)
+@check_arguments(rate=_SIZES, window=_SIZES, hop=_SIZES, n_fft=_SIZES, n_mels=_SIZES)
 @dataclass(frozen=True, kw_only=True)
 class LogMel:
     """Log-mel features of a sound, as the formula above has them.

@@ -13,17 +13,17 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import EngineError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import all_of, classes_of
 from engine.data.samples import Array, Augment, Sample, read_only
-from engine.system.config import usable_cores
+from engine.system.config import count_cores
 
 CACHE = 512 << 20  # bytes of decoded files that a dataset keeps
 READERS = 4  # threads at most: decoding scales with cores, but training needs them too
 
 
-@checked
+@check_arguments
 class DecodedFiles(Dataset):
     """Files of a folder whose sub-folders are classes: samples (array, label) or (array,).
 
@@ -48,15 +48,15 @@ class DecodedFiles(Dataset):
         cache: int,
     ) -> None:
         one_of("unreadable", unreadable, ("raise", "drop"))
-        self.readers = min(READERS, usable_cores())
+        self.readers = min(READERS, count_cores())
         self.cache, self._unreadable = arguments.count("cache", cache), unreadable
-        self._list(folder, classes, arguments.flag("labelled", labelled))
+        self._list(folder, classes, arguments.check_flag("labelled", labelled))
 
     def _list(
         self, folder: str | os.PathLike[str], classes: Sequence[str] | None, labelled: bool
     ) -> None:
         """List the files of a folder."""
-        path = os.path.abspath(arguments.path("folder", folder))
+        path = os.path.abspath(arguments.check_path("folder", folder))
         self._folder = path if os.path.isdir(path) else os.path.dirname(path)
         self._targets: Array | None = None
         if labelled:
@@ -112,7 +112,7 @@ class DecodedFiles(Dataset):
         Raises:
             FileError, InputError: the file cannot be decoded.
         """
-        return self.prepare(self.decode(arguments.path("path", path)))
+        return self.prepare(self.decode(arguments.check_path("path", path)))
 
     def __len__(self) -> int:
         return len(self.paths)

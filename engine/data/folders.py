@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
+from engine.base.errors import FileError, InputError, NameNotFoundError, suggest_nearest
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SHARE = 0.2  # of data that are not divided, to validate with
@@ -56,7 +56,7 @@ def classes_of(
             or there are fewer than two classes.
         NameNotFoundError: a sub-folder is none of `classes`.
     """
-    path = arguments.path("folder", folder)
+    path = arguments.check_path("folder", folder)
     shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_listed(suffixes)}"
     entries = _entries(path)
     folders = _folders(path)
@@ -65,13 +65,14 @@ def classes_of(
         told = f"{len(loose)} {what}, but no sub-folders" if loose else "nothing to read"
         raise InputError(f"{path!r} has {told}; {shape}")
     _refuse_splits(path, folders, suffixes, what)
-    known = folders if classes is None else arguments.names("classes", classes)
+    known = folders if classes is None else arguments.check_names("classes", classes)
     if len(set(known)) < len(known):
         raise InputError(f"classes={known}: a name stands there twice")
     for name in folders:
         if name not in known:
             raise NameNotFoundError(
-                f"{path!r}: the sub-folder {name!r} is none of the classes{nearest(name, known)}"
+                f"{path!r}: the sub-folder {name!r} is none of the "
+                f"classes{suggest_nearest(name, known)}"
             )
     if len(known) < 2:
         raise InputError(
@@ -125,7 +126,7 @@ def splits_of(folder: Any) -> dict[str, str]:
         FileError: the folder cannot be read.
         InputError: two folders are the same split.
     """
-    path = arguments.path("folder", folder)
+    path = arguments.check_path("folder", folder)
     if not os.path.isdir(path):
         return {}
     names = _folders(path)
@@ -161,7 +162,7 @@ def split_of(folder: Any, *wanted: str) -> str:
         InputError: it has splits, but none of these.
     """
     splits = splits_of(folder)
-    path = arguments.path("folder", folder)
+    path = arguments.check_path("folder", folder)
     if not splits:
         return path
     for split in wanted:
@@ -181,7 +182,7 @@ def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
         FileError: there is no such folder, or it cannot be read.
         InputError: there are none.
     """
-    path = arguments.path("folder", folder)
+    path = arguments.check_path("folder", folder)
     if os.path.isfile(path):
         return [path]
     _entries(path)

@@ -160,7 +160,7 @@ def _values(column: Any) -> npt.NDArray[Any]:
         kinds = {type(value) for value in column}
         array = np.array(column, None if kinds in ({int}, {float}, {bool}) else object)
     else:
-        array = arguments.array("column", column)
+        array = arguments.make_array("column", column)
     return array.astype(object) if array.dtype.kind in "UST" else array
 
 

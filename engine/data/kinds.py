@@ -198,7 +198,9 @@ class _Tables(Kind):
             )
         options = dict(asked.options)
         given = options.pop("target")
-        given = arguments.names(f"{_PLACE}: target", [given] if isinstance(given, str) else given)
+        given = arguments.check_names(
+            f"{_PLACE}: target", [given] if isinstance(given, str) else given
+        )
         target = [name for name in given if name] or None
         return tables.make(Table, options, _PLACE, source=str(path), label=target, **learned)
 
@@ -325,8 +327,8 @@ def _text_options(asked: Asked) -> tuple[bool, Any, dict[str, Any]]:
     from engine.data.tokens import ByteTokenizer
 
     options = dict(asked.options)
-    labelled = arguments.flag(f"{_PLACE}: labelled", options.pop("labelled", False))
-    name = arguments.text(f"{_PLACE}: tokenizer", options.pop("tokenizer", "bytes"))
+    labelled = arguments.check_flag(f"{_PLACE}: labelled", options.pop("labelled", False))
+    name = arguments.check_text(f"{_PLACE}: tokenizer", options.pop("tokenizer", "bytes"))
     return labelled, ByteTokenizer() if name == "bytes" else name, options
 
 
@@ -347,7 +349,9 @@ class _Arrays(Kind):
             raise InputError(f"{_PLACE}: unknown key {wrong!r}; known: arrays, labels")
         source = str(path) if target is None else (str(path), str(target))
         classes = list(asked.classes) or None
-        return Arrays(source, arrays=names and arguments.names("arrays", names), classes=classes)
+        return Arrays(
+            source, arrays=names and arguments.check_names("arrays", names), classes=classes
+        )
 
     def unlabelled(
         self, asked: Asked, paths: Sequence[Path], learned: Learned

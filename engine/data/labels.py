@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.errors import DTypeError, InputError, NameNotFoundError, ShapeError, nearest
+from engine.base.errors import (
+    DTypeError,
+    InputError,
+    NameNotFoundError,
+    ShapeError,
+    suggest_nearest,
+)
 from engine.data.samples import Array
 
 ClassWeight = str | Mapping[Any, float] | Sequence[float]
@@ -51,7 +57,7 @@ def encode_texts(
             sample = int(np.flatnonzero(texts == name)[0])
             raise InputError(
                 f"{what}: sample {sample} has the label {name!r}, which is none of the classes "
-                f"{_listed(known)}{nearest(name, known)}"
+                f"{_listed(known)}{suggest_nearest(name, known)}"
             )
     order = np.array([numbers[name] for name in names], np.int64)
     return order[places.reshape(-1)], known
@@ -139,9 +145,11 @@ def class_weights(
     if isinstance(given, Mapping):
         factors = np.ones(classes, np.float64)
         for key, factor in given.items():
-            factors[_number(key, classes, names)] = arguments.real(f"class_weight[{key!r}]", factor)
+            factors[_number(key, classes, names)] = arguments.check_real(
+                f"class_weight[{key!r}]", factor
+            )
     else:
-        factors = arguments.array("class_weight", given).astype(np.float64)
+        factors = arguments.make_array("class_weight", given).astype(np.float64)
         if factors.shape != (classes,):
             raise InputError(
                 f"class_weight has the shape {list(factors.shape)}; expected {classes} factors, "
@@ -165,7 +173,8 @@ def _number(key: Any, classes: int, names: Sequence[str] | None) -> int:
         return int(key)
     known = [str(name) for name in names] if names else [str(i) for i in range(classes)]
     raise NameNotFoundError(
-        f"class_weight: no class {key!r}; there are {_listed(known)}{nearest(str(key), known)}"
+        f"class_weight: no class {key!r}; there are "
+        f"{_listed(known)}{suggest_nearest(str(key), known)}"
     )
 
 

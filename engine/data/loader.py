@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.data import randomness
 from engine.data.buckets import Bucketed, Buckets
 from engine.data.changes import Changes
@@ -20,7 +20,7 @@ from engine.data.prefetch import ahead
 from engine.data.samples import Batch, Sample, ordered, stack
 
 
-@checked
+@check_arguments
 class Batches(ABC):
     """The batches of every epoch.
 

@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import DTypeError, InputError, ShapeError
-from engine.base.signatures import AT_LEAST_1, Range, checked
+from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.data.samples import BATCH, Array, Stage
 
 RANGES = {"alpha": Range(0, 1e6, above=True), "classes": AT_LEAST_1}
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class Mixing(ABC):
     """A random change of a batch that mixes pairs of samples and their labels.
@@ -75,7 +75,7 @@ class Mixing(ABC):
         return mixed, *arrays[1:-1], blended
 
 
-@checked(**RANGES)
+@check_arguments(**RANGES)
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Mixing):
     """Blends pairs of samples of a batch, and their labels; see `Mixing` for the options."""
@@ -86,7 +86,7 @@ class Mixup(Mixing):
         return share
 
 
-@checked(**RANGES)
+@check_arguments(**RANGES)
 @dataclass(frozen=True, kw_only=True)
 class CutMix(Mixing):
     """Replaces a rectangle of each picture of a batch by another one's; options as of `Mixing`.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.base.errors import FileError, ShapeError, nearest
+from engine.base.errors import FileError, ShapeError, suggest_nearest
 from engine.data.dataset import Dataset
 from engine.data.kinds import KINDS, Name, Shaped
 
@@ -39,7 +39,7 @@ def check_exists(path: Path) -> None:
     """
     if not path.exists():
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise FileError(f"{path}: no such file or folder{nearest(path.name, names)}")
+        raise FileError(f"{path}: no such file or folder{suggest_nearest(path.name, names)}")
 
 
 def _suffixes(path: Path) -> list[str]:

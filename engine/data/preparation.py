@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.errors import FileError, InputError, NameNotFoundError, nearest
-from engine.base.signatures import checked
+from engine.base.errors import FileError, InputError, NameNotFoundError, suggest_nearest
+from engine.base.signatures import check_arguments
 from engine.data.dates import PARTS, part_of
 from engine.system import files
 
@@ -127,7 +127,7 @@ class Category:
         return encoded
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class Preparation:
     """The conversion of the columns of a table into features.
@@ -258,7 +258,7 @@ def _value(column: Number | Category, row: Mapping[str, Any], index: int) -> flo
     """Return a number, or the place of a text."""
     if column.name not in row:
         raise NameNotFoundError(
-            f"row {index}: no column {column.name!r}{nearest(column.name, map(str, row))}"
+            f"row {index}: no column {column.name!r}{suggest_nearest(column.name, map(str, row))}"
         )
     value = row[column.name]
     place = f"row {index}, column {column.name!r}"
@@ -300,6 +300,6 @@ def code(column: Category, text: str, place: str) -> int:
     if place_of_text is None:
         raise InputError(
             f"{place}: {text!r} is none of the {column.width} texts that the model was trained "
-            f"with{nearest(text, column.values)}"
+            f"with{suggest_nearest(text, column.values)}"
         )
     return place_of_text

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.errors import InputError, NameNotFoundError, ShapeError, nearest
+from engine.base.errors import InputError, NameNotFoundError, ShapeError, suggest_nearest
 
 Array = npt.NDArray[Any]
 Sample = tuple[Array, ...]
@@ -42,7 +42,7 @@ def to_array(what: str, value: Any) -> Array:
     for method in ("detach", "cpu"):
         if callable(getattr(value, method, None)):
             value = getattr(value, method)()
-    array = arguments.array(what, value)
+    array = arguments.make_array(what, value)
     if array.dtype.kind == "T" or (array.dtype == object and _all_texts(array)):
         array = array.astype(str)
     if array.dtype == object:
@@ -168,7 +168,7 @@ def find_columns(wanted: Sequence[str], known: Sequence[str], what: str) -> list
             columns = ", ".join(map(repr, known))
             raise NameNotFoundError(
                 f"{what}: no column {name!r} for the model's input of that name; "
-                f"there are {columns}{nearest(name, known)}"
+                f"there are {columns}{suggest_nearest(name, known)}"
             )
         selected.append(name)
     return selected

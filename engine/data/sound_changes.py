@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from engine.base.errors import ShapeError
-from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, SHARE, checked
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, SHARE, check_arguments
 from engine.data.samples import PREPARED, Sample, Stage
 
 
-@checked(share=SHARE)
+@check_arguments(share=SHARE)
 @dataclass(frozen=True, kw_only=True)
 class TimeShift:
     """Moves a sound in time by up to `share` of its length; silence fills the gap.
@@ -42,7 +42,7 @@ class TimeShift:
         return moved, *others
 
 
-@checked(masks=AT_LEAST_1, bands=AT_LEAST_0, frames=AT_LEAST_0)
+@check_arguments(masks=AT_LEAST_1, bands=AT_LEAST_0, frames=AT_LEAST_0)
 @dataclass(frozen=True, kw_only=True)
 class SpecAugment:
     """Hides bands and frames of a sound's features: the mean takes their place.

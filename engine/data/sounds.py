@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.base.errors import FileError, InputError
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.data.features import LOUDEST, Floats, LogMel, resample
 from engine.data.files import CACHE, DecodedFiles
 from engine.data.packages import require
@@ -20,7 +20,7 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
 LONGEST = 1 << 31  # samples of a sound: what no array of them has
 
 
-@checked(cache=AT_LEAST_0)
+@check_arguments(cache=AT_LEAST_0)
 class Sounds(DecodedFiles):
     """Sounds of a folder and their classes: samples (features, label).
 

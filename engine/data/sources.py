@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, checked
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, check_arguments
 from engine.data import foreign
 from engine.data.array_files import is_array_file
 from engine.data.arrays import Arrays
@@ -26,7 +26,7 @@ KINDS = (
 )
 
 
-@checked(batch_size=AT_LEAST_1, prefetch=AT_LEAST_0)
+@check_arguments(batch_size=AT_LEAST_1, prefetch=AT_LEAST_0)
 def batches(
     source: Any,
     *,
@@ -133,7 +133,7 @@ def _called(source: object) -> str:
     return f"the function {name}" if callable(source) and name else type(source).__name__
 
 
-@checked
+@check_arguments
 def dataset_of(
     source: Any, *, classes: Sequence[str] | None = None, allow_nan: bool = False
 ) -> Dataset | None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.data.columns import Raw, Rows, SheetRows
 from engine.data.csv_file import read
 from engine.data.dataset import Dataset, Indices
@@ -26,7 +26,7 @@ Unknown = Literal["error", "none"]
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 
 
-@checked
+@check_arguments
 class Table(Dataset):
     """A table as samples (features, target): a DataFrame, columns by name, or the path of a CSV.
 
@@ -187,7 +187,7 @@ class Table(Dataset):
         return Table(source, None, preparation=self.preparation, **options)
 
 
-@checked
+@check_arguments
 class Csv(Table):
     """A file of comma-separated values; `target` and the options as of `Table`."""
 

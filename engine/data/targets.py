@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.errors import InputError, nearest
+from engine.base.errors import InputError, suggest_nearest
 from engine.data.columns import Rows
 from engine.data.preparation import in_float32
 from engine.data.samples import Array
@@ -106,7 +106,7 @@ def classes_of_column(
         if cell not in place:
             raise InputError(
                 f"{table.place(i, name)}: {cell!r} is none of the classes that the model was "
-                f"trained with{nearest(cell, known)}"
+                f"trained with{suggest_nearest(cell, known)}"
             )
     return np.array([place[cell] for cell in cells], np.int64), known
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import FileError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.data.columns import SheetRows
 from engine.data.csv_file import read as read_csv
 from engine.data.dataset import Dataset, Indices
@@ -22,7 +22,7 @@ from engine.data.tokens import Tokens
 SUFFIXES = (".txt", ".md")
 
 
-@checked
+@check_arguments
 class Texts(Dataset):
     """Windows of tokens for language models: samples (tokens, the next token of each), int64.
 
@@ -85,7 +85,7 @@ class Texts(Dataset):
         """Split off the end of the texts; no window of the first part reaches into it."""
         if stratify:
             raise InputError("split: windows of texts have no classes to stratify by")
-        part = arguments.real("share", share)
+        part = arguments.check_real("share", share)
         if not 0 < part < 1:
             raise InputError(f"share={share!r}; expected a number between 0 and 1")
         border = len(self) - max(1, round(part * len(self)))
@@ -95,7 +95,7 @@ class Texts(Dataset):
         return np.arange(count), np.arange(border, len(self))
 
 
-@checked
+@check_arguments
 class LabelledTexts(Dataset):
     """Texts that belong to classes: samples (tokens, label) or (tokens, mask, label), int64.
 

@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, FileError, InputError
-from engine.base.representation import by_arguments
-from engine.base.signatures import Range, checked
+from engine.base.representation import represent
+from engine.base.signatures import Range, check_arguments
 from engine.data.packages import require
 
 # Names of the padding token in vocabularies.
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 
 
-@checked
+@check_arguments
 class ByteTokenizer:
     """The bytes of a text's UTF-8 form, 0 to 255.  It needs no file and knows every text.
 
@@ -30,7 +30,7 @@ class ByteTokenizer:
     size = 257
     pad = 256
 
-    __repr__ = by_arguments
+    __repr__ = represent
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
@@ -58,7 +58,7 @@ class Tokens:
 
     def __init__(self, tokenizer: Any, special: bool) -> None:
         if isinstance(tokenizer, str | os.PathLike):
-            tokenizer = _from_file(arguments.path("tokenizer", tokenizer))
+            tokenizer = _from_file(arguments.check_path("tokenizer", tokenizer))
         if not callable(getattr(tokenizer, "encode", None)):
             raise DTypeError(
                 f"tokenizer: expected a path or an object with encode(), got "
@@ -128,7 +128,7 @@ def _from_file(path: str) -> Any:
         raise InputError(f"{path!r} is not a tokenizer: {error}") from error
 
 
-@checked(size=Range(high=1 << 24))
+@check_arguments(size=Range(high=1 << 24))
 def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
     """Train a byte-level BPE tokenizer of the package tokenizers on texts.
 

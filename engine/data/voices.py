@@ -85,7 +85,7 @@ def speak(word: str, rng: np.random.Generator, voice: Voice | None = None) -> Fl
     Raises:
         InputError: a letter is not a sound, or the word is too long for a second.
     """
-    for letter in arguments.text("word", word):
+    for letter in arguments.check_text("word", word):
         if letter not in SOUNDS:
             raise InputError(f"word {word!r}: {letter!r} is none of the sounds {''.join(SOUNDS)}")
     seconds = sum(SOUNDS[letter][1] for letter in word)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from engine.base.errors import GroupError
-from engine.distributed.group import Group, everyone, named, share
+from engine.distributed.group import Group, gather_values, name_ranks, share
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 _AGREED = "agreed"  # attribute of errors that all ranks raise
 
 
-def agreed(error: E) -> E:
+def mark_agreed(error: E) -> E:
     """Mark and return an error that all ranks are about to raise."""
     vars(error)[_AGREED] = True
     return error
@@ -50,12 +50,12 @@ class Agreement:
             GroupError: another rank has one.
         """
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        told = everyone(self.group, text)
+        told = gather_values(self.group, text)
         failed = [rank for rank, text in enumerate(told) if text]
         if failed:
             if error is None:
-                error = GroupError(f"{named(failed)} ended the training: {told[failed[0]]}")
-            raise agreed(error)
+                error = GroupError(f"{name_ranks(failed)} ended the training: {told[failed[0]]}")
+            raise mark_agreed(error)
 
     def lead(self, function: Callable[[], T]) -> T:
         """Run `function` on rank 0 and return its result, which JSON can hold, on every rank.
@@ -82,13 +82,13 @@ class Agreement:
         Raises:
             GroupError: something differs; the message names it and the ranks.
         """
-        told = everyone(self.group, dict(facts))
+        told = gather_values(self.group, dict(facts))
         for key in facts:
             other = [rank for rank, each in enumerate(told) if each.get(key) != told[0][key]]
             if other:
-                raise agreed(
+                raise mark_agreed(
                     GroupError(
-                        f"{named(other)} and rank 0 differ in {key}: "
+                        f"{name_ranks(other)} and rank 0 differ in {key}: "
                         f"{told[other[0]].get(key)!r} there, {told[0][key]!r} at rank 0"
                     )
                 )

@@ -111,7 +111,7 @@ def share(group: Group, value: Any) -> Any:
     return json.loads(told.tobytes())
 
 
-def everyone(group: Group, value: Any) -> list[Any]:
+def gather_values(group: Group, value: Any) -> list[Any]:
     """Return the values of all ranks in order, on all ranks; JSON must be able to hold them.
 
     Raises:
@@ -121,6 +121,6 @@ def everyone(group: Group, value: Any) -> list[Any]:
     return values
 
 
-def named(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Return the name of ranks in a message: "rank 2", "ranks 1, 3"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -42,25 +42,25 @@ SIZES = {
 }
 RANK = "PMIX_RANK"
 
-_worlds: list[Group | None] = []  # the result of `world` after its first call
+_worlds: list[Group | None] = []  # the result of `join_world` after its first call
 
 
-def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
+def find_launcher(environment: Mapping[str, str] | None = None) -> Launched | None:
     """Return the facts about a launcher in an environment, by default the process's; None without
     one.
     """
     variables = os.environ if environment is None else environment
 
-    def number(name: str) -> int | None:
+    def read_number(name: str) -> int | None:
         return int(variables[name]) if variables.get(name, "").isdecimal() else None
 
     for name, (rank, here) in SIZES.items():
-        if number(name) is not None:
-            return Launched(name, number(rank), number(name), number(here))
-    return Launched(RANK, number(RANK), None, None) if RANK in variables else None
+        if read_number(name) is not None:
+            return Launched(name, read_number(rank), read_number(name), read_number(here))
+    return Launched(RANK, read_number(RANK), None, None) if RANK in variables else None
 
 
-def world(patience: float = PATIENCE) -> Group | None:
+def join_world(patience: float = PATIENCE) -> Group | None:
     """Return the group of all processes that a launcher has started together with this one.
 
     The result is None if there is only this one.  Every call returns the same group.  After the
@@ -74,7 +74,7 @@ def world(patience: float = PATIENCE) -> Group | None:
         GroupError: the launcher is of another MPI than mpi4py uses.
     """
     if not _worlds:
-        _worlds.append(_world(patience))
+        _worlds.append(_join_world(patience))
     return _worlds[0]
 
 
@@ -83,8 +83,8 @@ def is_joined() -> bool:
     return bool(_worlds)
 
 
-def _world(patience: float) -> Group | None:
-    launcher = launched()
+def _join_world(patience: float) -> Group | None:
+    launcher = find_launcher()
     if launcher is None or launcher.size == 1:
         return None
     try:

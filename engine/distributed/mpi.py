@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from engine.base.errors import DTypeError, GroupError, StateError
-from engine.distributed.group import Array, are_lengths, named
+from engine.distributed.group import Array, are_lengths, name_ranks
 
 _SPIN = 2e-3  # seconds for which a call is polled without a pause
 _PAUSE = 1e-4  # seconds between two polls after that
@@ -77,7 +77,7 @@ class MpiGroup:
         self._broken: GroupError | None = None
         threading.Thread(target=self._serve, name="edgegrad MPI", daemon=True).start()
         self._hook = sys.excepthook
-        sys.excepthook = self._ended
+        sys.excepthook = self._end_all
 
     @property
     def rank(self) -> int:
@@ -95,10 +95,10 @@ class MpiGroup:
     def start_sum(self, array: Array) -> _Call:
         if array.dtype.name not in _SUMMED:
             raise DTypeError(f"ranks sum arrays of {', '.join(_SUMMED)}; got {array.dtype}")
-        return self._start(lambda: self._ranks.Iallreduce(MPI.IN_PLACE, _contiguous(array)))
+        return self._start(lambda: self._ranks.Iallreduce(MPI.IN_PLACE, _require_contiguous(array)))
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        raw = _contiguous(array).reshape(-1).view(np.uint8)
+        raw = _require_contiguous(array).reshape(-1).view(np.uint8)
         self._start(lambda: self._ranks.Ibcast(raw, root)).wait()
 
     def gather(self, value: Any) -> list[Any] | None:
@@ -156,7 +156,7 @@ class MpiGroup:
                 changed = time.monotonic()
             count = len(going)
             try:
-                going = self._left(going)
+                going = self._list_unfinished(going)
             except MPI.Exception as error:
                 self._broken = GroupError(f"a rank has ended, or its connection: {error}")
             except GroupError as error:
@@ -168,7 +168,7 @@ class MpiGroup:
             if len(going) < count:
                 changed = time.monotonic()
 
-    def _left(self, going: list[_Call]) -> list[_Call]:
+    def _list_unfinished(self, going: list[_Call]) -> list[_Call]:
         """Return the unfinished ones of some calls; the last may not have begun.
 
         Raises:
@@ -184,7 +184,8 @@ class MpiGroup:
                 call.finish(None)
             elif now - call.begun > self._patience:
                 raise GroupError(
-                    f"{self._silent()} for {now - call.begun:.0f} s: stopped, hung, or cut off "
+                    f"{self._name_silent()} for {now - call.begun:.0f} s: stopped, hung, or "
+                    "cut off "
                     "from the network"
                 )
             else:
@@ -198,11 +199,12 @@ class MpiGroup:
             GroupError: the message names the ranks that do not notice.
         """
         raise GroupError(
-            f"{self._silent()}, and what it told is of another call: it has left what the ranks do "
+            f"{self._name_silent()}, and what it told is of another call: it has left what "
+            "the ranks do "
             "together, as a training that one of them ends early"
         )
 
-    def _silent(self) -> str:
+    def _name_silent(self) -> str:
         """Return the names of the ranks that do not report that they wait."""
         here, others = np.zeros(1, np.uint8), [r for r in range(self.size) if r != self.rank]
         sent = [self._alarm.Isend(here, rank) for rank in others]
@@ -213,9 +215,11 @@ class MpiGroup:
             time.sleep(_PAUSE)
         for request in sent:
             request.Test()
-        return f"{named(sorted(heard))} did not answer" if heard else "no call of MPI has ended"
+        return (
+            f"{name_ranks(sorted(heard))} did not answer" if heard else "no call of MPI has ended"
+        )
 
-    def _ended(
+    def _end_all(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Report an exception that ends this rank, and end the others, which would wait for it."""
@@ -223,7 +227,7 @@ class MpiGroup:
         self.abort(f"{kind.__name__}: {error}")
 
 
-def _contiguous(array: Array) -> Array:
+def _require_contiguous(array: Array) -> Array:
     """Return the array itself.
 
     Raises:

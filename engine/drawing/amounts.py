@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format with four significant digits and separated thousands: 0.4213, 12,345, 1.234e-05."""
     value = float(value)
     if not math.isfinite(value):
@@ -20,13 +20,13 @@ def number(value: float) -> str:
 
 
 def measure(value: float, is_share: bool) -> str:
-    """Format a metric: a share of one as 88.1 %, any other value as `number`."""
+    """Format a metric: a share of one as 88.1 %, any other value as `format_number`."""
     if is_share and math.isfinite(value):
         return f"{100 * value:.1f} %"
-    return number(value)
+    return format_number(value)
 
 
-def size(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Format bytes in decimal units: 118 MB, 1.2 GB."""
     amount = float(nbytes)
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -37,7 +37,7 @@ def size(nbytes: float) -> str:
     raise AssertionError("the loop returns at its last unit")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds: 4.2 s, 3 min 12 s, 2 h 05 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Format samples per second: 1,240 samples/s, 0.31 samples/s."""
     digits = 0 if per_second >= 100 else 1 if per_second >= 10 else 2
     return f"{per_second:,.{digits}f} samples/s"

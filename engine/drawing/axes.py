@@ -34,11 +34,11 @@ class Axis:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return self.begin + (value - low) / (high - low) * (self.end - self.begin)
 
-    def name(self, tick: float) -> str:
+    def label_tick(self, tick: float) -> str:
         """Return the label of a tick."""
         if self.is_log:
             return f"{tick:g}"
-        unit, suffix = self._unit()
+        unit, suffix = self._choose_unit()
         steps = [b - a for a, b in zip(self.ticks, self.ticks[1:], strict=False)]
         step = min(steps, default=unit)
         if step < 1e-4 * unit and self.kind == "number":
@@ -47,12 +47,12 @@ class Axis:
         digits = max(0, -math.floor(math.log10(step / unit) + 1e-9))
         return f"{tick / unit:,.{digits}f}{suffix}" if tick or suffix[:1] == " " else "0"
 
-    def _unit(self) -> tuple[float, str]:
+    def _choose_unit(self) -> tuple[float, str]:
         """Return the unit of the ticks, and the suffix of their labels."""
         if self.kind == "share":
             return 0.01, " %"
         if self.kind == "seconds":
-            unit = _second_unit(self.high)
+            unit = _choose_time_unit(self.high)
             return unit, {1e-3: " ms", 1.0: " s", 60.0: " min", 3600.0: " h"}[unit]
         largest = max(abs(self.low), abs(self.high))
         if self.kind == "bytes":
@@ -64,7 +64,7 @@ class Axis:
         return next(((unit, name) for least, unit, name in units if largest >= least), (1.0, rest))
 
 
-def axis(
+def make_axis(
     values: Iterable[float],
     begin: float,
     end: float,
@@ -83,22 +83,26 @@ def axis(
     known = [float(v) for v in values if math.isfinite(v)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     if may_be_log and low > 0 and high / low > LOG_SPAN:
-        ticks = _powers(low, high)
+        ticks = _list_powers(low, high)
         return Axis(min(low, ticks[0]), max(high, ticks[-1]), begin, end, ticks, True, kind)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= max(abs(high) * 1e-9, 1e-300):
         pad = 0.5 if kind == "count" else abs(high) * 0.5 or 1.0
         low, high = low - pad, high + pad
-    unit = _second_unit(high) if kind == "seconds" else 1.0
+    unit = _choose_time_unit(high) if kind == "seconds" else 1.0
     least = 1.0 if kind in ("count", "bytes") else 0.0
-    ticks = tuple(t * unit for t in _nice(low / unit, high / unit, count, least, is_tight))
+    ticks = tuple(
+        t * unit for t in _list_multiples(low / unit, high / unit, count, least, is_tight)
+    )
     if not is_tight:
         low, high = min(low, ticks[0]), max(high, ticks[-1])
     return Axis(low, high, begin, end, ticks, False, kind)
 
 
-def _nice(low: float, high: float, count: int, least: float, is_tight: bool) -> list[float]:
+def _list_multiples(
+    low: float, high: float, count: int, least: float, is_tight: bool
+) -> list[float]:
     """Return multiples of 1, 2 or 5 times a power of ten, at least `least` apart.
 
     With a tight range, all lie inside it; otherwise the outer two enclose it.
@@ -114,7 +118,7 @@ def _nice(low: float, high: float, count: int, least: float, is_tight: bool) -> 
     return [i * step for i in range(first, last + 1)]
 
 
-def _powers(low: float, high: float) -> tuple[float, ...]:
+def _list_powers(low: float, high: float) -> tuple[float, ...]:
     """Return powers of ten around the range; if they are few, also twice and five times each."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     if last - first > 6:
@@ -127,5 +131,5 @@ def _powers(low: float, high: float) -> tuple[float, ...]:
     return tuple(t for t in ticks if below <= t <= above)
 
 
-def _second_unit(high: float) -> float:
+def _choose_time_unit(high: float) -> float:
     return next((u for least, u in ((7200, 3600.0), (120, 60.0), (1, 1.0)) if high >= least), 1e-3)

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 
-def text(value: object) -> str:
+def escape(value: object) -> str:
     """Escape a value as HTML text."""
     return html.escape(str(value))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+def make_table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """Return a table in its own box, which scrolls in narrow windows; cells are HTML."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     top = f"<thead><tr>{top}</tr></thead>" if head else ""
@@ -25,25 +25,25 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
     return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
 
 
-def values(rows: Mapping[str, object]) -> str:
+def make_values(rows: Mapping[str, object]) -> str:
     """Return a table of names and values."""
-    return table([], ([text(name), text(value)] for name, value in rows.items()), "values")
+    return make_table([], ([escape(name), escape(value)] for name, value in rows.items()), "values")
 
 
 @cache
-def part(name: str) -> str:
+def read_part(name: str) -> str:
     """Read a file beside this one."""
     from importlib import resources
 
     return resources.files("engine.drawing").joinpath(name).read_text("utf-8")
 
 
-def _digest(source: str) -> str:
+def _compute_digest(source: str) -> str:
     """Return the source of a policy that allows only this style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
-def page(
+def make_page(
     title: str, head: str, sections: Iterable[tuple[str, str, str]], *, script: str = "page.js"
 ) -> str:
     """Return the whole page.
@@ -54,15 +54,15 @@ def page(
 
     The policy in the page lets a browser run and read only the contents of this file.
     """
-    style, code = part("page.css") + part("chart.css"), part(script)
+    style, code = read_part("page.css") + read_part("chart.css"), read_part(script)
     policy = (
-        f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
-        f"script-src {_digest(code)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; img-src data:; style-src {_compute_digest(style)}; "
+        f"script-src {_compute_digest(code)}; base-uri 'none'; form-action 'none'"
     )
     sections = list(sections)
-    links = "".join(f'<a href="#{name}">{text(heading)}</a>' for name, heading, _ in sections)
+    links = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
     body = "\n".join(
-        f'<section id="{name}">\n<h2>{text(heading)}</h2>\n{content}\n</section>'
+        f'<section id="{name}">\n<h2>{escape(heading)}</h2>\n{content}\n</section>'
         for name, heading, content in sections
     )
     return f"""<!DOCTYPE html>
@@ -72,13 +72,13 @@ def page(
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{text(title)}</title>
+<title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style>{style}</style>
 </head>
 <body>
 <header>
-<h1>{text(title)}</h1>
+<h1>{escape(title)}</h1>
 {head}
 <nav>{links}</nav>
 </header>

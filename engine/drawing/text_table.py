@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def aligned(rows: Iterable[Sequence[str]], left: int = 1) -> str:
+def align_cells(rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Return lines of cells: the first `left` columns on the left, the others on the right."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -62,7 +62,7 @@ class LocalOptions:
             value = getattr(self, what)
             if value is not None and arguments.count(what, value) < 1:
                 raise InputError(f"{what}={value}: expected at least 1")
-        if self.learning_rate is not None and arguments.real("rate", self.learning_rate) <= 0:
+        if self.learning_rate is not None and arguments.check_real("rate", self.learning_rate) <= 0:
             raise InputError(f"learning_rate={self.learning_rate}: expected more than 0")
 
 
@@ -111,7 +111,7 @@ def whole(config: Mapping[str, Any], key: str, default: int) -> int:
 
 def number(config: Mapping[str, Any], key: str, default: float) -> float:
     """Return a number of a configuration, at least 0."""
-    value = arguments.real(key, config.get(key, default))
+    value = arguments.check_real(key, config.get(key, default))
     if value < 0:
         raise InputError(f"{key}={value}: expected a number from 0 on")
     return value
@@ -119,7 +119,7 @@ def number(config: Mapping[str, Any], key: str, default: float) -> float:
 
 def text(config: Mapping[str, Any], key: str, default: str) -> str:
     """Return a text of a configuration."""
-    return arguments.text(key, config.get(key, default))
+    return arguments.check_text(key, config.get(key, default))
 
 
 def words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:

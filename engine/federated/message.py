@@ -264,7 +264,7 @@ def _lines(arrays: Mapping[str, Array]) -> Iterable[bytes]:
     for name in sorted(arrays):
         if "\0" in name or "\n" in name:
             raise InputError(f"parameter {name!r}: a null character or a newline in its name")
-        kind = safetensors.type_name(arrays[name].dtype)
+        kind = safetensors.name_type(arrays[name].dtype)
         yield f"{name}\0{kind}{''.join(f',{d}' for d in arrays[name].shape)}\n".encode()
 
 

@@ -141,7 +141,7 @@ class Output:
             FileError: it cannot be written.
         """
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = foreign_text.table(rows, columns)
+        text = foreign_text.format_csv(rows, columns)
         files.write(os.fspath(self.path / HISTORY), [text.encode()])
 
     def history(self, before: int) -> list[dict[str, Any]]:
@@ -172,4 +172,6 @@ def _new(place: Path, number: int) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise FileError(f"cannot make {os.fspath(made)!r}: {files.reason(error)}") from error
+            raise FileError(
+                f"cannot make {os.fspath(made)!r}: {files.describe_error(error)}"
+            ) from error

@@ -26,7 +26,7 @@ from engine.base.errors import (
     NonFiniteError,
     ShapeError,
     StateError,
-    nearest,
+    suggest_nearest,
 )
 
 Array = npt.NDArray[Any]
@@ -123,7 +123,7 @@ def check(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
         )
     values = {}
     for name, value in arrays.items():
-        data, new = _find(known, name).data, arguments.array(f"parameter {name!r}", value)
+        data, new = _find(known, name).data, arguments.make_array(f"parameter {name!r}", value)
         if new.shape != data.shape:
             raise ShapeError(
                 f"parameter {name!r}: shape {list(data.shape)}, got {list(new.shape)}: another "
@@ -197,7 +197,7 @@ def unflatten(buffer: npt.ArrayLike, like: Mapping[str, Array]) -> Arrays:
         ShapeError: the buffer has another number of elements.
         DTypeError: it is not float32.
     """
-    values = arguments.array("buffer", buffer).reshape(-1)
+    values = arguments.make_array("buffer", buffer).reshape(-1)
     if values.dtype != np.float32:
         raise DTypeError(f"the buffer is {values.dtype}: a buffer is of float32")
     size = sum(array.size for array in like.values())
@@ -232,7 +232,8 @@ def _parameters(source: Any) -> dict[str, Parameter]:
 def _find(known: Mapping[str, Parameter], name: str) -> Parameter:
     if name not in known:
         raise NameNotFoundError(
-            f"the model has no parameter {name!r}{nearest(name, known)}; its parameters are "
+            f"the model has no parameter {name!r}{suggest_nearest(name, known)}; its "
+            "parameters are "
             f"{_listed(known)}"
         )
     return known[name]
@@ -241,7 +242,7 @@ def _find(known: Mapping[str, Parameter], name: str) -> Parameter:
 def _same(base: Mapping[str, Array], name: str, value: Array) -> Array:
     """Return the array of a name in `base`, which must have the same shape."""
     if name not in base:
-        raise InputError(f"parameter {name!r} is not in the base{nearest(name, base)}")
+        raise InputError(f"parameter {name!r} is not in the base{suggest_nearest(name, base)}")
     if base[name].shape != value.shape:
         raise ShapeError(
             f"parameter {name!r}: shape {list(base[name].shape)} in the base, got "

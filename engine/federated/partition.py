@@ -86,12 +86,12 @@ def dirichlet(
     """
     classes, classes_of = _groups("labels", labels)
     _check(len(classes_of), clients, minimum)
-    concentration = arguments.real("alpha", alpha)
+    concentration = arguments.check_real("alpha", alpha)
     if not ALPHAS[0] <= concentration <= ALPHAS[1]:
         raise InputError(f"alpha={concentration}; expected a number from 1e-9 to 1e9")
     draw = generator(check_seed(seed), PARTITION)
     pools = [draw.permutation(np.flatnonzero(classes_of == k)) for k in range(classes)]
-    if arguments.flag("equal_sizes", equal_sizes):
+    if arguments.check_flag("equal_sizes", equal_sizes):
         return _ascending(_by_client(pools, clients, concentration, draw))
     return _ascending(_filled(_by_class(pools, clients, concentration, draw), minimum))
 
@@ -154,7 +154,7 @@ def _check(samples: int, clients: int, minimum: int) -> None:
 
 def _groups(what: str, values: npt.ArrayLike) -> tuple[int, npt.NDArray[np.intp]]:
     """Return the number of distinct values, and the index of each element's value."""
-    array = arguments.array(what, values)
+    array = arguments.make_array(what, values)
     if array.ndim != 1:
         raise ShapeError(f"{what}: expected one axis, found shape {list(array.shape)}")
     names, indices = np.unique(array, return_inverse=True)

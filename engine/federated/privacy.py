@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.base import arguments
-from engine.base.errors import InputError, nearest
+from engine.base.errors import InputError, suggest_nearest
 from engine.federated.noise import LEAST
 from engine.federated.updates import Encoding
 
@@ -87,7 +87,8 @@ class Privacy:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError(
-                f"privacy={self.kind!r}; supported: {', '.join(KINDS)}{nearest(self.kind, KINDS)}"
+                f"privacy={self.kind!r}; supported: "
+                f"{', '.join(KINDS)}{suggest_nearest(self.kind, KINDS)}"
             )
         for name, least, most in (
             ("clipping_norm", 0, math.inf),
@@ -95,13 +96,13 @@ class Privacy:
             ("delta", 0, 1),
             ("quantile", 0, 1),
         ):
-            value = arguments.real(name, getattr(self, name))
+            value = arguments.check_real(name, getattr(self, name))
             if not least < value < most:
                 raise InputError(f"{name}={value}; supported: between {least} and {most}")
-        z = arguments.real("noise_multiplier", self.noise_multiplier)
+        z = arguments.check_real("noise_multiplier", self.noise_multiplier)
         if z != 0 and not LEAST <= z < math.inf:
             raise InputError(f"noise_multiplier={z}; supported: 0, or at least {LEAST:.2g}")
-        if not 0 <= arguments.real("secure_range", self.secure_range) < math.inf:
+        if not 0 <= arguments.check_real("secure_range", self.secure_range) < math.inf:
             raise InputError(f"secure_range={self.secure_range}; supported: 0 or more")
         if self.central and arguments.count("clients", self.clients) < 1:
             raise InputError(

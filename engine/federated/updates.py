@@ -43,7 +43,7 @@ from engine.base.errors import (
     NameNotFoundError,
     NonFiniteError,
     ShapeError,
-    nearest,
+    suggest_nearest,
 )
 
 Array = npt.NDArray[Any]
@@ -80,9 +80,9 @@ class Encoding:
         if self.values not in _ON_THE_WIRE:
             raise InputError(
                 f"values of an update: {self.values!r}; supported: {', '.join(_ON_THE_WIRE)}"
-                f"{nearest(self.values, _ON_THE_WIRE)}"
+                f"{suggest_nearest(self.values, _ON_THE_WIRE)}"
             )
-        if not 0 < arguments.real("fraction of an update", self.fraction) <= 1:
+        if not 0 < arguments.check_real("fraction of an update", self.fraction) <= 1:
             raise InputError(f"fraction of an update: {self.fraction}; supported: above 0, up to 1")
         size = _ON_THE_WIRE[self.values].itemsize
         pays = size / (size + _INDEX.itemsize)
@@ -267,11 +267,11 @@ def _total(shapes: Shapes) -> int:
 def _check_names(message: Mapping[str, Array], wanted: Mapping[str, Any] | tuple[str, ...]) -> None:
     for name in wanted:
         if name not in message:
-            raise NameNotFoundError(f"update has no {name!r}{nearest(name, message)}")
+            raise NameNotFoundError(f"update has no {name!r}{suggest_nearest(name, message)}")
     for name in message:
         if name not in wanted:
             raise NameNotFoundError(
-                f"update has {name!r}, which is not sent{nearest(name, wanted)}"
+                f"update has {name!r}, which is not sent{suggest_nearest(name, wanted)}"
             )
 
 

@@ -22,9 +22,9 @@ from engine.base.errors import (
     NameNotFoundError,
     ShapeError,
     StateError,
-    nearest,
+    suggest_nearest,
 )
-from engine.base.signatures import AT_LEAST_1, BELOW_1, checked
+from engine.base.signatures import AT_LEAST_1, BELOW_1, check_arguments
 from engine.checkpoint import onnx_adapter, safetensors
 from engine.graphs.io.note import DOWN, KEY, UP, Note, scale_of
 from engine.lora import models
@@ -49,7 +49,7 @@ class Trainer(Protocol):
     def module(self) -> Module: ...
 
 
-@checked(rank=AT_LEAST_1, dropout=BELOW_1)
+@check_arguments(rank=AT_LEAST_1, dropout=BELOW_1)
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """Values of an adapter.
@@ -226,13 +226,15 @@ def _paired(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
             n for n in known if n.endswith("." + name) or name.endswith("." + n)
         ]
         if len(fits) != 1:
-            raise NameNotFoundError(f"adapter: it has no parameter {name!r}{nearest(name, known)}")
+            raise NameNotFoundError(
+                f"adapter: it has no parameter {name!r}{suggest_nearest(name, known)}"
+            )
         given_by_name[name] = fits[0]
     more = [n for n in known if n not in set(given_by_name.values())]
     if more:
         raise NameNotFoundError(
             f"adapter: the model has no parameter {more[0]!r} among those that are trained"
-            f"{nearest(more[0], given_by_name)}"
+            f"{suggest_nearest(more[0], given_by_name)}"
         )
     return given_by_name
 

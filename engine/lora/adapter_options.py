@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.base.errors import InputError
-from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 
 
-@checked(rank=AT_LEAST_1, alpha=ABOVE_0, dropout=BELOW_1, seed=AT_LEAST_0)
+@check_arguments(rank=AT_LEAST_1, alpha=ABOVE_0, dropout=BELOW_1, seed=AT_LEAST_0)
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Low-rank adapters: y = W x + scale B (A x), where A and B are trained and W is not.

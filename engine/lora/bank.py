@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from engine.base.errors import InputError, NameNotFoundError, nearest
-from engine.base.signatures import checked
+from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
+from engine.base.signatures import check_arguments
 from engine.lora.adapter import Adapter, Trainer, module_of, note_of
 from engine.training.optimizer import Optimizer
 from engine.training.state import CheckpointState
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.training.module import Module
 
 
-@checked
+@check_arguments
 class Adapters:
     """Adapters by name, one at a time in use by a trainer or module.
 
@@ -80,7 +80,7 @@ class Adapters:
         if name == self.active:
             return
         if name not in self._kept:
-            raise NameNotFoundError(f"no adapter {name!r}{nearest(name, [*self])}")
+            raise NameNotFoundError(f"no adapter {name!r}{suggest_nearest(name, [*self])}")
         saved = self._kept.pop(name)
         self._kept[self.active] = self._snapshot(with_moments=True)
         self.active = name
@@ -101,7 +101,7 @@ class Adapters:
         if name == self.active:
             return Adapter.of(self._trained)
         if name not in self._kept:
-            raise NameNotFoundError(f"no adapter {name!r}{nearest(name, [*self])}")
+            raise NameNotFoundError(f"no adapter {name!r}{suggest_nearest(name, [*self])}")
         note, saved = note_of(self._module), self._kept[name]
         tensors = {n: saved.parameters[n].data.copy() for n in saved.trainable_names()}
         return Adapter(tensors, note.rank, note.alpha, note.dropout, note.rank_stabilised)

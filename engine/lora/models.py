@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from engine.base.errors import InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.lora.adapter_options import Lora
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Path: TypeAlias = str | os.PathLike[str]
 Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Adapted:
     """Model with new adapters.  As text it is the summary of the adaptation."""
@@ -65,7 +65,7 @@ class Adapted:
         return str(self.summary)
 
 
-@checked
+@check_arguments
 def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
     """Add adapters to layers of a forward model; the given file or message is not changed.
 
@@ -100,7 +100,7 @@ def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
     return Adapted(graph, summary)
 
 
-@checked
+@check_arguments
 def parameters(model: Model) -> list[str]:
     """Return the names of the adapters' parameters in a model: what `requires_grad` has to name.
 
@@ -110,7 +110,7 @@ def parameters(model: Model) -> list[str]:
     return _noted(_load(model)).parameters()
 
 
-@checked
+@check_arguments
 def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
     """Write the model with W + scale B A for W, without adapters.
 
@@ -136,7 +136,7 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
     return kept
 
 
-@checked
+@check_arguments
 def open_inputs(model: Model, path: Path) -> list[str]:
     """Write the model with its adapters as inputs that can be set for each run.
 

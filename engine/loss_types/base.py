@@ -10,8 +10,8 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import InputError
-from engine.base.representation import by_arguments
-from engine.base.signatures import checked
+from engine.base.representation import represent
+from engine.base.signatures import check_arguments
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -22,7 +22,7 @@ Activation = Literal["sigmoid", "softmax"]  # makes probabilities of scores
 _COUNTS = ("no", "one", "two", "three")
 
 
-@checked
+@check_arguments
 class Loss(ABC):
     """A loss, which appends its nodes to a graph.  Subclass it for a loss of your own.
 
@@ -31,7 +31,7 @@ class Loss(ABC):
 
     takes: ClassVar[int] = 1
 
-    __repr__ = by_arguments
+    __repr__ = represent
 
     @property
     def threshold(self) -> float | None:
@@ -43,7 +43,7 @@ class Loss(ABC):
         """Append the loss over the values `inputs` to `graph`; return the name of the result."""
 
 
-@checked
+@check_arguments
 class NamedLoss(Loss):
     """A loss of this package: options, and the nodes that `_append` makes of them.
 
@@ -66,13 +66,13 @@ class NamedLoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline.loss_nodes import Nodes
 
-        return self._append(Nodes(graph), *self._named(inputs))
+        return self._append(Nodes(graph), *self._split_inputs(inputs))
 
     @abstractmethod
     def _append(self, nodes: Nodes, *values: Any) -> str:
         """Append the loss of these values, targets last; return the name of the result."""
 
-    def _named(self, inputs: Sequence[str]) -> tuple[str, ...]:
+    def _split_inputs(self, inputs: Sequence[str]) -> tuple[str, ...]:
         """Return the values that the loss is taken of, and the names of its targets.
 
         A target that has no name given has the usual one, as a `DefaultName`.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.base import arguments
 from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, checked
+from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, check_arguments
 from engine.loss_types.base import Activation, Array, NamedLoss
 from engine.system.files import NOTE, SHARES
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TINY = 1e-30
 
 
-@checked(weight=FINITE, label_smoothing=SHARE)
+@check_arguments(weight=FINITE, label_smoothing=SHARE)
 @dataclass(frozen=True, eq=False)
 class CrossEntropyLoss(NamedLoss):
     """Softmax cross entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
@@ -54,17 +54,17 @@ class CrossEntropyLoss(NamedLoss):
 
     def _append(self, nodes: Nodes, scores: str, labels: str) -> str:
         if self.probabilities:
-            return self._of_shares(nodes, scores, labels)
+            return self._append_of_shares(nodes, scores, labels)
         c = _read(nodes, scores, labels, self.reduction, self.weight, self.ignore_index)
         loss, logs = nodes.many("SoftmaxCrossEntropyLoss", *c.inputs, outputs=2, **c.attrs)
         part = self.label_smoothing
         if not part:
             return loss
         keep, spread = (nodes.constant("smoothing", k, c.type.dtype) for k in (1 - part, -part))
-        smooth = nodes.add("Mul", _mean_over_classes(c, logs), spread)
+        smooth = nodes.add("Mul", _append_mean_over_classes(c, logs), spread)
         return nodes.add("Add", nodes.add("Mul", loss, keep), smooth)
 
-    def _of_shares(self, nodes: Nodes, scores: str, labels: str) -> str:
+    def _append_of_shares(self, nodes: Nodes, scores: str, labels: str) -> str:
         """Append - sum over classes of the shares times the weighted log-probabilities."""
         t = nodes.type_of(scores)
         if self.ignore_index is not None:
@@ -74,7 +74,7 @@ class CrossEntropyLoss(NamedLoss):
             )
         shares, logs = nodes.target(labels, t), nodes.add("LogSoftmax", scores, axis=1)
         nodes.graph.metadata[f"{NOTE}{SHARES}"] = shares
-        weight = _weight(t, self.weight)
+        weight = _check_weight(t, self.weight)
         if weight is not None:
             factors = weight.reshape(-1, *[1] * (t.rank - 2))
             logs = nodes.add("Mul", logs, nodes.constant("weight", factors, t.dtype))
@@ -86,7 +86,7 @@ class CrossEntropyLoss(NamedLoss):
         return nodes.reduce(nodes.add("Neg", each), self.reduction)
 
 
-@checked(weight=FINITE)
+@check_arguments(weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class NLLLoss(NamedLoss):
     """-output[label] of log-probabilities [batch, classes, ...]; options as `CrossEntropyLoss`."""
@@ -103,7 +103,7 @@ class NLLLoss(NamedLoss):
         return nodes.add("NegativeLogLikelihoodLoss", *c.inputs, **c.attrs)
 
 
-@checked(gamma=AT_LEAST_0, alpha=FINITE)
+@check_arguments(gamma=AT_LEAST_0, alpha=FINITE)
 @dataclass(frozen=True, eq=False)
 class FocalLoss(NamedLoss):
     """Cross entropy times alpha (1 - p)^gamma, p the probability of what is true.
@@ -129,10 +129,10 @@ class FocalLoss(NamedLoss):
 
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
         if self.activation == "softmax":
-            return self._by_softmax(nodes, x, target)
-        return self._by_sigmoid(nodes, x, target)
+            return self._append_softmax(nodes, x, target)
+        return self._append_sigmoid(nodes, x, target)
 
-    def _by_softmax(self, nodes: Nodes, scores: str, labels: str) -> str:
+    def _append_softmax(self, nodes: Nodes, scores: str, labels: str) -> str:
         """Append alpha[l] (1 - p)^gamma (-log p), p = softmax(scores)[l] along axis 1."""
         c = _read(nodes, scores, labels, "none", self.alpha, self.ignore_index)
         dtype, index = c.type.dtype, c.inputs[1]
@@ -140,21 +140,21 @@ class FocalLoss(NamedLoss):
         missed = nodes.add(
             "Sub", nodes.constant("one", 1, dtype), nodes.add("Exp", nodes.add("Neg", each))
         )
-        each = _modulated(nodes, each, missed, self.gamma, dtype)
+        each = _append_modulation(nodes, each, missed, self.gamma, dtype)
         counts = None
         if self.ignore_index is not None:
             ignored = nodes.constant("ignore_index", self.ignore_index, "i64")
             skipped = nodes.add("Equal", index, ignored)
             index = nodes.add("Where", skipped, nodes.constant("first", 0, "i64"), index)
-            counts = _counts(nodes, skipped, dtype)
+            counts = _append_counts(nodes, skipped, dtype)
         if c.weight is not None:
             each = nodes.add("Mul", each, nodes.add("Gather", c.inputs[2], index))
-        return _reduced(nodes, each, counts, self.reduction, dtype)
+        return _append_reduction(nodes, each, counts, self.reduction, dtype)
 
-    def _by_sigmoid(self, nodes: Nodes, x: str, target: str) -> str:
+    def _append_sigmoid(self, nodes: Nodes, x: str, target: str) -> str:
         """Append a (1 - p)^gamma (-log p) of logits and targets in [0, 1], element by element."""
         t = nodes.type_of(x)
-        share = None if self.alpha is None else arguments.real("alpha", self.alpha)
+        share = None if self.alpha is None else arguments.check_real("alpha", self.alpha)
         if share is not None and not 0 <= share <= 1:
             raise InputError(
                 f"alpha={self.alpha}; expected the factor of positives, from 0 to 1; the factor of "
@@ -166,7 +166,7 @@ class FocalLoss(NamedLoss):
             ignored = nodes.constant("ignore_index", self.ignore_index, t.dtype)
             skipped = nodes.add("Equal", y, ignored)
             y = nodes.add("Where", skipped, nodes.constant("zero", 0, t.dtype), y)
-            counts = _counts(nodes, skipped, t.dtype)
+            counts = _append_counts(nodes, skipped, t.dtype)
         rest, opposite = nodes.add("Sub", nodes.constant("one", 1, t.dtype), y), nodes.add("Neg", x)
         each = nodes.add("Add", nodes.add("Mul", rest, x), nodes.add("Softplus", opposite))
         missed = nodes.add(
@@ -174,14 +174,14 @@ class FocalLoss(NamedLoss):
             nodes.add("Mul", rest, nodes.add("Sigmoid", x)),
             nodes.add("Mul", y, nodes.add("Sigmoid", opposite)),
         )
-        each = _modulated(nodes, each, missed, self.gamma, t.dtype)
+        each = _append_modulation(nodes, each, missed, self.gamma, t.dtype)
         if share is not None:
             slope = nodes.times(y, 2 * share - 1, t.dtype)
             factor = nodes.add("Add", slope, nodes.constant("alpha", 1 - share, t.dtype))
             each = nodes.add("Mul", each, factor)
         if skipped is not None:
             each = nodes.add("Where", skipped, nodes.constant("zero", 0, t.dtype), each)
-        return _reduced(nodes, each, counts, self.reduction, t.dtype)
+        return _append_reduction(nodes, each, counts, self.reduction, t.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def _read(
             f"{nodes.graph.name}: scores {scores!r} are {t}; expected [batch, classes, ...]"
         )
     inputs = [scores, nodes.integers(labels, (t.shape[0], *t.shape[2:]))]
-    given = _weight(t, weight)
+    given = _check_weight(t, weight)
     if given is not None:
         inputs.append(nodes.constant("weight", given, t.dtype))
     attrs: dict[str, Any] = {"reduction": reduction}
@@ -225,7 +225,7 @@ def _read(
     return _Classes(nodes, t, inputs, attrs, given)
 
 
-def _weight(t: TensorType, weight: float | Array | None) -> Array | None:
+def _check_weight(t: TensorType, weight: float | Array | None) -> Array | None:
     """Return the factor of each class of scores; None if none are given.
 
     Raises:
@@ -233,14 +233,14 @@ def _weight(t: TensorType, weight: float | Array | None) -> Array | None:
     """
     if weight is None:
         return None
-    given = arguments.array("weight", weight)
+    given = arguments.make_array("weight", weight)
     classes = t.shape[1]
     if given.ndim != 1 or (isinstance(classes, int) and len(given) != classes):
         raise ShapeError(f"weight has shape {list(given.shape)}; expected [{classes}]")
     return given
 
 
-def _mean_over_classes(c: _Classes, logs: str) -> str:
+def _append_mean_over_classes(c: _Classes, logs: str) -> str:
     """Append the mean over classes of the weighted log-probabilities, reduced as the loss is."""
     nodes, dtype = c.nodes, c.type.dtype
     if c.weight is None:
@@ -267,7 +267,7 @@ def _mean_over_classes(c: _Classes, logs: str) -> str:
     return nodes.counted(each, counts, "mean", dtype)
 
 
-def _modulated(nodes: Nodes, each: str, missed: str, gamma: float, dtype: str) -> str:
+def _append_modulation(nodes: Nodes, each: str, missed: str, gamma: float, dtype: str) -> str:
     """Append missed^gamma times each."""
     if gamma == 0:
         return each
@@ -275,13 +275,15 @@ def _modulated(nodes: Nodes, each: str, missed: str, gamma: float, dtype: str) -
     return nodes.add("Mul", nodes.add("Pow", base, nodes.constant("gamma", gamma, dtype)), each)
 
 
-def _counts(nodes: Nodes, skipped: str, dtype: str) -> str:
+def _append_counts(nodes: Nodes, skipped: str, dtype: str) -> str:
     """Append 1 where an element counts, 0 where it is skipped."""
     zero, one = (nodes.constant("count", k, dtype) for k in (0, 1))
     return nodes.add("Where", skipped, zero, one)
 
 
-def _reduced(nodes: Nodes, each: str, counts: str | None, reduction: str, dtype: str) -> str:
+def _append_reduction(
+    nodes: Nodes, each: str, counts: str | None, reduction: str, dtype: str
+) -> str:
     """Append the reduction; counts: 1 or 0 for each element, None if all count."""
     if counts is None:
         return nodes.reduce(each, reduction)

@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import ShapeError
-from engine.base.signatures import ABOVE_0, AT_LEAST_0, FINITE, checked
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, FINITE, check_arguments
 from engine.loss_types.base import Array, NamedLoss
 
 __all__ = ["BCEWithLogitsLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class MSELoss(NamedLoss):
     """Squared error against the input `target`, which is shaped like the output."""
@@ -43,7 +43,7 @@ class MSELoss(NamedLoss):
         return nodes.reduce(nodes.add("Pow", difference, two), self.reduction)
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class L1Loss(NamedLoss):
     """Absolute error against the input `target`, which is shaped like the output."""
@@ -55,7 +55,7 @@ class L1Loss(NamedLoss):
         return nodes.reduce(nodes.add("Abs", difference), self.reduction)
 
 
-@checked(delta=ABOVE_0)
+@check_arguments(delta=ABOVE_0)
 @dataclass(frozen=True)
 class HuberLoss(NamedLoss):
     """Squared error / 2 up to `delta`, beyond it delta times the absolute error - delta / 2."""
@@ -64,11 +64,11 @@ class HuberLoss(NamedLoss):
     delta: float = 1.0
 
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
-        each = _huber(nodes, x, target, self.delta, is_divided=False)
+        each = _append_huber(nodes, x, target, self.delta, is_divided=False)
         return nodes.reduce(each, self.reduction)
 
 
-@checked(beta=AT_LEAST_0)
+@check_arguments(beta=AT_LEAST_0)
 @dataclass(frozen=True)
 class SmoothL1Loss(NamedLoss):
     """`HuberLoss` of delta `beta`, divided by it; the absolute error when that is 0."""
@@ -79,11 +79,11 @@ class SmoothL1Loss(NamedLoss):
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
         if self.beta == 0:
             return L1Loss(self.reduction)._append(nodes, x, target)
-        each = _huber(nodes, x, target, self.beta, is_divided=True)
+        each = _append_huber(nodes, x, target, self.beta, is_divided=True)
         return nodes.reduce(each, self.reduction)
 
 
-def _huber(nodes: Nodes, x: str, target: str, delta: float, *, is_divided: bool) -> str:
+def _append_huber(nodes: Nodes, x: str, target: str, delta: float, *, is_divided: bool) -> str:
     """Append the Huber loss of each element; is_divided: by `delta`."""
     t = nodes.type_of(x)
     d = nodes.add("Sub", x, nodes.target(target, t))
@@ -97,7 +97,7 @@ def _huber(nodes: Nodes, x: str, target: str, delta: float, *, is_divided: bool)
     return nodes.add("Where", is_near, near, far)
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class KLDivLoss(NamedLoss):
     """target (log target - output): outputs are log-probabilities, targets probabilities.
@@ -131,7 +131,7 @@ class KLDivLoss(NamedLoss):
         return nodes.reduce(rows, "mean")
 
 
-@checked(weight=FINITE, pos_weight=FINITE)
+@check_arguments(weight=FINITE, pos_weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class BCEWithLogitsLoss(NamedLoss):
     """Cross entropy of sigmoid(output) and the input `target`, in a form that never overflows.

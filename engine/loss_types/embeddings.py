@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.base.errors import ShapeError
-from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Range, checked
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Range, check_arguments
 from engine.loss_types.base import NamedLoss
 
 __all__ = ["BatchHardTripletLoss", "CosineEmbeddingLoss", "InfoNCELoss", "TripletMarginLoss"]
@@ -31,7 +31,7 @@ SMALL = 1e-24  # squares of norms count as no less, so that roots have finite de
 FAR = 1e30  # further than any row
 
 
-@checked(margin=Range(-1, 1))
+@check_arguments(margin=Range(-1, 1))
 @dataclass(frozen=True)
 class CosineEmbeddingLoss(NamedLoss):
     """1 - cos of two outputs [batch, features] where the input `target` [batch] is 1, and
@@ -65,7 +65,7 @@ class CosineEmbeddingLoss(NamedLoss):
         return nodes.reduce(nodes.add("Add", *parts), self.reduction)
 
 
-@checked(margin=AT_LEAST_0, p=AT_LEAST_1)
+@check_arguments(margin=AT_LEAST_0, p=AT_LEAST_1)
 @dataclass(frozen=True)
 class TripletMarginLoss(NamedLoss):
     """max(0, margin + |a - p| - |a - n|) of three outputs [batch, features]: anchors a, and for
@@ -84,15 +84,15 @@ class TripletMarginLoss(NamedLoss):
     reduction: str = "mean"
 
     def _append(self, nodes: Nodes, anchor: str, positive: str, negative: str) -> str:
-        t = _rows_of(nodes, anchor, positive, negative)
-        near = _distance(nodes, anchor, positive, self.p, t)
-        far = _distance(nodes, anchor, negative, self.p, t)
+        t = _check_rows(nodes, anchor, positive, negative)
+        near = _append_distance(nodes, anchor, positive, self.p, t)
+        far = _append_distance(nodes, anchor, negative, self.p, t)
         if self.swap:
-            far = nodes.add("Min", far, _distance(nodes, positive, negative, self.p, t))
-        return nodes.reduce(_hinge(nodes, near, far, self.margin, t), self.reduction)
+            far = nodes.add("Min", far, _append_distance(nodes, positive, negative, self.p, t))
+        return nodes.reduce(_append_hinge(nodes, near, far, self.margin, t), self.reduction)
 
 
-@checked(margin=AT_LEAST_0)
+@check_arguments(margin=AT_LEAST_0)
 @dataclass(frozen=True)
 class BatchHardTripletLoss(NamedLoss):
     """The triplet loss of one output [batch, features] and int64 `labels` [batch]: each row with
@@ -108,22 +108,22 @@ class BatchHardTripletLoss(NamedLoss):
     reduction: str = "mean"
 
     def _append(self, nodes: Nodes, x: str, labels: str) -> str:
-        t = _rows_of(nodes, x)
+        t = _check_rows(nodes, x)
         y = nodes.integers(labels, t.shape[:1])
         first, second = (nodes.constant("axes", [k], "i64") for k in (0, 1))
 
-        def pairs(op: str, rows: str) -> str:
+        def find_extreme(op: str, rows: str) -> str:
             return nodes.add(
                 op, nodes.add("Unsqueeze", rows, second), nodes.add("Unsqueeze", rows, first)
             )
 
         products = nodes.add("MatMul", x, nodes.add("Transpose", x, perm=[1, 0]))
-        squares = pairs("Add", nodes.sum(nodes.add("Mul", x, x), [1]))
+        squares = find_extreme("Add", nodes.sum(nodes.add("Mul", x, x), [1]))
         apart = nodes.add("Sub", squares, nodes.times(products, 2.0, t.dtype))
         d = nodes.add("Sqrt", nodes.at_least(apart, 1e-12, t.dtype))
         zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
-        same = pairs("Equal", y)
-        itself = pairs("Equal", nodes.numbers_to(nodes.size(x, 0)))
+        same = find_extreme("Equal", y)
+        itself = find_extreme("Equal", nodes.numbers_to(nodes.size(x, 0)))
         other = nodes.add("And", same, nodes.add("Not", itself))
         near = nodes.along("ReduceMax", nodes.add("Where", other, d, zero), 1)
         is_far = nodes.add("Where", same, nodes.constant("far", FAR, t.dtype), d)
@@ -132,11 +132,11 @@ class BatchHardTripletLoss(NamedLoss):
         negatives = nodes.along("ReduceMax", nodes.add("Where", same, zero, one), 1)
         counts = nodes.add("Mul", positives, negatives)
         skipped = nodes.add("Equal", counts, zero)
-        each = nodes.add("Where", skipped, zero, _hinge(nodes, near, far, self.margin, t))
+        each = nodes.add("Where", skipped, zero, _append_hinge(nodes, near, far, self.margin, t))
         return nodes.counted(each, counts, self.reduction, t.dtype)
 
 
-@checked(temperature=ABOVE_0)
+@check_arguments(temperature=ABOVE_0)
 @dataclass(frozen=True)
 class InfoNCELoss(NamedLoss):
     """Cross entropy of the pairs of rows of two outputs [batch, features]: row i of one belongs to
@@ -158,9 +158,9 @@ class InfoNCELoss(NamedLoss):
     reduction: str = "mean"
 
     def _append(self, nodes: Nodes, a: str, b: str) -> str:
-        t = _rows_of(nodes, a, b)
+        t = _check_rows(nodes, a, b)
         if self.normalize:
-            a, b = (_normalized(nodes, v, t.dtype) for v in (a, b))
+            a, b = (_append_normalized(nodes, v, t.dtype) for v in (a, b))
         scores = nodes.add("MatMul", a, nodes.add("Transpose", b, perm=[1, 0]))
         scores = nodes.times(scores, 1 / self.temperature, t.dtype)
         labels = nodes.numbers_to(nodes.size(a, 0))
@@ -173,7 +173,7 @@ class InfoNCELoss(NamedLoss):
         return nodes.times(nodes.add("Add", loss, other), 0.5, t.dtype)
 
 
-def _rows_of(nodes: Nodes, *names: str) -> TensorType:
+def _check_rows(nodes: Nodes, *names: str) -> TensorType:
     """Return the type of values [batch, features], which is one for all.
 
     Raises:
@@ -189,7 +189,7 @@ def _rows_of(nodes: Nodes, *names: str) -> TensorType:
     return types[names[0]]
 
 
-def _distance(nodes: Nodes, a: str, b: str, p: float, t: TensorType) -> str:
+def _append_distance(nodes: Nodes, a: str, b: str, p: float, t: TensorType) -> str:
     """Append |a - b + 1e-6|_p of every row."""
     d = nodes.add("Add", nodes.add("Sub", a, b), nodes.constant("epsilon", 1e-6, t.dtype))
     axis = [t.rank - 1]
@@ -203,7 +203,7 @@ def _distance(nodes: Nodes, a: str, b: str, p: float, t: TensorType) -> str:
     return nodes.add("Pow", total, nodes.constant("root", 1 / p, t.dtype))
 
 
-def _hinge(nodes: Nodes, near: str, far: str, margin: float, t: TensorType) -> str:
+def _append_hinge(nodes: Nodes, near: str, far: str, margin: float, t: TensorType) -> str:
     """Append max(0, margin + near - far)."""
     difference = nodes.add("Sub", near, far)
     return nodes.add(
@@ -211,7 +211,7 @@ def _hinge(nodes: Nodes, near: str, far: str, margin: float, t: TensorType) -> s
     )
 
 
-def _normalized(nodes: Nodes, x: str, dtype: str) -> str:
+def _append_normalized(nodes: Nodes, x: str, dtype: str) -> str:
     """Append the rows of x divided by their norms, or by 1e-12 if that is more."""
     squares = nodes.sum(nodes.add("Mul", x, x), [1], keepdims=True)
     return nodes.add("Div", x, nodes.add("Sqrt", nodes.at_least(squares, SMALL, dtype)))

@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import ABOVE_0, FINITE, checked
+from engine.base.signatures import ABOVE_0, FINITE, check_arguments
 from engine.loss_types.base import Activation, Array, NamedLoss
 
 __all__ = ["CIoULoss", "DiceLoss", "GIoULoss"]
@@ -37,7 +37,7 @@ EPSILON = 1e-7
 Form = Literal["xyxy", "cxcywh"]
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class GIoULoss(NamedLoss):
     """1 - generalised intersection over union of boxes [..., 4] and the input `target`.
@@ -56,13 +56,15 @@ class GIoULoss(NamedLoss):
 
     def _append(self, nodes: Nodes, boxes: str, target: str, weight: str) -> str:
         pairs = _Pairs.read(nodes, boxes, target, self.boxes)
-        around = nodes.add("Mul", *pairs.around.extent(nodes))
+        around = nodes.add("Mul", *pairs.around.append_extent(nodes))
         empty = nodes.add("Sub", around, pairs.union)
-        each = nodes.add("Add", pairs.missed(), _quotient(nodes, empty, around, pairs.type.dtype))
-        return pairs.reduced(each, weight if self.weighted else None, self.reduction)
+        each = nodes.add(
+            "Add", pairs.append_missed(), _append_quotient(nodes, empty, around, pairs.type.dtype)
+        )
+        return pairs.append_reduced(each, weight if self.weighted else None, self.reduction)
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class CIoULoss(NamedLoss):
     """1 - complete intersection over union of boxes [..., 4] and the input `target`: also the
@@ -76,7 +78,7 @@ class CIoULoss(NamedLoss):
 
     def _append(self, nodes: Nodes, boxes: str, target: str, weight: str) -> str:
         pairs = _Pairs.read(nodes, boxes, target, self.boxes)
-        dtype, missed = pairs.type.dtype, pairs.missed()
+        dtype, missed = pairs.type.dtype, pairs.append_missed()
         doubled = [
             nodes.add("Sub", *(nodes.add("Add", low, high) for low, high in axis))
             for axis in (
@@ -84,18 +86,20 @@ class CIoULoss(NamedLoss):
                 [(b.y1, b.y2) for b in (pairs.p, pairs.t)],
             )
         ]
-        distance = nodes.times(_squares(nodes, *doubled), 0.25, dtype)
-        diagonal = _squares(nodes, *pairs.around.extent(nodes))
-        angles = [nodes.add("Atan", _ratio(nodes, b, dtype)) for b in (pairs.t, pairs.p)]
+        distance = nodes.times(_append_squares(nodes, *doubled), 0.25, dtype)
+        diagonal = _append_squares(nodes, *pairs.around.append_extent(nodes))
+        angles = [nodes.add("Atan", _append_ratio(nodes, b, dtype)) for b in (pairs.t, pairs.p)]
         difference = nodes.add("Sub", *angles)
         v = nodes.times(nodes.add("Mul", difference, difference), 4 / math.pi**2, dtype)
-        a = nodes.constant_in_backward(_quotient(nodes, v, nodes.add("Add", missed, v), dtype))
-        apart = nodes.add("Add", missed, _quotient(nodes, distance, diagonal, dtype))
+        a = nodes.constant_in_backward(
+            _append_quotient(nodes, v, nodes.add("Add", missed, v), dtype)
+        )
+        apart = nodes.add("Add", missed, _append_quotient(nodes, distance, diagonal, dtype))
         each = nodes.add("Add", apart, nodes.add("Mul", a, v))
-        return pairs.reduced(each, weight if self.weighted else None, self.reduction)
+        return pairs.append_reduced(each, weight if self.weighted else None, self.reduction)
 
 
-@checked(smooth=ABOVE_0, weight=FINITE)
+@check_arguments(smooth=ABOVE_0, weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class DiceLoss(NamedLoss):
     """1 - Dice coefficient of the classes of scores [batch, classes, ...].
@@ -128,24 +132,24 @@ class DiceLoss(NamedLoss):
             )
         if self.activation == "softmax":
             p = nodes.add("Softmax", x, axis=1)
-            truth, kept = _one_hot(nodes, target, t, self.ignore_index)
+            truth, kept = _append_one_hot(nodes, target, t, self.ignore_index)
         else:
             p = nodes.add("Sigmoid", x)
-            truth, kept = _masked(nodes, target, t, self.ignore_index)
+            truth, kept = _append_masked(nodes, target, t, self.ignore_index)
         if kept is not None:
             p = nodes.add("Mul", p, kept)
         axes = [*([0] if self.batch else []), *range(2, t.rank)]
 
-        def total(value: str) -> str:
+        def append_total(value: str) -> str:
             return nodes.sum(value, axes) if axes else value
 
         s = nodes.constant("smooth", self.smooth, t.dtype)
-        common = nodes.times(total(nodes.add("Mul", p, truth)), 2.0, t.dtype)
-        both = nodes.add("Add", total(p), total(truth))
+        common = nodes.times(append_total(nodes.add("Mul", p, truth)), 2.0, t.dtype)
+        both = nodes.add("Add", append_total(p), append_total(truth))
         share = nodes.add("Div", nodes.add("Add", common, s), nodes.add("Add", both, s))
         each = nodes.add("Sub", nodes.constant("one", 1, t.dtype), share)
         if self.weight is not None:
-            factors = _factors(self.weight, t.shape[1], mean=self.reduction == "mean")
+            factors = _make_factors(self.weight, t.shape[1], mean=self.reduction == "mean")
             each = nodes.add("Mul", each, nodes.constant("weight", factors, t.dtype))
         return nodes.reduce(each, self.reduction)
 
@@ -172,7 +176,7 @@ class _Boxes:
         high = [nodes.add("Add", c, half) for c, half in zip((x, y), halves, strict=True)]
         return cls(*low, *high)
 
-    def extent(self, nodes: Nodes) -> tuple[str, str]:
+    def append_extent(self, nodes: Nodes) -> tuple[str, str]:
         """Append the width and the height, 0 of a box that is inside out."""
         return (
             nodes.add("Relu", nodes.add("Sub", self.x2, self.x1)),
@@ -216,17 +220,17 @@ class _Pairs:
             )
             for ops in (("Max", "Min"), ("Min", "Max"))
         )
-        common = nodes.add("Mul", *inner.extent(nodes))
-        areas = nodes.add("Add", *(nodes.add("Mul", *b.extent(nodes)) for b in (p, q)))
+        common = nodes.add("Mul", *inner.append_extent(nodes))
+        areas = nodes.add("Add", *(nodes.add("Mul", *b.append_extent(nodes)) for b in (p, q)))
         union = nodes.add("Sub", areas, common)
-        iou = _quotient(nodes, common, union, t.dtype)
+        iou = _append_quotient(nodes, common, union, t.dtype)
         return cls(nodes, t, p, q, outer, iou, union)
 
-    def missed(self) -> str:
+    def append_missed(self) -> str:
         """Append 1 - IoU."""
         return self.nodes.add("Sub", self.nodes.constant("one", 1, self.type.dtype), self.iou)
 
-    def reduced(self, each: str, weight: str | None, reduction: str) -> str:
+    def append_reduced(self, each: str, weight: str | None, reduction: str) -> str:
         """Append the losses of all pairs, without the last axis; weighted, and reduced.
 
         weight: the name of a factor for each pair; a mean divides by their sum.
@@ -240,23 +244,23 @@ class _Pairs:
         return nodes.counted(each, factor, reduction, self.type.dtype)
 
 
-def _ratio(nodes: Nodes, box: _Boxes, dtype: str) -> str:
+def _append_ratio(nodes: Nodes, box: _Boxes, dtype: str) -> str:
     """Append width / height; a height counts as no less than `EPSILON`."""
-    width, height = box.extent(nodes)
+    width, height = box.append_extent(nodes)
     return nodes.add("Div", width, nodes.at_least(height, EPSILON, dtype))
 
 
-def _squares(nodes: Nodes, a: str, b: str) -> str:
+def _append_squares(nodes: Nodes, a: str, b: str) -> str:
     """Append a^2 + b^2."""
     return nodes.add("Add", nodes.add("Mul", a, a), nodes.add("Mul", b, b))
 
 
-def _quotient(nodes: Nodes, a: str, b: str, dtype: str) -> str:
+def _append_quotient(nodes: Nodes, a: str, b: str, dtype: str) -> str:
     """Append a / (b + 1e-7)."""
     return nodes.add("Div", a, nodes.add("Add", b, nodes.constant("epsilon", EPSILON, dtype)))
 
 
-def _factors(weight: Any, classes: Any, *, mean: bool) -> Array:
+def _make_factors(weight: Any, classes: Any, *, mean: bool) -> Array:
     """Return one factor a class; of a mean they have the mean 1."""
     given = arguments.cast("weight", weight, np.dtype(np.float64))
     if given.ndim != 1 or (isinstance(classes, int) and len(given) != classes):
@@ -266,7 +270,7 @@ def _factors(weight: Any, classes: Any, *, mean: bool) -> Array:
     return given / given.mean() if mean else given
 
 
-def _masked(
+def _append_masked(
     nodes: Nodes, target: str, t: TensorType, ignore_index: int | None
 ) -> tuple[str, str | None]:
     """Append targets shaped like the scores, 0 where they are ignored, and 1 where they count."""
@@ -279,7 +283,7 @@ def _masked(
     return nodes.add("Where", skipped, zero, truth), nodes.add("Where", skipped, zero, one)
 
 
-def _one_hot(
+def _append_one_hot(
     nodes: Nodes, labels: str, t: TensorType, ignore_index: int | None
 ) -> tuple[str, str | None]:
     """Append 1 for the class of each label, zeros where it is ignored, and 1 where it counts.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.base.element_types import ONNX_CODE
 from engine.base.errors import InputError, ShapeError
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.loss_types.base import NamedLoss
 
 __all__ = ["CTCLoss"]
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.graphs.offline.loss_nodes import Nodes
 
 
-@checked(blank=AT_LEAST_0)
+@check_arguments(blank=AT_LEAST_0)
 @dataclass(frozen=True)
 class CTCLoss(NamedLoss):
     """Connectionist temporal classification of log-probabilities [steps, batch, classes].

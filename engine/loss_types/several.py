@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import ABOVE_0, checked
+from engine.base.signatures import ABOVE_0, check_arguments
 from engine.loss_types.base import Loss, NamedLoss
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 
-@checked(weight=ABOVE_0)
+@check_arguments(weight=ABOVE_0)
 @dataclass(frozen=True)
 class Part:
     """The loss of one output.
@@ -42,7 +42,7 @@ class Part:
         return tuple(f"{self.output}_{target}" for target in self.loss.targets)
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True)
 class Losses(Loss):
     """The weighted sum of the losses of several outputs."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Literal
 
-from engine.base.errors import NameNotFoundError, nearest
+from engine.base.errors import NameNotFoundError, suggest_nearest
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import TensorType
 from engine.models import (
@@ -143,7 +143,7 @@ def architecture(name: str) -> Architecture:
     """
     if name not in ARCHITECTURES:
         raise NameNotFoundError(
-            f"no model {name!r}{nearest(name, ARCHITECTURES)}; there are "
+            f"no model {name!r}{suggest_nearest(name, ARCHITECTURES)}; there are "
             f"{', '.join(ARCHITECTURES)}, and paths of ONNX files"
         )
     return ARCHITECTURES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.base.errors import NameNotFoundError, nearest
+from engine.base.errors import NameNotFoundError, suggest_nearest
 from engine.onnxblock import model_accessor
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _find(values: Sequence[ValueInfoProto], name: str, what: str) -> ValueInfoPr
         if value.name == name:
             return value
     known = [v.name for v in values]
-    raise NameNotFoundError(f"{name!r} is not a graph {what}{nearest(name, known)}")
+    raise NameNotFoundError(f"{name!r} is not a graph {what}{suggest_nearest(name, known)}")
 
 
 def register_graph_outputs(model: ModelProto, output_names: list[str] | str) -> None:

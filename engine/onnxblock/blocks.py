@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.base.errors import InputError
-from engine.base.representation import by_arguments
-from engine.base.signatures import AT_LEAST_1, checked
+from engine.base.representation import represent
+from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.onnxblock._graph_utils import generate_graph_name
 from engine.onnxblock.model_accessor import current
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-@checked
+@check_arguments
 class Block(ABC):
     """A building block.  A subclass appends nodes to the model `base` in its method `build`.
 
@@ -28,7 +28,7 @@ class Block(ABC):
 
     base: ModelProto = None  # type: ignore[assignment]  # until the block is called
 
-    __repr__ = by_arguments
+    __repr__ = represent
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
         if os.path.isabs(temp_file_name):
@@ -85,7 +85,7 @@ class Block(ABC):
         return "f64" if known is not None and known.dtype == "f64" else "f32"
 
 
-@checked
+@check_arguments
 class _BinaryOp(Block):
     def __init__(self, op_name: str) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Div(_BinaryOp):
         super().__init__("Div")
 
 
-@checked
+@check_arguments
 class Pow(Block):
     """x to a constant power."""
 
@@ -136,7 +136,7 @@ class Pow(Block):
         return self.append_node("Pow", pow_input_name, exponent)
 
 
-@checked
+@check_arguments
 class _UnaryOp(Block):
     def __init__(self, op_name: str, **attributes: Any) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _UnaryOp(Block):
         return self.append_node(self._op_name, input_name, **self._attributes)
 
 
-@checked
+@check_arguments
 class ReduceMean(_UnaryOp):
     """The mean of all elements."""
 
@@ -154,7 +154,7 @@ class ReduceMean(_UnaryOp):
         super().__init__("ReduceMean", keepdims=int(keepdims))
 
 
-@checked
+@check_arguments
 class ReduceSum(_UnaryOp):
     """The sum of all elements."""
 
@@ -190,7 +190,7 @@ class Abs(_UnaryOp):
         super().__init__("Abs")
 
 
-@checked
+@check_arguments
 class Constant(Block):
     """A number, as a float tensor of one element."""
 
@@ -202,7 +202,7 @@ class Constant(Block):
         return self._constant("initializer", [self._value])
 
 
-@checked
+@check_arguments
 class SequenceConstruct(Block):
     """A sequence of tensors."""
 
@@ -210,7 +210,7 @@ class SequenceConstruct(Block):
         return self.append_node("SequenceConstruct", *sequence_input_names)
 
 
-@checked
+@check_arguments
 class ReduceAllL2(Block):
     """The norm over all elements of all inputs: a scalar."""
 
@@ -218,7 +218,7 @@ class ReduceAllL2(Block):
         return self.append_node("ReduceAllL2", *reduce_node_input_names, domain="com.microsoft")
 
 
-@checked
+@check_arguments
 class Clip(Block):
     """x limited to the range between two bounds; either may be None."""
 
@@ -235,7 +235,7 @@ class Clip(Block):
         return self.append_node("Clip", clip_input_name, *bounds)
 
 
-@checked
+@check_arguments
 class PassThrough(Block):
     """Returns the names of its inputs, and appends nothing."""
 
@@ -243,7 +243,7 @@ class PassThrough(Block):
         return input_names
 
 
-@checked
+@check_arguments
 class InputLike(Block):
     """A new input of the model, with the type of the input or output `like`."""
 
@@ -259,7 +259,7 @@ class InputLike(Block):
         return name
 
 
-@checked
+@check_arguments
 class LabelEncoder(Block):
     """ai.onnx.ml's LabelEncoder: a key becomes the value at its position, or else the default."""
 
@@ -295,7 +295,7 @@ class LabelEncoder(Block):
         )
 
 
-@checked
+@check_arguments
 class Cast(Block):
     """x as another element type, a number of `onnx.TensorProto.DataType`."""
 
@@ -307,7 +307,7 @@ class Cast(Block):
         return self.append_node("Cast", cast_input_name, output="cast.output", to=self._to)
 
 
-@checked(in_features=AT_LEAST_1, out_features=AT_LEAST_1)
+@check_arguments(in_features=AT_LEAST_1, out_features=AT_LEAST_1)
 class Linear(Block):
     """alpha x W + beta b.
 

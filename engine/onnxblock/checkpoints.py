@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from engine.base.errors import CheckpointError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 
-@checked
+@check_arguments
 def save_checkpoint(
     parameters: tuple[list[TensorProto], list[TensorProto]],
     path_to_checkpoint: str | os.PathLike[str],
@@ -43,7 +43,7 @@ def save_checkpoint(
     storage.write(content, path_to_checkpoint, artifact=True)
 
 
-@checked
+@check_arguments
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: ModelProto) -> None:
     """Give the initializers of a model the values of a checkpoint that have their names.
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.base.errors import StateError, UnsupportedOpError
-from engine.base.signatures import AT_LEAST_1, checked
+from engine.base.signatures import AT_LEAST_1, check_arguments
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-@checked
+@check_arguments
 class ModelAccessor:
     """Holds the model to which blocks append, and the path of its base if that was given.
 
@@ -77,7 +77,7 @@ def _opened(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
         _GLOBAL_ACCESSOR = None
 
 
-@checked
+@check_arguments
 @contextmanager
 def base(
     model: ModelProto, model_path: str | os.PathLike[str] | None = None
@@ -97,7 +97,7 @@ def base(
         yield accessor
 
 
-@checked(opset_version=AT_LEAST_1)
+@check_arguments(opset_version=AT_LEAST_1)
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     """Let blocks append to an empty model of an opset, by default the newest that onnx knows.
@@ -111,7 +111,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
         yield accessor
 
 
-@checked
+@check_arguments
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> NoReturn:
     """Native operators are not supported; this function exists to say so.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.base import arguments
 from engine.base.errors import ModelWarning, StateError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.model_accessor import current
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def _names(output: str | list[str] | tuple[str, ...]) -> list[str]:
-    return [output] if isinstance(output, str) else arguments.names("output of a block", output)
+    return (
+        [output] if isinstance(output, str) else arguments.check_names("output of a block", output)
+    )
 
 
 class ForwardBlock(Block):
@@ -52,7 +54,7 @@ class ForwardBlock(Block):
         return output
 
 
-@checked
+@check_arguments
 class TrainingBlock(Block):
     """A block whose first output, a scalar, is the loss; calling it appends the gradients."""
 

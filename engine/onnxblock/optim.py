@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.base.element_types import FLOATS, ONNX_CODE
 from engine.base.errors import DTypeError, InputError
-from engine.base.signatures import ABOVE_0, checked
+from engine.base.signatures import ABOVE_0, check_arguments
 from engine.graphs.offline import optim_types
 from engine.graphs.offline.optim_types import OPTIMIZERS, Group, Method
 from engine.onnxblock.blocks import Block
@@ -43,7 +43,7 @@ def clipped(
     return compose.extend(base, lambda graph: optimizers.clip(graph, max_norm, gradients))
 
 
-@checked(max_norm=ABOVE_0)
+@check_arguments(max_norm=ABOVE_0)
 class ClipGradNorm(Block):
     """The gradients, scaled down so that the norm over all of them is at most `max_norm`."""
 
@@ -55,7 +55,7 @@ class ClipGradNorm(Block):
         return clipped(self.base, self._max_norm, [gradients_name])[0][0]
 
 
-@checked
+@check_arguments
 class _Node(Block):
     """Appends the node of an optimizer alone, which reads values of any names."""
 
@@ -73,7 +73,7 @@ class _Node(Block):
 _OF_MODELS = ("lr", "clip_grad", "adam_mode", "groups", "skip_nonfinite")  # not of one node
 
 
-@checked
+@check_arguments
 class AdamWOptimizer(_Node):
     """The node of `AdamW`."""
 
@@ -101,7 +101,7 @@ class AdamWOptimizer(_Node):
         )
 
 
-@checked
+@check_arguments
 class SGDOptimizer(_Node):
     """The node of `SGD`, which reads the learning rate, the parameters, then the gradients.
 
@@ -116,7 +116,7 @@ class SGDOptimizer(_Node):
         return self._add(learning_rate_name, gradients_name, params_name)
 
 
-@checked(clip_grad=ABOVE_0)
+@check_arguments(clip_grad=ABOVE_0)
 class _Optimizer(ForwardBlock):
     """Builds an optimizer model for (trainable, frozen) parameters.
 

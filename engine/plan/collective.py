@@ -69,7 +69,7 @@ class Collective:
     ordinal: int
 
 
-def collectives(plan: Plan) -> tuple[Collective, ...]:
+def list_collectives(plan: Plan) -> tuple[Collective, ...]:
     """Return the collective steps of a plan, in order; stripped plan files have none.
 
     Of a plan that breaks a rule, those that are malformed are of kind "" and buffer -1.
@@ -94,14 +94,14 @@ def collectives(plan: Plan) -> tuple[Collective, ...]:
     return tuple(steps)
 
 
-def in_place(plan: Plan) -> frozenset[int]:
+def find_in_place(plan: Plan) -> frozenset[int]:
     """Return the collective steps that find what they are to copy where it is to be; they copy
     nothing.
 
     Their number of elements, which is the first of their numbers, is then 0 for the kernel.
     """
     steps = set()
-    for each in collectives(plan):
+    for each in list_collectives(plan):
         x, y = (plan.buffers[arg.buffer] for arg in plan.steps[each.step].args[:2])
         if each.kind in REDUCTIONS and (x.region, x.offset) == (y.region, y.offset):
             steps.add(each.step)

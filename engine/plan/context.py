@@ -95,7 +95,7 @@ TIMED = Words(
 )
 
 
-def tile_words(pointers: int, numbers: int, threads: int) -> int:
+def count_tile_words(pointers: int, numbers: int, threads: int) -> int:
     """Words that a step of a group takes besides its `STEP` and the arguments of the plan.
 
     pointers, numbers: how many it passes.
@@ -103,12 +103,12 @@ def tile_words(pointers: int, numbers: int, threads: int) -> int:
     return TILES.size + MOVE.size * pointers + threads * (pointers + numbers)
 
 
-def c_header() -> str:
+def write_c_header() -> str:
     """Return all of this as lines of a C header."""
     numbers = {"LABEL": LABEL, "INDEX": INDEX, "LENGTH": LENGTH, "SPINS": SPINS}
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in numbers.items()),
-            *(words.defines() for words in (STATUS, RANDOM, MOVE, TILES, STEP, CONTEXT)),
+            *(words.write_defines() for words in (STATUS, RANDOM, MOVE, TILES, STEP, CONTEXT)),
         ]
     )

@@ -22,7 +22,7 @@ from engine.plan.file_schema import (
     SEALED,
     STRIPPED,
     VERSION,
-    schema,
+    make_schema,
 )
 from engine.plan.plan import (
     ALIGN,
@@ -66,7 +66,7 @@ class Tables:
         self.stripped = flags == STRIPPED
         self.constants = data[size : size + constants]
         self.tail = data[size + constants :]
-        self._tables = schema(stripped=self.stripped)
+        self._tables = make_schema(stripped=self.stripped)
         self._read(data[:size])
         self._check()
         self._texts: dict[int, str] = {}
@@ -114,11 +114,11 @@ class Tables:
         if self.rows["head"] != 1:
             raise PlanError("not one row in table head")
 
-    def column(self, table: str, name: str) -> list[int]:
+    def read_column(self, table: str, name: str) -> list[int]:
         """Return all numbers of a column."""
         return self._columns[table, name]
 
-    def text(self, at: int) -> str:
+    def read_text(self, at: int) -> str:
         """Return the text that begins at a byte."""
         if at not in self._texts:
             raw = self._bytes[at : self._bytes.index(b"\0", at)]
@@ -128,10 +128,10 @@ class Tables:
                 raise PlanError(f"the text at byte {at} is not UTF-8") from None
         return self._texts[at]
 
-    def texts(self, table: str, name: str) -> list[str]:
+    def read_texts(self, table: str, name: str) -> list[str]:
         """Return all texts of a column."""
         known = self._texts
-        return [known.get(at) or self.text(at) for at in self._columns[table, name]]
+        return [known.get(at) or self.read_text(at) for at in self._columns[table, name]]
 
 
 class _Parts(Generic[T]):
@@ -140,7 +140,7 @@ class _Parts(Generic[T]):
     def __init__(self, rows: Iterable[T]) -> None:
         self._rest = iter(rows)
 
-    def next(self, count: int) -> tuple[T, ...]:
+    def take_rows(self, count: int) -> tuple[T, ...]:
         """Return the rows of the next owner."""
         return tuple(islice(self._rest, count))
 
@@ -158,9 +158,9 @@ def from_bytes(data: bytes, kernel_set: str, source: str = "plan file") -> tuple
         tables = Tables(data)
         if tables.stripped:
             raise PlanError("a stripped file is for libraries: it has no types and no lifetimes")
-        if (named := tables.texts("head", "kernel_set")) != [kernel_set]:
+        if (named := tables.read_texts("head", "kernel_set")) != [kernel_set]:
             raise PlanError(f"made for kernel set {named[0]}, this is {kernel_set}")
-        return tuple(verify(plan) for plan in PlanReader(tables).plans())
+        return tuple(verify(plan) for plan in PlanReader(tables).read_plans())
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
 
@@ -179,7 +179,7 @@ def load(path: str | os.PathLike[str], kernel_set: str) -> tuple[Plan, ...]:
     return from_bytes(data, kernel_set, os.fspath(path))
 
 
-def _choice(values: Sequence[int], of: Sequence[T] | Mapping[int, T], what: str) -> list[T]:
+def _choose(values: Sequence[int], of: Sequence[T] | Mapping[int, T], what: str) -> list[T]:
     """Return the values that codes stand for."""
     try:
         return [of[v] for v in values]
@@ -187,59 +187,63 @@ def _choice(values: Sequence[int], of: Sequence[T] | Mapping[int, T], what: str)
         raise PlanError(f"an unknown {what}") from None
 
 
-def _size(shape: Sequence[int]) -> int:
+def _compute_size(shape: Sequence[int]) -> int:
     size = 1
     for d in shape:
         size *= d
     return size
 
 
-def _word_values(t: Tables) -> list[int | float]:
+def _read_words(t: Tables) -> list[int | float]:
     """Return the constants of steps, by their number among `natural`, then `wide`."""
-    values: list[int | float] = list(t.column("natural", "value"))
-    for bits, is_float in zip(*(t.column("wide", c) for c in ("value", "is_float")), strict=True):
+    values: list[int | float] = list(t.read_column("natural", "value"))
+    for bits, is_float in zip(
+        *(t.read_column("wide", c) for c in ("value", "is_float")), strict=True
+    ):
         (value,) = struct.unpack("<d" if is_float else "<q", struct.pack("<Q", bits))
         values.append(value)
     return values
 
 
-def _kernels(t: Tables) -> list[Kernel]:
+def _read_kernels(t: Tables) -> list[Kernel]:
     parameters: list[str | int] = []
-    columns = (t.column("kernel_parameter", c) for c in ("is_text", "value"))
+    columns = (t.read_column("kernel_parameter", c) for c in ("is_text", "value"))
     for is_text, value in zip(*columns, strict=True):
         if is_text and value >= t.rows["text"]:
             raise PlanError("a parameter of a kernel is not a text")
         whole = -((value + 1) >> 1) if value & 1 else value >> 1
-        parameters.append(t.text(value) if is_text else whole)
-    params, takes = _Parts(parameters), _Parts(t.texts("taken", "text"))
+        parameters.append(t.read_text(value) if is_text else whole)
+    params, takes = _Parts(parameters), _Parts(t.read_texts("taken", "text"))
     kernels = []
     rows = zip(
-        t.texts("kernel", "symbol"),
-        t.texts("kernel", "template"),
-        t.column("kernel", "parameters"),
-        t.column("kernel", "takes"),
+        t.read_texts("kernel", "symbol"),
+        t.read_texts("kernel", "template"),
+        t.read_column("kernel", "parameters"),
+        t.read_column("kernel", "takes"),
         strict=True,
     )
     for symbol, template, n_parameters, n_takes in rows:
-        kernel = Kernel(KernelSpec(template, params.next(n_parameters)), takes.next(n_takes))
+        kernel = Kernel(
+            KernelSpec(template, params.take_rows(n_parameters)), takes.take_rows(n_takes)
+        )
         if not kernel.spec.params or kernel.symbol != symbol:
             raise PlanError(f"kernel {symbol} is not {template}{kernel.spec.params}")
         kernels.append(kernel)
     return kernels
 
 
-def _buffers(t: Tables) -> list[Buffer]:
-    dims = _Parts(t.column("dim", "size"))
+def _read_buffers(t: Tables) -> list[Buffer]:
+    dims = _Parts(t.read_column("dim", "size"))
     rows = zip(
-        t.texts("buffer", "name"),
-        _choice(t.column("buffer", "dtype"), _TYPES, "element type"),
-        t.column("buffer", "rank"),
-        _choice(t.column("buffer", "region"), REGIONS, "region"),
-        *(t.column("buffer", c) for c in ("line", "bytes", "first", "last")),
+        t.read_texts("buffer", "name"),
+        _choose(t.read_column("buffer", "dtype"), _TYPES, "element type"),
+        t.read_column("buffer", "rank"),
+        _choose(t.read_column("buffer", "region"), REGIONS, "region"),
+        *(t.read_column("buffer", c) for c in ("line", "bytes", "first", "last")),
         strict=True,
     )
     return [
-        Buffer(name, dtype, dims.next(rank), region, line * ALIGN, size, first - 1, last - 1)
+        Buffer(name, dtype, dims.take_rows(rank), region, line * ALIGN, size, first - 1, last - 1)
         for name, dtype, rank, region, line, size, first, last in rows
     ]
 
@@ -249,61 +253,63 @@ class PlanReader:
 
     def __init__(self, t: Tables) -> None:
         self.t = t
-        self.kernels, self.words = _kernels(t), _word_values(t)
-        (self.target,) = t.texts("head", "target")
-        (self.threads,) = t.column("head", "thread_count")
+        self.kernels, self.words = _read_kernels(t), _read_words(t)
+        (self.target,) = t.read_texts("head", "target")
+        (self.threads,) = t.read_column("head", "thread_count")
         if not 1 <= self.threads < 1 << 16:
             raise PlanError(f"{self.threads} threads")
-        self.buffers, self.base, self.end = _buffers(t), 0, 0
-        self.calls = self._calls()
+        self.buffers, self.base, self.end = _read_buffers(t), 0, 0
+        self.calls = self._read_calls()
         self.known: dict[tuple[int, Mode, int, int], Arg] = {}
-        cuts = [0, *t.column("cut", "tile")], [0, *t.column("cut", "thread")]
+        cuts = [0, *t.read_column("cut", "tile")], [0, *t.read_column("cut", "thread")]
         self.args = _Parts(
             zip(
-                t.column("arg", "buffer"),
-                _choice(t.column("arg", "mode"), MODES, "mode"),
-                *([of[cut] for cut in t.column("arg", "cut")] for of in cuts),
+                t.read_column("arg", "buffer"),
+                _choose(t.read_column("arg", "mode"), MODES, "mode"),
+                *([of[cut] for cut in t.read_column("arg", "cut")] for of in cuts),
                 strict=True,
             )
         )
-        self.pairs = _Parts(zip(*(t.column("pair", c) for c in ("written", "read")), strict=True))
-        self.operands = _Parts(t.texts("operand", "text"))
+        self.pairs = _Parts(
+            zip(*(t.read_column("pair", c) for c in ("written", "read")), strict=True)
+        )
+        self.operands = _Parts(t.read_texts("operand", "text"))
         self.steps = _Parts(
             zip(
-                t.column("step", "call"),
-                t.texts("step", "source"),
-                _choice(t.column("step", "phase"), PHASES, "phase"),
-                *(t.column("step", c) for c in ("pairs", "operands", "barrier")),
-                *(t.column("step", c) for c in ("group", "tiles", "numbered", "again")),
+                t.read_column("step", "call"),
+                t.read_texts("step", "source"),
+                _choose(t.read_column("step", "phase"), PHASES, "phase"),
+                *(t.read_column("step", c) for c in ("pairs", "operands", "barrier")),
+                *(t.read_column("step", c) for c in ("group", "tiles", "numbered", "again")),
                 strict=True,
             )
         )
-        self.dims = _Parts(t.column("port_dim", "size"))
+        self.dims = _Parts(t.read_column("port_dim", "size"))
         self.ports = _Parts(
             zip(
-                t.texts("port", "name"),
-                _choice(t.column("port", "dtype"), _TYPES, "element type"),
-                t.column("port", "buffer"),
-                t.column("port", "rank"),
+                t.read_texts("port", "name"),
+                _choose(t.read_column("port", "dtype"), _TYPES, "element type"),
+                t.read_column("port", "buffer"),
+                t.read_column("port", "rank"),
                 strict=True,
             )
         )
         self.regions = _Parts(
             zip(
-                _choice(t.column("region", "region"), REGIONS, "region"),
-                t.column("region", "bytes"),
+                _choose(t.read_column("region", "region"), REGIONS, "region"),
+                t.read_column("region", "bytes"),
                 strict=True,
             )
         )
-        self.uses = _Parts(t.column("use", "kernel"))
+        self.uses = _Parts(t.read_column("use", "kernel"))
         self.constants = _Parts(
-            zip(*(t.column("constant", c) for c in ("buffer", "place", "bytes")), strict=True)
+            zip(*(t.read_column("constant", c) for c in ("buffer", "place", "bytes")), strict=True)
         )
 
-    def _calls(self) -> list[tuple[str, int, tuple[int | float, ...]]]:
+    def _read_calls(self) -> list[tuple[str, int, tuple[int | float, ...]]]:
         """Of every row of `call` the symbol, the number of arguments, the constants."""
-        pooled = _choice(self.t.column("word", "pooled"), self.words, "constant")
-        columns = [self.t.column("call", c) for c in ("kernel", "args", "first", "words")]
+        pooled = _choose(self.t.read_column("word", "pooled"), self.words, "constant")
+        columns = [self.t.read_column("call", c) for c in ("kernel", "args", "first", "words")]
         symbols = [kernel.symbol for kernel in self.kernels]
         calls = []
         for kernel, args, first, words in zip(*columns, strict=True):
@@ -313,23 +319,23 @@ class PlanReader:
             calls.append((symbols[kernel], args, constants))
         return calls
 
-    def plans(self) -> Iterator[Plan]:
+    def read_plans(self) -> Iterator[Plan]:
         """Yield all plans, not verified."""
-        names = [c.name for c in schema(stripped=False)["plan"] if c.name != "name"]
-        rows = zip(*(self.t.column("plan", c) for c in names), strict=True)
-        for name, row in zip(self.t.texts("plan", "name"), rows, strict=True):
+        names = [c.name for c in make_schema(stripped=False)["plan"] if c.name != "name"]
+        rows = zip(*(self.t.read_column("plan", c) for c in names), strict=True)
+        for name, row in zip(self.t.read_texts("plan", "name"), rows, strict=True):
             yield self._plan(name, dict(zip(names, row, strict=True)))
-        if self.args.next(1):
+        if self.args.take_rows(1):
             raise PlanError("arguments of no step")
 
     def _plan(self, name: str, counts: Mapping[str, int]) -> Plan:
         self.base, self.end = self.end, self.end + counts["buffers"]
         self.known.clear()
-        ports = tuple(self._port(*row) for row in self.ports.next(counts["ports"]))
+        ports = tuple(self._make_port(*row) for row in self.ports.take_rows(counts["ports"]))
         inputs = counts["inputs"]
         if inputs > len(ports):
             raise PlanError(f"plan {name} has {inputs} inputs among {len(ports)} ports")
-        regions = self.regions.next(counts["regions"])
+        regions = self.regions.take_rows(counts["regions"])
         if len(dict(regions)) != len(regions):
             raise PlanError(f"plan {name} has a region twice")
         return Plan(
@@ -338,44 +344,46 @@ class PlanReader:
             self.threads,
             regions,
             tuple(self.buffers[self.base : self.end]),
-            tuple(self._step(*row) for row in self.steps.next(counts["steps"])),
-            tuple(self.kernels[k] for k in self.uses.next(counts["uses"])),
+            tuple(self._make_step(*row) for row in self.steps.take_rows(counts["steps"])),
+            tuple(self.kernels[k] for k in self.uses.take_rows(counts["uses"])),
             ports[:inputs],
             ports[inputs:],
-            tuple(self._constant(*row) for row in self.constants.next(counts["constants"])),
+            tuple(
+                self._read_constant(*row) for row in self.constants.take_rows(counts["constants"])
+            ),
             counts["lower_bound"],
         )
 
-    def _buffer(self, row: int) -> int:
+    def _find_buffer(self, row: int) -> int:
         """Return the index in its plan of a row of `buffer`."""
         if not self.base <= row < self.end:
             raise PlanError("a plan uses a buffer of another")
         return row - self.base
 
-    def _port(self, name: str, dtype: str, row: int, rank: int) -> Port:
-        index, shape = self._buffer(row), self.dims.next(rank)
+    def _make_port(self, name: str, dtype: str, row: int, rank: int) -> Port:
+        index, shape = self._find_buffer(row), self.dims.take_rows(rank)
         buffer = self.buffers[row]
-        if dtype != buffer.dtype or _size(shape) != _size(buffer.shape):
+        if dtype != buffer.dtype or _compute_size(shape) != _compute_size(buffer.shape):
             raise PlanError(
                 f"port {name} of {dtype}{list(shape)} is buffer {buffer.name} of "
                 f"{buffer.dtype}{list(buffer.shape)}"
             )
         return Port(name, index, shape)
 
-    def _constant(self, row: int, place: int, size: int) -> tuple[int, bytes]:
+    def _read_constant(self, row: int, place: int, size: int) -> tuple[int, bytes]:
         if place + size > len(self.t.constants):
             raise PlanError(f"the constant of buffer {row} is out of bounds")
-        return self._buffer(row), self.t.constants[place : place + size]
+        return self._find_buffer(row), self.t.constants[place : place + size]
 
-    def _arg(self, key: tuple[int, Mode, int, int]) -> Arg:
+    def _make_arg(self, key: tuple[int, Mode, int, int]) -> Arg:
         """Return an argument of the plan at hand that is not known yet; equal ones are one
         object.
         """
         row, mode, tile, thread = key
-        made = self.known[key] = Arg(self._buffer(row - 1) if row else -1, mode, tile, thread)
+        made = self.known[key] = Arg(self._find_buffer(row - 1) if row else -1, mode, tile, thread)
         return made
 
-    def _step(
+    def _make_step(
         self,
         call: int,
         source: str,
@@ -390,13 +398,13 @@ class PlanReader:
     ) -> Step:
         symbol, n_args, words = self.calls[call]
         known = self.known
-        args = tuple([known.get(key) or self._arg(key) for key in self.args.next(n_args)])
-        inplace = self.pairs.next(pairs) if pairs else ()
+        args = tuple([known.get(key) or self._make_arg(key) for key in self.args.take_rows(n_args)])
+        inplace = self.pairs.take_rows(pairs) if pairs else ()
         if len(args) != n_args or any(
             [i >= n_args or args[i].buffer < 0 for pair in inplace for i in pair]
         ):
             raise PlanError(f"step {source} of {symbol}: arguments that are not there")
-        types = self.operands.next(operands) if operands else ()
+        types = self.operands.take_rows(operands) if operands else ()
         return Step(
             symbol,
             args,

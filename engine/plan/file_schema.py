@@ -1,7 +1,7 @@
 """The format of plans as bytes: of plan files, of plan caches and of plans inside trimmed builds.
 
     head       32 bytes, see `HEAD`: magic, version, checksum, flags, and the sizes of what follows
-    directory  u32 rows of each table, then u8 width of each column, in the order of `schema`
+    directory  u32 rows of each table, then u8 width of each column, in the order of `make_schema`
     columns    one after another, each an array of integers of its width: 0, 1, 2, 4 or 8 bytes
     constants  a block of bytes at a multiple of 64
     tail       bytes for whoever wrote the file
@@ -96,7 +96,7 @@ constant         | buffer@buffer place bytes
 _RULES: Mapping[str, Rule] = {"@": "row", "?": "row or none", "+": "rows"}
 
 
-def _columns() -> Iterator[Column]:
+def _list_columns() -> Iterator[Column]:
     for line in _TABLES.strip().splitlines():
         table, *words = line.split()
         kept = True
@@ -109,10 +109,10 @@ def _columns() -> Iterator[Column]:
             yield Column(table, name, _RULES[mark] if mark else "", of, kept)
 
 
-COLUMNS = tuple(_columns())
+COLUMNS = tuple(_list_columns())
 
 
-def schema(*, stripped: bool) -> dict[str, list[Column]]:
+def make_schema(*, stripped: bool) -> dict[str, list[Column]]:
     """Return the columns of every table, in the order of the directory."""
     columns: dict[str, list[Column]] = {}
     for column in COLUMNS:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from engine.base.errors import PlanError
-from engine.plan.collective import collectives
+from engine.plan.collective import list_collectives
 from engine.plan.file_schema import (
     ELEMENT_CODES,
     HEAD,
@@ -21,7 +21,7 @@ from engine.plan.file_schema import (
     SEALED,
     STRIPPED,
     VERSION,
-    schema,
+    make_schema,
 )
 from engine.plan.plan import ALIGN, REGIONS, Arg, Kernel, Plan, Port, Step
 
@@ -41,7 +41,7 @@ class Writer:
         self.stripped = stripped
         self.constants = bytearray()
         self._columns: dict[str, list[list[int]]] = {}
-        self._tables = schema(stripped=stripped)
+        self._tables = make_schema(stripped=stripped)
         self._names = {table: [c.name for c in cs] for table, cs in self._tables.items()}
         self._rows: dict[tuple[Any, ...], int] = {}  # of rows that are kept once
         self._texts: dict[str, int] = {}
@@ -51,10 +51,13 @@ class Writer:
         for table, columns in self._tables.items():
             self._columns[table] = [[] for _ in columns]
         self.add(
-            "head", kernel_set=self.text(kernel_set), target=self.text(target), thread_count=threads
+            "head",
+            kernel_set=self.add_text(kernel_set),
+            target=self.add_text(target),
+            thread_count=threads,
         )
 
-    def rows(self, table: str) -> int:
+    def count_rows(self, table: str) -> int:
         """Return how many rows a table has so far."""
         return len(self._columns[table][0])
 
@@ -64,7 +67,7 @@ class Writer:
         Raises:
             PlanError: a number is negative or needs more than 64 bits.
         """
-        row = self.rows(table)
+        row = self.count_rows(table)
         for name, into in zip(self._names[table], self._columns[table], strict=True):
             value = values.get(name, 0)
             if not 0 <= value <= MOST:
@@ -85,14 +88,14 @@ class Writer:
                 raise PlanError(f"{table}.{name}: {bad} does not fit a plan file")
             into += numbers or [0] * rows
 
-    def once(self, table: str, **values: int) -> int:
+    def add_once(self, table: str, **values: int) -> int:
         """Return the row that has these values, appended if there is none."""
         key = (table, *(values.get(column.name, 0) for column in self._tables[table]))
         if key not in self._rows:
             self._rows[key] = self.add(table, **values)
         return self._rows[key]
 
-    def text(self, value: str) -> int:
+    def add_text(self, value: str) -> int:
         """Return the byte at which a text begins.  A zero byte ends it; one inside is written as C0
         80.
 
@@ -117,7 +120,7 @@ class Writer:
             self.constants += content + bytes(-len(content) % ALIGN)
         return self._places[content]
 
-    def step(self, step: Step, kernel: int, buffers: Sequence[int], **rest: int) -> None:
+    def add_step(self, step: Step, kernel: int, buffers: Sequence[int], **rest: int) -> None:
         """Append a step; buffers: for each argument 1 + its row, or 0; rest: more columns."""
         call = self._call(step, kernel)
         self.add(
@@ -129,14 +132,14 @@ class Writer:
             numbered=int(step.numbered),
             **rest,
         )
-        self._arguments(step.args, buffers)
+        self._add_arguments(step.args, buffers)
 
-    def _arguments(self, args: Sequence[Arg], buffers: Sequence[int]) -> None:
+    def _add_arguments(self, args: Sequence[Arg], buffers: Sequence[int]) -> None:
         """Append arguments; buffers: for each 1 + its row, or 0."""
         cuts = {(0, 0): 0}
         for a in args:
             if (a.tile, a.thread) not in cuts:
-                cuts[a.tile, a.thread] = 1 + self.once("cut", tile=a.tile, thread=a.thread)
+                cuts[a.tile, a.thread] = 1 + self.add_once("cut", tile=a.tile, thread=a.thread)
         self.extend(
             "arg",
             len(args),
@@ -152,10 +155,10 @@ class Writer:
         kernel: the row of its kernel.
         """
         is_whole = {*map(type, step.consts)} == {int}  # no numbers that are equal and differ
-        same = step.consts if is_whole else tuple([_word(c) for c in step.consts])
+        same = step.consts if is_whole else tuple([_encode_word(c) for c in step.consts])
         key = ("call", kernel, len(step.args), same)
         if key not in self._rows:
-            words = tuple([_word(c) for c in step.consts])
+            words = tuple([_encode_word(c) for c in step.consts])
             run = ("words", words)
             if run not in self._rows:
                 self._rows[run] = len(self._words)
@@ -169,17 +172,17 @@ class Writer:
             )
         return self._rows[key]
 
-    def port(self, port: Port, dtype: str, buffer: int) -> None:
+    def add_port(self, port: Port, dtype: str, buffer: int) -> None:
         """Append a port of the plan whose row comes next."""
         self.add(
             "port",
-            name=self.text(port.name),
+            name=self.add_text(port.name),
             dtype=ELEMENT_CODES[dtype],
             buffer=buffer,
-            rank=self.shape("port_dim", port.shape),
+            rank=self.add_shape("port_dim", port.shape),
         )
 
-    def shape(self, table: str, shape: Sequence[int]) -> int:
+    def add_shape(self, table: str, shape: Sequence[int]) -> int:
         """Append the dimensions of a shape to a table of them; returns how many there are."""
         self.extend(table, len(shape), size=shape)
         return len(shape)
@@ -191,13 +194,13 @@ class Writer:
             PlanError: the format cannot say it, or the file is stripped and the plan sums over
                 ranks, which libraries do not.
         """
-        sums = collectives(plan) if self.stripped else ()
+        sums = list_collectives(plan) if self.stripped else ()
         if sums:
             raise PlanError(
                 f"plan {plan.name}: step {sums[0].step} sums over the ranks of a group; a library "
                 "trains alone, so its plans are made without ranks"
             )
-        base = self.rows("buffer")
+        base = self.count_rows("buffer")
         for b in plan.buffers:
             if b.offset % ALIGN:
                 raise PlanError(f"plan {plan.name}: buffer {b.name} at {b.offset}: not aligned")
@@ -206,15 +209,15 @@ class Writer:
             len(plan.buffers),
             region=[REGIONS.index(b.region) for b in plan.buffers],
             line=[b.offset // ALIGN for b in plan.buffers],
-            name=[self.text(b.name) for b in plan.buffers],
+            name=[self.add_text(b.name) for b in plan.buffers],
             dtype=[ELEMENT_CODES[b.dtype] for b in plan.buffers],
             rank=[len(b.shape) for b in plan.buffers],
             bytes=[b.nbytes for b in plan.buffers],
             first=[b.first + 1 for b in plan.buffers],
             last=[b.last + 1 for b in plan.buffers],
         )
-        self.shape("dim", [size for b in plan.buffers for size in b.shape])
-        kernels = {k.symbol: self._kernel(k) for k in plan.kernels}
+        self.add_shape("dim", [size for b in plan.buffers for size in b.shape])
+        kernels = {k.symbol: self._add_kernel(k) for k in plan.kernels}
         for k in plan.kernels:
             self.add("use", kernel=kernels[k.symbol])
         for s in plan.steps:
@@ -228,23 +231,23 @@ class Writer:
             group=[s.group for s in plan.steps],
             tiles=[s.tiles for s in plan.steps],
             numbered=[int(s.numbered) for s in plan.steps],
-            source=[self.text(s.source) for s in plan.steps],
+            source=[self.add_text(s.source) for s in plan.steps],
             phase=[PHASES.index(s.phase) for s in plan.steps],
             again=[int(s.again) for s in plan.steps],
             pairs=[len(s.inplace) for s in plan.steps],
             operands=[len(s.operands) for s in plan.steps],
         )
         args = [a for s in plan.steps for a in s.args]
-        self._arguments(args, [0 if a.buffer < 0 else 1 + base + a.buffer for a in args])
+        self._add_arguments(args, [0 if a.buffer < 0 else 1 + base + a.buffer for a in args])
         pairs = [pair for s in plan.steps for pair in s.inplace]
         self.extend(
             "pair", len(pairs), written=[w for w, _ in pairs], read=[read for _, read in pairs]
         )
-        operands = [self.text(operand) for s in plan.steps for operand in s.operands]
+        operands = [self.add_text(operand) for s in plan.steps for operand in s.operands]
         self.extend("operand", len(operands), text=operands)
         ports = (*plan.inputs, *plan.outputs)
         for port in ports:
-            self.port(port, plan.buffers[port.buffer].dtype, base + port.buffer)
+            self.add_port(port, plan.buffers[port.buffer].dtype, base + port.buffer)
         for region, size in plan.regions:
             self.add("region", region=REGIONS.index(region), bytes=size)
         for index, content in plan.constants:
@@ -252,7 +255,7 @@ class Writer:
             self.add("constant", buffer=base + index, place=place, bytes=len(content))
         self.add(
             "plan",
-            name=self.text(plan.name),
+            name=self.add_text(plan.name),
             steps=len(plan.steps),
             ports=len(ports),
             inputs=len(plan.inputs),
@@ -263,20 +266,24 @@ class Writer:
             lower_bound=plan.lower_bound,
         )
 
-    def _kernel(self, kernel: Kernel) -> int:
+    def _add_kernel(self, kernel: Kernel) -> int:
         key = ("kernel", kernel)
         if key not in self._rows:
             spec = kernel.spec
             for parameter in spec.params:
                 text = isinstance(parameter, str)
-                value = self.text(parameter) if isinstance(parameter, str) else _zigzag(parameter)
+                value = (
+                    self.add_text(parameter)
+                    if isinstance(parameter, str)
+                    else _encode_zigzag(parameter)
+                )
                 self.add("kernel_parameter", is_text=int(text), value=value)
             for taken in kernel.takes:
-                self.add("taken", text=self.text(taken))
+                self.add("taken", text=self.add_text(taken))
             self._rows[key] = self.add(
                 "kernel",
-                symbol=self.text(spec.symbol),
-                template=self.text(spec.template),
+                symbol=self.add_text(spec.symbol),
+                template=self.add_text(spec.template),
                 parameters=len(spec.params),
                 takes=len(kernel.takes),
             )
@@ -293,7 +300,7 @@ class Writer:
             columns["wide", 1] = [int(is_float) for is_float, _ in wide]
         rows = [len(columns[table, 0]) for table in self._tables]
         # Rows must take bytes, so that a reader can bound their number by the size of the file.
-        widths = [_width(c, least=1 if not i and c else 0) for (_, i), c in columns.items()]
+        widths = [_choose_width(c, least=1 if not i and c else 0) for (_, i), c in columns.items()]
         out = bytearray(HEAD.size)
         out += struct.pack(f"<{len(rows)}I", *rows) + bytes(widths)
         for column, width in zip(columns.values(), widths, strict=True):
@@ -318,7 +325,7 @@ class Writer:
         return naturals, wide, [number[word] for word in self._words]
 
 
-def _word(value: int | float) -> tuple[bool, int]:
+def _encode_word(value: int | float) -> tuple[bool, int]:
     """Return a constant of a step: whether it is a float, and its 64 bits."""
     if isinstance(value, float):
         return True, cast("int", struct.unpack("<Q", struct.pack("<d", value))[0])
@@ -327,11 +334,11 @@ def _word(value: int | float) -> tuple[bool, int]:
     return False, value & MOST
 
 
-def _zigzag(value: int) -> int:
+def _encode_zigzag(value: int) -> int:
     return 2 * value if value >= 0 else -2 * value - 1
 
 
-def _width(column: Sequence[int], least: int) -> int:
+def _choose_width(column: Sequence[int], least: int) -> int:
     most = max(column, default=0)
     return next(w for w in (0, 1, 2, 4, 8) if w >= least and most < 1 << 8 * w)
 

@@ -20,10 +20,10 @@ def set_seed(seed: int) -> None:
         InputError: it does not fit into 64 bits.
     """
     global _seed
-    _seed = checked(seed)
+    _seed = check_seed(seed)
 
 
-def checked(seed: int) -> int:
+def check_seed(seed: int) -> int:
     """Return a seed as a number of 64 bits; raises as `set_seed`."""
     value = arguments.count("seed", seed)
     if not -(2**63) <= value < 2**63:
@@ -31,6 +31,6 @@ def checked(seed: int) -> int:
     return value
 
 
-def seed() -> int:
+def get_seed() -> int:
     """Return the seed in use."""
     return _seed

@@ -219,7 +219,7 @@ class Plan(_Sealed):
         """Return the kernels to compile for running the plan."""
         return tuple(k.spec for k in self.kernels)
 
-    def region_bytes(self, region: str) -> int:
+    def compute_region_bytes(self, region: str) -> int:
         """Size of a region in bytes, 0 when the plan does not use it."""
         return dict(self.regions).get(region, 0)
 
@@ -231,7 +231,7 @@ class Plan(_Sealed):
     @property
     def ratio(self) -> float:
         """The size of region work over `lower_bound`; 1.0 is the best for this order of steps."""
-        return self.region_bytes("work") / self.lower_bound if self.lower_bound else 1.0
+        return self.compute_region_bytes("work") / self.lower_bound if self.lower_bound else 1.0
 
     def kept(self) -> tuple[Kept, ...]:
         """List the values that the forward pass keeps for the backward pass, largest first.
@@ -262,16 +262,16 @@ class Plan(_Sealed):
 
         Of a plan that a budget made also the search for it, and what holds most of its memory.
         """
-        sizes = "  ".join(f"{name} {in_bytes(size)}" for name, size in self.regions if size)
+        sizes = "  ".join(f"{name} {format_bytes(size)}" for name, size in self.regions if size)
         ways, most = self.searched
         searched = f"  searched {ways:,} of at most {most:,} ways" if most else ""
-        held = self.told_fullest() if most else ""
+        held = self.describe_fullest() if most else ""
         return (
             f"plan {self.name}  {self.target}  threads {self.threads}  steps {len(self.steps)}  "
             f"{sizes}  arena/bound {self.ratio:.3f}{searched}{held}"
         )
 
-    def fullest(self) -> tuple[int, list[Buffer]]:
+    def find_fullest(self) -> tuple[int, list[Buffer]]:
         """Return the step during which most work bytes live, and the buffers that do, largest
         first.
         """
@@ -285,9 +285,9 @@ class Plan(_Sealed):
         held = [b for b in work if b.first <= place <= b.last]
         return place, sorted(held, key=lambda b: -b.nbytes)
 
-    def told_fullest(self) -> str:
+    def describe_fullest(self) -> str:
         """Where most work bytes live, and the values that take most of them, with their nodes."""
-        place, held = self.fullest()
+        place, held = self.find_fullest()
         if not held:
             return ""
         makers: dict[str, str] = {}  # of the values
@@ -296,16 +296,16 @@ class Plan(_Sealed):
                 if arg.mode in "wu":
                     makers.setdefault(self.buffers[arg.buffer].name, step.title)
         told = ", ".join(
-            f"{b.name} {in_bytes(b.nbytes)}"
+            f"{b.name} {format_bytes(b.nbytes)}"
             + (f" (of {makers[b.name]})" if b.name in makers else "")
             for b in held[:SHOWN]
         )
         return f"; most work bytes live at {self.steps[place].title}: {told}"
 
     def __str__(self) -> str:
-        return "\n".join(self._lines()) + "\n"
+        return "\n".join(self._list_lines()) + "\n"
 
-    def _lines(self) -> Iterator[str]:
+    def _list_lines(self) -> Iterator[str]:
         yield self.summary()
         for i, b in enumerate(self.buffers):
             shape = ",".join(map(str, b.shape))
@@ -329,7 +329,7 @@ class Plan(_Sealed):
             yield f"  kernel {k.symbol} = {k.template}({', '.join(map(str, k.params))})"
 
 
-def in_bytes(n: int) -> str:
+def format_bytes(n: int) -> str:
     """Return a number of bytes with its unit: B, KiB or MiB."""
     if n < 10 * 1024:
         return f"{n} B"

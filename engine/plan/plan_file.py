@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.plan.file_reader import PlanReader, Tables, from_bytes, load
-from engine.plan.file_schema import MAGIC, STRIPPED, VERSION, Column, Rule, schema
+from engine.plan.file_schema import MAGIC, STRIPPED, VERSION, Column, Rule, make_schema
 from engine.plan.file_writer import Writer, to_bytes
 
 __all__ = [
@@ -17,6 +17,6 @@ __all__ = [
     "Writer",
     "from_bytes",
     "load",
-    "schema",
+    "make_schema",
     "to_bytes",
 ]

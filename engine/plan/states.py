@@ -55,7 +55,7 @@ class State:
             raise ValueError(f"a state of element type {dtype!r}")
         return cls(name, str(form), None if dtype is None else str(dtype), initial)
 
-    def shape(self, of: Shape) -> Shape:
+    def compute_shape(self, of: Shape) -> Shape:
         """Return the shape of the tensor that is kept for a parameter of shape `of`."""
         if self.form == "parameter":
             return of
@@ -90,7 +90,7 @@ class Layout:
         """The size of the region."""
         return self.begins[-1]
 
-    def flat(self, k: int, parameters: Sequence[str]) -> Tensor:
+    def join_states(self, k: int, parameters: Sequence[str]) -> Tensor:
         """Return state k of consecutive parameters as one flat tensor.
 
         *Requires* that there are some, and that it keeps the same element type for all of them.
@@ -110,7 +110,7 @@ def lay_out(states: Sequence[State], parameters: Mapping[str, tuple[str, Shape]]
     """
     begins, tensors = [0], []
     for state in states:
-        kinds = {n: (state.dtype or d, state.shape(s)) for n, (d, s) in parameters.items()}
+        kinds = {n: (state.dtype or d, state.compute_shape(s)) for n, (d, s) in parameters.items()}
         sizes = [align(math.prod(s) * ITEMSIZE[d]) for d, s in kinds.values()]
         offsets = list(accumulate(sizes, initial=begins[-1]))
         tensors.append(

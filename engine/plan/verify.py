@@ -34,7 +34,7 @@ from typing import get_args
 
 from engine.base.element_types import ITEMSIZE
 from engine.base.errors import PlanError
-from engine.plan.collective import KINDS, collectives
+from engine.plan.collective import KINDS, list_collectives
 from engine.plan.plan import (
     ALIGN,
     FAULT,
@@ -90,7 +90,7 @@ class _Signature:
 
 
 @functools.lru_cache(maxsize=4096)
-def _signature(takes: tuple[str, ...]) -> _Signature | None:
+def _parse_signature(takes: tuple[str, ...]) -> _Signature | None:
     """Return the parts of a signature; None if it is malformed."""
     pointers = [t[:-1] for t in takes if t.endswith("*")]
     numbers = list(takes[len(pointers) :])
@@ -122,29 +122,29 @@ class _Check:
         self.spans: list[tuple[int, int]] = []
 
     def run(self) -> None:
-        self.constancy()
-        self.sizes()
+        self.check_constancy()
+        self.check_sizes()
         for i, buffer in enumerate(self.plan.buffers):
-            self.buffer(i, buffer)
-        self.ports()
-        self.constants()
-        signatures = self.kernels()
-        self.groups()
+            self.check_buffer(i, buffer)
+        self.check_ports()
+        self.check_constants()
+        signatures = self.check_kernels()
+        self.check_groups()
         for n, step in enumerate(self.plan.steps):
             if step.kernel not in signatures:
                 self.fail(n, "unknown kernel")
-            self.passes(n, step, signatures[step.kernel])
-            self.pairs(n, step)
-        self.overlaps()
+            self.check_arguments(n, step, signatures[step.kernel])
+            self.note_pairs(n, step)
+        self.check_overlaps()
         for n, step in enumerate(self.plan.steps):
-            self.aliases(n, step)
+            self.check_aliases(n, step)
         for first, last in dict.fromkeys(self.spans):
             if self.plan.steps[first].tiles:
-                self.cuts(first, last)
+                self.check_cuts(first, last)
         self.order()
-        self.collectives()
+        self.check_collectives()
         if self.plan.threads > 1:
-            self.barriers()
+            self.check_barriers()
 
     def refuse(self, text: str) -> None:
         raise PlanError(f"plan {self.plan.name}: {text}")
@@ -154,29 +154,29 @@ class _Check:
         step = self.plan.steps[n]
         self.refuse(f"step {n} {step.kernel} ({step.title}): {text}")
 
-    def label(self, i: int) -> str:
+    def label_step(self, i: int) -> str:
         return f"%{i} {self.plan.buffers[i].name}"
 
     # --- the plan and its memory
 
-    def constancy(self) -> None:
+    def check_constancy(self) -> None:
         """Nothing in the plan can change once it is checked: it is made of tuples and bytes."""
         plan = self.plan
         wholes = (
             plan.regions, plan.buffers, plan.steps, plan.kernels, plan.inputs, plan.outputs,
             plan.constants, *plan.regions, *plan.constants,
         )  # fmt: skip
-        self.only(tuple, wholes)
-        self.only(Buffer, plan.buffers, "shape")
-        self.only(Step, plan.steps, "args", "consts", "operands", "inplace")
-        self.only(Arg, chain.from_iterable(step.args for step in plan.steps))
-        self.only(tuple, chain.from_iterable(step.inplace for step in plan.steps))
-        self.only(Port, (*plan.inputs, *plan.outputs), "shape")
-        self.only(Kernel, plan.kernels, "takes")
-        self.only(tuple, (kernel.spec.params for kernel in plan.kernels))
-        self.only(bytes, (data for _, data in plan.constants))
+        self.check_kind(tuple, wholes)
+        self.check_kind(Buffer, plan.buffers, "shape")
+        self.check_kind(Step, plan.steps, "args", "consts", "operands", "inplace")
+        self.check_kind(Arg, chain.from_iterable(step.args for step in plan.steps))
+        self.check_kind(tuple, chain.from_iterable(step.inplace for step in plan.steps))
+        self.check_kind(Port, (*plan.inputs, *plan.outputs), "shape")
+        self.check_kind(Kernel, plan.kernels, "takes")
+        self.check_kind(tuple, (kernel.spec.params for kernel in plan.kernels))
+        self.check_kind(bytes, (data for _, data in plan.constants))
 
-    def only(self, kind: type, rows: Iterable[object], *parts: str) -> None:
+    def check_kind(self, kind: type, rows: Iterable[object], *parts: str) -> None:
         """Refuse rows that are not of this kind, and parts of them that are not tuples."""
         others = set(map(type, rows)) - {kind}
         if not others:
@@ -185,7 +185,7 @@ class _Check:
         if others:
             self.refuse(f"it holds {', '.join(sorted(t.__name__ for t in others))}")
 
-    def sizes(self) -> None:
+    def check_sizes(self) -> None:
         plan, names = self.plan, [name for name, _ in self.plan.regions]
         if not 1 <= plan.threads <= MAX_THREADS:
             self.refuse(f"{plan.threads} threads; expected 1 to {MAX_THREADS}")
@@ -196,50 +196,51 @@ class _Check:
                 self.refuse(f"unknown region {name!r}")
             if not 0 <= size < LIMIT:
                 self.refuse(f"region {name} of {size} bytes")
-        if not 0 <= plan.lower_bound <= plan.region_bytes("work"):
+        if not 0 <= plan.lower_bound <= plan.compute_region_bytes("work"):
             self.refuse(
                 f"{plan.lower_bound} bytes of work alive at once, in an arena of "
-                f"{plan.region_bytes('work')}"
+                f"{plan.compute_region_bytes('work')}"
             )
 
-    def buffer(self, i: int, b: Buffer) -> None:
+    def check_buffer(self, i: int, b: Buffer) -> None:
         if b.dtype not in ITEMSIZE:
-            self.refuse(f"buffer {self.label(i)}: unknown element type {b.dtype!r}")
+            self.refuse(f"buffer {self.label_step(i)}: unknown element type {b.dtype!r}")
         if b.region not in REGIONS:
-            self.refuse(f"buffer {self.label(i)}: unknown region {b.region!r}")
+            self.refuse(f"buffer {self.label_step(i)}: unknown region {b.region!r}")
         if b.shape and min(b.shape) < 0:
-            self.refuse(f"buffer {self.label(i)}: shape {list(b.shape)}")
+            self.refuse(f"buffer {self.label_step(i)}: shape {list(b.shape)}")
         need = ITEMSIZE[b.dtype] * math.prod(b.shape)
         if b.nbytes < need:
-            self.refuse(f"buffer {self.label(i)}: {b.nbytes} bytes for a tensor of {need}")
+            self.refuse(f"buffer {self.label_step(i)}: {b.nbytes} bytes for a tensor of {need}")
         size = self.regions.get(b.region, 0)
         if b.offset % ALIGN or b.offset < 0 or b.offset + b.nbytes > size:
             self.refuse(
-                f"buffer {self.label(i)}: bytes {b.offset}..{b.offset + b.nbytes} of region "
+                f"buffer {self.label_step(i)}: bytes {b.offset}..{b.offset + b.nbytes} of region "
                 f"{b.region} of {size} bytes, alignment {ALIGN}"
             )
         if b.first > b.last:
-            self.refuse(f"buffer {self.label(i)}: lives {b.first}..{b.last}")
+            self.refuse(f"buffer {self.label_step(i)}: lives {b.first}..{b.last}")
         if b.region != "work" and (b.first > 0 or b.last < self.end):
             self.refuse(
-                f"buffer {self.label(i)}: lives {b.first}..{b.last}; in region {b.region} it lives "
+                f"buffer {self.label_step(i)}: lives {b.first}..{b.last}; in region "
+                f"{b.region} it lives "
                 f"from the first step to the last, 0..{self.end}"
             )
         self.needs.append(need)
 
-    def index(self, i: int, what: str) -> Buffer:
+    def check_index(self, i: int, what: str) -> Buffer:
         """Return the buffer with an index; refuses an index that no buffer has."""
         if not 0 <= i < len(self.plan.buffers):
             self.refuse(f"{what}: no buffer %{i}")
         return self.plan.buffers[i]
 
-    def ports(self) -> None:
+    def check_ports(self) -> None:
         """Every port has a buffer of region io of its own, and every such buffer has a port."""
         plan = self.plan
         for kind, ports in (("input", plan.inputs), ("output", plan.outputs)):
             names: set[str] = set()
             for p in ports:
-                self.port(f"{kind} {p.name}", p)
+                self.check_port(f"{kind} {p.name}", p)
                 if p.name in names:
                     self.refuse(f"two {kind}s {p.name!r}")
                 names.add(p.name)
@@ -255,38 +256,39 @@ class _Check:
             self.refuse("two ports share a buffer")
         alone = {i for i, b in enumerate(plan.buffers) if b.region == "io"} - set(bound)
         if alone:
-            self.refuse(f"{self.label(min(alone))} of region io belongs to no port")
+            self.refuse(f"{self.label_step(min(alone))} of region io belongs to no port")
 
-    def port(self, what: str, p: Port) -> None:
-        b = self.index(p.buffer, what)
+    def check_port(self, what: str, p: Port) -> None:
+        b = self.check_index(p.buffer, what)
         if b.region != "io":
             self.refuse(f"{what} lies in region {b.region}; expected io")
         if any(d < 0 for d in p.shape) or math.prod(p.shape) != math.prod(b.shape):
             self.refuse(f"{what} of shape {list(p.shape)} is buffer {b.name} of {list(b.shape)}")
 
-    def constants(self) -> None:
+    def check_constants(self) -> None:
         """Every buffer of region const has its contents, once and whole."""
         filled: set[int] = set()
         for i, data in self.plan.constants:
-            b = self.index(i, "constant")
+            b = self.check_index(i, "constant")
             if b.region != "const" or len(data) != self.needs[i] or i in filled:
                 self.refuse(
-                    f"constant {self.label(i)}: {len(data)} bytes for {self.needs[i]} of region "
+                    f"constant {self.label_step(i)}: {len(data)} bytes for {self.needs[i]} "
+                    "of region "
                     f"{b.region}{', a second time' if i in filled else ''}"
                 )
             filled.add(i)
         for i, b in enumerate(self.plan.buffers):
             if b.region == "const" and i not in filled:
-                self.refuse(f"constant {self.label(i)} has no contents")
+                self.refuse(f"constant {self.label_step(i)} has no contents")
 
     # --- steps, one by one
 
-    def kernels(self) -> dict[str, _Signature]:
+    def check_kernels(self) -> dict[str, _Signature]:
         signatures: dict[str, _Signature] = {}
         for k in self.plan.kernels:
             if not k.spec.params:
                 self.refuse(f"kernel {k.spec.template} has no parameters")
-            parts = _signature(k.takes)
+            parts = _parse_signature(k.takes)
             if parts is None:
                 self.refuse(
                     f"kernel {k.symbol} takes {' '.join(k.takes)!r}, which is not a signature"
@@ -297,7 +299,7 @@ class _Check:
                 signatures[k.symbol] = parts
         return signatures
 
-    def groups(self) -> None:
+    def check_groups(self) -> None:
         """Groups are runs of steps of as many tiles, without a barrier inside."""
         steps, n = self.plan.steps, 0
         while n <= self.end:
@@ -317,7 +319,7 @@ class _Check:
             self.spans += [(n, n + len(members) - 1)] * len(members)
             n += len(members)
 
-    def cuts(self, first: int, last: int) -> None:
+    def check_cuts(self, first: int, last: int) -> None:
         """The steps of a group see what one of them writes cut in the same way.
 
         A tile, or the part of a thread, is then all that any of them touches of it at a time.
@@ -329,14 +331,16 @@ class _Check:
         for n, a in args:
             if a.mode in _WRITES:
                 if not a.tile and not a.thread:
-                    self.fail(n, f"all tiles write the whole of {self.label(a.buffer)}")
+                    self.fail(n, f"all tiles write the whole of {self.label_step(a.buffer)}")
                 b = self.plan.buffers[a.buffer]
                 written.setdefault((b.region, b.offset), (a.tile, a.thread))
         for n, a in args:
             b = self.plan.buffers[a.buffer]
             cut = written.get((b.region, b.offset))
             if b.nbytes and cut not in (None, (a.tile, a.thread)):
-                self.fail(n, f"{self.label(a.buffer)} is cut otherwise than where it is written")
+                self.fail(
+                    n, f"{self.label_step(a.buffer)} is cut otherwise than where it is written"
+                )
 
     def cut(self, n: int, step: Step, at: int) -> None:
         """Check that the tiles and the parts of threads of an argument lie in its buffer."""
@@ -357,7 +361,7 @@ class _Check:
                 n, f"argument {at}: tiles of {a.tile}, {a.thread} a thread, of {room} bytes in all"
             )
 
-    def passes(self, n: int, step: Step, takes: _Signature) -> None:
+    def check_arguments(self, n: int, step: Step, takes: _Signature) -> None:
         """Check that a step passes the arguments that its kernel takes."""
         if not step.source or step.phase not in _PHASES:
             self.fail(n, f"source {step.source!r}, phase {step.phase!r}")
@@ -381,22 +385,22 @@ class _Check:
             b = buffers[i]
             if b.dtype not in kinds[at]:
                 expected = " or ".join(kinds[at])
-                self.fail(n, f"{self.label(i)} is {b.dtype}; argument {at} takes {expected}")
+                self.fail(n, f"{self.label_step(i)} is {b.dtype}; argument {at} takes {expected}")
             begin, end = self.spans[n]
             if not (b.first <= begin and end <= b.last):
-                self.fail(n, f"{self.label(i)} lives {b.first}..{b.last}")
+                self.fail(n, f"{self.label_step(i)} lives {b.first}..{b.last}")
             if mode != "r":
-                self.may_write(n, i, mode)
-        self.numbers(n, step, takes)
+                self.check_write(n, i, mode)
+        self.check_numbers(n, step, takes)
 
-    def may_write(self, n: int, i: int, mode: str) -> None:
+    def check_write(self, n: int, i: int, mode: str) -> None:
         region = self.plan.buffers[i].region
         if (mode in "wu" and region in _UNWRITTEN) or (mode == "w" and i in self.inputs):
-            self.fail(n, f"overwrites {self.label(i)}, an input or constant")
+            self.fail(n, f"overwrites {self.label_step(i)}, an input or constant")
         if mode == "s" and region != "work":
-            self.fail(n, f"has its scratch {self.label(i)} in region {region}")
+            self.fail(n, f"has its scratch {self.label_step(i)} in region {region}")
 
-    def numbers(self, n: int, step: Step, takes: _Signature) -> None:
+    def check_numbers(self, n: int, step: Step, takes: _Signature) -> None:
         fixed, count = len(takes.numbers), len(step.consts)
         low, high = fixed + takes.least, None if takes.most is None else fixed + takes.most
         if count < low or (high is not None and count > high):
@@ -411,7 +415,7 @@ class _Check:
             if kind == "i64" and c not in _WORD:
                 self.fail(n, f"number {at} is {c}, which has more than 64 bits")
 
-    def pairs(self, n: int, step: Step) -> None:
+    def note_pairs(self, n: int, step: Step) -> None:
         """Note which buffers may share bytes in this step, since its pairs say so."""
         shared_pairs: set[tuple[int, int]] = set()
         for w, r in step.inplace:
@@ -425,7 +429,7 @@ class _Check:
 
     # --- bytes
 
-    def overlaps(self) -> None:
+    def check_overlaps(self) -> None:
         """No two live buffers share bytes, but for pairs of the step where their lives meet.
 
         For each region the steps are walked over, and the live buffers are kept sorted by offset.
@@ -458,23 +462,25 @@ class _Check:
                 holders.insert(at, i)
                 continue
             for j in rivals:
-                self.takeover(i, j)
+                self.check_takeover(i, j)
             holders[at - 1] = i
 
-    def takeover(self, i: int, j: int) -> None:
+    def check_takeover(self, i: int, j: int) -> None:
         """Refuse buffer i on the bytes of the live buffer j, unless it takes them over in place."""
         b, c = self.plan.buffers[i], self.plan.buffers[j]
         same = (b.offset, b.nbytes) == (c.offset, c.nbytes)
-        at = self.meeting(i, j)
+        at = self.find_meeting(i, j)
         if not (same and at >= 0 and b.region == "work"):
             self.refuse(
-                f"{self.label(i)} (live {b.first}..{b.last}) and {self.label(j)} "
+                f"{self.label_step(i)} (live {b.first}..{b.last}) and {self.label_step(j)} "
                 f"(live {c.first}..{c.last}) share bytes of {b.region}"
             )
         if ITEMSIZE[b.dtype] != ITEMSIZE[c.dtype]:
-            self.fail(at, f"in place, {self.label(i)} and {self.label(j)} differ in item size")
+            self.fail(
+                at, f"in place, {self.label_step(i)} and {self.label_step(j)} differ in item size"
+            )
 
-    def meeting(self, i: int, j: int) -> int:
+    def find_meeting(self, i: int, j: int) -> int:
         """Return the step in which buffer i takes over the bytes of j in place; -1 if none does.
 
         It is the last one that touches j, and the first one that touches i.  Both live through the
@@ -496,12 +502,12 @@ class _Check:
         is_last = max((n for n, buffer in touch if buffer == j), default=-1) == at
         return at if is_last and at >= 0 and (i, j) in self.shared[at] else -1
 
-    def aliases(self, n: int, step: Step) -> None:
+    def check_aliases(self, n: int, step: Step) -> None:
         """Arguments of one step share bytes only if it reads both, or if one of its pairs says so.
 
         A buffer that the kernel updates may be passed twice: an optimizer without a state passes
         the parameters in its place.  Different buffers that are alive at the same time share all
-        their bytes or none, see `overlaps`.
+        their bytes or none, see `check_overlaps`.
         """
         buffers = self.plan.buffers
         places: dict[tuple[str, int], int] = {}  # bytes -> the last argument that has them
@@ -511,10 +517,10 @@ class _Check:
             b = buffers[a.buffer]
             place = b.region, b.offset
             if place in places:
-                self.alias(n, step, at)
+                self.check_alias(n, step, at)
             places[place] = at
 
-    def alias(self, n: int, step: Step, w: int) -> None:
+    def check_alias(self, n: int, step: Step, w: int) -> None:
         """Check argument w against those before it that have its bytes."""
         buffers, mine = self.plan.buffers, self.plan.buffers[step.args[w].buffer]
         for r, a in enumerate(step.args[:w]):
@@ -526,7 +532,7 @@ class _Check:
             if modes not in ("rr", "uu") and not declared:
                 self.fail(
                     n,
-                    f"arguments {r} and {w} are both {self.label(step.args[w].buffer)}"
+                    f"arguments {r} and {w} are both {self.label_step(step.args[w].buffer)}"
                     f" or share its bytes, of modes {modes}, and no pair in place",
                 )
 
@@ -538,7 +544,7 @@ class _Check:
         for n, step in enumerate(plan.steps):
             for a in step.args:
                 if a.buffer not in written and a.mode in _READS:
-                    self.fail(n, f"reads {self.label(a.buffer)}, which nothing wrote")
+                    self.fail(n, f"reads {self.label_step(a.buffer)}, which nothing wrote")
             for a in step.args:
                 if a.mode == "w":
                     written.add(a.buffer)
@@ -549,9 +555,9 @@ class _Check:
             if p.buffer not in written:
                 self.refuse(f"output {p.name} is never written")
 
-    def collectives(self) -> None:
+    def check_collectives(self) -> None:
         """Collective steps come in their order, and nobody touches bytes whose sum is under way."""
-        sums = {each.step: each for each in collectives(self.plan)}
+        sums = {each.step: each for each in list_collectives(self.plan)}
         last = 0
         flying: dict[tuple[str, int], int] = {}  # place of bytes -> the step that began their sum
         for n, step in enumerate(self.plan.steps) if sums else ():
@@ -562,17 +568,17 @@ class _Check:
                 last, buffer = each.ordinal, self.plan.buffers[each.buffer]
                 place = buffer.region, buffer.offset
                 if each.kind == "wait" and flying.pop(place, None) is None:
-                    self.fail(n, f"awaits the sum of {self.label(each.buffer)}, never begun")
+                    self.fail(n, f"awaits the sum of {self.label_step(each.buffer)}, never begun")
             for a in step.args:
                 b = self.plan.buffers[a.buffer] if a.buffer >= 0 else None
                 if b is not None and b.nbytes and (b.region, b.offset) in flying:
-                    self.fail(n, f"touches {self.label(a.buffer)}, whose sum is under way")
+                    self.fail(n, f"touches {self.label_step(a.buffer)}, whose sum is under way")
             if each is not None and each.kind == "start":
                 flying[place] = n
         for first in flying.values():
             self.fail(first, "nobody awaits this sum")
 
-    def barriers(self) -> None:
+    def check_barriers(self) -> None:
         """A barrier stands between two steps if one writes bytes that the other touches."""
         steps = self.plan.steps
         reads: dict[str, _Ranges] = {}
@@ -584,21 +590,21 @@ class _Check:
                 if not is_followed:
                     continue
             group = steps[n : last + 1]
-            mine_r = [i for step in group for i in self.touched(step, _READS)]
-            mine_w = [i for step in group for i in self.touched(step, _WRITES)]
+            mine_r = [i for step in group for i in self.list_touched(step, _READS)]
+            mine_w = [i for step in group for i in self.list_touched(step, _WRITES)]
             for i in mine_r:
                 if self.meets(writes, i):
-                    self.fail(n, f"reads {self.label(i)}, written since the last barrier")
+                    self.fail(n, f"reads {self.label_step(i)}, written since the last barrier")
             for i in mine_w:
                 for what, ranges in (("written", writes), ("read", reads)):
                     if self.meets(ranges, i):
-                        self.fail(n, f"writes {self.label(i)}, {what} since the last barrier")
+                        self.fail(n, f"writes {self.label_step(i)}, {what} since the last barrier")
             for ranges, mine in ((reads, mine_r), (writes, mine_w)):
                 for i in mine:
                     b = self.plan.buffers[i]
                     ranges.setdefault(b.region, _Ranges()).add(b.offset, b.offset + b.nbytes)
 
-    def touched(self, step: Step, modes: frozenset[str]) -> list[int]:
+    def list_touched(self, step: Step, modes: frozenset[str]) -> list[int]:
         """Return the buffers, without empty ones, that a step uses in one of these modes."""
         buffers = self.plan.buffers
         return [a.buffer for a in step.args if a.mode in modes and buffers[a.buffer].nbytes]

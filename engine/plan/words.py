@@ -126,7 +126,7 @@ class Words:
         last = next(reversed(self.fields.values()), None)
         return last is not None and last.count == OPEN and not last.address
 
-    def member(self, name: str) -> Member:
+    def find_member(self, name: str) -> Member:
         """Return the member that kernels read by this name.
 
         Raises:
@@ -176,7 +176,7 @@ class Words:
         out: list[int] = []
         for name, size in self.packed.items():
             field = self.fields[name]
-            words = list(self._flat(name, field, values[name]))
+            words = list(self._flatten(name, field, values[name]))
             if len(words) != size and field.count != OPEN:
                 raise ValueError(
                     f"words {self.title}: {len(words)} words for {name}, which has {field.size}"
@@ -198,7 +198,7 @@ class Words:
                 out[name] = mine[0] if field.reads == "word" and not field.names else mine
         return out
 
-    def _flat(self, name: str, field: Field, value: Any) -> Iterator[int]:
+    def _flatten(self, name: str, field: Field, value: Any) -> Iterator[int]:
         """Yield the integers of one field."""
         several = bool(field.names) or field.count is not None
         for item in value if several else (value,):
@@ -229,7 +229,7 @@ class Words:
             }
         )
 
-    def defines(self) -> str:
+    def write_defines(self) -> str:
         """Return the lines of a C header: the index of each name, and the number of words."""
         rows = [(own, m.offset, m.field.meaning) for own, m in self.members.items()]
         return "\n".join(
@@ -240,22 +240,22 @@ class Words:
     def __str__(self) -> str:
         """Return the fields and their meanings, a line each: the text of the contract."""
         width = max(map(len, self.fields), default=0)
-        return "\n".join(f"{n:{width}s}  {_described(f)}" for n, f in self.fields.items())
+        return "\n".join(f"{n:{width}s}  {_describe(f)}" for n, f in self.fields.items())
 
     def __repr__(self) -> str:
         return f"Words({self.title!r}, {', '.join(f'{n}={f!r}' for n, f in self.fields.items())})"
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Words) and self._key() == other._key())
+        return self is other or (isinstance(other, Words) and self._make_key() == other._make_key())
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._make_key())
 
-    def _key(self) -> tuple[Any, ...]:
+    def _make_key(self) -> tuple[Any, ...]:
         return self.title, tuple(self.fields.items())
 
 
-def _described(field: Field) -> str:
+def _describe(field: Field) -> str:
     """Return the meaning of a field, with its form."""
     form = ""
     if field.names:

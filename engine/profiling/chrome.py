@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _PROCESS = 1
 
 
-def events(profile: Times) -> dict[str, Any]:
+def make_events(profile: Times) -> dict[str, Any]:
     """Return the trace of the fastest run."""
-    named = [_name("process_name", 0, profile.title)]
-    named += [_name("thread_name", t, f"thread {t}") for t in range(profile.threads)]
+    named = [_make_name("process_name", 0, profile.title)]
+    named += [_make_name("thread_name", t, f"thread {t}") for t in range(profile.threads)]
     boxes = [
         {
             "name": step.kernel,
@@ -45,7 +45,7 @@ def events(profile: Times) -> dict[str, Any]:
     return {"traceEvents": [*named, *boxes], "displayTimeUnit": "ms"}
 
 
-def _name(kind: str, thread: int, name: str) -> dict[str, Any]:
+def _make_name(kind: str, thread: int, name: str) -> dict[str, Any]:
     """Return the event that names the process or a thread."""
     return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": thread, "args": {"name": name}}
 
@@ -56,5 +56,5 @@ def write(profile: Times, path: str | os.PathLike[str]) -> None:
     Raises:
         FileError: it cannot be written.
     """
-    content = json.dumps(events(profile), allow_nan=False).encode()
-    files.write(arguments.path("trace", path), [content])
+    content = json.dumps(make_events(profile), allow_nan=False).encode()
+    files.write(arguments.check_path("trace", path), [content])

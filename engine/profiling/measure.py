@@ -48,7 +48,7 @@ def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Re
         EngineError: the kernels that measure are neither shipped nor can be compiled.
     """
     roofline = measure(parts[0].program.threads, resolve)
-    watches = [part.program.stopwatch() for part in parts]
+    watches = [part.program.make_stopwatch() for part in parts]
     all_spans: list[list[Spans]] = []
     for number in range(WARM_UP + repeats):
         spans = [_run(part, watch, number) for part, watch in zip(parts, watches, strict=True)]
@@ -60,7 +60,7 @@ def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Re
     begin = 0.0
     for i, part in enumerate(parts):
         times = _Times([run[i] for run in all_spans], fastest[i], begin)
-        steps += _steps(part, times, roofline)
+        steps += _list_steps(part, times, roofline)
         begin += fastest[i].seconds
     return Profile(title, roofline, tuple(steps), runs)
 
@@ -94,16 +94,16 @@ def _run(part: Part, watch: Stopwatch, number: int) -> Spans:
     return Spans(*watch.read())
 
 
-def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
+def _list_steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
     """Return the steps of a part with their times."""
     from engine.kernels.analysis.flops import work
 
     plan = part.program.plan
     barriers = [step.barrier for step in plan.steps]
     busy = np.median([run.busy for run in times.runs], axis=0)
-    wait = np.median([waits(run, barriers) for run in times.runs], axis=0)
-    names = {kernel.symbol: _kernel_name(kernel) for kernel in plan.kernels}
-    first, last = times.begin + np.stack(boxes(times.fastest))
+    wait = np.median([compute_waits(run, barriers) for run in times.runs], axis=0)
+    names = {kernel.symbol: _name_kernel(kernel) for kernel in plan.kernels}
+    first, last = times.begin + np.stack(lay_boxes(times.fastest))
     rows = []
     for i, (step, done) in enumerate(zip(plan.steps, work(plan), strict=True)):
         rows.append(
@@ -118,17 +118,17 @@ def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
                 wait=float(wait[i]),
                 flops=done.flops,
                 nbytes=done.nbytes,
-                limit=roofline.seconds(done.flops, done.itemsize, done.moves),
+                limit=roofline.compute_seconds(done.flops, done.itemsize, done.moves),
                 spans=tuple(
                     (float(a), float(b)) for a, b in zip(first[:, i], last[:, i], strict=True)
                 ),
-                title=part.paths.beside(forward_node(step.source)),
+                title=part.paths.label_node(forward_node(step.source)),
             )
         )
     return rows
 
 
-def boxes(run: Spans) -> tuple[Array, Array]:
+def lay_boxes(run: Spans) -> tuple[Array, Array]:
     """Return starts and ends of the steps of each thread, laid end to end; f64[threads, steps].
 
     Steps that a thread interleaves, tile by tile, are drawn as if they ran one after another.
@@ -141,7 +141,7 @@ def boxes(run: Spans) -> tuple[Array, Array]:
     return begin, end
 
 
-def waits(run: Spans, barriers: Sequence[bool]) -> Array:
+def compute_waits(run: Spans, barriers: Sequence[bool]) -> Array:
     """Return the average time that threads wait after each step until all have come; f64[steps].
 
     barriers: whether all threads meet before each step.  They also meet at the end.
@@ -161,7 +161,7 @@ def forward_node(source: str) -> str:
     return source.split("_Grad/")[0]
 
 
-def _kernel_name(kernel: Kernel) -> str:
+def _name_kernel(kernel: Kernel) -> str:
     """Return the symbol of a kernel, without the digest that replaces long parameters."""
     spec = kernel.spec
     plain = "_".join(map(str, (spec.template, *spec.params)))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from engine.base import arguments
 from engine.drawing import amounts, page
-from engine.drawing.axes import axis
-from engine.drawing.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, coordinate, frame
-from engine.drawing.page import text
+from engine.drawing.axes import make_axis
+from engine.drawing.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_frame, format_coordinate
+from engine.drawing.page import escape
 from engine.system import files
 
 if TYPE_CHECKING:
@@ -31,53 +31,60 @@ def write(profile: Times, path: str | os.PathLike[str]) -> None:
     Raises:
         FileError: it cannot be written.
     """
-    files.write(arguments.path("page", path), [render(profile).encode()])
+    files.write(arguments.check_path("page", path), [render(profile).encode()])
 
 
 def render(profile: Times) -> str:
     """Return the page."""
     rows = (
-        ("summary", "Summary", _summary(profile)),
-        ("kernels", "By kernel", _bars("by kernel", profile.by_kernel) + _table(profile, "kernel")),
-        ("nodes", "By node", _bars("by node", profile.by_node) + _table(profile, "node")),
-        ("roofline", "Roofline", _roofline(profile)),
-        ("threads", "Threads", _timeline(profile)),
+        ("summary", "Summary", _make_summary(profile)),
+        (
+            "kernels",
+            "By kernel",
+            _draw_bars("by kernel", profile.by_kernel) + _make_table(profile, "kernel"),
+        ),
+        ("nodes", "By node", _draw_bars("by node", profile.by_node) + _make_table(profile, "node")),
+        ("roofline", "Roofline", _draw_roofline(profile)),
+        ("threads", "Threads", _draw_timeline(profile)),
     )
-    return page.page(f"Profile of {profile.title}", _legend(), rows)
+    return page.make_page(f"Profile of {profile.title}", _make_legend(), rows)
 
 
-def _legend() -> str:
-    items = (f'<li class="{colour}">{text(name)}</li>' for name, colour in _COLOURS.items())
+def _make_legend() -> str:
+    items = (f'<li class="{colour}">{escape(name)}</li>' for name, colour in _COLOURS.items())
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _summary(profile: Times) -> str:
+def _make_summary(profile: Times) -> str:
     total, top = profile.total, profile.roofline
     runs = profile.runs
     lost = total.wait / total.seconds if total.seconds else 0.0
     tiles = {
-        "time": _milliseconds(profile.seconds),
+        "time": _format_milliseconds(profile.seconds),
         "threads": str(profile.threads),
-        "GFLOP/s": amounts.number(total.gflops),
-        "GB/s": amounts.number(total.gigabytes),
+        "GFLOP/s": amounts.format_number(total.gflops),
+        "GB/s": amounts.format_number(total.gigabytes),
         "of the roofline": f"{100 * total.roofline:.0f} %",
         "lost at barriers": f"{100 * lost:.1f} %",
         "barriers": str(total.barriers),
         "busiest thread over mean": f"{total.imbalance:.3f}",
     }
-    shown = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in tiles.items())
-    streams = ", ".join(
-        f"{speed / 1e9:.0f} GB/s within {amounts.size(size)}" for size, speed in top.streams
+    shown = "".join(
+        f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles.items()
     )
-    about = page.values(
+    streams = ", ".join(
+        f"{speed / 1e9:.0f} GB/s within {amounts.format_size(size)}" for size, speed in top.streams
+    )
+    about = page.make_values(
         {
-            "runs": f"{len(runs)}, {_milliseconds(min(runs))} to {_milliseconds(max(runs))}",
+            "runs": f"{len(runs)}, {_format_milliseconds(min(runs))} to "
+            f"{_format_milliseconds(max(runs))}",
             "steps": total.steps,
             "multiply-adds of this machine": f"{top.flops / 1e9:.1f} GFLOP/s",
             "its memory": streams,
         }
     )
-    phases = page.table(_HEAD, map(_cells, profile.by_phase))
+    phases = page.make_table(_HEAD, map(_make_cells, profile.by_phase))
     return f'<dl class="tiles">{shown}</dl>{phases}{about}'
 
 
@@ -85,27 +92,27 @@ _HEAD = ("", "phase", "steps", "ms", "%", "GFLOP/s", "GB/s", "% of roofline", "i
          "waiting, ms")  # fmt: skip
 
 
-def _cells(total: Total) -> list[str]:
+def _make_cells(total: Total) -> list[str]:
     return [
-        text(total.name), text(total.phase), str(total.steps), f"{1e3 * total.seconds:.3f}",
+        escape(total.name), escape(total.phase), str(total.steps), f"{1e3 * total.seconds:.3f}",
         f"{100 * total.share:.1f}", f"{total.gflops:.1f}" if total.flops else "",
         f"{total.gigabytes:.1f}", f"{100 * total.roofline:.0f}", f"{total.imbalance:.2f}",
         f"{1e3 * total.wait:.3f}",
     ]  # fmt: skip
 
 
-def _table(profile: Times, by: str) -> str:
+def _make_table(profile: Times, by: str) -> str:
     totals = profile.by(by)
     more = f"<small>{len(totals) - _LINES} more</small>" if len(totals) > _LINES else ""
-    table = page.table(_HEAD, map(_cells, totals[:_LINES]))
+    table = page.make_table(_HEAD, map(_make_cells, totals[:_LINES]))
     return f"<details><summary>All, as a table</summary>{table}{more}</details>"
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{amounts.number(1e3 * seconds)} ms"
+def _format_milliseconds(seconds: float) -> str:
+    return f"{amounts.format_number(1e3 * seconds)} ms"
 
 
-def _bars(label: str, totals: Sequence[Total]) -> str:
+def _draw_bars(label: str, totals: Sequence[Total]) -> str:
     """Return a bar for each of the first totals; its dark part is the least time for the work."""
     shown = totals[:_BARS]
     width, longest = 2 * WIDTH, max((t.seconds for t in shown), default=0.0) or 1.0
@@ -116,23 +123,24 @@ def _bars(label: str, totals: Sequence[Total]) -> str:
         colour = _COLOURS.get(total.phase, "c0")
         named = f"{total.name}, {total.phase}" if total.phase else total.name
         long, least = scale * total.seconds, scale * min(total.limit, total.seconds)
-        value = f"{_milliseconds(total.seconds)}, {100 * total.share:.1f} %"
+        value = f"{_format_milliseconds(total.seconds)}, {100 * total.share:.1f} %"
         told = f"{named}: {value}; {100 * total.roofline:.0f} % of the roofline"
         name = total.name if len(total.name) <= 34 else f"{total.name[:16]}…{total.name[-17:]}"
         parts.append(
-            f'<g class="boxes {colour}"><title>{text(told)}</title>'
-            f'<text class="tick y" x="{_NAME - 8}" y="{coordinate(middle)}">{text(name)}</text>'
-            f'<rect x="{_NAME}" y="{y}" width="{coordinate(long)}" height="{_BAR - 5}"/>'
-            f'<rect x="{_NAME}" y="{y}" width="{coordinate(least)}" height="{_BAR - 5}"/>'
-            f'<text x="{coordinate(_NAME + long + 6)}" y="{coordinate(middle + 4)}">'
-            f"{text(value)}</text></g>"
+            f'<g class="boxes {colour}"><title>{escape(told)}</title>'
+            f'<text class="tick y" x="{_NAME - 8}" '
+            f'y="{format_coordinate(middle)}">{escape(name)}</text>'
+            f'<rect x="{_NAME}" y="{y}" width="{format_coordinate(long)}" height="{_BAR - 5}"/>'
+            f'<rect x="{_NAME}" y="{y}" width="{format_coordinate(least)}" height="{_BAR - 5}"/>'
+            f'<text x="{format_coordinate(_NAME + long + 6)}" y="{format_coordinate(middle + 4)}">'
+            f"{escape(value)}</text></g>"
         )
-    box = f'viewBox="0 0 {width} {len(shown) * _BAR}" role="img" aria-label="Time {text(label)}"'
+    box = f'viewBox="0 0 {width} {len(shown) * _BAR}" role="img" aria-label="Time {escape(label)}"'
     note = "<small>The darker part is what the roofline of this machine allows.</small>"
     return f'<div class="scroll"><svg class="arena" {box}>{"".join(parts)}</svg></div>{note}'
 
 
-def _roofline(profile: Times) -> str:
+def _draw_roofline(profile: Times) -> str:
     """Operations a second over operations a byte, a point a kernel, below the machine's limits."""
     totals = [t for t in profile.by_kernel if t.flops and t.nbytes and t.seconds]
     if not totals:
@@ -143,22 +151,22 @@ def _roofline(profile: Times) -> str:
     xs = [*(x for x, _ in points), ridge / 8, ridge * 8]
     low, high = min(xs), max(xs)
     roof = [(x, min(top.flops, x * top.memory) / 1e9) for x in (low, ridge, high)]
-    y = axis([*(v for _, v in points), *(v for _, v in roof)], HEIGHT - _BOTTOM, TOP,
+    y = make_axis([*(v for _, v in points), *(v for _, v in roof)], HEIGHT - _BOTTOM, TOP,
              may_be_log=True)  # fmt: skip
-    x = axis(xs, LEFT, WIDTH - RIGHT, may_be_log=True)
+    x = make_axis(xs, LEFT, WIDTH - RIGHT, may_be_log=True)
     path = " ".join(
-        f"{coordinate(x.place(max(a, x.low)))},{coordinate(y.place(max(b, y.low)))}"
+        f"{format_coordinate(x.place(max(a, x.low)))},{format_coordinate(y.place(max(b, y.low)))}"
         for a, b in roof
     )
     dots = "".join(
-        f'<g class="dots {_COLOURS[t.phase]}"><circle cx="{coordinate(x.place(a))}" '
-        f'cy="{coordinate(y.place(b))}" r="{coordinate(3 + 9 * math.sqrt(t.share))}">'
-        f"<title>{text(f'{t.name}, {t.phase}: {b:.1f} GFLOP/s at {a:.1f} operations a byte')}"
+        f'<g class="dots {_COLOURS[t.phase]}"><circle cx="{format_coordinate(x.place(a))}" '
+        f'cy="{format_coordinate(y.place(b))}" r="{format_coordinate(3 + 9 * math.sqrt(t.share))}">'
+        f"<title>{escape(f'{t.name}, {t.phase}: {b:.1f} GFLOP/s at {a:.1f} operations a byte')}"
         "</title></circle></g>"
         for t, (a, b) in zip(totals, points, strict=True)
     )
     inside = (
-        f"{frame(x, y, 'operations a byte')}"
+        f"{draw_frame(x, y, 'operations a byte')}"
         f'<polyline class="equal" fill="none" points="{path}"/>{dots}'
     )
     return (
@@ -169,15 +177,15 @@ def _roofline(profile: Times) -> str:
     )
 
 
-def _timeline(profile: Times) -> str:
+def _draw_timeline(profile: Times) -> str:
     """Return the fastest run: a row a thread, a box a step; what is empty is waiting."""
     long = max((end for s in profile.steps for _, end in s.spans), default=0.0) or 1.0
     width, row = 2 * WIDTH, 34
     scale = (width - LEFT - RIGHT) / long
-    shown = sorted(profile.steps, key=_length, reverse=True)[:_BOXES]
+    shown = sorted(profile.steps, key=_measure_length, reverse=True)[:_BOXES]
     boxes = []
     for step in shown:
-        told = text(f"{step.kernel}  {step.shown}  {_milliseconds(_length(step))}")
+        told = escape(f"{step.kernel}  {step.shown}  {_format_milliseconds(_measure_length(step))}")
         for thread, (begin, end) in enumerate(step.spans):
             boxes.append(
                 f'<rect class="{_COLOURS[step.phase]}" x="{LEFT + scale * begin:.2f}" '
@@ -189,10 +197,12 @@ def _timeline(profile: Times) -> str:
         f'<text class="tick y" x="{LEFT - 8}" y="{t * row + (row - 8) / 2:g}">thread {t}</text>'
         for t in range(profile.threads)
     )
-    across = axis([0.0, long], LEFT, width - RIGHT, kind="seconds", is_tight=True, from_zero=True)
+    across = make_axis(
+        [0.0, long], LEFT, width - RIGHT, kind="seconds", is_tight=True, from_zero=True
+    )
     ticks = "".join(
-        f'<text class="tick x" x="{coordinate(across.place(t))}" y="{height + 14}">'
-        f"{text(across.name(t))}</text>"
+        f'<text class="tick x" x="{format_coordinate(across.place(t))}" y="{height + 14}">'
+        f"{escape(across.label_tick(t))}</text>"
         for t in across.ticks
     )
     box = f'viewBox="0 0 {width} {height + 24}" role="img" aria-label="Steps of each thread"'
@@ -200,5 +210,5 @@ def _timeline(profile: Times) -> str:
     return f'<div class="scroll"><svg class="arena" {box}>{inside}</svg></div>'
 
 
-def _length(step: StepTime) -> float:
+def _measure_length(step: StepTime) -> float:
     return max((end - begin for begin, end in step.spans), default=0.0)

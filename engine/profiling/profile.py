@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.profiling.times import Times
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Profile(Times):
     """The times of the steps of some plans.  `str` is a table; times are in seconds."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.base.errors import InputError, nearest
-from engine.base.signatures import checked
-from engine.drawing.text_table import aligned
+from engine.base.errors import InputError, suggest_nearest
+from engine.base.signatures import check_arguments
+from engine.drawing.text_table import align_cells
 from engine.runtime.roofline import Roofline
 
 By = Literal["phase", "kernel", "node", "step"]
@@ -17,7 +17,7 @@ BY: tuple[By, ...] = ("phase", "kernel", "node", "step")
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Step of a plan: its place, its time, and its amount of work.
@@ -32,7 +32,7 @@ class StepTime:
     wait: seconds that the threads wait after it for the slowest thread, on average; median.
     flops: floating-point operations of products, of all threads.
     nbytes: bytes that it reads and writes, each byte of an operand once.
-    limit: the least seconds that these take on this machine; see `Roofline.seconds`.
+    limit: the least seconds that these take on this machine; see `Roofline.compute_seconds`.
     spans: start and end on each thread, in seconds, in the fastest run.
     title: the name of the node in tables, with its submodule if the model records it; empty: only
         its name.
@@ -68,7 +68,7 @@ class StepTime:
         return self.work + self.wait
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Total:
     """Sum of some steps.
@@ -95,12 +95,12 @@ class Total:
     @property
     def gflops(self) -> float:
         """Floating-point operations of products, 10^9 a second."""
-        return _rate(self.flops, self.seconds)
+        return _compute_rate(self.flops, self.seconds)
 
     @property
     def gigabytes(self) -> float:
         """Bytes read and written, 10^9 a second."""
-        return _rate(self.nbytes, self.seconds)
+        return _compute_rate(self.nbytes, self.seconds)
 
     @property
     def roofline(self) -> float:
@@ -108,11 +108,11 @@ class Total:
         return self.limit / self.seconds if self.seconds else 0.0
 
 
-def _rate(amount: float, seconds: float) -> float:
+def _compute_rate(amount: float, seconds: float) -> float:
     return amount / seconds / 1e9 if seconds else 0.0
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Times:
     """The times of all steps of some plans.  `str` is a table; times are in seconds.
@@ -148,18 +148,18 @@ class Times:
     @property
     def by_phase(self) -> tuple[Total, ...]:
         """The sums of forward, backward and optimizer, in this order."""
-        totals = self._group(lambda step: (step.phase, step.phase))
+        totals = self._group_by(lambda step: (step.phase, step.phase))
         return tuple(sorted(totals, key=lambda total: list(PHASES.values()).index(total.phase)))
 
     @property
     def by_kernel(self) -> tuple[Total, ...]:
         """The sums of each kernel in each phase, the one that takes most time first."""
-        return self._group(lambda step: (step.kernel, step.phase))
+        return self._group_by(lambda step: (step.kernel, step.phase))
 
     @property
     def by_node(self) -> tuple[Total, ...]:
         """The sums of each node, its gradient included, the one that takes most time first."""
-        return self._group(lambda step: (step.shown, ""))
+        return self._group_by(lambda step: (step.shown, ""))
 
     @property
     def by_step(self) -> tuple[Total, ...]:
@@ -176,11 +176,13 @@ class Times:
             InputError: `what` has another value.
         """
         if what not in BY:
-            raise InputError(f"by={what!r}: expected one of {', '.join(BY)}{nearest(what, BY)}")
+            raise InputError(
+                f"by={what!r}: expected one of {', '.join(BY)}{suggest_nearest(what, BY)}"
+            )
         totals: tuple[Total, ...] = getattr(self, f"by_{what}")
         return totals
 
-    def _group(self, key: Callable[[StepTime], tuple[str, str]]) -> tuple[Total, ...]:
+    def _group_by(self, key: Callable[[StepTime], tuple[str, str]]) -> tuple[Total, ...]:
         groups: dict[tuple[str, str], list[StepTime]] = {}
         for step in self.steps:
             groups.setdefault(key(step), []).append(step)
@@ -237,14 +239,14 @@ class Times:
         shown = totals if not most else totals[:most]
         head = (f"by {by}", "phase", "steps", "ms", "%", "GFLOP/s", "GB/s", "% roof", "imbalance",
                 "wait ms")  # fmt: skip
-        rows = [head, *(_cells(total) for total in shown)]
+        rows = [head, *(_make_cells(total) for total in shown)]
         left = math.fsum(total.seconds for total in totals[len(shown) :])
         if left:
             rest = sum(total.steps for total in totals[len(shown) :])
             share = left / self.total.seconds
             rows.append((f"{len(totals) - len(shown)} more", "", str(rest), f"{1e3 * left:.3f}",
                          f"{100 * share:.1f}", *[""] * 5))  # fmt: skip
-        return aligned(rows, left=2)
+        return align_cells(rows, left=2)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it in a form that JSON can hold; times in seconds, rates per second."""
@@ -257,8 +259,8 @@ class Times:
                 "flops": self.roofline.flops,
                 "streams": [{"bytes": n, "speed": speed} for n, speed in self.roofline.streams],
             },
-            "total": _total_dict(self.total),
-            **{f"by_{by}": [_total_dict(t) for t in self.by(by)] for by in BY if by != "step"},
+            "total": _convert_total(self.total),
+            **{f"by_{by}": [_convert_total(t) for t in self.by(by)] for by in BY if by != "step"},
             "steps": [
                 {
                     "plan": s.plan, "number": s.number, "phase": s.phase, "kernel": s.kernel,
@@ -271,7 +273,7 @@ class Times:
         }  # fmt: skip
 
 
-def _total_dict(total: Total) -> dict[str, Any]:
+def _convert_total(total: Total) -> dict[str, Any]:
     return {
         "name": total.name, "phase": total.phase, "steps": total.steps, "barriers": total.barriers,
         "seconds": total.seconds, "wait": total.wait, "flops": total.flops, "bytes": total.nbytes,
@@ -280,7 +282,7 @@ def _total_dict(total: Total) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cells(total: Total) -> tuple[str, ...]:
+def _make_cells(total: Total) -> tuple[str, ...]:
     """Return the cells of a line of a table; empty ones for work that was not done."""
     return (
         total.name,

@@ -50,14 +50,14 @@ def _ask_for_huge_pages(address: int, size: int) -> None:
 
     A step walks over all of its memory.  numpy asks too, but not every version does for zeros.
     """
-    advise = _madvise()
+    advise = _load_madvise()
     if advise is not None:
         first = address + -address % mmap.PAGESIZE
         advise(first, address + size - first, mmap.MADV_HUGEPAGE)
 
 
 @functools.cache
-def _madvise() -> Any:
+def _load_madvise() -> Any:
     """Return the function of the C library; None where there are no huge pages to ask for."""
     if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
@@ -66,7 +66,7 @@ def _madvise() -> Any:
     return function
 
 
-def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def make_view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Return the tensor at a byte offset of a region, without a copy."""
     kind = np.dtype(NUMPY[dtype])
     count = math.prod(shape)

@@ -31,7 +31,7 @@ from engine.base import limits
 from engine.base.errors import EngineError, FileError, OutOfMemoryError
 from engine.plan.plan import ALIGN
 from engine.runtime.arena import Bytes
-from engine.system.files import NOTE, names_inside, opened, reason
+from engine.system.files import NOTE, describe_error, is_inside, open_file
 
 Array = npt.NDArray[Any]
 
@@ -61,7 +61,7 @@ class MappedFile(mmap.mmap):
         """
         current = self.identity
         with contextlib.suppress(OSError):  # gone: nobody changes it any more
-            current = _identity(os.stat(self.path))
+            current = _identify(os.stat(self.path))
         if current[:2] == self.identity[:2] and current != self.identity:
             raise FileError(f"{self.path!r} was changed while it was in use: open it anew")
 
@@ -76,14 +76,16 @@ class Piece(NamedTuple):
 
 Content: TypeAlias = bytes | MappedFile
 
-STAMPS = NOTE + "external"  # in the metadata of a model: `stamp` of each file that it refers to
+STAMPS = (
+    NOTE + "external"
+)  # in the metadata of a model: `compute_stamp` of each file that it refers to
 _PARTS, _PART = 64, 4096
 _ROOM = 1 << 20
 LARGE = 1 << 26  # bytes of a model's file from which on it is mapped
 _mapped: weakref.WeakSet[MappedFile] = weakref.WeakSet()
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+def _identify(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -108,8 +110,8 @@ def read(path: str, what: str) -> Content:
         LimitError: it has more bytes than the limit FILE_BYTES; nothing is read.
     """
     try:
-        with opened(path) as file:
-            identity = _identity(os.fstat(file.fileno()))
+        with open_file(path) as file:
+            identity = _identify(os.fstat(file.fileno()))
             limits.check("FILE_BYTES", identity[2], f"cannot read {what} {path!r}")
             return (
                 file.read()
@@ -121,10 +123,10 @@ def read(path: str, what: str) -> Content:
     except EngineError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        raise FileError(f"cannot read {what} {path!r}: {reason(error)}") from error
+        raise FileError(f"cannot read {what} {path!r}: {describe_error(error)}") from error
 
 
-def spilled(pieces: Iterable[bytes | memoryview]) -> MappedFile:
+def spill(pieces: Iterable[bytes | memoryview]) -> MappedFile:
     """Bytes in a file without a name, which is mapped: the system may take them from memory.
 
     Raises:
@@ -137,12 +139,12 @@ def spilled(pieces: Iterable[bytes | memoryview]) -> MappedFile:
             for piece in pieces:
                 file.write(piece)
             file.flush()
-            return _map(file.fileno(), "", _identity(os.fstat(file.fileno())), lays=False)
+            return _map(file.fileno(), "", _identify(os.fstat(file.fileno())), lays=False)
     except OSError as error:
-        raise FileError(f"cannot write a temporary file: {reason(error)}") from error
+        raise FileError(f"cannot write a temporary file: {describe_error(error)}") from error
 
 
-def room(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+def make_room(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Return an array for values that are computed to be written; a large one is in a file without
     a name.
 
@@ -161,7 +163,7 @@ def room(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
             os.posix_fallocate(file.fileno(), 0, nbytes)
             memory = mmap.mmap(file.fileno(), nbytes)
     except OSError as error:
-        raise FileError(f"cannot write a temporary file: {reason(error)}") from error
+        raise FileError(f"cannot write a temporary file: {describe_error(error)}") from error
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
@@ -170,15 +172,15 @@ def open_array(
 ) -> Array:
     """`count` elements of a binary file from byte `offset` on, which stay in the file; read-only.
 
-    what: what errors call them.  model: as `files.opened` takes it.
+    what: what errors call them.  model: as `files.open_file` takes it.
 
     Raises:
         FileError: the file is missing, unreadable, too short, or not where `opened` wants it.
     """
     end = offset + count * dtype.itemsize
     try:
-        with opened(path, model) as file:
-            identity = _identity(os.fstat(file.fileno()))
+        with open_file(path, model) as file:
+            identity = _identify(os.fstat(file.fileno()))
             size = identity[2]
             if end > size:
                 raise FileError(
@@ -192,11 +194,13 @@ def open_array(
     except FileError as error:
         raise FileError(f"{what}: {error}") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{what}: cannot read external data {path!r}: {reason(error)}") from error
+        raise FileError(
+            f"{what}: cannot read external data {path!r}: {describe_error(error)}"
+        ) from error
     return np.frombuffer(mapped, dtype, count, offset)
 
 
-def source(array: Array) -> Piece | None:
+def find_source(array: Array) -> Piece | None:
     """Return the bytes of a mapped file that an array is, None if it is not, or is not
     contiguous.
     """
@@ -216,20 +220,20 @@ def place_below(array: Array, folder: str) -> tuple[str, int] | None:
     None if there is no such file, if the bytes do not begin at a multiple of `ALIGN`, as all bytes
     of files in regions do, or if the file was changed or has lost its name.
     """
-    piece = source(array)
+    piece = find_source(array)
     if piece is None or piece.offset % ALIGN or not piece.file.lays:
         return None
     inside = os.path.relpath(os.path.realpath(piece.file.path), os.path.realpath(folder or "."))
     inside = inside.replace(os.sep, "/")
-    if not names_inside(inside):
+    if not is_inside(inside):
         return None
     with contextlib.suppress(OSError):
-        if _identity(os.stat(piece.file.path)) == piece.file.identity:
+        if _identify(os.stat(piece.file.path)) == piece.file.identity:
             return inside, piece.offset
     return None
 
 
-def stamp(path: str) -> str:
+def compute_stamp(path: str) -> str:
     """Return a stamp of a file's content: its size and a digest of 64 parts spread over it.
 
     Weights that were trained, converted or exported again have another stamp; changes between the
@@ -240,13 +244,13 @@ def stamp(path: str) -> str:
     """
     digest = hashlib.sha256()
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             for part in range(_PARTS):
                 file.seek(max(size - _PART, 0) * part // (_PARTS - 1))
                 digest.update(file.read(_PART))
     except OSError as error:
-        raise FileError(f"cannot read external data {path!r}: {reason(error)}") from error
+        raise FileError(f"cannot read external data {path!r}: {describe_error(error)}") from error
     return f"{size} {digest.hexdigest()}"
 
 
@@ -265,9 +269,9 @@ def check_stamps(text: str, model: str) -> None:
         known = {"": text}
     for name, expected in known.items():
         path = os.path.join(os.path.dirname(model), str(name))
-        if not names_inside(str(name)):
+        if not is_inside(str(name)):
             raise FileError(f"{model!r}: external data {name!r} is not beside the model")
-        current = stamp(path)
+        current = compute_stamp(path)
         if current != expected:
             raise FileError(
                 f"{model!r} refers to constants in {path!r}, which has been changed since then: "
@@ -276,7 +280,7 @@ def check_stamps(text: str, model: str) -> None:
 
 
 @functools.cache
-def _mmap() -> Any:
+def _load_mmap() -> Any:
     """Return the function of the C library; None where files cannot be laid into regions."""
     if not sys.platform.startswith(("linux", "darwin")):
         return None
@@ -288,22 +292,22 @@ def _mmap() -> Any:
     return function
 
 
-def layable(array: Array) -> Piece | None:
+def find_layable(array: Array) -> Piece | None:
     """Return the piece of a file that an array maps if it can be laid into a region, or None.
 
     They must begin at a multiple of `ALIGN`, as all that kernels read, and the file must still have
     its name.
     """
-    piece = source(array) if _mmap() is not None else None
+    piece = find_source(array) if _load_mmap() is not None else None
     if piece is None or piece.offset % ALIGN or not piece.file.lays:
         return None
     with contextlib.suppress(OSError):
-        if _identity(os.stat(piece.file.path)) == piece.file.identity:
+        if _identify(os.stat(piece.file.path)) == piece.file.identity:
             return piece
     return None
 
 
-def laid_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]:
+def lay_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]:
     """Where pieces of files lie in a region, what is to be laid into it, and its size in bytes.
 
     Pieces that follow each other in one file are laid as one, with what is between them, if that is
@@ -328,13 +332,13 @@ def laid_out(pieces: Sequence[Piece]) -> tuple[list[int], dict[int, Piece], int]
     return places, laid, -(-top // PAGE) * PAGE
 
 
-def region(nbytes: int, laid: Mapping[int, Piece], *, what: str) -> Bytes:
+def make_region(nbytes: int, laid: Mapping[int, Piece], *, what: str) -> Bytes:
     """Return a region of memory, with pieces of files laid into it; everything else is 0.
 
     Like `arena.allocate` it has room for one vector register after its end.  Pages that belong to
     files cannot be written.
 
-    laid: pieces by their offset in the region, as `laid_out` gives them.
+    laid: pieces by their offset in the region, as `lay_out` gives them.
 
     Raises:
         FileError: a file has been changed, or another has its name.
@@ -352,10 +356,10 @@ def region(nbytes: int, laid: Mapping[int, Piece], *, what: str) -> Bytes:
         first = piece.offset - piece.offset % PAGE
         length = piece.offset + piece.nbytes - first
         with open(piece.file.path, "rb") as file:
-            if _identity(os.fstat(file.fileno())) != piece.file.identity:
+            if _identify(os.fstat(file.fileno())) != piece.file.identity:
                 raise FileError(f"{piece.file.path!r} was changed while it was in use")
             how = mmap.PROT_READ, mmap.MAP_PRIVATE | _FIXED
-            address = _mmap()(base + begin, length, *how, file.fileno(), first)
+            address = _load_mmap()(base + begin, length, *how, file.fileno(), first)
         if address != base + begin:
             raise OutOfMemoryError(f"{what}: {piece.file.path!r} cannot be mapped")
     return made

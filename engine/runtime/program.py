@@ -23,7 +23,7 @@ import numpy.typing as npt
 from engine.base.errors import EngineError, LabelError, StateError
 from engine.distributed.group import Group
 from engine.plan import noise, plan_file
-from engine.plan.collective import RankError, Sums, collectives, in_place
+from engine.plan.collective import RankError, Sums, find_in_place, list_collectives
 from engine.plan.context import (
     CONTEXT,
     INDEX,
@@ -35,12 +35,12 @@ from engine.plan.context import (
     STATUS,
     STEP,
     TILES,
-    tile_words,
+    count_tile_words,
 )
 from engine.plan.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
 from engine.plan.verify import verify
 from engine.plan.words import LINE
-from engine.runtime.arena import Bytes, allocate, view
+from engine.runtime.arena import Bytes, allocate, make_view
 from engine.runtime.timing import TIMED_KERNEL, Stopwatch
 from engine.system import forks
 from engine.system.lock import RunLock
@@ -76,7 +76,7 @@ def _sleep_functions() -> dict[str, int]:
     return {k: ctypes.cast(getattr(lib, n), ctypes.c_void_p).value or 0 for k, n in names.items()}
 
 
-def _context() -> Array:
+def _make_context() -> Array:
     """Return one `CONTEXT` record, all 0, at the start of a cache line."""
     memory = np.zeros(CONTEXT.size + LINE, np.int64)
     start = -(memory.ctypes.data // 8) % LINE
@@ -93,7 +93,7 @@ class Team:
         self._worker = _ENTRY(code[WORKER.symbol])
         self._run_lock = RunLock("a run of these threads")
         self._sync = np.zeros(2 * _HALF, np.uint8)  # zero bytes are a valid mutex and condition
-        context = _context()
+        context = _make_context()
         self._address = context.ctypes.data
         self._words = context[0]
         self._words["team"] = threads
@@ -105,7 +105,7 @@ class Team:
         self._workers: list[threading.Thread] = []
         for tid in range(1, threads):
             thread = threading.Thread(
-                target=self._live, args=(tid,), daemon=True, name=f"edgegrad-{tid}"
+                target=self._serve, args=(tid,), daemon=True, name=f"edgegrad-{tid}"
             )
             try:
                 thread.start()
@@ -116,7 +116,7 @@ class Team:
                 ) from error
             self._workers.append(thread)
 
-    def _live(self, tid: int) -> None:
+    def _serve(self, tid: int) -> None:
         """Run a worker thread; `self` keeps the words that it works on alive."""
         self._worker(self._address, tid, self.threads)
 
@@ -160,11 +160,11 @@ def _wake(words: Any) -> None:
     unlock(int(words["mutex"]))
 
 
-def _constants(plan: Plan, known: MutableMapping[bytes, Bytes]) -> Bytes:
+def _make_constants(plan: Plan, known: MutableMapping[bytes, Bytes]) -> Bytes:
     """Return the region `const` of a plan; one that is known already if it has the same
     contents.
     """
-    made = allocate(plan.region_bytes("const"), what=f"plan {plan.name}: region const")
+    made = allocate(plan.compute_region_bytes("const"), what=f"plan {plan.name}: region const")
     for index, data in plan.constants:
         offset = plan.buffers[index].offset
         made[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
@@ -175,7 +175,7 @@ _teams: dict[tuple[int, Resolver], Team] = {}
 _teams_lock = RunLock("the start of worker threads")
 
 
-def team(threads: int, resolve: Resolver) -> Team:
+def get_team(threads: int, resolve: Resolver) -> Team:
     """Return the team of that many threads that this process has; it is made when first needed."""
     existing = _teams.get((threads, resolve))
     if existing is not None:
@@ -224,7 +224,7 @@ class Before:
             self._param[begin:end] = values
 
 
-def moved(plan: Plan) -> tuple[tuple[int, int], ...]:
+def list_moves(plan: Plan) -> tuple[tuple[int, int], ...]:
     """Where a plan changes region param otherwise than by updates, as it does running statistics.
 
     Returns the first byte and the end of each run of bytes.
@@ -278,7 +278,7 @@ class Program:
             StateError: the plan has collective steps, and there is no group.
         """
         verify(plan)
-        sums = collectives(plan)
+        sums = list_collectives(plan)
         if sums and group is None:
             raise StateError(
                 f"plan {plan.name}: step {sums[0].step} sums over the ranks of a group; expected "
@@ -289,13 +289,13 @@ class Program:
         self._target = plan.target
         with forks.compiling():
             code = resolve((LAUNCH, WORKER, *plan.kernels))  # at once, as compiling takes long
-        team(plan.threads, resolve)  # so that a lack of threads shows here
-        self._own = {"const": _constants(plan, {} if constants is None else constants)}
+        get_team(plan.threads, resolve)  # so that a lack of threads shows here
+        self._own = {"const": _make_constants(plan, {} if constants is None else constants)}
         if "io" not in regions:
             what = f"plan {plan.name}: region io"
-            self._own["io"] = allocate(plan.region_bytes("io"), what=what)
+            self._own["io"] = allocate(plan.compute_region_bytes("io"), what=what)
         self._write(plan, code)
-        self._moved = moved(plan)
+        self._moved = list_moves(plan)
         self._ports = tuple(
             {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
             for side in (plan.inputs, plan.outputs)
@@ -328,7 +328,7 @@ class Program:
         words: list[bytes] = []
         places, pointers = [], []
         count = 0
-        still = in_place(plan)
+        still = find_in_place(plan)
         for n, step in enumerate(plan.steps):
             places.append(8 * count)
             for k, a in enumerate(step.args, count):
@@ -357,7 +357,7 @@ class Program:
         places: of every step the byte at which its arguments begin.
         """
         tiled = [(n, step) for n, step in enumerate(plan.steps) if step.tiles]
-        rooms = [tile_words(len(s.args), len(s.consts), plan.threads) for _, s in tiled]
+        rooms = [count_tile_words(len(s.args), len(s.consts), plan.threads) for _, s in tiled]
         self._tiles = np.zeros(sum(rooms), np.int64)
         at = 0
         for (n, step), room in zip(tiled, rooms, strict=True):
@@ -375,11 +375,11 @@ class Program:
             self._table["tiles"][n] = self._tiles.ctypes.data + 8 * at
             at += room
 
-    def _team(self) -> Team:
+    def _get_team(self) -> Team:
         """Return the team that runs the plan, looked up at every run: a forked child has its
         own.
         """
-        return team(self._threads, self._resolve)
+        return get_team(self._threads, self._resolve)
 
     def bind(self, regions: Mapping[str, Bytes]) -> None:
         """Let every pointer point to its bytes in these regions, and inputs and outputs with it."""
@@ -389,7 +389,7 @@ class Program:
         at, region, offset = self._pointers
         self._args[at] = bases[region] + offset
         self.inputs, self.outputs = (
-            {name: view(memory["io"], *place) for name, place in side.items()}
+            {name: make_view(memory["io"], *place) for name, place in side.items()}
             for side in self._ports
         )
         status = self.inputs.pop(FAULT, np.zeros(STATUS.size, np.int64))
@@ -423,12 +423,12 @@ class Program:
         if self._sums is None:
             self._run_steps(table, 0, len(table))
         else:
-            for _ in self._stages(table, self._sums.stages, self._sums):
+            for _ in self._run_stages(table, self._sums.stages, self._sums):
                 pass
         if self._reports and self._status["kind"][0]:
-            raise self._bad_data([int(word) for word in self._status.view(np.int64)])
+            raise self._explain_bad_data([int(word) for word in self._status.view(np.int64)])
 
-    def _bad_data(self, words: Sequence[int], where: str = "") -> LabelError:
+    def _explain_bad_data(self, words: Sequence[int], where: str = "") -> LabelError:
         """Return the error for bad data; words: its status.  where: the rank that has met it."""
         kind, position, value, limit = words
         low = -limit if kind == INDEX else 0
@@ -440,39 +440,41 @@ class Program:
             f"[{low}, {limit}){advice}"
         )
 
-    def _stages(self, table: Array, units: Iterable[tuple[int, int]], sums: Sums) -> Iterator[int]:
+    def _run_stages(
+        self, table: Array, units: Iterable[tuple[int, int]], sums: Sums
+    ) -> Iterator[int]:
         """Run a table in units, with what belongs between them; see `Sums.run`."""
 
-        def native(first: int, count: int) -> None:
+        def run_native(first: int, count: int) -> None:
             self._run_steps(table, first, count)
 
         try:
-            yield from sums.run(units, native, self.memory, self._status)
+            yield from sums.run(units, run_native, self.read_memory, self._status)
         except RankError as error:
-            raise self._bad_data(error.words, f"rank {error.rank}: ") from None
+            raise self._explain_bad_data(error.words, f"rank {error.rank}: ") from None
 
     def _prepare(self, step: int, seed: int | None) -> None:
         """Set what a run begins with besides `inputs`."""
         self._status["kind"] = 0
-        self._random["seed"] = noise.seed() if seed is None else seed
+        self._random["seed"] = noise.get_seed() if seed is None else seed
         self._random["step"] = step
 
     def run_stepwise(self, step: int = 0, seed: int | None = None) -> Iterator[int]:
         """Do what `run` does, one step of the plan each time that the iterator is advanced.
 
-        A group is one step here.  Yields the number of steps that are done, 0 at first; `memory`
-        can be read in between.
+        A group is one step here.  Yields the number of steps that are done, 0 at first; in
+        between, `read_memory` can be called.
         """
         self._prepare(step, seed)
         if self._sums is None:
-            for i, count in self._units():
+            for i, count in self._list_units():
                 yield i
                 self._run_steps(self._table, i, count)
         else:
-            yield from self._stages(self._table, self._units(), self._sums)
+            yield from self._run_stages(self._table, self._list_units(), self._sums)
         yield len(self._table)
 
-    def _units(self) -> Iterator[tuple[int, int]]:
+    def _list_units(self) -> Iterator[tuple[int, int]]:
         """Yield the first step and the number of steps of every group, and of every step in
         none.
         """
@@ -482,20 +484,20 @@ class Program:
             yield i, count
             i += count
 
-    def memory(self, buffer: Buffer) -> Array:
+    def read_memory(self, buffer: Buffer) -> Array:
         """Return the bytes of a buffer of the plan as they are now, as an array; a view.
 
         Tensors that the plan holds channels-last have their elements in that order.
         """
         place = (buffer.offset, buffer.dtype, buffer.shape)
-        return view(self._memory[buffer.region], *place)
+        return make_view(self._memory[buffer.region], *place)
 
     def _run_steps(self, table: Array, first: int, count: int) -> None:
         """Run some steps of a table with all threads."""
         at = table.ctypes.data + first * table.dtype.itemsize
-        self._team().run(at, count, self._status.ctypes.data)
+        self._get_team().run(at, count, self._status.ctypes.data)
 
-    def stopwatch(self) -> Stopwatch:
+    def make_stopwatch(self) -> Stopwatch:
         """Return a stopwatch for this program, which `run` takes.
 
         Raises:

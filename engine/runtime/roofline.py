@@ -20,11 +20,11 @@ from engine.plan.context import STATUS, STEP
 from engine.plan.plan import KernelSpec
 from engine.plan.words import LINE
 from engine.runtime.arena import allocate
-from engine.runtime.program import Resolver, team
+from engine.runtime.program import Resolver, get_team
 
 PEAK, STREAM = KernelSpec("peak", ("f32",)), KernelSpec("stream", ("f32",))
 SIZES = tuple(1 << k for k in range(14, 27))  # bytes that are streamed through: 16 KiB to 64 MiB
-ACCESSES = 3  # of an element pair of `stream`: two reads and a write of 4 bytes each
+ACCESSES = 3  # of an element pair of `measure_stream`: two reads and a write of 4 bytes each
 SECONDS = 0.004  # that one measured run takes, about
 AGREEING = 4  # runs that must come close to the fastest, which then counts
 CLOSE = 1.15  # times the fastest: what counts as close
@@ -52,18 +52,18 @@ class Roofline:
         """Bytes a second of what fits into no cache."""
         return self.streams[-1][1]
 
-    def bandwidth(self, nbytes: int) -> float:
+    def find_bandwidth(self, nbytes: int) -> float:
         """Bytes a second of a step that touches `nbytes` bytes, at most."""
         return next((speed for size, speed in self.streams if nbytes <= size), self.memory)
 
-    def seconds(self, flops: int, itemsize: int, moves: Iterable[tuple[int, int]]) -> float:
+    def compute_seconds(self, flops: int, itemsize: int, moves: Iterable[tuple[int, int]]) -> float:
         """Return the least time of a step: of its operations or of its bytes, whichever takes
         longer.
 
         itemsize: of the elements that it computes with; a vector has half as many of 8 bytes.
         moves: bytes that it reads and writes, and of how much different memory they are.
         """
-        memory = sum(nbytes / self.bandwidth(footprint) for nbytes, footprint in moves)
+        memory = sum(nbytes / self.find_bandwidth(footprint) for nbytes, footprint in moves)
         return max(flops * max(itemsize, 4) / 4 / self.flops, memory)
 
 
@@ -92,7 +92,7 @@ def measure(threads: int, resolve: Resolver) -> Roofline:
     done = lines[lines.nbytes // 2 :].view(np.int64)
     operations = 0.0  # of one round on all threads
 
-    def peak(rounds: int) -> float:
+    def measure_peak(rounds: int) -> float:
         nonlocal operations
         factors[...] = 0.5  # sums of halves stay finite
         words = (factors.ctypes.data, done.ctypes.data, rounds)
@@ -102,25 +102,25 @@ def measure(threads: int, resolve: Resolver) -> Roofline:
 
     begin = time.perf_counter()
 
-    def measured(run: Callable[[int], float]) -> Best:
-        return best(run, MOST_RUNS if time.perf_counter() - begin < PATIENCE else AGREEING)
+    def run_once(run: Callable[[int], float]) -> Best:
+        return find_best(run, MOST_RUNS if time.perf_counter() - begin < PATIENCE else AGREEING)
 
     memory = allocate(SIZES[-1], what="what streams are measured with")
     at = memory.ctypes.data
-    peaks, streams = [measured(peak)], []
+    peaks, streams = [run_once(measure_peak)], []
     for size in SIZES:  # by turns: the speed of a machine drifts, and another process may disturb
         n = size // 8 // 16 * 16  # elements of either array
 
-        def stream(times: int, n: int = n) -> float:
+        def measure_stream(times: int, n: int = n) -> float:
             return _run(code[STREAM.symbol], (at, at + 4 * n, n, times), threads, resolve)
 
-        timed = measured(stream)
+        timed = run_once(measure_stream)
         streams.append((size, ACCESSES * 4 * n / timed.each, timed.unsure))
-        peaks.append(measured(peak))
-    return _limits(threads, operations, peaks, streams)
+        peaks.append(run_once(measure_peak))
+    return _compute_limits(threads, operations, peaks, streams)
 
 
-def _limits(
+def _compute_limits(
     threads: int,
     operations: float,
     peaks: Sequence[Best],
@@ -142,7 +142,7 @@ def _limits(
     return Roofline(threads, operations / fastest, tuple(zip(sizes, speeds, strict=True)), unsure)
 
 
-def best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
+def find_best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
     """Run something until a few runs agree on how fast it is.
 
     run: does it a number of times, and returns the seconds that all of these took.
@@ -159,12 +159,12 @@ def best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
             break
         count, few = factor * count, many
     times = [few]
-    while len(times) < most and _agreeing(times) < AGREEING:
+    while len(times) < most and _count_agreeing(times) < AGREEING:
         times.append(run(count))
-    return Best(min(times) / count, _agreeing(times) < AGREEING)
+    return Best(min(times) / count, _count_agreeing(times) < AGREEING)
 
 
-def _agreeing(times: Sequence[float]) -> int:
+def _count_agreeing(times: Sequence[float]) -> int:
     """Return how many runs came close to the fastest."""
     return sum(seconds <= CLOSE * min(times) for seconds in times)
 
@@ -175,5 +175,5 @@ def _run(kernel: int, words: tuple[int, ...], threads: int, resolve: Resolver) -
     table, status = np.zeros(1, STEP.dtype), np.zeros(STATUS.size, np.int64)
     table["kernel"], table["arguments"] = kernel, arguments.ctypes.data
     start = time.perf_counter()
-    team(threads, resolve).run(table.ctypes.data, 1, status.ctypes.data)
+    get_team(threads, resolve).run(table.ctypes.data, 1, status.ctypes.data)
     return time.perf_counter() - start

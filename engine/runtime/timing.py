@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.plan.context import MOVE, SPAN, TILES, TIMED, tile_words
+from engine.plan.context import MOVE, SPAN, TILES, TIMED, count_tile_words
 from engine.plan.plan import KernelSpec
 from engine.plan.words import LINE
 
@@ -75,7 +75,7 @@ class Stopwatch:
     def _write_tiles(self, threads: int) -> None:
         """Let the calls of steps in groups be told the number of the tile, and of the thread."""
         tiled = np.flatnonzero(self.table["tiles"])
-        room = tile_words(TIMED.size, 0, threads)
+        room = count_tile_words(TIMED.size, 0, threads)
         self._tiles = np.zeros((len(tiled), room), np.int64)
         for n, words in zip(tiled, self._tiles, strict=True):
             begin = int(self.table["tiles"][n])

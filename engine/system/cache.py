@@ -53,7 +53,7 @@ class Entry:
     key: str
 
 
-def cache_dir() -> Path | None:
+def find_cache_dir() -> Path | None:
     """Return EDGEGRAD_CACHE_DIR, or a folder in the user's cache folder, if there is one."""
     chosen = switch("CACHE_DIR")
     if chosen:
@@ -67,7 +67,7 @@ def cache_dir() -> Path | None:
         return None
 
 
-def trusted(folder: Path) -> bool:
+def is_trusted(folder: Path) -> bool:
     """Return whether no other user can replace a folder or its contents.
 
     If somebody can, a warning says so, once per cache folder.  For a folder that does not exist,
@@ -86,7 +86,7 @@ def _told_once() -> Iterator[None]:
     try:
         yield
     except trust.Untrusted as found:
-        base = cache_dir()
+        base = find_cache_dir()
         name = None if base is None else os.fspath(base)
         if _told.setdefault(name, found) is found:  # not another thread's
             warnings.warn(
@@ -101,10 +101,10 @@ def _told_once() -> Iterator[None]:
 
 def seal(kind: str, key: str, content: bytes) -> bytes:
     """Return the content of an entry with its magic, size and digest in front."""
-    return _HEAD.pack(MAGIC, len(content), _digest(kind, key, content)) + content
+    return _HEAD.pack(MAGIC, len(content), _compute_digest(kind, key, content)) + content
 
 
-def _digest(kind: str, key: str, content: bytes) -> bytes:
+def _compute_digest(kind: str, key: str, content: bytes) -> bytes:
     digest = hashlib.sha256(f"{kind}\0{key}\0{len(content)}\0".encode())
     digest.update(content)
     return digest.digest()
@@ -118,7 +118,7 @@ def unseal(kind: str, key: str, raw: bytes) -> bytes | None:
         return None
     magic, size, digest = _HEAD.unpack_from(raw)
     content = raw[_HEAD.size :]
-    if magic != MAGIC or size != len(content) or digest != _digest(kind, key, content):
+    if magic != MAGIC or size != len(content) or digest != _compute_digest(kind, key, content):
         return None
     return content
 
@@ -157,7 +157,7 @@ def write(entry: Entry, content: bytes) -> None:
             raise
 
 
-def writable(folder: Path) -> bool:
+def can_write(folder: Path) -> bool:
     """Return whether `write` can write to a folder, which is made if it does not exist."""
     with contextlib.suppress(OSError), _told_once():
         _make(folder)
@@ -182,20 +182,20 @@ def _make(folder: Path) -> None:
 
 
 def mark_used(path: Path) -> None:
-    """Let a file be the one that was used last, which `bound` removes last."""
+    """Let a file be the one that was used last, which `limit_size` removes last."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
-def bound(folder: Path, limit: int) -> None:
+def limit_size(folder: Path, limit: int) -> None:
     """Remove files of a folder, the least recently used first, until `limit` bytes are left.
 
     Files that are being written stay, unless their writer has ended long ago.
     """
-    if not trusted(folder):
+    if not is_trusted(folder):
         return
-    entries = sorted(_files(folder))
-    gone = _abandoned(entries)
+    entries = sorted(_list_files(folder))
+    gone = _list_abandoned(entries)
     total = sum(size for _, size, path in entries if not path.endswith(_TEMPORARY))
     for _, size, path in entries:
         if total > limit and not path.endswith(_TEMPORARY):
@@ -211,10 +211,10 @@ def _sweep(folder: Path) -> None:
     """
     if folder not in _swept:
         _swept.add(folder)
-        _remove(_abandoned(_files(folder)))
+        _remove(_list_abandoned(_list_files(folder)))
 
 
-def _abandoned(found: Iterable[tuple[float, int, str]]) -> list[str]:
+def _list_abandoned(found: Iterable[tuple[float, int, str]]) -> list[str]:
     """Return the files among those found whose writers have ended long ago."""
     oldest = time.time() - _ABANDONED
     return [path for used, _, path in found if path.endswith(_TEMPORARY) and used < oldest]
@@ -226,7 +226,7 @@ def _remove(paths: Iterable[str]) -> None:
             os.unlink(path)
 
 
-def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
+def _list_files(folder: Path) -> Iterator[tuple[float, int, str]]:
     """When each file of a folder was used last, its bytes, its path."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

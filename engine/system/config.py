@@ -7,8 +7,8 @@ import platform
 import sys
 
 from engine.base import limits
-from engine.base.arguments import count, digits
-from engine.base.errors import EngineError, nearest
+from engine.base.arguments import count, parse_digits
+from engine.base.errors import EngineError, suggest_nearest
 
 PREFIX = "EDGEGRAD_"
 
@@ -26,7 +26,7 @@ SWITCHES = {
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
     "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
     **{
-        f"MAX_{name}": f"most {limit.unit} of {limit.meaning}; default {limit.told()}"
+        f"MAX_{name}": f"most {limit.unit} of {limit.meaning}; default {limit.describe()}"
         for name, limit in limits.LIMITS.items()
     },
 }
@@ -49,7 +49,7 @@ def switch(name: str) -> str:
     for key in os.environ:
         if key.startswith(PREFIX) and key[len(PREFIX) :] not in SWITCHES:
             known = [PREFIX + s for s in SWITCHES]
-            raise EngineError(f"unknown switch {key}; known: {known}{nearest(key, known)}")
+            raise EngineError(f"unknown switch {key}; known: {known}{suggest_nearest(key, known)}")
     assert name in SWITCHES, name
     value = os.environ.get(PREFIX + name, "")
     if value and value not in _VALUES.get(name, (value,)):
@@ -68,16 +68,16 @@ def plan_bytes() -> int:
         EngineError: the value is not a whole number from 1 on.
     """
     text = switch("PLAN_MEMORY") or str(PLAN_MEMORY)
-    return digits(f"{PREFIX}PLAN_MEMORY (MiB)", text, 1, 1 << 40) << 20
+    return parse_digits(f"{PREFIX}PLAN_MEMORY (MiB)", text, 1, 1 << 40) << 20
 
 
-def usable_cores() -> int:
+def count_cores() -> int:
     """Number of cores that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def threads(requested: object = None) -> int:
+def choose_threads(requested: object = None) -> int:
     """Return the number of worker threads: argument, EDGEGRAD_THREADS, or all usable cores.
 
     Raises:
@@ -86,9 +86,9 @@ def threads(requested: object = None) -> int:
     title, text = "threads", switch("THREADS")
     if requested is None and text:
         title = PREFIX + "THREADS"
-        requested = digits(title, text, 1, MAX_THREADS)
+        requested = parse_digits(title, text, 1, MAX_THREADS)
     if requested is None:
-        return min(usable_cores(), MAX_THREADS)
+        return min(count_cores(), MAX_THREADS)
     number = count(title, requested)
     if not 1 <= number <= MAX_THREADS:
         raise EngineError(f"{title}={number}: expected 1 to {MAX_THREADS}")

@@ -46,10 +46,10 @@ def read(path: str, what: str) -> bytes:
     except EngineError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        raise FileError(f"cannot read {what} {path!r}: {reason(error)}") from error
+        raise FileError(f"cannot read {what} {path!r}: {describe_error(error)}") from error
 
 
-def opened(path: str, model: str = "") -> BinaryIO:
+def open_file(path: str, model: str = "") -> BinaryIO:
     """Return a regular file, open for reading.
 
     model: the path of the model whose external data it is.  The file must then lie in the folder of
@@ -79,7 +79,7 @@ def opened(path: str, model: str = "") -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def names_inside(location: str) -> bool:
+def is_inside(location: str) -> bool:
     """Return whether a name from a file stays inside a folder, on any system.
 
     It has no drive, no root and no `..`, and on Windows no colon, which starts a stream of a file.
@@ -119,14 +119,14 @@ def read_array(
 ) -> Array:
     """`count` elements of a binary file, from byte `offset` on.
 
-    model: as `opened` takes it.
+    model: as `open_file` takes it.
 
     Raises:
-        FileError: the file is missing, unreadable, too short, or not where `opened` wants it.
+        FileError: the file is missing, unreadable, too short, or not where `open_file` wants it.
     """
     end = offset + count * dtype.itemsize
     try:
-        with opened(path, model) as file:
+        with open_file(path, model) as file:
             size = os.fstat(file.fileno()).st_size
             if end > size:
                 raise FileError(
@@ -136,7 +136,9 @@ def read_array(
     except FileError as error:
         raise FileError(f"{what}: {error}") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{what}: cannot read external data {path!r}: {reason(error)}") from error
+        raise FileError(
+            f"{what}: cannot read external data {path!r}: {describe_error(error)}"
+        ) from error
 
 
 def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
@@ -149,11 +151,11 @@ def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
         FileError: it could not be written; what was there before is unchanged.  Only if the very
             last step failed, syncing the folder, the new content has taken its place.
     """
-    path = target(path)
+    path = resolve_target(path)
     try:
         replace(path, pieces)
     except OSError as error:
-        raise FileError(f"cannot write {path!r}: {reason(error)}") from error
+        raise FileError(f"cannot write {path!r}: {describe_error(error)}") from error
 
 
 def replace(path: str, pieces: Iterable[bytes | memoryview], mode_of: str | None = None) -> None:
@@ -196,7 +198,9 @@ def sync_folder(folder: str) -> None:
     try:
         fsync_folder(folder)
     except OSError as error:
-        raise FileError(f"cannot write into the folder {folder!r}: {reason(error)}") from error
+        raise FileError(
+            f"cannot write into the folder {folder!r}: {describe_error(error)}"
+        ) from error
 
 
 def fsync_folder(folder: str) -> None:
@@ -242,7 +246,7 @@ def make_folder(folder: str) -> None:
                     raise
             fsync_folder(os.path.dirname(each))
     except OSError as error:
-        raise FileError(f"cannot make the folder {folder!r}: {reason(error)}") from error
+        raise FileError(f"cannot make the folder {folder!r}: {describe_error(error)}") from error
 
 
 @contextlib.contextmanager
@@ -257,19 +261,21 @@ def staging(folder: str) -> Iterator[str]:
     import shutil
     import tempfile
 
-    for left in _abandoned(folder or "."):
+    for left in _list_abandoned(folder or "."):
         shutil.rmtree(left, ignore_errors=True)
     try:
         made = tempfile.mkdtemp(prefix=_STAGE, suffix=".tmp", dir=folder or ".")
     except OSError as error:
-        raise FileError(f"cannot write into the folder {folder!r}: {reason(error)}") from error
+        raise FileError(
+            f"cannot write into the folder {folder!r}: {describe_error(error)}"
+        ) from error
     try:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _abandoned(folder: str) -> list[str]:
+def _list_abandoned(folder: str) -> list[str]:
     """Return the folders in `folder` that `staging` made long ago, and that nothing was put into
     since.
     """
@@ -296,7 +302,7 @@ def replace_together(moves: Sequence[tuple[str, str]], keys: Sequence[str]) -> N
         FileError: it is not possible; previous files may be gone.
     """
     folder = os.path.dirname(moves[0][1])
-    gone = [target(path) for path in keys]
+    gone = [resolve_target(path) for path in keys]
     if any(os.path.lexists(path) for path in gone):
         for path in gone:
             remove(path)
@@ -326,7 +332,7 @@ def copy(source: str, path: str) -> None:
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
         except OSError as error:
-            raise FileError(f"cannot write {path!r}: {reason(error)}") from error
+            raise FileError(f"cannot write {path!r}: {describe_error(error)}") from error
 
 
 def move(source: str, path: str) -> None:
@@ -335,11 +341,11 @@ def move(source: str, path: str) -> None:
     Raises:
         FileError: it is not possible; both are as they were.
     """
-    path = target(path)
+    path = resolve_target(path)
     try:
         os.replace(source, path)
     except OSError as error:
-        raise FileError(f"cannot write {path!r}: {reason(error)}") from error
+        raise FileError(f"cannot write {path!r}: {describe_error(error)}") from error
 
 
 def remove(path: str) -> None:
@@ -352,10 +358,10 @@ def remove(path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     except OSError as error:
-        raise FileError(f"cannot remove {path!r}: {reason(error)}") from error
+        raise FileError(f"cannot remove {path!r}: {describe_error(error)}") from error
 
 
-def target(path: str) -> str:
+def resolve_target(path: str) -> str:
     """Return the path to which a file for `path` is written: symbolic links are followed.
 
     Raises:
@@ -369,10 +375,10 @@ def target(path: str) -> str:
     except FileError:
         raise
     except OSError as error:
-        raise FileError(f"cannot write {path!r}: {reason(error)}") from error
+        raise FileError(f"cannot write {path!r}: {describe_error(error)}") from error
     return place
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the message of an OSError, without the path."""
     return getattr(error, "strerror", None) or str(error)

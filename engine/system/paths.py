@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from engine.base.errors import ModelError, nearest
+from engine.base.errors import ModelError, suggest_nearest
 from engine.system.files import NOTE
 
 KEY = "paths"  # of `Interface.notes`
@@ -46,35 +46,35 @@ class Paths:
         """
         return _parse(metadata.get(key, ""))
 
-    def text(self) -> str:
+    def write(self) -> str:
         """Return what `of` reads."""
         modules: dict[str, list[str]] = {}
         for name, module in self.nodes.items():
             modules.setdefault(module, []).append(name)
         return json.dumps([dict(self.values), modules], separators=(",", ":"))
 
-    def only(self, values: Iterable[str], nodes: Iterable[str]) -> Paths:
+    def select(self, values: Iterable[str], nodes: Iterable[str]) -> Paths:
         """Return the paths of these tensors and nodes, where they are known."""
         return Paths(
             {name: self.values[name] for name in values if name in self.values},
             {name: self.nodes[name] for name in nodes if name in self.nodes},
         )
 
-    def value(self, name: str) -> str:
+    def name_value(self, name: str) -> str:
         """Return the path of a tensor; its name, if that is all that is known."""
         return self.values.get(name, name)
 
-    def names(self, name: str) -> tuple[str, ...]:
+    def list_names(self, name: str) -> tuple[str, ...]:
         """Return all names that stand for a tensor: its own, and its path."""
         path = self.values.get(name, name)
         return (name,) if path == name else (name, path)
 
-    def title(self, name: str) -> str:
+    def title_value(self, name: str) -> str:
         """Return what a message calls a tensor."""
-        path = self.value(name)
+        path = self.name_value(name)
         return repr(name) if path == name else f"{name!r} ({path})"
 
-    def module(self, node: str) -> str:
+    def find_module(self, node: str) -> str:
         """Return the submodule that a node is of; empty if it is not known.
 
         Nodes that are made of another, as its gradients, have names that begin with that node's.
@@ -84,21 +84,21 @@ class Paths:
             name = name.rpartition("/")[0]
         return self.nodes.get(name, "")
 
-    def node(self, node: str) -> str:
+    def title_node(self, node: str) -> str:
         """Return what a message calls a node."""
-        module = self.module(node)
+        module = self.find_module(node)
         return f"{node!r} of {module}" if module else repr(node)
 
-    def beside(self, node: str) -> str:
+    def label_node(self, node: str) -> str:
         """Return what a table calls a node: its submodule before its name, unless that says it."""
-        module = self.module(node)
+        module = self.find_module(node)
         return f"{module}: {node}" if module and module not in node.replace("/", ".") else node
 
     def matches(self, name: str, pattern: str) -> bool:
         """Return whether a pattern, as of `fnmatch`, matches a tensor's name or path."""
-        return any(fnmatchcase(each, pattern) for each in self.names(name))
+        return any(fnmatchcase(each, pattern) for each in self.list_names(name))
 
-    def spelt(self, patterns: Iterable[str], known: Iterable[str]) -> list[str]:
+    def spell_patterns(self, patterns: Iterable[str], known: Iterable[str]) -> list[str]:
         """Return patterns that match by names alone what the given ones match by paths, too.
 
         known: the names that they are for.
@@ -112,12 +112,12 @@ class Paths:
             spellings.update(dict.fromkeys(by_path))
         return list(spellings)
 
-    def nearest(self, pattern: str, known: Iterable[str]) -> str:
+    def suggest_nearest(self, pattern: str, known: Iterable[str]) -> str:
         """Return what a message says of the names that are like a pattern which matches none."""
-        paths = [self.value(name) for name in known]
-        return nearest(pattern, paths) or f"; they are {listed(paths)}" if paths else ""
+        paths = [self.name_value(name) for name in known]
+        return suggest_nearest(pattern, paths) or f"; they are {join_names(paths)}" if paths else ""
 
-    def resolved(self, names: Iterable[str], known: Iterable[str]) -> list[str]:
+    def resolve(self, names: Iterable[str], known: Iterable[str]) -> list[str]:
         """Return these names, with paths replaced by the names of their tensors.
 
         known: the names of tensors; these stay, as do names that are not paths.
@@ -146,7 +146,7 @@ def _parse(text: str) -> Paths:
         raise ModelError(f"the note of the paths of its module is damaged: {error!r}") from None
 
 
-def listed(names: Iterable[str], most: int = LISTED) -> str:
+def join_names(names: Iterable[str], most: int = LISTED) -> str:
     """Return the first names of a list as a message has them, and how many more there are."""
     every = list(dict.fromkeys(names))
     more = f" and {len(every) - most} more" if len(every) > most else ""

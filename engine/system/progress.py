@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 PATIENCE = 1.0  # seconds of work that nothing is said of
 
 
-def logger() -> Logger:
+def get_logger() -> Logger:
     """Return the logger `edgegrad`; a start that says nothing does not import logging for it."""
     import logging
 
     return logging.getLogger("edgegrad")
 
 
-def _silenced() -> bool:
+def _is_silenced() -> bool:
     import logging
 
-    return not logger().isEnabledFor(logging.WARNING)
+    return not get_logger().isEnabledFor(logging.WARNING)
 
 
-def _terminal() -> bool:
+def _is_terminal() -> bool:
     """Return whether stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 class Progress:
-    """Counts what is done of some work: a context in which `tick` is called again and again.
+    """Counts what is done of some work: a context in which `count` is called again and again.
 
     text: what is said, in which `{count}` stands for `done/total`, for example
         "compiling {count} kernels (once; kept in /home/me/.cache/edgegrad)".
@@ -59,7 +59,7 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def tick(self, done: int = 0) -> None:
+    def count(self, done: int = 0) -> None:
         """Count `done` more, and say so if it is time to."""
         self._done += done
         if self._bar is not None:
@@ -69,10 +69,10 @@ class Progress:
         if self._said or waited < PATIENCE or self._done >= self._total:
             return
         self._said = True
-        if _silenced():
+        if _is_silenced():
             return
-        if not _terminal():
-            logger().warning(self._text.replace("{count}", f"{self._done}/{self._total}"))
+        if not _is_terminal():
+            get_logger().warning(self._text.replace("{count}", f"{self._done}/{self._total}"))
             return
         from tqdm import tqdm
 
@@ -91,7 +91,7 @@ class Progress:
 @contextlib.contextmanager
 def announced(text: str) -> Iterator[None]:
     """On a terminal, print what goes on in this context once it lasts; it cannot be counted."""
-    if not _terminal() or _silenced():
+    if not _is_terminal() or _is_silenced():
         yield
         return
     timer = threading.Timer(PATIENCE, print, (text,), {"file": sys.stderr, "flush": True})

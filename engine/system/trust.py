@@ -52,7 +52,7 @@ def walk(folder: str | os.PathLike[str]) -> None:
     place = "/"
     _check(place, status, owners, sticky=True)
     path = os.fspath(folder)
-    for place, status in _places(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)):
+    for place, status in _walk(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)):
         if stat.S_ISLNK(status.st_mode):
             _check_owner(place, status, owners)
         else:
@@ -60,7 +60,7 @@ def walk(folder: str | os.PathLike[str]) -> None:
     _check(place, status, trusted, sticky=False)
 
 
-def _places(path: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every folder and symbolic link that the system passes on an absolute path, from the
     root on.
 
@@ -124,7 +124,7 @@ def _has_own_group(place: str, found: os.stat_result) -> bool:
     return group.gr_name == name and {*group.gr_mem} <= {name} and not listed
 
 
-def opened(path: str, flags: int = 0) -> IO[bytes]:
+def open_file(path: str, flags: int = 0) -> IO[bytes]:
     """Return a regular file, opened to be read; nothing else is waited for.
 
     flags: of the system's call, besides those that this takes.
@@ -149,7 +149,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
     """
     name = os.fspath(path)
     try:
-        file = opened(name, getattr(os, "O_NOFOLLOW", 0))
+        file = open_file(name, getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         if os.path.islink(name):
             raise Untrusted(f"{name!r} is a symbolic link") from None

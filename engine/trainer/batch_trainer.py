@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from engine.base.errors import InputError, NonFiniteError, StateError
-from engine.base.signatures import ABOVE_0, Range, checked
+from engine.base.signatures import ABOVE_0, Range, check_arguments
 from engine.distributed.group import Group
 from engine.trainer.learner import Array, Learner, Path
 from engine.trainer.metric import Given, Metric
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engine.training.state import CheckpointState
 
 
-@checked(lowest=ABOVE_0, highest=ABOVE_0, steps=Range(20))
+@check_arguments(lowest=ABOVE_0, highest=ABOVE_0, steps=Range(20))
 class BatchTrainer:
     """A model that learns from batches; `Trainer` explains its arguments and attributes.
 

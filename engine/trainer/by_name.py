@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.base.errors import InputError, ModelWarning, caller_level
+from engine.base.errors import InputError, ModelWarning, find_caller_level
 from engine.data.array_files import is_array_file
 from engine.data.dataset import Dataset
 from engine.data.folders import TRAIN, split_of
@@ -51,7 +51,7 @@ def begin(kind: Architecture, *, data: Any, seed: int, **given: Any) -> Made:
             f"{kind.name}: {', '.join(made.random)} stay random: the weights have them for "
             "another number of classes",
             ModelWarning,
-            stacklevel=caller_level(),
+            stacklevel=find_caller_level(),
         )
     return made
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from engine.base.errors import NameNotFoundError, nearest
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.errors import NameNotFoundError, suggest_nearest
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
 from engine.trainer.fit import Callback as Callback
@@ -25,7 +25,7 @@ from engine.training.mode import Mode
 Array = npt.NDArray[Any]
 
 
-@checked(patience=AT_LEAST_0, min_delta=AT_LEAST_0)
+@check_arguments(patience=AT_LEAST_0, min_delta=AT_LEAST_0)
 class EarlyStopping(Callback):
     """Stops the run when a column of the history has not become better for some epochs.
 
@@ -79,7 +79,7 @@ class EarlyStopping(Callback):
             if self.monitor not in known and ("val_loss" in known or not fit.validates):
                 raise NameNotFoundError(
                     f"EarlyStopping: the history has no column {self.monitor!r}; it has {known}"
-                    f"{nearest(self.monitor, known)}"
+                    f"{suggest_nearest(self.monitor, known)}"
                 )
             return
         if is_better(row[self.monitor], self.best, self.mode, self.min_delta):

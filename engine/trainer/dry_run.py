@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.base import arguments
-from engine.base.errors import BudgetError, InputError, nearest
+from engine.base.errors import BudgetError, InputError, suggest_nearest
 from engine.checking import Check, Subject, advice, check
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def dry_run(
         _subject(learner),
         shapes_of(learner.inputs, batch),
         source=learner.folder,
-        budget=None if wanted is None else arguments.nbytes("memory_budget", wanted),
-        variants=arguments.flag("variants", variants),
+        budget=None if wanted is None else arguments.check_nbytes("memory_budget", wanted),
+        variants=arguments.check_flag("variants", variants),
     )
 
 
@@ -34,7 +34,7 @@ def advised(learner: Learner, shapes: Sequence[tuple[int, ...]], error: BudgetEr
     assert learner.memory_budget is not None
     named = dict(zip(learner.inputs, shapes, strict=True))
     told = advice(_subject(learner), named, learner.memory_budget)
-    return error.advised(told) if told else error
+    return error.add_advice(told) if told else error
 
 
 def _subject(learner: Learner) -> Subject:
@@ -63,7 +63,7 @@ def shapes_of(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int
                 known = ", ".join(repr(str(n)) for n in given) or "nothing"
                 raise InputError(
                     f"the batch lacks the input {name!r}; it has {known}"
-                    f"{nearest(name, map(str, given))}"
+                    f"{suggest_nearest(name, map(str, given))}"
                 )
         return {name: _shape(name, given[name]) for name in names}
     if len(batch) != len(names):
@@ -74,5 +74,5 @@ def shapes_of(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int
 def _shape(name: str, value: Any) -> tuple[int, ...]:
     """Return the shape of an array; a tuple of whole numbers is one itself."""
     if isinstance(value, tuple):
-        return arguments.shape(f"input {name!r}", value)
+        return arguments.check_shape(f"input {name!r}", value)
     return tuple(np.shape(value))

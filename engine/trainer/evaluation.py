@@ -12,7 +12,7 @@ import numpy.typing as npt
 from engine.base.errors import InputError, ShapeError
 from engine.data import batches
 from engine.data.shares import turns
-from engine.distributed.group import everyone
+from engine.distributed.group import gather_values
 from engine.trainer.inputs import samples_of, words
 from engine.trainer.metrics.named import results_of
 from engine.trainer.sizes import BATCH_SIZE, batches_for, fixed_batch, padded
@@ -93,7 +93,7 @@ def evaluate(
         is_divided = all(metric.partial() is not None for metric in metrics)
         _with_others(ranks, source, count, is_divided)
         if is_divided:
-            told = everyone(ranks.group, [losses, samples, [m.partial() for m in metrics]])
+            told = gather_values(ranks.group, [losses, samples, [m.partial() for m in metrics]])
             losses[:] = map(sum, zip(*(each[0] for each in told), strict=True))
             samples = sum(each[1] for each in told)
             for place, metric in enumerate(metrics):
@@ -123,7 +123,7 @@ def _with_others(
     except Exception as problem:
         error = problem
     ranks.agree(error)
-    if any(everyone(ranks.group, was_interrupted)):
+    if any(gather_values(ranks.group, was_interrupted)):
         raise EvaluationInterrupted
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from engine.base.representation import by_arguments
-from engine.base.signatures import checked
+from engine.base.representation import represent
+from engine.base.signatures import check_arguments
 from engine.trainer.evaluation import EvaluationBatch
 from engine.trainer.history import History
 
@@ -115,7 +115,7 @@ class Fit:
             self.stop_reason = reason
 
 
-@checked
+@check_arguments
 class Callback:
     """Base of callbacks; every hook gets the running `Fit` and does nothing here.
 
@@ -127,7 +127,7 @@ class Callback:
     in which they were given.
     """
 
-    __repr__ = by_arguments
+    __repr__ = represent
 
     def on_fit_begin(self, fit: Fit) -> None:
         """Called when all is checked and a resumed run restored; nothing is trained yet."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.artifacts.generate import save_forward
-from engine.base.errors import InputError, ModelWarning, caller_level, defects
+from engine.base.errors import InputError, ModelWarning, defects, find_caller_level
 from engine.lora import adapt
 from engine.runtime import mapping
 from engine.system import files
@@ -47,7 +47,7 @@ class Forward:
         self._is_changed = self._has_adapters = False
         self._head: list[str] = []  # the parameters of a new last layer
         if has_half_weights(self.graph):
-            warnings.warn(HALVES, ModelWarning, stacklevel=caller_level())
+            warnings.warn(HALVES, ModelWarning, stacklevel=find_caller_level())
             self.graph, self._is_changed = widen_graph(self.graph), True
 
     @classmethod

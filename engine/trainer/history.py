@@ -17,10 +17,10 @@ from engine.base.errors import (
     InputError,
     MissingPackageError,
     NameNotFoundError,
-    nearest,
+    suggest_nearest,
 )
 from engine.drawing import amounts
-from engine.drawing.text_table import aligned
+from engine.drawing.text_table import align_cells
 from engine.system import files
 from engine.trainer.metrics.named import declared_column, is_share
 from engine.training.mode import Mode
@@ -110,7 +110,8 @@ class History:
         known = self.columns
         if column not in known:
             raise NameNotFoundError(
-                f"the history has no column {column!r}; it has {known}{nearest(column, known)}"
+                f"the history has no column {column!r}; it has "
+                f"{known}{suggest_nearest(column, known)}"
             )
         return [row.get(column, math.nan) for row in self.rows]
 
@@ -137,7 +138,7 @@ class History:
 
     def to_csv(self) -> str:
         """Return the rows as CSV with a line of names; a missing value is an empty cell."""
-        return foreign_text.table(self.rows, self.columns)
+        return foreign_text.format_csv(self.rows, self.columns)
 
     def to_jsonl(self) -> str:
         """Return the rows as JSON, an object a line; NaN and infinities are null."""
@@ -150,7 +151,7 @@ class History:
         Raises:
             FileError: it cannot be written; what was there is unchanged.
         """
-        files.write(arguments.path("history", path), [self.to_csv().encode()])
+        files.write(arguments.check_path("history", path), [self.to_csv().encode()])
 
     def write_jsonl(self, path: str | os.PathLike[str]) -> None:
         """Write the rows as JSON lines, in one step.
@@ -158,7 +159,7 @@ class History:
         Raises:
             FileError: it cannot be written; what was there is unchanged.
         """
-        files.write(arguments.path("history", path), [self.to_jsonl().encode()])
+        files.write(arguments.check_path("history", path), [self.to_jsonl().encode()])
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> History:
@@ -167,7 +168,7 @@ class History:
         Raises:
             FileError: it cannot be read, or is not a history.
         """
-        name = arguments.path("history", path)
+        name = arguments.check_path("history", path)
         data = files.read(name, "history")
         try:
             text = data.decode()
@@ -224,14 +225,14 @@ class History:
         if not self.rows:
             return "History(no epochs)"
         ended = f"stopped: {self.stop_reason}" if self.stop_reason else ""
-        return (aligned([self.columns, *self._cells()]) + ended).rstrip()
+        return (align_cells([self.columns, *self._cells()]) + ended).rstrip()
 
     def _repr_html_(self) -> str:
-        from engine.drawing.page import table, text  # imports html, hashlib, base64
+        from engine.drawing.page import escape, make_table  # imports html, hashlib, base64
 
-        ended = f"<p>stopped: {text(self.stop_reason)}</p>" if self.stop_reason else ""
-        cells = [[text(cell) for cell in row] for row in self._cells()]
-        return table([text(column) for column in self.columns], cells) + ended
+        ended = f"<p>stopped: {escape(self.stop_reason)}</p>" if self.stop_reason else ""
+        cells = [[escape(cell) for cell in row] for row in self._cells()]
+        return make_table([escape(column) for column in self.columns], cells) + ended
 
     def _cells(self) -> list[list[str]]:
         """Return the rows as texts, epochs from 1 on; of a long history the first and the last."""
@@ -250,8 +251,8 @@ def _cell(column: str, value: float | None) -> str:
         return ""
     forms: dict[str, Callable[[float], str]] = {
         "epoch": lambda epoch: f"{int(epoch) + 1}",
-        "seconds": amounts.duration,
-        "memory": amounts.size,
+        "seconds": amounts.format_duration,
+        "memory": amounts.format_size,
         "skipped": lambda count: f"{int(count)}",
     }
     return forms[column](value) if column in forms else amounts.measure(value, is_share(column))

@@ -53,7 +53,7 @@ def identity(learner: Learner, **options: object) -> dict[str, Any]:
         "model": model,
         "optimizer": optimizer,
         "learning_rate": learner.learning_rate,
-        "model_seed": noise.seed() if seed is None else seed,
+        "model_seed": noise.get_seed() if seed is None else seed,
         **options,
     }
 

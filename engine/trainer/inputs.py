@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.element_types import NUMPY
-from engine.base.errors import DTypeError, InputError, LabelError, nearest
+from engine.base.errors import DTypeError, InputError, LabelError, suggest_nearest
 from engine.system.files import SHARES
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def arrays_of(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[
             names = [repr(str(name)) for name in given]
             raise InputError(
                 f"the batch lacks the input {missing[0]!r} of the {model.what}; it has "
-                f"{', '.join(names) or 'nothing'}{nearest(missing[0], map(str, given))}"
+                f"{', '.join(names) or 'nothing'}{suggest_nearest(missing[0], map(str, given))}"
             )
         pairs = [(name, given[name]) for name in model.inputs]
     elif len(batch) == len(model.inputs):
@@ -74,9 +74,9 @@ def _cast(model: Model, name: str, value: Any) -> Array:
     if kind == np.int64 and len(shape) == 1 and np.ndim(value) == 2 and np.shape(value)[1] > 1:
         from engine.data.labels import from_one_hot
 
-        return from_one_hot(arguments.array(f"input {name!r}", value), f"input {name!r}")
+        return from_one_hot(arguments.make_array(f"input {name!r}", value), f"input {name!r}")
     if model.interface.notes.get(SHARES) == name and np.ndim(value) == len(shape) - 1:
-        return _shares(name, arguments.array(f"input {name!r}", value), shape, kind)
+        return _shares(name, arguments.make_array(f"input {name!r}", value), shape, kind)
     return arguments.cast(f"input {name!r}", value, kind)
 
 

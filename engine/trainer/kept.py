@@ -73,15 +73,18 @@ def _parts(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, list) or len(value) != 2:
         raise InputError(f"{what}={value!r}; expected [micro_batches, own_statistics]")
     count = None if value[0] is None else arguments.count("micro_batches", value[0])
-    return {"micro_batches": count, "own_statistics": arguments.flag("own_statistics", value[1])}
+    return {
+        "micro_batches": count,
+        "own_statistics": arguments.check_flag("own_statistics", value[1]),
+    }
 
 
 _ENTRIES = {
     "model_seed": arguments.count,
     "parts": _parts,
-    "learning_rate": arguments.real,
-    "classes": arguments.names,
-    "outputs": arguments.names,
+    "learning_rate": arguments.check_real,
+    "classes": arguments.check_names,
+    "outputs": arguments.check_names,
     "ignore_index": arguments.count,
-    "threshold": arguments.real,
+    "threshold": arguments.check_real,
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from engine.base.errors import CheckpointError, FileError, ShapeError, StateError
-from engine.system.files import SHARES, names_inside
+from engine.system.files import SHARES, is_inside
 from engine.trainer.inputs import arrays_of
 from engine.training import artifact_set
 from engine.training.module import Module
@@ -282,7 +282,7 @@ class Learner:
                 *(large.file for large in interface.large),
                 *(name for name, *_ in interface.external),
             )
-            kept |= {name: name for name in external if name and names_inside(name)}
+            kept |= {name: name for name in external if name and is_inside(name)}
         return kept
 
     def write_checkpoint(self, path: Path) -> None:

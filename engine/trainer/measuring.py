@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import InputError, NameNotFoundError
-from engine.distributed.group import everyone
+from engine.distributed.group import gather_values
 from engine.trainer.inputs import samples_of
 from engine.trainer.metrics.named import results_of
 
@@ -106,7 +106,7 @@ class TrainingMetrics:
     def state(self) -> list[list[Any]]:
         """Return what each metric has counted, rank by rank, in types of JSON."""
         mine = [metric.partial() for metric in self._metrics]
-        told = [mine] if self._group is None else everyone(self._group, mine)
+        told = [mine] if self._group is None else gather_values(self._group, mine)
         return [list(each) for each in zip(*told, strict=True)]
 
     def restore(self, state: Sequence[list[Any]]) -> None:

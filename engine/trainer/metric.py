@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.errors import InputError, NameNotFoundError, NonFiniteError, nearest
+from engine.base.errors import InputError, NameNotFoundError, NonFiniteError, suggest_nearest
 from engine.training.mode import Mode
 
 Array = npt.NDArray[Any]
@@ -74,9 +74,9 @@ class Metric(ABC):
             if self.declared is None:
                 raise InputError(f"{type(self).__name__}: give name=, its column of the history")
             name = self.declared.name
-        self.name = arguments.text("name", name)
-        self.output = None if output is None else arguments.text("output", output)
-        self.target = None if target is None else arguments.text("target", target)
+        self.name = arguments.check_text("name", name)
+        self.output = None if output is None else arguments.check_text("output", output)
+        self.target = None if target is None else arguments.check_text("target", target)
         self.reset()
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Metric(ABC):
         if name not in tensors:
             raise NameNotFoundError(
                 f"metric {self.name!r}: no {kind} {name!r}; there are {list(tensors)}"
-                f"{nearest(name, tensors)}"
+                f"{suggest_nearest(name, tensors)}"
             )
         return tensors[name]
 

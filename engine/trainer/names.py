@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from engine.base import option_tables
-from engine.base.errors import InputError, nearest
+from engine.base.errors import InputError, suggest_nearest
 from engine.graphs.offline.optim_types import OPTIMIZERS, OptimizerSpec
 from engine.loss_types import LOSSES, Loss
 from engine.trainer import schedules
@@ -67,7 +67,7 @@ def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
     match = plain.get(_plain(name))
     if match is None:
         raise InputError(
-            f"no {what} {name!r}{nearest(name, known) or '; known: ' + ', '.join(known)}"
+            f"no {what} {name!r}{suggest_nearest(name, known) or '; known: ' + ', '.join(known)}"
         )
     return known[match]
 

@@ -22,8 +22,8 @@ from engine.base.errors import DTypeError, GroupError, InputError, LabelError, N
 from engine.base.package import VERSION
 from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, bounds, shares
-from engine.distributed.agreement import Agreement, agreed
-from engine.distributed.group import Array, Group, everyone, named, share
+from engine.distributed.agreement import Agreement, mark_agreed
+from engine.distributed.group import Array, Group, gather_values, name_ranks, share
 from engine.plan import noise
 from engine.training.membership import Membership
 from engine.training.nonfinite import ELSEWHERE
@@ -70,7 +70,7 @@ class Ranks(Agreement):
         self._is_added = False  # whether region grad holds sums over the ranks
         self._loss = 0.0  # of this rank's share of the last batch
         own = learner.session.seed
-        self.seed = noise.seed() if own is None else own
+        self.seed = noise.get_seed() if own is None else own
         if group.rank:  # shares must not draw the same dropout masks
             moved = (self.seed + group.rank * _APART) % 2**64
             learner.session.seed = moved - 2**64 if moved >= 2**63 else moved
@@ -136,12 +136,13 @@ class Ranks(Agreement):
         for region in ("param", "state"):
             if region in state.regions:
                 digest.update(state.regions[region].data)
-        told = everyone(self.group, digest.hexdigest())
+        told = gather_values(self.group, digest.hexdigest())
         other = [rank for rank, theirs in enumerate(told) if theirs != told[0]]
         if other:
-            raise agreed(
+            raise mark_agreed(
                 GroupError(
-                    f"{named(other)} and rank 0 have trained to different parameters: a callback "
+                    f"{name_ranks(other)} and rank 0 have trained to different parameters: a "
+                    "callback "
                     "or a program has changed them on some ranks alone, or their processors round "
                     "differently; the checkpoints are as they were"
                 )
@@ -301,8 +302,8 @@ class Ranks(Agreement):
         if failed:
             self.agree(error)
         if totals != part.total * size:
-            sizes = everyone(self.group, part.total)
-            raise agreed(
+            sizes = gather_values(self.group, part.total)
+            raise mark_agreed(
                 GroupError(
                     f"ranks have other batches: at rank 0, 1, ... the next one has {sizes} samples"
                 )
@@ -323,7 +324,7 @@ class Ranks(Agreement):
         try:
             loss = run(part.arrays)
         except (LabelError, NonFiniteError) as error:  # told by the step, to all ranks
-            raise agreed(error) from None
+            raise mark_agreed(error) from None
         self._loss = loss
         return loss
 
@@ -404,9 +405,9 @@ class Ranks(Agreement):
         """
         is_bad = is_skip or not math.isfinite(self._loss)
         text = str(tell(self._loss)) if self._is_added or is_bad else ""
-        told = everyone(self.group, "" if ELSEWHERE in text else text)
+        told = gather_values(self.group, "" if ELSEWHERE in text else text)
         rank = next((rank for rank, text in enumerate(told) if text), 0)
-        return agreed(NonFiniteError(f"rank {rank}: {told[rank] or 'the loss is not finite'}"))
+        return mark_agreed(NonFiniteError(f"rank {rank}: {told[rank] or 'the loss is not finite'}"))
 
     # --- the end
 
@@ -420,7 +421,7 @@ class Ranks(Agreement):
         self.group.sum(told)
         if not told.any():
             return None
-        reason: str = next(each for each in everyone(self.group, own) if each is not None)
+        reason: str = next(each for each in gather_values(self.group, own) if each is not None)
         return reason
 
 

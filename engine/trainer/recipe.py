@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.artifacts import generate_artifacts
-from engine.base.fields import part
+from engine.base.fields import select_options
 from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
 from engine.loss_types import Loss, LossType
 from engine.onnxblock import Block
@@ -78,7 +78,7 @@ class Recipe:
             artifact_directory=folder,
             additional_output_names=list(self.outputs) or None,
             loss_input_names=list(self.options.loss_inputs or ()) or None,
-            **vars(part(self.options, ArtifactOptions)),
+            **vars(select_options(self.options, ArtifactOptions)),
         )
 
 

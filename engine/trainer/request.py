@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.base.errors import DTypeError, InputError, NameNotFoundError, nearest
+from engine.base.errors import DTypeError, InputError, NameNotFoundError, suggest_nearest
 from engine.data.dataset import Dataset
 from engine.data.labels import class_weights
 from engine.data.loader import Batches, DatasetBatches
@@ -273,6 +273,6 @@ def _mode(
     if monitor not in known:
         raise NameNotFoundError(
             f"monitor: the history will have no column {monitor!r}, but {list(known)}"
-            f"{nearest(monitor, known)}"
+            f"{suggest_nearest(monitor, known)}"
         )
     return direction(monitor, known[monitor] if options.mode is None else options.mode)

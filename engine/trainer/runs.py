@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.base.errors import CheckpointError, FileError, StateError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.system import files
 from engine.training.artifact_set import NAMES
 from engine.training.mode import Mode
@@ -38,7 +38,7 @@ _UNFINISHED = ".tmp-"
 _FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be read
 
 
-@checked
+@check_arguments
 class RunFolder:
     """The folder of a run; `locked` makes it, with all that leads to it, if it is missing."""
 
@@ -303,7 +303,9 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FileError(f"cannot write {os.fspath(path)!r}: {files.reason(error)}") from error
+        raise FileError(
+            f"cannot write {os.fspath(path)!r}: {files.describe_error(error)}"
+        ) from error
 
 
 def _lock(descriptor: int, path: Path) -> bool:
@@ -326,7 +328,9 @@ def _lock(descriptor: int, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise FileError(f"cannot lock {os.fspath(path)!r}: {files.reason(error)}") from error
+        raise FileError(
+            f"cannot lock {os.fspath(path)!r}: {files.describe_error(error)}"
+        ) from error
     return True
 
 

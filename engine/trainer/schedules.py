@@ -20,13 +20,21 @@ from typing import Any
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError
-from engine.base.representation import by_arguments
-from engine.base.signatures import ABOVE_0, ANY, AT_LEAST_0, AT_LEAST_1, BELOW_1, SHARE, checked
+from engine.base.representation import represent
+from engine.base.signatures import (
+    ABOVE_0,
+    ANY,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    BELOW_1,
+    SHARE,
+    check_arguments,
+)
 from engine.trainer.history import is_better
 from engine.training.mode import Mode
 
 
-@checked(value=ANY)
+@check_arguments(value=ANY)
 class Schedule(ABC):
     """Base of schedules.
 
@@ -36,7 +44,7 @@ class Schedule(ABC):
     def __init__(self, warmup: float = 0) -> None:
         self.warmup = _steps("warmup", warmup)
 
-    __repr__ = by_arguments
+    __repr__ = represent
 
     def rate(self, step: int, total: int | None, base: float) -> float:
         """Return the learning rate after `step` steps, of `total` in all; None: unknown.
@@ -73,7 +81,7 @@ class Schedule(ABC):
         """Take over what `state` has returned."""
 
 
-@checked
+@check_arguments
 class Function(Schedule):
     """The rate is what a function of (step, total, base) returns; see `Schedule.rate`."""
 
@@ -82,7 +90,7 @@ class Function(Schedule):
         self.function = function
 
     def rate(self, step: int, total: int | None, base: float) -> float:
-        return arguments.real("schedule: the rate", self.function(step, total, base))
+        return arguments.check_real("schedule: the rate", self.function(step, total, base))
 
     def factor(self, step: int, total: int | None) -> float:
         return self.rate(step, total, 1.0)
@@ -106,7 +114,7 @@ def schedule_of(given: Any) -> Schedule:
     )
 
 
-@checked
+@check_arguments
 class Constant(Schedule):
     """The rate stays `base`."""
 
@@ -114,7 +122,7 @@ class Constant(Schedule):
         return 1.0
 
 
-@checked(steps=AT_LEAST_1)
+@check_arguments(steps=AT_LEAST_1)
 class _Spanning(Schedule):
     """Base of schedules that need to know how many steps there are.
 
@@ -144,7 +152,7 @@ class _Spanning(Schedule):
         """Return the factor as `factor` does, of a known total."""
 
 
-@checked(end=AT_LEAST_0, steps=AT_LEAST_1)
+@check_arguments(end=AT_LEAST_0, steps=AT_LEAST_1)
 class Linear(_Spanning):
     """base (1 + (end - 1) s / T): falls in a line to `end` times `base`."""
 
@@ -156,7 +164,7 @@ class Linear(_Spanning):
         return 1 + (self.end - 1) * min(step, total) / total
 
 
-@checked(end=AT_LEAST_0, steps=AT_LEAST_1)
+@check_arguments(end=AT_LEAST_0, steps=AT_LEAST_1)
 class Cosine(_Spanning):
     """base (end + (1 - end) (1 + cos(π s / T)) / 2): falls as half a cosine to `end` times `base`.
 
@@ -172,7 +180,7 @@ class Cosine(_Spanning):
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * share)) / 2
 
 
-@checked(every=ABOVE_0, factor=AT_LEAST_0)
+@check_arguments(every=ABOVE_0, factor=AT_LEAST_0)
 class Step(Schedule):
     """base factor^k, where k counts the drops so far.
 
@@ -202,7 +210,7 @@ class Step(Schedule):
         return float(self.drop**count)
 
 
-@checked(start=AT_LEAST_0, end=AT_LEAST_0, up=SHARE, steps=AT_LEAST_1)
+@check_arguments(start=AT_LEAST_0, end=AT_LEAST_0, up=SHARE, steps=AT_LEAST_1)
 class OneCycle(_Spanning):
     """Rises from `start` to 1 times `base` over a share `up` of the steps, then falls to `end`.
 
@@ -234,7 +242,7 @@ class OneCycle(_Spanning):
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * share)) / 2
 
 
-@checked(
+@check_arguments(
     value=ANY, factor=BELOW_1, patience=AT_LEAST_1, min_delta=AT_LEAST_0, cooldown=AT_LEAST_0,
     end=AT_LEAST_0,
 )  # fmt: skip
@@ -292,7 +300,7 @@ class Plateau(Schedule):
 
 def _steps(what: str, value: float) -> float:
     """Return a number of steps: a whole number from 0 on, or a share of all steps below 1."""
-    steps = arguments.real(what, value)
+    steps = arguments.check_real(what, value)
     if steps < 0 or (steps >= 1 and steps != int(steps)):
         raise InputError(f"{what}={value}: expected a whole number of steps, or a share below 1")
     return steps

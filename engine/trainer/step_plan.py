@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.plan.plan import CHECK, COUNT, FAULT, NOISE, RATE, Plan, Port, in_bytes
+from engine.plan.plan import CHECK, COUNT, FAULT, NOISE, RATE, Plan, Port, format_bytes
 from engine.system.paths import Paths
 from engine.training.model_file import RESET
 
@@ -87,33 +87,33 @@ class StepPlan:
         parts = f", a batch in {self.micro_batches} parts" if self.micro_batches > 1 else ""
         plans = "one plan" if self.update is None else f"two plans, as {self.obstacle}"
         held = ", ".join(
-            f"{in_bytes(size)} {REGION_NAMES[name]}" for name, size in self.regions.items()
+            f"{format_bytes(size)} {REGION_NAMES[name]}" for name, size in self.regions.items()
         )
-        budget = "" if self.budget is None else f" of {in_bytes(self.budget)} allowed"
+        budget = "" if self.budget is None else f" of {format_bytes(self.budget)} allowed"
         calls = len(self.plan.steps) + (0 if self.update is None else len(self.update.steps))
         return (
             f"a training step on {takes}{parts}: {plans}, {calls:,} kernel calls\n"
             f"threads {self.plan.threads}, kernels {self.plan.target}, arena/bound "
             f"{self.plan.ratio:.3f}, computed again {len(self.recomputed)} nodes\n"
-            f"memory {in_bytes(self.nbytes)}{budget}: {held}"
+            f"memory {format_bytes(self.nbytes)}{budget}: {held}"
         )
 
     __repr__ = __str__
 
     def summary(self) -> str:
         """Lines of text: bytes by region, how good the placement is, what is recomputed and why."""
-        budget = "" if self.budget is None else f" of {in_bytes(self.budget)} allowed"
+        budget = "" if self.budget is None else f" of {format_bytes(self.budget)} allowed"
         lines = [
             self.plan.summary(),
-            f"  all regions {in_bytes(self.nbytes)}{budget}; bound of region work "
-            f"{in_bytes(self.plan.lower_bound)}, arena/bound {self.plan.ratio:.3f}",
+            f"  all regions {format_bytes(self.nbytes)}{budget}; bound of region work "
+            f"{format_bytes(self.plan.lower_bound)}, arena/bound {self.plan.ratio:.3f}",
         ]
         if self.micro_batches > 1:
             lines.append(f"  a batch is trained on in {self.micro_batches} parts")
         again = self.recomputed
         if again:
             more = f" and {len(again) - SHOWN} more" if len(again) > SHOWN else ""
-            shown = ", ".join(map(self.paths.beside, again[:SHOWN]))
+            shown = ", ".join(map(self.paths.label_node, again[:SHOWN]))
             lines.append(
                 f"  computed a second time: {shown}{more}; "
                 f"{self.recomputed_share:.1%} of the predicted time"

@@ -169,7 +169,7 @@ class Steps:
                 samples, _ = self.splitter.rows(shapes)
                 self.splitter.loss(shapes)
             except InputError as reason:
-                raise refused.advised(str(reason)) from None
+                raise refused.add_advice(str(reason)) from None
             size = samples
             while size > 1:
                 size = -(-size // 2)

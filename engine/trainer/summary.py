@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from engine.base.element_types import ITEMSIZE, REALS
 from engine.base.errors import EngineError, MissingPackageError
 from engine.drawing import amounts
-from engine.drawing.text_table import aligned
+from engine.drawing.text_table import align_cells
 from engine.trainer.step_plan import REGION_NAMES
 
 if TYPE_CHECKING:
@@ -102,32 +102,37 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        layers = aligned([HEAD, *map(_cells, self.layers)], left=3) if self.layers else ""
+        layers = align_cells([HEAD, *map(_cells, self.layers)], left=3) if self.layers else ""
         return layers + "\n".join(self._lines())
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        from engine.drawing.page import table, text
+        from engine.drawing.page import escape, make_table
 
-        rows = [[text(cell) for cell in _cells(layer)] for layer in self.layers]
-        return table(HEAD, rows) + "".join(f"<p>{text(line)}</p>" for line in self._lines())
+        rows = [[escape(cell) for cell in _cells(layer)] for layer in self.layers]
+        return make_table(HEAD, rows) + "".join(f"<p>{escape(line)}</p>" for line in self._lines())
 
     def _lines(self) -> Iterator[str]:
         """Yield the sums, and what a step takes."""
         yield (
-            f"{self.parameters:,} parameters ({amounts.size(self.nbytes)}), {self.trained:,} "
+            f"{self.parameters:,} parameters ({amounts.format_size(self.nbytes)}), "
+            f"{self.trained:,} "
             f"trained, {self.parameters - self.trained:,} frozen"
         )
         held = ", ".join(
-            f"{amounts.size(size)} {REGION_NAMES[name]}" for name, size in self.regions.items()
+            f"{amounts.format_size(size)} {REGION_NAMES[name]}"
+            for name, size in self.regions.items()
         )
         shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.inputs.items())
         if not self.is_planned:
             yield f"memory: {held}; values and flops are known after a step, or summary(*batch)"
             return
-        yield f"memory of a step on {shapes}: {amounts.size(sum(self.regions.values()))}: {held}"
+        yield (
+            f"memory of a step on {shapes}: "
+            f"{amounts.format_size(sum(self.regions.values()))}: {held}"
+        )
         if self.layers and self.flops is not None and self.step_flops is not None:
             yield (
                 f"products of a step: {_flops(self.step_flops)}, {_flops(self.flops)} in the "
@@ -187,7 +192,7 @@ def describe(learner: Learner) -> list[str]:
     lines = [
         f"Trainer({learner.folder!r}) of {takes}",
         f"{sum(slot.size for slot in slots):,} parameters "
-        f"({amounts.size(sum(map(_nbytes, slots)))}), {trained:,} trained",
+        f"({amounts.format_size(sum(map(_nbytes, slots)))}), {trained:,} trained",
     ]
     if learner.optimizer is not None:
         rate = f"{learner.learning_rate:g}"
@@ -196,7 +201,7 @@ def describe(learner: Learner) -> list[str]:
     if plan is None:
         return [*lines, "no step is planned yet"]
     shapes = ", ".join(f"{n} {list(s)}" for n, s in _inputs(learner, plan).items())
-    size = amounts.size(sum(regions_of(learner, plan).values()))
+    size = amounts.format_size(sum(regions_of(learner, plan).values()))
     return [*lines, f"a step on {shapes}: {size}, {len(plan.steps):,} kernel calls"]
 
 
@@ -272,7 +277,7 @@ def _grouped(
     rows: dict[str, list[Node]] = {}
     last = ""
     for node in nodes:
-        module = paths.module(node.name)
+        module = paths.find_module(node.name)
         if module:
             last = module
         elif not last or (not paths.nodes and any(name in slots for name in node.reads())):
@@ -340,7 +345,7 @@ def _cells(layer: Layer) -> tuple[str, ...]:
         shape,
         f"{layer.parameters:,}" if has else "",
         trained if has and layer.trained else "frozen" if has else "",
-        amounts.size(layer.nbytes) if has else "",
+        amounts.format_size(layer.nbytes) if has else "",
         _flops(layer.flops) if layer.flops else "",
         _flops(layer.step_flops) if layer.step_flops else "",
     )

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.fields import part, takes
-from engine.base.signatures import checked
+from engine.base.fields import expand_options, select_options
+from engine.base.signatures import check_arguments
 from engine.distributed.group import Group
 from engine.trainer.batch_trainer import BatchTrainer
 from engine.trainer.metric import Given
@@ -53,8 +53,8 @@ Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
 
 
-@checked
-@takes(StepOptions)
+@check_arguments
+@expand_options(StepOptions)
 class Trainer(BatchTrainer):
     """A model that learns from batches.  The constructor takes artifacts; see also `from_onnx`.
 
@@ -101,13 +101,13 @@ class Trainer(BatchTrainer):
         group: Group | None = None,
         **options: Unpack[StepKeywords],
     ) -> None:
-        beginning = arguments.beginning("prefix", prefix)
+        beginning = arguments.check_prefix("prefix", prefix)
         super().__init__(
             artifacts, beginning, outputs, learning_rate, group, StepOptions(**options)
         )
 
     @classmethod
-    @takes(TrainerOptions)
+    @expand_options(TrainerOptions)
     def from_onnx(
         cls,
         model: onnx.ModelProto | Path | bytes,
@@ -152,19 +152,19 @@ class Trainer(BatchTrainer):
         if classes is not None:
             forward.replace_head(classes, asked.seed or 0)
         chosen = "adamw" if optimizer is None else optimizer
-        recipe = Recipe(loss, chosen, part(asked, RecipeOptions))
+        recipe = Recipe(loss, chosen, select_options(asked, RecipeOptions))
         with _place(folder) as place:
             if lora is not None:
                 forward.adapt(lora)
             recipe.write(forward, [train] if isinstance(train, str) else train, place)
-            made = cls(place, group=group, **vars(part(asked, StepOptions)))
+            made = cls(place, group=group, **vars(select_options(asked, StepOptions)))
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         made.forward, made.recipe = forward.source, recipe
         return made
 
     @classmethod
-    @takes(TrainerOptions)
+    @expand_options(TrainerOptions)
     def from_model(
         cls,
         name: str,
@@ -223,7 +223,7 @@ class Trainer(BatchTrainer):
         return trainer
 
     @classmethod
-    @takes(TrainerOptions)
+    @expand_options(TrainerOptions)
     def from_torch(
         cls,
         module: Any,
@@ -284,7 +284,7 @@ class Trainer(BatchTrainer):
         return made
 
     @classmethod
-    @takes(StepOptions)
+    @expand_options(StepOptions)
     def from_run(
         cls,
         folder: Path,
@@ -315,7 +315,7 @@ class Trainer(BatchTrainer):
         from engine.trainer.kept import open_run
 
         StepOptions(**options)  # which is checked before files are read
-        return open_run(cls, arguments.path("folder", folder), checkpoint, group, options)
+        return open_run(cls, arguments.check_path("folder", folder), checkpoint, group, options)
 
     def to_torch(self, module: Any) -> list[str]:
         """Write the parameters into a `torch.nn.Module`, running statistics included.
@@ -330,7 +330,7 @@ class Trainer(BatchTrainer):
 
         return torch_export.to_torch(self.state, module)
 
-    @takes(FitOptions)
+    @expand_options(FitOptions)
     def fit(
         self,
         train: Any,
@@ -413,7 +413,7 @@ class Trainer(BatchTrainer):
 def _place(folder: Path | None) -> Iterator[Path]:
     """Provide the folder, or a temporary one, which is removed if the block fails."""
     if folder is not None:
-        yield arguments.path("folder", folder)
+        yield arguments.check_path("folder", folder)
         return
     made = tempfile.mkdtemp(prefix="edgegrad-")
     try:

@@ -98,7 +98,7 @@ class Unfreezing:
             if not matched:
                 raise NameNotFoundError(
                     f"unfreeze: {pattern!r} matches none of the {len(known)} parameters that are "
-                    f"trained{paths.nearest(pattern, known)}"
+                    f"trained{paths.suggest_nearest(pattern, known)}"
                 )
             for name in matched:
                 self.epochs.setdefault(name, epoch)

@@ -18,9 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
-from engine.base.errors import EngineError, InputError, InternalError, UnknownValueError, nearest
-from engine.base.representation import by_arguments
-from engine.base.signatures import checked
+from engine.base.errors import (
+    EngineError,
+    InputError,
+    InternalError,
+    UnknownValueError,
+    suggest_nearest,
+)
+from engine.base.representation import represent
+from engine.base.signatures import check_arguments
 from engine.checkpoint.storage import Checkpoint
 from engine.system import config
 from engine.training.large_constants import freeze_constants
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-@checked
+@check_arguments
 class Session:
     """Prepared model, with a plan for each combination of input shapes.
 
@@ -48,7 +54,7 @@ class Session:
     def __init__(self, model: ModelSource | Any, threads: int | None = None) -> None:
         self._memory = Memory()
         state = CheckpointState(Checkpoint(trainable={}, frozen={}))
-        number = config.threads(threads)
+        number = config.choose_threads(threads)
         self._model = Model(model, state, self._memory, number, "model", records=Records)
         freeze_constants([self._model], self._memory)
         self._deciding: list[str] = []  # inputs whose values are part of plans
@@ -84,7 +90,7 @@ class Session:
             given = dict(zip(names, given, strict=True))
         for name in given:
             if name not in names:
-                raise InputError(f"the model has no input {name!r}{nearest(name, names)}")
+                raise InputError(f"the model has no input {name!r}{suggest_nearest(name, names)}")
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"the model also takes the inputs {missing}")
@@ -105,11 +111,11 @@ class Session:
                 self._deciding += new
 
 
-@checked
+@check_arguments
 class Backend:
     """Interface of `onnx.backend.base.Backend`, without importing onnx."""
 
-    __repr__ = by_arguments
+    __repr__ = represent
 
     @classmethod
     def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
@@ -161,7 +167,7 @@ class Backend:
 
         opset = kwargs.pop("opset_version", None)
         opset = None if opset is None else arguments.count("opset_version", opset)
-        arrays = [arguments.array("inputs", value) for value in inputs]
+        arrays = [arguments.make_array("inputs", value) for value in inputs]
         return cls.run_model(one_node(node, arrays, opset), arrays, device, **kwargs)
 
     @classmethod

@@ -125,9 +125,9 @@ class BoundModel(ModelFile):
             raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(NUMPY)}")
         kind = np.dtype(NUMPY[t.dtype])
         if name in self.interface.texts:
-            value = arguments.numbers(f"input {name!r}", value, kind)
+            value = arguments.parse_numbers(f"input {name!r}", value, kind)
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
-            array = arguments.array(f"input {name!r}", value)
+            array = arguments.make_array(f"input {name!r}", value)
         else:
             array = arguments.cast(f"input {name!r}", value, kind)
         if array.dtype != kind:

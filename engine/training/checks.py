@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.base.element_types import NUMPY
-from engine.base.errors import DTypeError, ModelError, ShapeError, nearest
+from engine.base.errors import DTypeError, ModelError, ShapeError, suggest_nearest
 from engine.training.bound_model import BoundModel
 from engine.training.model_file import BUFFER, RESET
 from engine.training.state import Slot
@@ -25,7 +25,7 @@ def check(model: BoundModel, slots: Mapping[str, Slot]) -> None:
             known = [n for n, s in slots.items() if s.trainable]
             raise ModelError(
                 f"the {model.what} accumulates a gradient of {owner!r}, which is not a "
-                f"trainable parameter of the checkpoint{nearest(owner, known)}"
+                f"trainable parameter of the checkpoint{suggest_nearest(owner, known)}"
             )
         _check_type(model, name, owner, slots[owner])
     fixed = sorted(slots.keys() & set(model.interface.constants))

@@ -146,7 +146,7 @@ class Interface:
         names = {(offset, nbytes): name for name, offset, nbytes in external}
         large, made = [], []
         for each in self.large:
-            piece = mapping.source(values[each.name])
+            piece = mapping.find_source(values[each.name])
             if piece is not None and piece.file is data:
                 large.append(replace(each, at=piece.offset))
                 continue
@@ -230,7 +230,7 @@ class Interface:
         for _, *numbers in external:
             _need(_are(int, *numbers) and min(numbers) >= 0)
         for name in [*(name for name, *_ in external), *(c.file for c in large if c.file)]:
-            _need(_are(str, name) and files.names_inside(name))
+            _need(_are(str, name) and files.is_inside(name))
         if sum(c.nbytes for c in large if c.at is None) != len(made):
             raise ValueError("constants of another size")
         inputs = {name: Declared(dtype, tuple(shape)) for name, dtype, shape in known["inputs"]}

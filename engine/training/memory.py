@@ -111,7 +111,11 @@ class Memory:
 
         Region grad is made for the first plan that has buffers in it.
         """
-        what, work, io = f"plan {plan.name}", plan.region_bytes("work"), plan.region_bytes("io")
+        what, work, io = (
+            f"plan {plan.name}",
+            plan.compute_region_bytes("work"),
+            plan.compute_region_bytes("io"),
+        )
         moves = work > self.work.nbytes or io > self.io.nbytes
         if work > self.work.nbytes:
             self.work = allocate(work, zero=False, what=what)
@@ -148,9 +152,9 @@ class Memory:
         Constants of external data stay in their file, at multiples of `ALIGN` there: the region
         maps the pages of the file.  The caller writes the values of the others.
         """
-        mapped = [mapping.layable(array) for array in arrays]
+        mapped = [mapping.find_layable(array) for array in arrays]
         pieces = [piece for piece in mapped if piece is not None]
-        places, laid, top = mapping.laid_out(pieces)
+        places, laid, top = mapping.lay_out(pieces)
         placed = iter(places)
         offsets = []
         for array, piece in zip(arrays, mapped, strict=True):
@@ -160,7 +164,7 @@ class Memory:
                 offsets.append(top)
                 top += align(array.nbytes)
         if laid:
-            self.frozen = mapping.region(top, laid, what="constants")
+            self.frozen = mapping.make_region(top, laid, what="constants")
         else:
             self.frozen = allocate(top, what="constants")
         self.laid = {at: piece.nbytes for at, piece in zip(places, pieces, strict=True)}

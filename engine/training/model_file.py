@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.errors import EngineError, InternalError, MissingPackageError
 from engine.runtime import mapping
-from engine.runtime.arena import view
+from engine.runtime.arena import make_view
 from engine.runtime.mapping import Content
 from engine.system import forks
 from engine.system.files import NOTE
@@ -71,7 +71,7 @@ class ModelFile:
         self.records: Records | None = None
         self._purpose = ""  # of the planning that goes on
         if isinstance(source, bytearray | memoryview):
-            source = bytes(arguments.octets(what, source))
+            source = bytes(arguments.check_bytes(what, source))
         self._source: str | os.PathLike[str] | bytes = source
         self._pieces: list[Content | tuple[int, int]] = []  # of the file while `_graphs` is None
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
@@ -110,7 +110,7 @@ class ModelFile:
         if isinstance(source, bytes):
             data, records = source, make(None)
         else:
-            path = arguments.path("model", source)
+            path = arguments.check_path("model", source)
             data, records = mapping.read(path, "model"), make(os.path.dirname(path))
         self.digest = self.content_digest = plan_cache.digest(data)
         if self.selected is not None:
@@ -220,7 +220,7 @@ class ModelFile:
             for p in self._pieces
         ]
         if sum(part.nbytes for part in parts) >= mapping.LARGE:
-            return mapping.spilled(parts)
+            return mapping.spill(parts)
         return b"".join(parts)
 
     @property
@@ -250,13 +250,13 @@ class ModelFile:
             assert not isinstance(data, tuple)
             for each, (name, array) in zip(self.interface.large, self.contents(), strict=True):
                 if self.frozen[name] not in self.memory.laid:
-                    view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
+                    make_view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
             self._pieces = [*pieces(self.interface.large, self.frozen, data)]
             self.interface = replace(self.interface, made=b"")
             return
         graph, folded = self._graphs
         for each in self.interface.large:
-            mine = view(self.memory.frozen, self.frozen[each.name], each.dtype, each.shape)
+            mine = make_view(self.memory.frozen, self.frozen[each.name], each.dtype, each.shape)
             if self.frozen[each.name] in self.memory.laid:
                 mine.flags.writeable = False
             else:

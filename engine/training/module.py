@@ -10,14 +10,14 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, EngineError, InputError, ShapeError, StateError
-from engine.base.signatures import AT_LEAST_1, Range, checked
+from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.plan import noise
 from engine.plan.plan import Plan
 from engine.profiling import Profile
 from engine.profiling.measure import Part, measure_profile
 from engine.runtime.program import Program
 from engine.system.config import MAX_THREADS, switch
-from engine.system.config import threads as default_threads
+from engine.system.config import choose_threads as default_threads
 from engine.training.membership import Membership
 from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
@@ -37,7 +37,7 @@ class Optimizer(Protocol):
     def ready(self) -> Program: ...
 
 
-@checked(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1)
+@check_arguments(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1)
 class Module:
     """A training model, and optionally its eval model, over a checkpoint state.
 
@@ -91,7 +91,7 @@ class Module:
             state,
             threads=self.threads,
             check_finite=check_finite,
-            seed=None if seed is None else noise.checked(seed),
+            seed=None if seed is None else noise.check_seed(seed),
             ranks=ranks,
         )
 
@@ -221,7 +221,7 @@ class Module:
             DTypeError: the buffer or a parameter is not float32.
             StateError: a nominal state needs all parameters, so `trainable_only=False`.
         """
-        values = arguments.array("buffer", buffer)
+        values = arguments.make_array("buffer", buffer)
         state = self.session.state
         if not state.loaded and trainable_only:
             raise StateError(
@@ -343,7 +343,8 @@ class Module:
             raise InputError(f"expected shapes of {self._model().inputs}, got {len(shapes)}")
         model = self._model()
         sizes = [
-            arguments.shape(f"input {n!r}", s) for n, s in zip(model.inputs, shapes, strict=True)
+            arguments.check_shape(f"input {n!r}", s)
+            for n, s in zip(model.inputs, shapes, strict=True)
         ]
         with self.session.memory.lock.take():
             return model.program(sizes).plan

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base.errors import MissingPackageError
-from engine.plan.collective import collectives
+from engine.plan.collective import list_collectives
 from engine.plan.plan import CHECK, Buffer, Plan, Step
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.program import Program
@@ -67,7 +67,7 @@ class NonFinite:
     def __str__(self) -> str:
         """Return a sentence without its full stop."""
         if self.kind == "elsewhere":
-            node = self.paths.node(self.nodes[0])
+            node = self.paths.title_node(self.nodes[0])
             return f"{ELSEWHERE}: here all values were finite until {node} added them"
         if not self.nodes:
             owner = {
@@ -78,10 +78,10 @@ class NonFinite:
         word = "node" if len(self.nodes) == 1 else "nodes"
         text = (
             f"the first tensor that is not finite is {self.tensor!r} with {self.what}, computed "
-            f"from finite values by the {word} {', '.join(map(self.paths.node, self.nodes))}"
+            f"from finite values by the {word} {', '.join(map(self.paths.title_node, self.nodes))}"
         )
         if self.forward_nodes:
-            passed = ", ".join(map(self.paths.node, self.forward_nodes))
+            passed = ", ".join(map(self.paths.title_node, self.forward_nodes))
             text += f" of the backward pass of {passed}"
         if self.inputs:
             read = (f"{n!r} from {_number(low)} to {_number(high)}" for n, low, high in self.inputs)
@@ -158,7 +158,7 @@ class _Search:
         With ranks the run goes on to its end, since the others wait for what this one adds.
         """
         plan, origin, begin, done = self.plan, None, None, 0
-        goes_on = bool(list(collectives(plan)))
+        goes_on = bool(list(list_collectives(plan)))
         for i in self.program.run_stepwise(draws, seed):
             if origin is None:
                 origin = self.look(plan.steps[done:i], begin)
@@ -216,7 +216,7 @@ class _Search:
                         known = self.origins.get(arg.buffer) or _Origin(buffer, bad, None, ())
                         origins.append((known, bool(np.isnan(bad).any())))
                     elif buffer.dtype in ("f32", "f64") and buffer.nbytes:
-                        values = self.program.memory(buffer)
+                        values = self.program.read_memory(buffer)
                         self.ranges[arg.buffer] = float(values.min()), float(values.max())
             made |= {arg.buffer for arg in step.args if arg.mode in ("w", "u")}
         origins.sort(key=lambda each: not each[1])
@@ -233,7 +233,7 @@ def _told(
     kind, index, values = "constant", None, origin.bad
     if step is not None:
         nodes, kind = (step.source,), _PHASES[step.phase]
-        if step.source in {plan.steps[each.step].source for each in collectives(plan)}:
+        if step.source in {plan.steps[each.step].source for each in list_collectives(plan)}:
             kind = "elsewhere"
         elif kind != "update":
             nodes = tuple(_computing(model, plan, name)) or nodes
@@ -291,14 +291,14 @@ def _copy(session: Session, model: Model, plan: Plan) -> Program:
         regions[name] = allocate(content.nbytes)
         if name != "grad":
             regions[name][...] = content
-    regions["work"] = allocate(plan.region_bytes("work"))
+    regions["work"] = allocate(plan.compute_region_bytes("work"))
     group = None if model.ranks is None else model.ranks.group
     return Program(plan, memory.kernels.resolve, regions, memory.constants, group=group)
 
 
 def _bad(program: Program, buffer: Buffer) -> Array | None:
     """Return a copy of the values of a buffer if some are not finite."""
-    values = program.memory(buffer)
+    values = program.read_memory(buffer)
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return None
     return values.copy()

@@ -10,11 +10,11 @@ import numpy as np
 from engine.base import arguments
 from engine.base.element_types import NUMPY
 from engine.base.errors import CheckpointError, InputError, NonFiniteError, ShapeError, StateError
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.checkpoint.storage import OptimizerGroup
 from engine.plan.plan import Plan
 from engine.plan.states import Layout
-from engine.runtime.arena import Bytes, allocate, view
+from engine.runtime.arena import Bytes, allocate, make_view
 from engine.runtime.program import Program
 from engine.training import artifact_set
 from engine.training.model import Array, Model
@@ -30,7 +30,7 @@ ADVICE = (
 )
 
 
-@checked(skip_limit=AT_LEAST_0)
+@check_arguments(skip_limit=AT_LEAST_0)
 class Optimizer:
     """Updates the trainable parameters of a module from their gradients.
 
@@ -141,7 +141,7 @@ class Optimizer:
         views: dict[str, dict[str, Array]] = {name: {} for name in state.trainable_names()}
         for k, (row, tensors) in enumerate(zip(layout.states, layout.tensors, strict=True)):
             for name, t in tensors.items():
-                kept = views[name][f"momentum{k}"] = view(memory, t.offset, t.dtype, t.shape)
+                kept = views[name][f"momentum{k}"] = make_view(memory, t.offset, t.dtype, t.shape)
                 if name not in saved:
                     if row.initial:
                         kept[...] = row.initial
@@ -327,7 +327,7 @@ class Optimizer:
             DTypeError: it is not a number.
             InputError: it is NaN, infinite, or too large for float32.
         """
-        rate = arguments.number("learning rate", learning_rate)
+        rate = arguments.check_number("learning rate", learning_rate)
         self._rate = rate
         self._state.learning_rate = rate
 
@@ -346,7 +346,7 @@ def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: La
     )
 
 
-@checked
+@check_arguments
 class LinearLRScheduler:
     """Learning rate that rises linearly from 0, then falls linearly to 0.
 
@@ -375,7 +375,7 @@ class LinearLRScheduler:
                 f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}: "
                 "expected 0 <= warm-up <= total"
             )
-        self._optimizer, self._initial = optimizer, arguments.number("initial_lr", initial_lr)
+        self._optimizer, self._initial = optimizer, arguments.check_number("initial_lr", initial_lr)
         self._warmup, self._total = warmup_step_count, total_step_count
         self.step()
 

@@ -79,8 +79,8 @@ def digest(data: mapping.Content) -> str:
 
 def folder() -> Path | None:
     """Return the folder of records in the cache folder; None if there is none to trust."""
-    base = cache.cache_dir()
-    return base / "plans" if base is not None and cache.trusted(base / "plans") else None
+    base = cache.find_cache_dir()
+    return base / "plans" if base is not None and cache.is_trusted(base / "plans") else None
 
 
 # --- beside artifacts
@@ -137,7 +137,7 @@ class Prepared:
         self.wrong = "is damaged"
         self._places: dict[str, tuple[int, int]] = {}
         try:
-            with trust.opened(path) as file:
+            with trust.open_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 self._read(file, size)
         except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError):
@@ -178,7 +178,7 @@ class Prepared:
             return None
         begin, end = self._places[name]
         try:
-            with trust.opened(self.path) as file:
+            with trust.open_file(self.path) as file:
                 file.seek(begin)
                 return cache.unseal(_RECORD, name, file.read(end - begin))
         except (OSError, MemoryError):
@@ -249,7 +249,7 @@ class Records:
         kept = folder()
         if kept is not None and len(content) <= CACHE_BYTES // 2:
             cache.write(cache.Entry(kept / name, _RECORD, name), content)
-            cache.bound(kept, CACHE_BYTES)
+            cache.limit_size(kept, CACHE_BYTES)
 
     def kernel_sets(self, model: str, threads: int) -> set[str]:
         """Return the names of the kernel sets for which plans of a model are prepared.

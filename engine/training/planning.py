@@ -201,7 +201,7 @@ class Planners:
                 graph.inputs[name + ends[kind]] = TensorType(kind, (size,))
                 places[name + ends[kind]] = Place(region, first)
             for k, row in enumerate(layout.states):
-                flat = layout.flat(k, names)
+                flat = layout.join_states(k, names)
                 graph.inputs[row.name + ends[kind]] = TensorType(flat.dtype, flat.shape)
                 places[row.name + ends[kind]] = Place("state", flat.offset)
         optimizers.place(graph, kinds, begins, layout)

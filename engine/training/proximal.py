@@ -52,7 +52,7 @@ def set_anchors(state: CheckpointState, mu: float) -> None:
         StateError: the artifacts were made without a proximal term.
         InputError, DTypeError: mu is not such a number.
     """
-    if arguments.real("mu", mu) < 0:
+    if arguments.check_real("mu", mu) < 0:
         raise InputError(f"mu={mu}: expected 0 or more")
     if not _has_term(state):
         raise StateError(

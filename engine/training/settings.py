@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.base import arguments
-from engine.base.fields import option
-from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
+from engine.base.fields import declare_option
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
 
@@ -21,7 +21,7 @@ SKIP_LIMIT = 10  # updates in a row that may be skipped
 
 
 def _budget(what: str, value: Any) -> int | None:
-    return None if value is None else arguments.nbytes(what, value)
+    return None if value is None else arguments.check_nbytes(what, value)
 
 
 def _groups(words: Sequence[str]) -> bool | list[list[str]]:
@@ -29,20 +29,20 @@ def _groups(words: Sequence[str]) -> bool | list[list[str]]:
     return True if list(words) == ["auto"] else [word.split("=") for word in words]
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
     """Options of the steps of a trainer."""
 
-    threads: int | None = option(
+    threads: int | None = declare_option(
         None,
         "Threads per step, including the calling one; by default EDGEGRAD_THREADS, or all cores.",
         AT_LEAST_1,
     )
-    seed: int | None = option(
+    seed: int | None = declare_option(
         None, "Seed of random numbers in the model, as for dropout; by default the process's seed."
     )
-    memory_budget: int | str | None = option(
+    memory_budget: int | str | None = declare_option(
         None,
         "Memory limit in bytes for the plan of a step: parameters, optimizer state, inputs, "
         "outputs and all intermediate values; a number, or text such as 48 MB.  Values that do "
@@ -51,23 +51,23 @@ class StepOptions:
         check=_budget,
         metavar="BYTES",
     )
-    micro_batches: int | None = option(
+    micro_batches: int | None = declare_option(
         None,
         "Parts of a batch that are trained on one after another, with one update; by default one, "
         "or as many as the budget needs.",
         AT_LEAST_1,
     )
-    own_statistics: bool = option(
+    own_statistics: bool = declare_option(
         False,
         "Let training batch normalisations take their statistics over each part of a batch, "
         "instead of refusing to divide it.  The result differs from the whole batch's.",
     )
-    skip_nonfinite: bool = option(
+    skip_nonfinite: bool = declare_option(
         False,
         "Skip and count updates with NaN or infinite gradients, instead of failing on a loss "
         "that is not finite; by default according to the optimizer's option.",
     )
-    skip_limit: int = option(
+    skip_limit: int = declare_option(
         SKIP_LIMIT,
         "The number of updates in a row that may be skipped before an error.",
         AT_LEAST_0,
@@ -79,35 +79,35 @@ class StepOptions:
         return _budget("memory_budget", self.memory_budget)
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class ArtifactOptions:
     """Options of the artifacts of a forward model."""
 
-    frozen_batch_norm: bool | Sequence[str] | None = option(
+    frozen_batch_norm: bool | Sequence[str] | None = declare_option(
         None,
         "Batch normalisations that use and keep their running statistics: all (true), none "
         "(false), or those with these names of nodes or parameters.  By default those whose scale "
         "and bias exist and are both frozen; with a sparse update, those whose scale is frozen.",
         flag="--frozen-batch-norm/--training-batch-norm",
     )
-    update: SparseUpdate | None = option(
+    update: SparseUpdate | None = declare_option(
         None,
         "The part of the chosen parameters to train, such as {biases = true, last = 2}: fields of "
         "SparseUpdate (docs/memory.md); the rest is frozen.  By default all of them.",
     )
-    external_data: bool | None = option(
+    external_data: bool | None = declare_option(
         None,
         "Write large constants of the models to one file beside them, constants.<id>.data, from "
         "which they are mapped.  By default if the model has such a file or LoRA adapters.",
         flag="--external-data/--internal-data",
     )
-    proximal: bool = option(
+    proximal: bool = declare_option(
         False,
         "Also pull trained parameters to anchors in the checkpoint, as in FedProx "
         "(edgegrad.proximal).  Gradients are then no longer those that the loss alone has.",
     )
-    tie: Sequence[Sequence[str]] | str | bool | None = option(
+    tie: Sequence[Sequence[str]] | str | bool | None = declare_option(
         None,
         "Groups of parameters that an exporter has copied, equal or transposed, and that are "
         'trained as one; true or "auto": all groups found; false: none.  By default none, with '
@@ -125,12 +125,12 @@ class ArtifactOptions:
         return self.tie
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(ArtifactOptions):
     """Options of artifacts that are made for a trainer."""
 
-    loss_inputs: Sequence[str] | None = option(
+    loss_inputs: Sequence[str] | None = declare_option(
         (),
         "The output that the loss takes, then the name of the target, which may be a value of the "
         "model; by default the first output, and a new input.",
@@ -139,83 +139,85 @@ class RecipeOptions(ArtifactOptions):
     )
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions(RecipeOptions, StepOptions):
     """Options of a trainer that is made from a forward model."""
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Options of a training over epochs."""
 
-    epochs: int = option(1, "Passes over the data.", AT_LEAST_1)
-    accumulate: int = option(1, "Batches whose mean gradient makes one optimizer step.", AT_LEAST_1)
-    hours: float | None = option(
+    epochs: int = declare_option(1, "Passes over the data.", AT_LEAST_1)
+    accumulate: int = declare_option(
+        1, "Batches whose mean gradient makes one optimizer step.", AT_LEAST_1
+    )
+    hours: float | None = declare_option(
         None, "Stop after this time, at the end of a batch.", ABOVE_0, metavar="H"
     )
-    seed: int = option(
+    seed: int = declare_option(
         0,
         "Seed of the order of the samples, of augmentation and of the share set apart.  Random "
         "numbers in the model have the trainer's seed.",
     )
-    monitor: str | None = option(
+    monitor: str | None = declare_option(
         None,
         "The column of the history that decides which checkpoint is the best; by default "
         "val_loss, or loss without validation data.",
         metavar="COLUMN",
     )
-    mode: Mode | None = option(
+    mode: Mode | None = declare_option(
         None, "Direction of improvement of that column; by default as its name says."
     )
-    train_metrics: bool = option(
+    train_metrics: bool = declare_option(
         False,
         "Also measure the metrics on the training data, on the outputs of the training steps: "
         "before each update, with dropout and the statistics of the batch.",
     )
-    keep: int | None = option(
+    keep: int | None = declare_option(
         2,
         "The number of newest checkpoints to keep, in addition to the best one; None: all.",
         AT_LEAST_1,
     )
-    keep_best: int = option(
+    keep_best: int = declare_option(
         1, "The number of best checkpoints to keep, by the monitored column.", AT_LEAST_1
     )
-    restore: Literal["last", "best"] = option(
+    restore: Literal["last", "best"] = declare_option(
         "last",
         "Parameters to end with: after the last step, or after the epoch with the best value of "
         "the monitored column.",
     )
-    ema: float | None = option(
+    ema: float | None = declare_option(
         None,
         "Keep an exponential moving average of the trained parameters over steps, with this decay, "
         "such as 0.999; by default none.",
         BELOW_1,
         metavar="DECAY",
     )
-    swa: float | None = option(
+    swa: float | None = declare_option(
         None,
         "Average the parameters at the end of epochs, from this epoch on; below 1 a share of all "
         "epochs.  By default none.",
         AT_LEAST_0,
         metavar="EPOCH",
     )
-    averaged: bool = option(
+    averaged: bool = declare_option(
         True,
         "Validate with averaged parameters, and end with them; otherwise they are in checkpoints "
         "alone.",
         flag="--averaged/--not-averaged",
     )
-    checkpoint_every: int | None = option(
+    checkpoint_every: int | None = declare_option(
         None, "Optimizer steps between checkpoints; by default one epoch.", AT_LEAST_1
     )
-    class_weight: str | Sequence[float] | Mapping[str, float] | None = option(
+    class_weight: str | Sequence[float] | Mapping[str, float] | None = declare_option(
         None,
         "Factors of the classes in the loss: balanced, so that rare classes count as much as "
         "frequent ones; a list of factors; or a table of them by class.  By default none.",
         metavar="balanced|FACTORS",
     )
-    unfreeze: Mapping[str, int] | None = option(
+    unfreeze: Mapping[str, int] | None = declare_option(
         None, "Patterns of names, each with the epoch from which matching parameters are trained."
     )

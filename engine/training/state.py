@@ -30,13 +30,13 @@ from engine.base.errors import (
     NameNotFoundError,
     ShapeError,
     StateError,
-    nearest,
+    suggest_nearest,
 )
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
 from engine.plan.plan import align
-from engine.runtime.arena import Bytes, allocate, view
+from engine.runtime.arena import Bytes, allocate, make_view
 from engine.training import artifact_set
 from engine.training.artifact_set import SetId
 
@@ -82,7 +82,7 @@ class Slot:
         return self.offset + align(self.size * ITEMSIZE[self.dtype])
 
 
-@checked
+@check_arguments
 class Parameter:
     """One parameter of a `CheckpointState`."""
 
@@ -124,7 +124,7 @@ class Parameter:
                 "Please load all the parameter states first"
             )
         target = self.data
-        new = arguments.array(f"parameter {self._name!r}", value)
+        new = arguments.make_array(f"parameter {self._name!r}", value)
         if new.shape != target.shape:
             raise ShapeError(
                 f"parameter {self._name!r}: expected shape {target.shape}, got {new.shape}"
@@ -157,7 +157,7 @@ class Parameter:
         return f"Parameter(name={self._name!r}, requires_grad={self.requires_grad})"
 
 
-@checked
+@check_arguments
 class Parameters:
     """The parameters of a state by name; iteration gives (name, Parameter), sorted by name."""
 
@@ -196,7 +196,7 @@ class Parameters:
         return f"Parameters({[p for _, p in self]})"
 
 
-@checked
+@check_arguments
 class Properties:
     """The user's data in a checkpoint by name: int (64 bits), float (as float32) or str."""
 
@@ -205,11 +205,11 @@ class Properties:
 
     def __getitem__(self, name: str) -> int | float | str:
         if name not in self:
-            raise NameNotFoundError(f"no property {name!r}{nearest(name, self._values)}")
+            raise NameNotFoundError(f"no property {name!r}{suggest_nearest(name, self._values)}")
         return self._values[name]
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
-        name = arguments.text("property", name)
+        name = arguments.check_text("property", name)
         if name in (LEARNING_RATE, DRAWS, SKIPPED, artifact_set.PROPERTY):
             raise InputError(f"a property cannot be named {name!r}")
         if isinstance(value, bool | int | np.integer | np.bool_):
@@ -218,10 +218,14 @@ class Properties:
                 raise InputError(f"property {name!r}: {number} does not fit 64 bits")
             self._values[name] = number
         elif isinstance(value, float | np.floating):
-            known = arguments.number(f"property {name!r}", value) if math.isfinite(value) else value
+            known = (
+                arguments.check_number(f"property {name!r}", value)
+                if math.isfinite(value)
+                else value
+            )
             self._values[name] = float(known)
         elif isinstance(value, str):
-            self._values[name] = arguments.text(f"property {name!r}", value)
+            self._values[name] = arguments.check_text(f"property {name!r}", value)
         else:
             raise DTypeError(
                 f"property {name!r}: expected int, float or str, got {type(value).__name__}"
@@ -307,7 +311,7 @@ class _Room:
         self.param = allocate(_end_of(slots.values()), what="parameters")
         for name, tensor in stored.items():
             slot = slots[name]
-            tensor.array = view(self.param, slot.offset, slot.dtype, slot.shape)
+            tensor.array = make_view(self.param, slot.offset, slot.dtype, slot.shape)
         if len(known.optimizer_groups) == 1:
             trained = in_layout(known.trainable, dtypes)
             self._allocate_moments(known.optimizer_groups[0].states, trained)
@@ -325,7 +329,7 @@ class _Room:
         self.moments = allocate(end, what="optimizer state")
         for tensor, begin in zip(tensors, begins, strict=True):
             kind = short_dtype(tensor.dtype, "optimizer state")
-            tensor.array = view(self.moments, begin, kind, tensor.shape)
+            tensor.array = make_view(self.moments, begin, kind, tensor.shape)
 
 
 def _end_of(slots: Iterable[Slot]) -> int:
@@ -402,7 +406,7 @@ class CheckpointState:
         return f"CheckpointState({len(slots)} parameters of {values:,} values, {trained:,} trained)"
 
     @classmethod
-    @checked
+    @check_arguments
     def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
         """Read a checkpoint from a path, or from bytes.
 
@@ -421,7 +425,7 @@ class CheckpointState:
         return state
 
     @classmethod
-    @checked
+    @check_arguments
     def save_checkpoint(
         cls,
         state: CheckpointState,
@@ -442,7 +446,7 @@ class CheckpointState:
         storage.write(state.content(include_optimizer_state), checkpoint_uri)
 
     @classmethod
-    @checked
+    @check_arguments
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> CheckpointState:
         """Read a checkpoint from its bytes.
 
@@ -452,7 +456,7 @@ class CheckpointState:
         room = _Room()
         return cls(storage.decode(data, allocate=room.allocate), room)
 
-    @checked
+    @check_arguments
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
         """Return the checkpoint as bytes.
 
@@ -466,7 +470,7 @@ class CheckpointState:
             )
         return data
 
-    @checked
+    @check_arguments
     def content(self, include_optimizer_state: bool) -> Checkpoint:
         """Return everything that a checkpoint holds; its arrays share the memory of the state."""
 
@@ -525,13 +529,13 @@ class CheckpointState:
 
     def _check_name(self, name: str) -> None:
         if name not in self.parameters:
-            raise NameNotFoundError(f"no parameter {name!r}{nearest(name, self._dtypes)}")
+            raise NameNotFoundError(f"no parameter {name!r}{suggest_nearest(name, self._dtypes)}")
 
-    @checked
+    @check_arguments
     def view(self, region: str, name: str) -> Array:
         """Return the array of a parameter in region param, or of its gradient in region grad."""
         slot = self.slots[name]
-        return view(self.regions[region], slot.offset, slot.dtype, slot.shape)
+        return make_view(self.regions[region], slot.offset, slot.dtype, slot.shape)
 
     # --- memory
 

@@ -167,7 +167,7 @@ def fold_strings(graph: Graph) -> None:
 
 def _numbers(texts: Array, dtype: str, name: str) -> Array:
     try:
-        return arguments.numbers(f"constant {name!r}", texts, np.dtype(NUMPY[dtype]))
+        return arguments.parse_numbers(f"constant {name!r}", texts, np.dtype(NUMPY[dtype]))
     except InputError as error:
         raise ModelError(str(error)) from None
 

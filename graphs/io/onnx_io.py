@@ -102,7 +102,7 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
         graph.gone, graph.notes = origin.gone, origin.notes
         graph.parameters, graph.buffers = origin.parameters, origin.buffers
         if origin.paths != Paths():
-            graph.metadata.setdefault(METADATA, origin.paths.text())
+            graph.metadata.setdefault(METADATA, origin.paths.write())
         return graph
     except RecursionError as error:
         raise ModelError(f"{source}: subgraphs are deeper than Python can follow") from error
@@ -121,13 +121,13 @@ def _parse(
     if isinstance(model, ModelProto):
         return model, "model", None, None
     if isinstance(model, bytes | bytearray | memoryview):
-        octets = arguments.octets("model", model)
+        octets = arguments.check_bytes("model", model)
         limits.check("FILE_BYTES", octets.nbytes, "model bytes")
         whole = bytes(octets)
         return _decode(whole, "model bytes"), "model bytes", None, whole
     if not isinstance(model, str | os.PathLike):
         raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
-    path = arguments.path("model", model)
+    path = arguments.check_path("model", model)
     data = mapping.read(path, "model") if data is None else data
     return _decode(data, path), path, path, data
 
@@ -334,7 +334,7 @@ class _Reader:
             raise ModelError(
                 f"{where} is external data in {str(location)!r}; give the model's path instead"
             )
-        if not files.names_inside(str(location)):
+        if not files.is_inside(str(location)):
             raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
         is_packed = t.data_type in PACKED
         dtype = np.dtype(np.uint8 if is_packed else NUMPY[OF_ONNX[t.data_type]])
@@ -343,7 +343,7 @@ class _Reader:
         nbytes = count * dtype.itemsize
         try:
             offset, length = (
-                arguments.digits(k, entries.get(k) or str(d), 0, _MOST)
+                arguments.parse_digits(k, entries.get(k) or str(d), 0, _MOST)
                 for k, d in (("offset", 0), ("length", nbytes))
             )
         except InputError as error:
@@ -424,7 +424,7 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
         ModelError: see `to_proto`.
         FileError: a file could not be written.
     """
-    name = arguments.path("model", path)
+    name = arguments.check_path("model", path)
     if not needs_external_data(graph):
         files.write(name, weights.pieces(_model(graph, [], defaults), graph.initializers.items()))
     else:
@@ -476,7 +476,7 @@ def save_sharing(
     contents: dict[str, Sequence[bytes | memoryview]] = {data: pieces} if pieces else {}
     contents |= {path: [message] for path, message in messages.items()}
     for path in contents:
-        files.target(path)
+        files.resolve_target(path)
     with files.staging(os.path.dirname(data)) as stage:
         moves = [(os.path.join(stage, os.path.basename(path)), path) for path in contents]
         for source, path in moves:
@@ -494,14 +494,14 @@ def stamps(graphs: Iterable[Graph], folder: str) -> str:
     """Return the current stamps of the files in a folder from which arrays are mapped, or "".
 
     If the metadata of a model hold this under `mapping.STAMPS`, the model is refused once the
-    content of one of these files changes.  See `mapping.stamp`.
+    content of one of these files changes.  See `mapping.compute_stamp`.
 
     Raises:
         FileError: such a file cannot be read.
     """
     arrays = (a for g in graphs for a in g.initializers.values() if a.nbytes >= _EXTERNAL_MIN)
     places = {place[0] for a in arrays if (place := mapping.place_below(a, folder))}
-    stamp_of = {name: mapping.stamp(os.path.join(folder, name)) for name in sorted(places)}
+    stamp_of = {name: mapping.compute_stamp(os.path.join(folder, name)) for name in sorted(places)}
     return json.dumps(stamp_of) if stamp_of else ""
 
 

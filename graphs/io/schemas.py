@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from engine.base.errors import ModelError, UnsupportedOpError, nearest
+from engine.base.errors import ModelError, UnsupportedOpError, suggest_nearest
 from engine.graphs.io import opsets
 from engine.graphs.io.protos import AttributeProto, GraphProto, NodeProto
 from engine.graphs.ir.graph import Node
@@ -235,7 +235,8 @@ def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: s
         if a.name not in known:
             listed = ", ".join(f"{name} ({k.kind})" for name, k in sorted(known.items()))
             raise ModelError(
-                f"{where}: unknown attribute {a.name!r} of type {kind}{nearest(a.name, known)}; "
+                f"{where}: unknown attribute {a.name!r} of type "
+                f"{kind}{suggest_nearest(a.name, known)}; "
                 f"expected one of: {listed or 'none at all'}"
             )
         if a.name in given:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.element_types import NUMPY, OF_NUMPY
-from engine.base.errors import DTypeError, ModelError, shortened
+from engine.base.errors import DTypeError, ModelError, shorten
 from engine.kernels.vocabulary.op import Array, TensorType
 
 MAX_RANK = 64  # of a tensor, as for numpy's arrays and in checkpoints
@@ -342,7 +342,7 @@ class Names:
 
         The middle of a long name is left out, because many names may derive from one node.
         """
-        base = shortened(base, LETTERS)
+        base = shorten(base, LETTERS)
         name, count = base, self._counts.get(base, 0)
         while name in self.taken:
             count += 1

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from engine.base.errors import UnsupportedOpError, defects, nearest
+from engine.base.errors import UnsupportedOpError, defects, suggest_nearest
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
@@ -37,7 +37,8 @@ def declaration(graph: Graph, node: Node) -> Op:
     if op is None:
         known = sorted(name for domain, name in ops() if domain == node.domain)
         raise UnsupportedOpError(
-            f"{where} in {graph.name!r} is not supported{nearest(node.op, known)}; supported: the "
+            f"{where} in {graph.name!r} is not supported{suggest_nearest(node.op, known)}; "
+            "supported: the "
             f"{len(known)} operators of this domain that docs/operators.md lists"
         )
     raise UnsupportedOpError(f"{where}: supported from opset {op.since}")

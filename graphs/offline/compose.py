@@ -23,7 +23,7 @@ from engine.base.errors import (
     InternalError,
     ModelError,
     NameNotFoundError,
-    nearest,
+    suggest_nearest,
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.io.messages import tensor_proto, value_proto, value_type
@@ -144,7 +144,7 @@ def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
     if lost:
         raise NameNotFoundError(
             "the model has no value of a known type named "
-            + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
+            + ", ".join(f"{n!r}{suggest_nearest(n, known)}" for n in lost)
         )
     chosen = [_copied(known[n]) for n in dict.fromkeys(names)]
     del graph.output[:]
@@ -173,7 +173,9 @@ def add_input_like(model: ModelProto, like: str, name: str) -> None:
     value = find(graph.input, like) or find(graph.output, like)
     if value is None:
         known = [v.name for v in (*graph.input, *graph.output)]
-        raise NameNotFoundError(f"the model has no input or output {like!r}{nearest(like, known)}")
+        raise NameNotFoundError(
+            f"the model has no input or output {like!r}{suggest_nearest(like, known)}"
+        )
     graph.input.append(_copied(value, name))
 
 

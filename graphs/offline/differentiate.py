@@ -21,7 +21,7 @@ from engine.base.errors import (
     NoInfluenceError,
     ShapeError,
     UnsupportedOpError,
-    nearest,
+    suggest_nearest,
 )
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, type_of
 from engine.graphs.ir.sites import declaration, rule_of, site_of
@@ -181,7 +181,7 @@ class _Backward:
         for name in (self.loss, *self.wrt):
             if name not in known:
                 raise NameNotFoundError(
-                    f"{self.graph.name}: no value is named {name!r}{nearest(name, known)}"
+                    f"{self.graph.name}: no value is named {name!r}{suggest_nearest(name, known)}"
                 )
         t = self.types[self.loss]
         if not self.is_float(self.loss):

@@ -12,7 +12,7 @@ from engine.base.errors import (
     NameNotFoundError,
     ShapeError,
     UnsupportedOpError,
-    nearest,
+    suggest_nearest,
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, type_of
@@ -60,9 +60,9 @@ def inference_model(
     if tied_apart:
         untie(graph)
     keep_note(graph, source)
-    paths = Paths.of(source.metadata).only(graph.initializers, (n.name for n in graph.nodes))
+    paths = Paths.of(source.metadata).select(graph.initializers, (n.name for n in graph.nodes))
     if paths != Paths():
-        graph.metadata[METADATA] = paths.text()
+        graph.metadata[METADATA] = paths.write()
     _refuse_training_ops(graph)
     graph.types = infer(graph.copy()).types  # the types in the eval model may be wrong
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}
@@ -80,7 +80,9 @@ def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
         NameNotFoundError: the model has no value with one of the names.
     """
     graph = eval_model.copy()
-    names = [] if isinstance(output_names, str) else arguments.names("output names", output_names)
+    names = (
+        [] if isinstance(output_names, str) else arguments.check_names("output names", output_names)
+    )
     if not names:
         raise InputError(f"output names: expected a list of at least one, found {output_names!r}")
     known = set(graph.values())
@@ -88,7 +90,7 @@ def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
         if name not in known:
             raise NameNotFoundError(
                 f"the output {name!r} could not be found in the eval model. Please regenerate the "
-                f"eval graph, or name another value{nearest(name, known)}"
+                f"eval graph, or name another value{suggest_nearest(name, known)}"
             )
     graph.outputs = list(dict.fromkeys(names))
     return _prune(graph)

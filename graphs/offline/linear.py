@@ -217,8 +217,8 @@ def layer_name(node: Node, root: str, paths: Paths) -> str:
     encoder.fc.weight, encoder.fc.weight_quantized          encoder.fc
     val_34, onnx::MatMul_7 with the path encoder.fc.weight  encoder.fc
     """
-    path = paths.value(root)
+    path = paths.name_value(root)
     if path != root or not _MADE_UP.match(root):
         end = r"[._](weight|kernel)(_\w+)?$|_(quantized|Q\d\w*)$"
         return re.sub(end, "", path) or path
-    return paths.module(node.name) or node.name.rpartition("/")[2] or root
+    return paths.find_module(node.name) or node.name.rpartition("/")[2] or root

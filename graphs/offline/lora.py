@@ -38,7 +38,7 @@ from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.system.paths import Paths, listed
+from engine.system.paths import Paths, join_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,12 @@ def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
     """Return the nodes that patterns name, each with its layer's name, its weight and its use."""
     rows = [(layer_name(node, w.root, paths), node, w, use) for node, w, use in layers]
     names = {
-        row[1]: (row[0], *paths.names(row[2].root), row[1].name, paths.module(row[1].name))
+        row[1]: (
+            row[0],
+            *paths.list_names(row[2].root),
+            row[1].name,
+            paths.find_module(row[1].name),
+        )
         for row in rows
     }
     chosen: set[Node] = set()
@@ -217,7 +222,7 @@ def _near(pattern: str, names: Sequence[str]) -> str:
     plain = re.sub(r"[\\^$.*+?{}()\[\]|]+", ".", pattern)
     near = list(dict.fromkeys(names))
     near.sort(key=lambda name: -difflib.SequenceMatcher(None, plain, name).ratio())
-    return listed(near) or "the model has no such layer"
+    return join_names(near) or "the model has no such layer"
 
 
 def _sorted_out(

@@ -138,7 +138,7 @@ class _Merging:
             return value.reshape(shape)
         perm = node.attrs.get("perm", [*range(len(shape))][::-1])
         moved = value.transpose(np.argsort(perm))
-        out = mapping.room(moved.shape, moved.dtype)
+        out = mapping.make_room(moved.shape, moved.dtype)
         out[...] = moved
         return out
 
@@ -171,7 +171,7 @@ def _summed(
 
     For a matrix it is computed by blocks of rows.
     """
-    out = mapping.room(weight.shape, kind)
+    out = mapping.make_room(weight.shape, kind)
     is_matrix = use.side != "conv" and down.ndim == up.ndim == weight.ndim == 2
     step = max(1, BLOCK * len(weight) // max(weight.nbytes, 1)) if is_matrix else len(weight)
     is_swapped = (use.side == "right") != use.flips_weight

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
 from engine.base import arguments
 from engine.base.errors import InputError
-from engine.base.representation import by_arguments
-from engine.base.signatures import ABOVE_0, AT_LEAST_0, checked
+from engine.base.representation import represent
+from engine.base.signatures import ABOVE_0, AT_LEAST_0, check_arguments
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Method")
 
 
-@checked
+@check_arguments
 class OptimizerSpec(ABC):
     """An optimizer, which makes the graph that updates all parameters."""
 
-    __repr__ = by_arguments
+    __repr__ = represent
 
     @abstractmethod
     def build(self, opset: int, kinds: Mapping[str, str]) -> Graph:
@@ -70,7 +70,7 @@ class Method(method.Method, OptimizerSpec):
 
     def learning_rate(self) -> float | None:
         """The option `lr`, rounded to float32."""
-        return None if self.lr is None else arguments.number("lr", self.lr)
+        return None if self.lr is None else arguments.check_number("lr", self.lr)
 
     def parts(self, kinds: Mapping[str, str]) -> tuple[Rule, list[Part]]:
         """The op for parameters of these element types, and what each of its nodes updates."""
@@ -83,14 +83,16 @@ class Method(method.Method, OptimizerSpec):
         from engine.graphs.offline import optimizers
 
         rule, parts = self.parts(kinds)
-        skips = arguments.flag("skip_nonfinite", self.skip_nonfinite)
+        skips = arguments.check_flag("skip_nonfinite", self.skip_nonfinite)
         return optimizers.build(opset, kinds, rule, self.clip_grad, parts, skips)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _optimizer(kind: type[M]) -> type[M]:
     """Make the public class of an optimizer: one that takes the options of its family, checked."""
-    return checked(lr=AT_LEAST_0, clip_grad=ABOVE_0, **kind.ranges)(dataclass(frozen=True)(kind))
+    return check_arguments(lr=AT_LEAST_0, clip_grad=ABOVE_0, **kind.ranges)(
+        dataclass(frozen=True)(kind)
+    )
 
 
 # A row for each optimizer.  Its family has the options, their defaults and the words for them.

@@ -19,7 +19,13 @@ from typing import Any
 
 from engine.base import arguments
 from engine.base.element_types import FLOATS, ITEMSIZE
-from engine.base.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
+from engine.base.errors import (
+    DTypeError,
+    InputError,
+    ModelError,
+    NameNotFoundError,
+    suggest_nearest,
+)
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
 from engine.graphs.passes.infer import infer
@@ -123,11 +129,12 @@ def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
     parameters = list(kinds)
     taken: dict[str, int] = {}
     for at, group in enumerate(groups):
-        for pattern in arguments.names("match", group.match):
+        for pattern in arguments.check_names("match", group.match):
             matches = [n for n in parameters if n == pattern or fnmatchcase(n, pattern)]
             if not matches:
                 raise NameNotFoundError(
-                    f"match: no trainable parameter {pattern!r}{nearest(pattern, parameters)}"
+                    "match: no trainable parameter "
+                    f"{pattern!r}{suggest_nearest(pattern, parameters)}"
                 )
             for name in matches:
                 taken.setdefault(name, at)
@@ -173,7 +180,7 @@ def clip(
     """
     if max_norm is None:
         return gradients, ""
-    if not arguments.real("clip_grad", max_norm) > 0:
+    if not arguments.check_real("clip_grad", max_norm) > 0:
         raise InputError(f"clip_grad={max_norm}; expected a positive norm or None")
     names = Names(graph)
     title = names.fresh("ClipGradNorm")
@@ -491,7 +498,7 @@ def place(
     ends, named = endings(kinds), by_type(kinds)
     gradients = {f"gradients{ends[T]}": names for T, names in named.items()}
     flat = {
-        state.name + ends[T]: (layout.tensors[k], layout.flat(k, names).offset)
+        state.name + ends[T]: (layout.tensors[k], layout.join_states(k, names).offset)
         for T, names in named.items()
         for k, state in enumerate(layout.states)
     }

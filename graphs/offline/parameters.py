@@ -63,16 +63,16 @@ def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
         NameNotFoundError: a pattern matches nothing.
     """
     known, chosen, paths = parameters(graph), set[str](), Paths.of(graph.metadata)
-    for pattern in arguments.names("parameters to train", patterns):
+    for pattern in arguments.check_names("parameters to train", patterns):
         wanted = pattern.removeprefix("!")
         names = {name for name in known if paths.matches(name, wanted)}
-        names.update(n for n in paths.resolved([wanted], graph.initializers)
+        names.update(n for n in paths.resolve([wanted], graph.initializers)
                      if n in graph.initializers)  # fmt: skip
         if not names:
             why = tell(graph, known)
             raise NameNotFoundError(
                 f"parameters to train: {pattern!r} matches none of {len(known)} parameters"
-                f"{paths.nearest(wanted, known)}{f'; {why}' if why else ''}"
+                f"{paths.suggest_nearest(wanted, known)}{f'; {why}' if why else ''}"
             )
         chosen = chosen - names if pattern != wanted else chosen | names
     return [name for name in graph.initializers if name in chosen]

@@ -183,7 +183,7 @@ class _Following(SampleRules):
         raise self.told_mixed(told, f"is not a sum over the samples, which all share {x!r}")
 
     def told_mixed(self, told: ToldGradient, why: str) -> MixedError:
-        return MixedError(f"the gradient of node {self.paths.node(told.node)} {why}{ADVICE}")
+        return MixedError(f"the gradient of node {self.paths.title_node(told.node)} {why}{ADVICE}")
 
     def compare(self, other: _Following) -> None:
         """Refuse a graph that does something else with another number of samples.

@@ -60,10 +60,10 @@ class SampleRules(SampleGraph):
 
     def mixed(self, node: Node, why: str) -> MixedError:
         """Return the error of a node that mixes samples, or may."""
-        name, owner = self.paths.node(node.name), self.owners.get(node.name)
+        name, owner = self.paths.title_node(node.name), self.owners.get(node.name)
         if owner is None:
             return MixedError(f"node {name} ({node.op}) {why}")
-        where = f"of the gradient of node {self.paths.node(owner)}"
+        where = f"of the gradient of node {self.paths.title_node(owner)}"
         return MixedError(f"node {name} ({node.op}) {where} {why}{ADVICE}")
 
     # --- what is reduced

@@ -36,7 +36,13 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from engine.base.errors import EngineError, InputError, InternalError, NameNotFoundError, nearest
+from engine.base.errors import (
+    EngineError,
+    InputError,
+    InternalError,
+    NameNotFoundError,
+    suggest_nearest,
+)
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
@@ -133,13 +139,13 @@ def choose_and_split(
     Raises:
         EngineError: see `choose` and `split`.
     """
-    candidates = Paths.of(graph.metadata).resolved(candidates, graph.initializers)
+    candidates = Paths.of(graph.metadata).resolve(candidates, graph.initializers)
     known = candidates or [n for n in parameters(graph) if n not in {*frozen}]
     lost = [name for name in known if name not in graph.initializers]
     if lost:
         raise NameNotFoundError(
             "requires_grad: the model has no initializer "
-            + ", ".join(f"{n!r}{nearest(n, graph.initializers)}" for n in lost)
+            + ", ".join(f"{n!r}{suggest_nearest(n, graph.initializers)}" for n in lost)
         )
     chosen = choose(name_nodes(graph), update, known)
     split(graph, chosen.parts)
@@ -283,13 +289,13 @@ def _matched(
         if paths.matches(name, pattern)
         or any(
             fnmatchcase(title, pattern)
-            for use in uses[name] for title in (use.node.name, paths.module(use.node.name))
+            for use in uses[name] for title in (use.node.name, paths.find_module(use.node.name))
         )
     }  # fmt: skip
     if not names:
         raise NameNotFoundError(
             f"layers: {pattern!r} matches none of {len(known)} parameters, and no node of one"
-            f"{paths.nearest(pattern, known)}"
+            f"{paths.suggest_nearest(pattern, known)}"
         )
     return names
 
@@ -330,12 +336,12 @@ def _splittable(
     if not matched:
         raise NameNotFoundError(
             f"channels: {pattern!r} matches none of {len(known)} parameters"
-            f"{paths.nearest(pattern, known)}"
+            f"{paths.suggest_nearest(pattern, known)}"
         )
     axes = {name: _input_axis(uses[name]) for name in matched}
     weights = [(name, axis) for name, axis in axes.items() if isinstance(axis, int)]
     if not weights:
-        reasons = ", ".join(f"{paths.title(n)} {why}" for n, why in list(axes.items())[:3])
+        reasons = ", ".join(f"{paths.title_value(n)} {why}" for n, why in list(axes.items())[:3])
         raise InputError(
             f"channels: {pattern!r} matches no weight of a convolution without groups, MatMul or "
             f"Gemm: {reasons}"

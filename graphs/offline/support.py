@@ -100,7 +100,7 @@ def supported(model: onnx_io.Model) -> Table:
     """
     graph = name_nodes(onnx_io.load(model))
     paths = Paths.of(graph.metadata)
-    table = Table(replace(row, module=paths.module(row.node)) for row in _supported(graph))
+    table = Table(replace(row, module=paths.find_module(row.node)) for row in _supported(graph))
     told = tell(graph, parameters(graph))
     halves = ("its weights are float16: Trainer.from_onnx trains them as float32",)
     more = halves if has_half_weights(graph) else ()

@@ -21,7 +21,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.element_types import FLOATS, OF_NUMPY
-from engine.base.errors import InputError, NameNotFoundError, ShapeError, nearest
+from engine.base.errors import InputError, NameNotFoundError, ShapeError, suggest_nearest
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
 
@@ -135,7 +135,7 @@ def _checked(graph: Graph, given: object) -> list[list[str]]:
     """Return the groups that a caller gives."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InputError(f"tie={given!r}; expected 'auto', or groups of names [['a', 'b'], ...]")
-    groups = [arguments.names("tie", group) for group in given]
+    groups = [arguments.check_names("tie", group) for group in given]
     seen = set[str]()
     for group in groups:
         if len(group) < 2:
@@ -143,7 +143,8 @@ def _checked(graph: Graph, given: object) -> list[list[str]]:
         for name in group:
             if name not in graph.initializers:
                 raise NameNotFoundError(
-                    f"tie: the model has no initializer {name!r}{nearest(name, graph.initializers)}"
+                    "tie: the model has no initializer "
+                    f"{name!r}{suggest_nearest(name, graph.initializers)}"
                 )
             if name in seen:
                 raise InputError(f"tie: {name!r} appears twice")

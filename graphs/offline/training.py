@@ -6,7 +6,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.base.element_types import FLOATS, OF_NUMPY
-from engine.base.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
+from engine.base.errors import (
+    DTypeError,
+    InputError,
+    ModelError,
+    NameNotFoundError,
+    suggest_nearest,
+)
 from engine.graphs.io.provenance import exporter_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
@@ -82,7 +88,7 @@ def choose(
             gone = [n for n in lost if n in graph.gone]
             raise NameNotFoundError(
                 f"{title}: the model has no initializer "
-                + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
+                + ", ".join(f"{n!r}{suggest_nearest(n, known)}" for n in lost)
                 + (f"; {exporter_dropped(gone)}" if gone else "")
             )
     trained, held = set(train), set(freeze)
@@ -206,7 +212,7 @@ def _find(graph: Graph, names: Sequence[str]) -> None:
     if lost:
         raise NameNotFoundError(
             "additional_output_names: the model has no value "
-            + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
+            + ", ".join(f"{n!r}{suggest_nearest(n, known)}" for n in lost)
         )
 
 

@@ -19,8 +19,8 @@ from engine.base.errors import (
     ModelError,
     ModelWarning,
     NameNotFoundError,
-    caller_level,
-    nearest,
+    find_caller_level,
+    suggest_nearest,
 )
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.graphs.passes.infer import infer
@@ -85,7 +85,7 @@ def choose_trained(
     if lost:
         raise NameNotFoundError(
             "frozen_batch_norm: the model has no batch normalisation, nor a parameter of one, "
-            + ", ".join(f"{n!r}{nearest(n, named)}" for n in lost)
+            + ", ".join(f"{n!r}{suggest_nearest(n, named)}" for n in lost)
         )
     off = set(frozen)
     return [n for n in norms if off.isdisjoint((n.name, *n.inputs[1:]))]
@@ -132,7 +132,7 @@ def _warn_of_default(norms: Sequence[Node]) -> None:
         "because neither scale nor bias is trained; set frozen_batch_norm=True to keep "
         "this, or False to use the statistics of the batch in all of them",
         ModelWarning,
-        stacklevel=caller_level(),
+        stacklevel=find_caller_level(),
     )
 
 

@@ -18,7 +18,7 @@ from engine.base.errors import (
     ShapeError,
     UnknownValueError,
     UnsupportedOpError,
-    nearest,
+    suggest_nearest,
 )
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import MAX_RANK, Graph, Node, type_of
@@ -85,7 +85,7 @@ def sizes_of(
         if declared is None:
             raise NameNotFoundError(
                 f"{graph.name}: no input {name!r}; inputs: {', '.join(graph.inputs)}"
-                f"{nearest(name, graph.inputs)}"
+                f"{suggest_nearest(name, graph.inputs)}"
             )
         if len(shape) != declared.rank:
             raise ShapeError(

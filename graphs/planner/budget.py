@@ -35,7 +35,7 @@ from engine.graphs.planner.timeline import Timeline
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.analysis.cost import nominal, seconds
 from engine.kernels.machine.target import Target
-from engine.plan.plan import Plan, align, in_bytes
+from engine.plan.plan import Plan, align, format_bytes
 
 # Measured on ladders of training steps of up to twelve workloads: the least budgets, and by how
 # much steps are predicted to be longer within budgets of 98 to 11 % of the work memory, on average
@@ -362,10 +362,10 @@ def _ended(
 
 def too_little(plan: Plan, budget: int) -> BudgetError:
     """Return the error that no plan keeps to a budget: what takes the memory of the least."""
-    regions = ", ".join(f"{name} {in_bytes(size)}" for name, size in plan.regions if size)
+    regions = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.regions if size)
     return BudgetError(
         f"{plan.name}: a budget of {budget} bytes is too small; the least that is enough is "
-        f"{plan.nbytes} bytes: {regions}{plan.told_fullest()}",
+        f"{plan.nbytes} bytes: {regions}{plan.describe_fullest()}",
         plan.nbytes,
     )
 

@@ -140,7 +140,7 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
             for spec in specs:
                 if spec not in coming:
                     made[spec.symbol] = _compile_here(spec, target, kind)
-                    progress.tick(1)
+                    progress.count(1)
             by_future = {future: spec for spec, future in coming.items()}
             pending = set(by_future)
             while pending:
@@ -149,12 +149,12 @@ def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str
                     if future.exception() is None:
                         spec = by_future[future]
                         made[spec.symbol] = _keep_answer(spec, target, kind, future.result())
-                        progress.tick(1)
-                progress.tick()
+                        progress.count(1)
+                progress.count()
             for spec in specs:
                 if spec.symbol not in made:  # a process has failed at it
                     made[spec.symbol] = _compile_here(spec, target, kind)
-                    progress.tick(1)
+                    progress.count(1)
         except BaseException:
             workers.stop()
             raise
@@ -207,8 +207,8 @@ def _keep_answer(spec: KernelSpec, target: Target, kind: str, answer: workers.Co
 
 def _whither() -> str:
     """Return where compiled code is kept, as the end of a progress message."""
-    folder = cache.cache_dir()
-    if folder is not None and cache.writable(folder):
+    folder = cache.find_cache_dir()
+    if folder is not None and cache.can_write(folder):
         return f"once; kept in {folder}"
     return "not kept: there is no cache folder to write to"
 
@@ -227,7 +227,7 @@ def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], byte
 
 def _entry(spec: KernelSpec, target: Target, kind: str) -> cache.Entry | None:
     """Return where the cache keeps the code of a kernel, if it does."""
-    folder = cache.cache_dir()
+    folder = cache.find_cache_dir()
     own = (t for t in executor.KERNELS if t.name == spec.template)  # sooner found than all others
     template = next(own, None) or templates().get(spec.template)
     if folder is None or template is None:

@@ -139,7 +139,7 @@ def read(folder: Path) -> Shipment | None:
     if not path.exists():
         return None
     try:
-        with trust.opened(os.fspath(path)) as file:
+        with trust.open_file(os.fspath(path)) as file:
             data = json.loads(file.read())
         version, sources, digest = data["version"], data["sources"], str(data["digest"])
         files = {
@@ -177,7 +177,7 @@ def _read(path: Path, size: int, digest: str) -> bytes:
         FileError: it cannot be read, or is not what the manifest says.
     """
     try:
-        with trust.opened(os.fspath(path)) as file:
+        with trust.open_file(os.fspath(path)) as file:
             content = file.read(size + 1)
     except OSError as error:
         why = error.strerror or error

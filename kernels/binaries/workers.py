@@ -35,8 +35,8 @@ from typing import IO, Any
 from engine.base import package
 from engine.kernels.machine.target import Target
 from engine.plan.plan import KernelSpec
-from engine.system.config import usable_cores
-from engine.system.progress import logger
+from engine.system.config import count_cores
+from engine.system.progress import get_logger
 
 IDLE = 10.0  # seconds after which a process without a job ends
 FEW = 4  # kernels that are compiled sooner than another process has started
@@ -77,7 +77,7 @@ def useful(kernels: int) -> int:
     program = Path(sys.executable or "").stem.lower()
     if getattr(sys, "frozen", False) or not program.startswith("python"):
         return 0  # a program with an interpreter in it: what it would do with arguments is open
-    most = min(usable_cores(), _memory() // MEMORY)
+    most = min(count_cores(), _memory() // MEMORY)
     return min(most, -(-kernels // FEW))
 
 
@@ -200,7 +200,7 @@ class Pool:
         try:
             started = start_processes(count)
         except OSError as error:
-            logger().debug("processes that compile kernels could not be started: %r", error)
+            get_logger().debug("processes that compile kernels could not be started: %r", error)
             return
         for process in started:
             thread = threading.Thread(
@@ -251,7 +251,7 @@ class Pool:
                 else:
                     future.set_result(answer)
         except (OSError, EOFError) as error:
-            logger().debug("a process that compiles kernels has ended: %r", error)
+            get_logger().debug("a process that compiles kernels has ended: %r", error)
         finally:
             with self._changed:
                 if process in self._processes:

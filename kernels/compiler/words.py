@@ -60,7 +60,7 @@ class _Attributes(AttributeTemplate):
     def generic_resolve(self, kind: WordsPointer, name: str) -> Any:
         """Return the type of a field: an integer, or a pointer."""
         try:
-            member = kind.words.member(name)
+            member = kind.words.find_member(name)
         except KeyError:
             known = ", ".join(kind.words.members)
             raise errors.NumbaAttributeError(
@@ -75,7 +75,7 @@ def _place(builder: Any, pointer: Any, offset: int) -> Any:
 
 @lower_getattr_generic(WordsPointer)
 def _read(context: Any, builder: Any, kind: WordsPointer, value: Any, name: str) -> Any:
-    _, offset, reads = kind.words.member(name)
+    _, offset, reads = kind.words.find_member(name)
     place = _place(builder, value, offset)
     if reads == "place":
         return place
@@ -85,7 +85,7 @@ def _read(context: Any, builder: Any, kind: WordsPointer, value: Any, name: str)
 
 @lower_setattr_generic(WordsPointer)
 def _write(context: Any, builder: Any, sig: Any, args: Any, name: str) -> None:
-    _, offset, reads = sig.args[0].words.member(name)
+    _, offset, reads = sig.args[0].words.find_member(name)
     if reads != "word":
         raise errors.NumbaTypeError(f"{name} of words {sig.args[0].words.title} is not a number")
     builder.store(args[1], _place(builder, args[0], offset))

@@ -28,7 +28,7 @@ def known_host() -> Target:
         EngineError: as `host`.
     """
     name = _name()
-    folder = cache.cache_dir()
+    folder = cache.find_cache_dir()
     if name is None or folder is None:
         return host()
     entry = cache.Entry(folder / name, _NAME, name)

@@ -24,7 +24,7 @@ import pytest
 
 from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
-from engine.base.signatures import ABOVE_0, ANY, AT_LEAST_1, BELOW_1, FINITE, Range, checked
+from engine.base.signatures import ABOVE_0, ANY, AT_LEAST_1, BELOW_1, FINITE, Range, check_arguments
 from engine.data import Arrays
 from engine.errors import DTypeError, EngineError, InputError
 from engine.graphs.io import onnx_io
@@ -202,7 +202,7 @@ def test_a_public_parameter_refuses_what_it_is_not(
 # --- the checks themselves
 
 
-@checked(count=AT_LEAST_1, betas=BELOW_1, rate=ABOVE_0, weight=FINITE, bound=ANY)
+@check_arguments(count=AT_LEAST_1, betas=BELOW_1, rate=ABOVE_0, weight=FINITE, bound=ANY)
 def declared(
     count: int = 1,
     betas: tuple[float, float] = (0.0, 0.0),

@@ -51,7 +51,7 @@ def test_errors_are_the_fitting_built_ins() -> None:
 def test_switches(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
     monkeypatch.setenv(config.PREFIX + name, value)
     with pytest.raises(EngineError, match=message):
-        config.threads() if "THREADS" in message else config.switch(name)
+        config.choose_threads() if "THREADS" in message else config.switch(name)
 
 
 def test_too_little_memory() -> None:

@@ -39,7 +39,7 @@ PLAIN = ["cat", "", "a=b", "-1", "+2.5", "-1e-3", "'", "'cat", "1,2", 'a "quoted
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_formulas_get_an_apostrophe(text: str) -> None:
-    written = foreign_text.table([{"class": text, "p": -0.5}], ["class", "p"])
+    written = foreign_text.format_csv([{"class": text, "p": -0.5}], ["class", "p"])
     _, cells = csv.reader(io.StringIO(written, newline=""))
     assert cells == ["'" + text, "-0.5"]
     assert foreign_text.read_table(written) == [{"class": text, "p": "-0.5"}]
@@ -47,7 +47,7 @@ def test_formulas_get_an_apostrophe(text: str) -> None:
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_other_texts_stay(text: str) -> None:
-    written = foreign_text.table([{"class": text, "p": 1}], ["class", "p"])
+    written = foreign_text.format_csv([{"class": text, "p": 1}], ["class", "p"])
     assert next(csv.DictReader(written.splitlines(keepends=True)))["class"] == text
     assert foreign_text.read_table(written)[0]["class"] == text
 
@@ -57,7 +57,7 @@ def test_tables_are_read_as_they_were_written(columns: list[str], data: Any) -> 
     columns = ["first", *(c for c in columns if c != "first")]
     row = st.fixed_dictionaries({c: st.text("='-+@,\"\t 1a", min_size=1) for c in columns})
     rows = data.draw(st.lists(row, max_size=3))
-    assert foreign_text.read_table(foreign_text.table(rows, columns)) == rows
+    assert foreign_text.read_table(foreign_text.format_csv(rows, columns)) == rows
 
 
 @pytest.mark.parametrize("text", ["a,b\n1\n", "a,b\n1,2,3\n", "a,a\n1,2\n", 'a,b\n1,"2\n'])
@@ -68,8 +68,8 @@ def test_what_is_no_table(text: str) -> None:
 
 def test_nothing_steers_the_terminal() -> None:
     text = "\x1b[2J\x07\x9b0m\r\b\u202ecat\ttoo\n"
-    assert foreign_text.visible(text) == "\\x1b[2J\\x07\\x9b0m\\r\\x08\\u202ecat\ttoo\n"
-    assert foreign_text.visible("Grüße, 猫 🐈\u200d⬛") == "Grüße, 猫 🐈\u200d⬛"
+    assert foreign_text.escape(text) == "\\x1b[2J\\x07\\x9b0m\\r\\x08\\u202ecat\ttoo\n"
+    assert foreign_text.escape("Grüße, 猫 🐈\u200d⬛") == "Grüße, 猫 🐈\u200d⬛"
 
 
 def test_names_of_files_and_classes_in_predictions(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx import parser
 
 from engine.base import limits
-from engine.base.errors import LETTERS, EngineError, LimitError, ModelError, nearest
+from engine.base.errors import LETTERS, EngineError, LimitError, ModelError, suggest_nearest
 from engine.checkpoint import onnx_adapter, safetensors
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.ir.graph import Graph
@@ -28,7 +28,8 @@ def test_the_page_of_limits_is_their_table() -> None:
     page = (DOCS / "limits.md").read_text("utf-8")
     rows = re.findall(r"^\| ([A-Z_]+) \| `(\w+)` \| (.*) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
-        (name, limits.PREFIX + name, row.told(), row.meaning) for name, row in limits.LIMITS.items()
+        (name, limits.PREFIX + name, row.describe(), row.meaning)
+        for name, row in limits.LIMITS.items()
     ]
     assert re.findall(r"^- \*\*([A-Z_]+)\*\*: ", page, re.MULTILINE) == [*limits.LIMITS]
 
@@ -74,7 +75,9 @@ def test_the_error_names_limit_value_and_switch(monkeypatch: pytest.MonkeyPatch)
 def test_messages_stay_short() -> None:
     """A name of ten million letters is cut, and compared with no other."""
     name = "n" * 10_000_000
-    text = str(ModelError(f"{name!r}: two nodes make it; expected one{nearest(name, [name, 'n'])}"))
+    text = str(
+        ModelError(f"{name!r}: two nodes make it; expected one{suggest_nearest(name, [name, 'n'])}")
+    )
     assert len(text) < LETTERS + 50
     assert text.startswith("'nnn")
     assert text.endswith("two nodes make it; expected one")

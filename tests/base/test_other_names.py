@@ -61,8 +61,11 @@ def test_a_command_answers_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_key_of_the_table_is_one() -> None:
     known = {
-        "optimizer": {"name", *option_tables.options(type(choices.optimizer("adamw", {}, "")))},
-        "schedule": {"name", *option_tables.options(type(choices.schedule("cosine", {}, "")))},
+        "optimizer": {
+            "name",
+            *option_tables.list_options(type(choices.optimizer("adamw", {}, ""))),
+        },
+        "schedule": {"name", *option_tables.list_options(type(choices.schedule("cosine", {}, "")))},
     }
     for here in HERE.values():
         if here.key:

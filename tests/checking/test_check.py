@@ -21,7 +21,7 @@ from engine.graphs.ir.graph import Node
 from engine.kernels.analysis.cost import nominal
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.images import cnn, mlp
-from engine.plan.plan import in_bytes
+from engine.plan.plan import format_bytes
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.state import CheckpointState
 
@@ -86,7 +86,7 @@ def test_training_fewer_is_what_artifacts_for_fewer_are(artifacts: Path, tmp_pat
         cut.open().plans(SHAPES), made.open().plans(SHAPES), strict=True
     ):  # which have the frozen parameters as constants
         for region in ("grad", "state", "work", "io"):
-            assert mine.region_bytes(region) == theirs.region_bytes(region), region
+            assert mine.compute_region_bytes(region) == theirs.compute_region_bytes(region), region
 
 
 def test_a_trainer_tells_of_a_batch_or_its_shapes(artifacts: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
     assert small.figures is not None
     assert small.least == small.figures.nbytes <= most
     assert f"the least that is enough is {small.least} bytes" in small.why
-    assert f"{in_bytes(small.least)} is the least that would do" in str(small)
+    assert f"{format_bytes(small.least)} is the least that would do" in str(small)
     trainer = Trainer(artifacts, threads=2, memory_budget=2_500_000)
     batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
     with pytest.raises(BudgetError, match=r"would fit.* train the last layer alone .*KiB") as told:

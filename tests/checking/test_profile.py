@@ -15,7 +15,7 @@ from engine.errors import FileError, InputError, LabelError, ShapeError, StateEr
 from engine.kernels.binaries import source
 from engine.plan.context import STEP
 from engine.profiling import PHASES, Profile, StepTime
-from engine.profiling.measure import Spans, boxes, forward_node, waits
+from engine.profiling.measure import Spans, compute_waits, forward_node, lay_boxes
 from engine.runtime.roofline import SIZES, Roofline, measure
 from engine.runtime.timing import Stopwatch
 from engine.tools import cli
@@ -109,7 +109,7 @@ def test_what_is_waited_for_is_the_slowest_thread() -> None:
     begin = np.array([[0.0, 2.0, 5.0], [0.0, 1.0, 5.0]])
     end = np.array([[2.0, 4.0, 6.0], [1.0, 5.0, 8.0]])
     run = Spans(begin, end, end - begin)
-    assert waits(run, [True, False, True]).tolist() == [0.0, 0.5, 1.0]
+    assert compute_waits(run, [True, False, True]).tolist() == [0.0, 0.5, 1.0]
     assert run.seconds == 8.0
 
 
@@ -118,7 +118,7 @@ def test_steps_that_take_turns_are_drawn_one_behind_another() -> None:
     begin = np.array([[0.0, 2.0, 3.0, 9.0]])
     end = np.array([[2.0, 7.0, 8.0, 10.0]])
     run = Spans(begin, end, np.array([[2.0, 2.0, 3.0, 1.0]]))
-    first, last = boxes(run)
+    first, last = lay_boxes(run)
     assert first.tolist() == [[0.0, 2.0, 4.0, 9.0]]
     assert last.tolist() == [[2.0, 4.0, 7.0, 10.0]]
 
@@ -133,12 +133,14 @@ def test_a_gradient_counts_with_its_node(source: str, node: str) -> None:
 
 def test_the_limit_of_a_step_is_its_operations_or_its_bytes() -> None:
     assert ROOFLINE.memory == 50e9
-    assert [ROOFLINE.bandwidth(n) for n in (1, 1 << 14, 1 << 15, 1 << 30)] == [
+    assert [ROOFLINE.find_bandwidth(n) for n in (1, 1 << 14, 1 << 15, 1 << 30)] == [
         400e9, 400e9, 200e9, 50e9,
     ]  # fmt: skip
-    assert ROOFLINE.seconds(200, 4, [(50, 1 << 30)]) == 1e-9
-    assert ROOFLINE.seconds(200, 8, [(50, 1 << 30)]) == 2e-9
-    assert ROOFLINE.seconds(200, 4, [(500, 1 << 30), (400, 1 << 10)]) == pytest.approx(11e-9)
+    assert ROOFLINE.compute_seconds(200, 4, [(50, 1 << 30)]) == 1e-9
+    assert ROOFLINE.compute_seconds(200, 8, [(50, 1 << 30)]) == 2e-9
+    assert ROOFLINE.compute_seconds(200, 4, [(500, 1 << 30), (400, 1 << 10)]) == pytest.approx(
+        11e-9
+    )
 
 
 # --- what is measured

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.checkpoint.flatbuffer import Writer, reference
+from engine.checkpoint.flatbuffer import Writer, make_reference
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup, decode, encode
 from engine.errors import CheckpointError
 from tests.support.checkpoints import array, sample
@@ -27,26 +27,26 @@ def forge(
     """A checkpoint with `count` tensors "w<i>", float32 [2] unless `tensor` says otherwise."""
     out = Writer(1 << 20)
     raw = tensor.get("raw", bytes(8))
-    shared = out.octets(raw) if raw is not None else 0
+    shared = out.write_bytes(raw) if raw is not None else 0
     tables = []
     for i in range(count):
         name = tensor.get("name", b"w%d" % i)
-        label = out.text(name) if name is not None else 0
+        label = out.write_text(name) if name is not None else 0
         dims = tensor.get("dims", (2,))
-        shape = out.integers(dims) if dims is not None else 0
+        shape = out.write_integers(dims) if dims is not None else 0
         tables.append(
-            out.table(
+            out.write_table(
                 7,
-                reference(0, label),
-                reference(2, shape),
+                make_reference(0, label),
+                make_reference(2, shape),
                 ("Int32", 3, tensor.get("code", 1), 0),
-                reference(4, shared),
+                make_reference(4, shared),
                 ("Int64", 6, tensor.get("offset", -1), -1),
             )
         )
-    params, none = out.references(tables), out.references([])
-    state = out.table(4, reference(0, params), reference(1, none)) if module else 0
-    root = out.table(4, ("Int32", 0, version, 0), reference(1, state))
+    params, none = out.write_references(tables), out.write_references([])
+    state = out.write_table(4, make_reference(0, params), make_reference(1, none)) if module else 0
+    root = out.write_table(4, ("Int32", 0, version, 0), make_reference(1, state))
     return b"".join(out.finish(root, identifier))
 
 
@@ -225,12 +225,13 @@ def test_work_on_shared_tables_is_bounded() -> None:
     count = 3000
     states = []
     for i in range(count):
-        label, moments = out.string(f"p{i}"), out.references([])
-        states.append(out.table(2, reference(0, label), reference(1, moments)))
-    members = out.references(states)
+        label, moments = out.write_string(f"p{i}"), out.write_references([])
+        states.append(out.write_table(2, make_reference(0, label), make_reference(1, moments)))
+    members = out.write_references(states)
     groups = [
-        out.table(4, reference(0, out.string(f"g{i}")), reference(3, members)) for i in range(count)
+        out.write_table(4, make_reference(0, out.write_string(f"g{i}")), make_reference(3, members))
+        for i in range(count)
     ]
-    root = out.table(4, ("Int32", 0, 2, 0), reference(2, out.references(groups)))
+    root = out.write_table(4, ("Int32", 0, 2, 0), make_reference(2, out.write_references(groups)))
     with pytest.raises(CheckpointError, match="objects overlap"):
         decode(b"".join(out.finish(root, b"ODTC")))

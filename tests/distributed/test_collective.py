@@ -27,7 +27,7 @@ from engine.graphs.offline import rank_graphs as ranked
 from engine.kernels.binaries.load import linker
 from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import host
-from engine.plan.collective import RANKS, SAMPLES, SHARE, collectives
+from engine.plan.collective import RANKS, SAMPLES, SHARE, list_collectives
 from engine.plan.plan import Plan
 from engine.plan.plan_file import Writer, from_bytes, to_bytes
 from engine.plan.verify import verify
@@ -83,7 +83,7 @@ def test_ranks_train_as_one_process(
         for name in content:
             mine, whole = np.frombuffer(content[name], np.float32), one.state.regions[name]
             np.testing.assert_allclose(mine, whole.view(np.float32), rtol=2e-4, atol=2e-5)
-        kinds = [each.kind for each in collectives(plan)]
+        kinds = [each.kind for each in list_collectives(plan)]
         assert kinds.count("start") == kinds.count("wait") > 1
         assert kinds.count("agree") == 1
         norms = text.count("BatchNormalization")
@@ -143,7 +143,7 @@ def test_statistics_may_stay_local() -> None:
     def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
         mine = joined(NORMED, group, statistics=False)
         loss = step(mine, cut, X, LABELS)
-        kinds = [each.kind for each in collectives(mine.module.plans()[0])]
+        kinds = [each.kind for each in list_collectives(mine.module.plans()[0])]
         return loss, kinds, mine.state.parameters["norm.mean"].data.copy()
 
     (a, kinds, mean), (b, _, other) = ranks_of((0, 8, 20), work)
@@ -301,13 +301,14 @@ def test_the_plan_shows_its_collective_steps_and_where_they_come_from() -> None:
         assert line in text
     assert "# BatchNormalization_0/JoinMoments" in text
     (again,) = from_bytes(to_bytes([plan], plan.target), plan.target)
-    assert collectives(again) == collectives(plan)
+    assert list_collectives(again) == list_collectives(plan)
 
 
 def test_plans_that_break_the_rules_of_sums_are_refused() -> None:
     plan = plan_of_rank()
     start, wait = (
-        next(each for each in collectives(plan) if each.kind == kind) for kind in ("start", "wait")
+        next(each for each in list_collectives(plan) if each.kind == kind)
+        for kind in ("start", "wait")
     )
 
     def refused(steps: Sequence[Any], why: str) -> None:
@@ -332,14 +333,16 @@ def test_kernels_of_wheels_are_enough() -> None:
     )
     closed.ranks = Membership(4)
     plan = closed.plan({"x": (8, 6), "labels": (8,)})
-    assert len(collectives(plan)) > 4
+    assert len(list_collectives(plan)) > 4
     assert {*plan.specs} <= kernel_set(OpSet(all_if_none=True)).keys()
 
 
 def test_who_trains_alone_refuses_them() -> None:
     plan = plan_of_rank()
     with pytest.raises(StateError, match="sums over the ranks of a group; expected a group"):
-        Program(plan, linker(host()).addresses, {"work": allocate(plan.region_bytes("work"))})
+        Program(
+            plan, linker(host()).addresses, {"work": allocate(plan.compute_region_bytes("work"))}
+        )
     with pytest.raises(PlanError, match="a library trains alone"):
         Writer(plan.target, plan.target, plan.threads, stripped=True).plan(plan)
 

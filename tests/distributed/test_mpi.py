@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.distributed import launchers, world
-from engine.distributed.launchers import Launched, launched
+from engine.distributed import join_world, launchers
+from engine.distributed.launchers import Launched, find_launcher
 from engine.errors import MissingPackageError
 from tests.support import ranks
 from tests.support.places import SUPPORT
@@ -47,19 +47,21 @@ def test_a_rank_that_leaves_for_another_call_is_named(tmp_path: Path) -> None:
 
 
 def test_launchers_are_known_by_their_environment() -> None:
-    assert launched({"PATH": "/bin", "SLURM_NTASKS": "4"}) is None
-    found = launched({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
+    assert find_launcher({"PATH": "/bin", "SLURM_NTASKS": "4"}) is None
+    found = find_launcher({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
     assert found == Launched("PMI_SIZE", 1, 4, 2)
-    found = launched({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
+    found = find_launcher(
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
+    )
     assert found == Launched("OMPI_COMM_WORLD_SIZE", 0, 2, None)
-    assert launched({"PMIX_RANK": "3"}) == Launched("PMIX_RANK", 3, None, None)
+    assert find_launcher({"PMIX_RANK": "3"}) == Launched("PMIX_RANK", 3, None, None)
 
 
 def test_one_process_needs_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "engine.distributed.mpi", None)
     monkeypatch.setattr(launchers, "_worlds", [])
-    assert world() is None
+    assert join_world() is None
     monkeypatch.setattr(launchers, "_worlds", [])
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(MissingPackageError, match=r"PMI_SIZE is set.*edgegrad\[mpi\]"):
-        world()
+        join_world()

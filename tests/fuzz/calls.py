@@ -17,7 +17,7 @@ import numpy as np
 
 from engine import Trainer, artifacts, loss_types
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.graphs.offline import optim_types
 from engine.trainer import metrics, schedules
 from engine.trainer.request import request
@@ -82,7 +82,7 @@ def _request(trainer: Any, train: Any, **given: Any) -> None:
     """Do what `Trainer.fit` does before it trains."""
     names = {field.name for field in dataclasses.fields(FitOptions)}
     options = FitOptions(**{name: given.pop(name) for name in names & given.keys()})
-    checked(request)(trainer, train, options, **{**_DEFAULTS, **given})
+    check_arguments(request)(trainer, train, options, **{**_DEFAULTS, **given})
 
 
 _DEFAULTS = {

@@ -105,7 +105,7 @@ def test_a_link_that_appears_meanwhile_is_not_followed(
 
     monkeypatch.setattr(files, "_is_inside", swap)
     with pytest.raises(OSError, match="below"):
-        files.opened(str(below / "data"), str(tmp_path / "model" / "model.onnx"))
+        files.open_file(str(below / "data"), str(tmp_path / "model" / "model.onnx"))
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_constant_that_decides_no_shape_stays_shared(tmp_path: Path) -> None:
     rep = backend.prepare(helper.make_model(graph, opset_imports=opsets, ir_version=8))
     np.testing.assert_array_equal(rep.run([np.array([5, 1])])[0], table[[5, 1]])
     (program,) = rep._memory.programs.values()
-    assert program.plan.region_bytes("const") < table.nbytes
+    assert program.plan.compute_region_bytes("const") < table.nbytes
     assert rep._model.deciding == set()
 
 

@@ -102,16 +102,16 @@ def test_pieces_lie_as_in_their_files(tmp_path: Path) -> None:
         (2 * mapping.PAGE, 9),
     )
     arrays = [mapping.open_array(path, kind, n, 4 * at, "numbers") for at, n in places]
-    pieces = [piece for a in arrays if (piece := mapping.layable(a)) is not None]
+    pieces = [piece for a in arrays if (piece := mapping.find_layable(a)) is not None]
     assert len(pieces) == len(arrays)
-    offsets, laid, size = mapping.laid_out(pieces)
+    offsets, laid, size = mapping.lay_out(pieces)
     assert len(laid) == 3  # the second follows the first
-    memory = mapping.region(size, laid, what="numbers")
+    memory = mapping.make_region(size, laid, what="numbers")
     for array, at in zip(arrays, offsets, strict=True):
         np.testing.assert_array_equal(memory[at : at + array.nbytes].view(kind), array)
-    assert mapping.layable(arrays[0][1:]) is None  # no multiple of 64 bytes
-    assert mapping.layable(arrays[0][::2]) is None
-    assert mapping.layable(np.zeros(100)) is None
+    assert mapping.find_layable(arrays[0][1:]) is None  # no multiple of 64 bytes
+    assert mapping.find_layable(arrays[0][::2]) is None
+    assert mapping.find_layable(np.zeros(100)) is None
 
 
 def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
@@ -119,16 +119,16 @@ def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     np.arange(4096).tofile(path)
     found = mapping.open_array(str(path), np.dtype(np.int64), 4096, 0, "numbers")
-    piece = mapping.source(found)
+    piece = mapping.find_source(found)
     assert piece is not None
     piece.file.check()
     np.zeros(4096, np.int64).tofile(tmp_path / "new")
     os.replace(tmp_path / "new", path)
     piece.file.check()
     np.testing.assert_array_equal(found, np.arange(4096))
-    assert mapping.layable(found) is None  # what has its name now is another file
+    assert mapping.find_layable(found) is None  # what has its name now is another file
     again = mapping.open_array(str(path), np.dtype(np.int64), 4096, 0, "numbers")
-    changed = mapping.source(again)
+    changed = mapping.find_source(again)
     assert changed is not None
     with open(path, "r+b") as file:
         file.write(b"changed")

@@ -53,11 +53,11 @@ def form(request: pytest.FixtureRequest) -> str:
 def test_weights_have_the_modules_names(form: str) -> None:
     """All except the module's own names; a layer that is used twice has a weight twice."""
     found, graph = paths_of(form), onnx_io.load(model(form))
-    names = {found.value(name) for name, a in graph.initializers.items() if a.ndim == 2}
+    names = {found.name_value(name) for name, a in graph.initializers.items() if a.ndim == 2}
     layers = [f"layers.{i}.{part}.weight" for i in range(2) for part in ("mlp.0", "mlp.2", "q")]
     assert names == {*layers, "twice.weight", "head.weight"}
     assert bool(found.values) == form.endswith("folded")
-    modules = {found.module(node.name) for node in graph.nodes if node.op == "MatMul"}
+    modules = {found.find_module(node.name) for node in graph.nodes if node.op == "MatMul"}
     assert modules >= {name.removesuffix(".weight") for name in layers}
 
 
@@ -87,7 +87,7 @@ def test_patterns_of_what_is_trained(form: str) -> None:
     graph, found = onnx_io.load(model(form)), paths_of(form)
 
     def trained(*patterns: str) -> list[str]:
-        return sorted({found.value(name) for name in matching(graph, patterns)})
+        return sorted({found.name_value(name) for name in matching(graph, patterns)})
 
     assert trained("layers.0.q.*", "head.weight") == ["head.weight", "layers.0.q.weight"]
     assert trained("*.mlp.*", "!*.bias", "!layers.1.*") == [
@@ -106,11 +106,11 @@ def test_sparse_updates(form: str) -> None:
     graph, found = name_nodes(onnx_io.load(model(form))), paths_of(form)
     update = SparseUpdate(layers=["layers.1.mlp.*"], channels={"layers.0.mlp.2.weight": 0.5})
     made = sparse.choose(graph, update)
-    assert sorted(map(found.value, made.trained)) == [
+    assert sorted(map(found.name_value, made.trained)) == [
         "layers.0.mlp.2.weight", "layers.1.mlp.0.bias", "layers.1.mlp.0.weight",
         "layers.1.mlp.2.bias", "layers.1.mlp.2.weight",
     ]  # fmt: skip
-    assert [(found.value(n), count) for n, (_, count) in made.parts.items()] == [
+    assert [(found.name_value(n), count) for n, (_, count) in made.parts.items()] == [
         ("layers.0.mlp.2.weight", 4)
     ]
 
@@ -131,9 +131,9 @@ def test_trainings_by_paths_keep_the_names_of_the_file(form: str, tmp_path: Path
     before = {name: p.data.copy() for name, p in trainer.state.parameters}
     trainer.step(X, LABELS)
     moved = {n for n, p in trainer.state.parameters if not np.array_equal(p.data, before[n])}
-    still = {n for n in names if found.value(n).startswith("layers.0.mlp.0.")}
+    still = {n for n in names if found.name_value(n).startswith("layers.0.mlp.0.")}
     assert moved == {*names} - still
-    assert any(found.value(name) != name for name in still)
+    assert any(found.name_value(name) != name for name in still)
     trainer.export(tmp_path / "out.onnx")
     out = onnx_io.load(tmp_path / "out.onnx")
     assert {*names} <= {*out.initializers}
@@ -160,10 +160,10 @@ def test_tables_and_refusals_name_the_submodule() -> None:
     assert "layers.1.mlp.0" in str(table)
     paths = paths_of("new")
     name = next(n for n, module in paths.nodes.items() if module == "layers.0.q")
-    assert paths.node(f"{name}/lora_A") == paths.node(f"{name}_Grad/MatMul").replace(
+    assert paths.title_node(f"{name}/lora_A") == paths.title_node(f"{name}_Grad/MatMul").replace(
         f"{name}_Grad/MatMul", f"{name}/lora_A"
     )
-    assert paths.node(name) == f"{name!r} of layers.0.q"
+    assert paths.title_node(name) == f"{name!r} of layers.0.q"
 
 
 def keras(tmp_path: Path) -> Path:
@@ -194,7 +194,7 @@ def keras(tmp_path: Path) -> Path:
 def test_names_of_tf2onnx(tmp_path: Path) -> None:
     graph = onnx_io.load(keras(tmp_path))
     found = Paths.of(graph.metadata)
-    assert [found.value(name) for name in graph.initializers] == [
+    assert [found.name_value(name) for name in graph.initializers] == [
         "sequential.dense.kernel", "sequential.dense.bias", "sequential.dense_1.kernel",
     ]  # fmt: skip
     adapted = lora.adapt(keras(tmp_path), "dense_1$")
@@ -218,9 +218,9 @@ def test_a_weight_of_a_layer_that_is_called_twice(tmp_path: Path) -> None:
     )  # fmt: skip
     made = onnx_io.load(helper.make_model(graph, producer_name="pytorch", ir_version=8))
     found = Paths.of(made.metadata)
-    assert [found.value(name) for name in values] == ["fc.weight", "fc.weight", "fc_2.weight"]
+    assert [found.name_value(name) for name in values] == ["fc.weight", "fc.weight", "fc_2.weight"]
     assert matching(made, ["fc.weight"]) == ["onnx::MatMul_0", "onnx::MatMul_1"]
-    assert found.module("/fc_1/MatMul") == "fc"
+    assert found.find_module("/fc_1/MatMul") == "fc"
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '[{"a": 1}]', "7", '[{}, {"a": 3}]'])
@@ -231,10 +231,10 @@ def test_a_damaged_note_is_refused(text: str) -> None:
 
 def test_notes_are_read_as_they_are_written() -> None:
     made = Paths({"val_1": "a.weight"}, {"node_1": "a", "node_2": "a", "node_3": "b"})
-    assert Paths.of({METADATA: made.text()}) == made
+    assert Paths.of({METADATA: made.write()}) == made
     names: Any = ["val_1", "c.weight"]
-    assert made.spelt(["a.*", "c.*", "z"], names) == ["val_1", "c.*", "z"]
-    assert made.resolved(["a.weight", "val_1", "z"], names) == ["val_1", "z"]
+    assert made.spell_patterns(["a.*", "c.*", "z"], names) == ["val_1", "c.*", "z"]
+    assert made.resolve(["a.weight", "val_1", "z"], names) == ["val_1", "z"]
 
 
 @pytest.mark.parametrize("form", ["new_folded", "old"])
@@ -249,7 +249,7 @@ def test_what_is_printed_of_nodes_names_their_submodules(
         n.name
         for n in onnx_io.load(tmp_path / "training_model.onnx").nodes
         if n.op in ("MatMul", "Gemm")
-        and trainer.session.training.paths.module(n.name) == "layers.0.q"
+        and trainer.session.training.paths.find_module(n.name) == "layers.0.q"
     )
     shown = node if form == "old" else f"layers.0.q: {node}"
     profile = trainer.module.profile(X, LABELS, optimizer=trainer.optimizer, repeats=1)
@@ -270,6 +270,6 @@ def test_what_is_printed_of_nodes_names_their_submodules(
 
 def test_no_module_is_said_twice() -> None:
     paths = Paths({}, {"n19_2": "encoder.0.fc", "/encoder/0/fc/MatMul": "encoder.0.fc"})
-    assert paths.beside("n19_2_Grad/n13_2") == "encoder.0.fc: n19_2_Grad/n13_2"
-    assert paths.beside("/encoder/0/fc/MatMul") == "/encoder/0/fc/MatMul"
-    assert paths.beside("n7") == "n7"
+    assert paths.label_node("n19_2_Grad/n13_2") == "encoder.0.fc: n19_2_Grad/n13_2"
+    assert paths.label_node("/encoder/0/fc/MatMul") == "/encoder/0/fc/MatMul"
+    assert paths.label_node("n7") == "n7"

@@ -46,7 +46,7 @@ def notes(path: Path) -> Say:
 
 def memory(plan: Plan, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The regions of a plan: NaN where nothing is, its constants, and its inputs, 0 by default."""
-    regions = {r: np.full(plan.region_bytes(r), 0xFF, np.uint8) for r in REGIONS}
+    regions = {r: np.full(plan.compute_region_bytes(r), 0xFF, np.uint8) for r in REGIONS}
     for index, data in plan.constants:
         at = plan.buffers[index].offset
         regions["const"][at : at + len(data)] = np.frombuffer(data, np.uint8)

@@ -13,7 +13,7 @@ import pytest
 
 import edgegrad as eg
 from engine import onnxblock
-from engine.base.representation import by_arguments
+from engine.base.representation import represent
 from engine.trainer.fit import Fit
 from tests.support.places import ALIAS
 from tests.support.report_runs import forward, samples
@@ -99,7 +99,7 @@ def test_an_object_is_shown_by_its_arguments(made: Any, shown: str) -> None:
 def test_by_arguments_leaves_out_what_is_not_kept() -> None:
     class Slotted:
         __slots__ = ("size",)
-        __repr__ = by_arguments
+        __repr__ = represent
 
         def __init__(self, size: int) -> None:
             self.size = size

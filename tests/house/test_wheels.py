@@ -227,9 +227,9 @@ def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_
     target = chosen.target("linux")
     plan = make_plan(graph, shapes, target=target, threads=1)
     rng = np.random.default_rng(0)
-    regions = {r: np.zeros(plan.region_bytes(r), np.uint8) for r in REGIONS}
+    regions = {r: np.zeros(plan.compute_region_bytes(r), np.uint8) for r in REGIONS}
     resolve = linker(target).addresses
-    program = Program(plan, resolve, {"work": allocate(plan.region_bytes("work"))})
+    program = Program(plan, resolve, {"work": allocate(plan.compute_region_bytes("work"))})
     ports = {port.name: plan.buffers[port.buffer] for port in (*plan.inputs, *plan.outputs)}
     for name, shape in shapes.items():
         program.inputs[name][...] = rng.standard_normal(shape)

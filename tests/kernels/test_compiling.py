@@ -107,7 +107,7 @@ def watched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     """A machine of two cores, on which nothing has been compiled."""
     forget()
     monkeypatch.setenv("EDGEGRAD_KERNELS", "native")
-    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
+    monkeypatch.setattr(workers, "count_cores", lambda: 2)
     yield Watched(monkeypatch)
     forget()
 
@@ -166,9 +166,9 @@ def test_as_many_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, kernels, expected in [
         (1, 100, 1), (2, 4, 1), (2, 5, 2), (2, 100, 2), (8, 12, 3), (64, 1000, 16)
     ]:  # fmt: skip
-        monkeypatch.setattr(workers, "usable_cores", lambda n=cores: n)
+        monkeypatch.setattr(workers, "count_cores", lambda n=cores: n)
         assert workers.useful(kernels) == expected
-    monkeypatch.setattr(workers, "usable_cores", lambda: 64)
+    monkeypatch.setattr(workers, "count_cores", lambda: 64)
     monkeypatch.setattr(workers, "_memory", lambda: 1 << 30)
     assert workers.useful(1000) == 2
     monkeypatch.setattr(sys, "frozen", True, raising=False)
@@ -355,7 +355,7 @@ def test_two_programs_share_a_cold_cache(cache: Path) -> None:
         "from engine.kernels.binaries import load, workers\n"
         "from engine.kernels.machine.target import host\n"
         "from engine.plan.plan import KernelSpec\n"
-        "workers.usable_cores = lambda: 2\n"
+        "workers.count_cores = lambda: 2\n"
         f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
         "print(len(load.codes(specs, host(), load.OBJECT)))\n"
     )
@@ -377,7 +377,7 @@ def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
         "from engine.kernels.machine.target import host\n"
         "from engine.plan.plan import KernelSpec\n"
         "warnings.simplefilter('ignore')  # of threads of the pool\n"
-        "workers.usable_cores = lambda: 2\n"
+        "workers.count_cores = lambda: 2\n"
         f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
         "load.head_start(host())\n"
         "load.codes(specs[:5], host(), load.OBJECT)\n"
@@ -455,7 +455,7 @@ def work(total: int) -> None:
         "compiling {count} kernels (once; kept in /home/{me}/cache)", total
     ) as p:
         for _ in range(total):
-            p.tick(1)
+            p.count(1)
 
 
 @pytest.fixture

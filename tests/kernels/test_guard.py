@@ -191,7 +191,7 @@ def forge_prepared(path: Path) -> None:
         record = found.get(name)
         assert record is not None
         if record.startswith(plan_file.MAGIC):
-            (plan,) = PlanReader(Tables(record)).plans()
+            (plan,) = PlanReader(Tables(record)).read_plans()
             at = next(n for n, s in enumerate(plan.steps) if s.kernel.startswith("gemm"))
             record = plan_file.to_bytes([numbered(plan, at, 2, 1000)], plan.target)
         records[name] = record

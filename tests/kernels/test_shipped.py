@@ -217,7 +217,7 @@ def test_formulas_that_are_not_shipped_are_interpreted(monkeypatch: pytest.Monke
         chain("Softplus", "Atan", "Sinh"), {}, target=kernels.target, threads=2, kernels=kernels
     )
     assert [k.template for k in plan.specs] == ["formula"]
-    program = Program(plan, kernels.resolve, {"work": allocate(plan.region_bytes("work"))})
+    program = Program(plan, kernels.resolve, {"work": allocate(plan.compute_region_bytes("work"))})
     program.inputs["x"][...] = x
     program.run()
     wanted = np.sinh(np.arctan(np.log1p(np.exp(x.astype(np.float64)))))

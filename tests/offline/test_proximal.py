@@ -145,7 +145,7 @@ def test_the_pull_is_one_kernel_for_each_parameter(tmp_path: Path) -> None:
     assert len(pulls) == len(TRAINED)
     assert all(step.kernel.startswith("map") for step in pulls)
     assert len(with_pull.steps) <= len(plain.steps) + len(pulls)
-    assert with_pull.region_bytes("work") == plain.region_bytes("work")
+    assert with_pull.compute_region_bytes("work") == plain.compute_region_bytes("work")
 
 
 def test_parts_of_weights_have_anchors_of_their_own(tmp_path: Path) -> None:

@@ -478,7 +478,7 @@ def test_memory_is_linear_in_length(kind: str) -> None:
         w.graph.outputs = [y, *(grads[n] for n in "qkv")]
         plan = make_plan(w.graph, {}, target=host(), threads=2)
         assert fused(plan) == (1, 1)
-        return plan.region_bytes("work")
+        return plan.compute_region_bytes("work")
 
     assert arena(2048) < 2.05 * arena(1024)
     assert arena(2048) < 2048 * 2048

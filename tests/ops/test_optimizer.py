@@ -29,7 +29,7 @@ def step(
     graph = Graph(op, types, ["done"], {}, [node], {"": 17, "com.microsoft": 1})
     shapes = {n: a.shape for n, a in inputs.items()}
     plan = make_plan(graph, shapes, target=host(), threads=threads)
-    work = allocate(plan.region_bytes("work"), zero=False)
+    work = allocate(plan.compute_region_bytes("work"), zero=False)
     program = Program(plan, addresses, {"work": work})
     for name, array in inputs.items():
         np.copyto(program.inputs[name], array)

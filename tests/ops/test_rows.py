@@ -87,7 +87,7 @@ def test_a_step_is_bit_for_bit_what_two_calls_do(name: str, threads: int) -> Non
     plan = step_plan(one)
     assert makers(plan) == 1 + 2 * name.startswith("adafactor") + ("clipped" in name)
     blocks = 1 if name.startswith("adafactor") else 2  # that all threads have, of the whole
-    assert plan.region_bytes("work") < 4 * WORDS * WIDTH / blocks + 8 * WORDS
+    assert plan.compute_region_bytes("work") < 4 * WORDS * WIDTH / blocks + 8 * WORDS
     assert not any(np.prod(b.shape) >= WORDS * WIDTH for b in plan.buffers if b.region == "work")
 
 

@@ -154,7 +154,7 @@ def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, th
     )  # fmt: skip
     assert any(s.template == "winograd_fold" for s in plan.specs)
     total = allocate(align(want.nbytes))
-    regions = {"work": allocate(plan.region_bytes("work")), "grad": total}
+    regions = {"work": allocate(plan.compute_region_bytes("work")), "grad": total}
     program = Program(plan, linker(host()).addresses, regions)
     for name, array in given.items():
         np.copyto(program.inputs[name], array)

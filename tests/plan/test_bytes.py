@@ -18,10 +18,10 @@ BAD = {
 
 @pytest.mark.parametrize("value", GOOD)
 def test_bytes_are_read(value: Any) -> None:
-    assert arguments.nbytes("memory_budget", value) == GOOD[value]
+    assert arguments.check_nbytes("memory_budget", value) == GOOD[value]
 
 
 @pytest.mark.parametrize("value", BAD)
 def test_what_is_no_number_of_bytes_is_refused(value: Any) -> None:
     with pytest.raises(EngineError, match="memory_budget.*" + BAD[value]):
-        arguments.nbytes("memory_budget", value)
+        arguments.check_nbytes("memory_budget", value)

@@ -178,7 +178,7 @@ def test_a_plan_that_is_made_and_bound_is_checked_once(monkeypatch: pytest.Monke
     found = checks(monkeypatch)
     graph = OneNode(next(c for c in all_cases() if c.op == "Relu")).graph
     plan = make_plan(graph, {}, target=host(), threads=1)
-    program = Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
+    program = Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
     assert found == [plan]
     assert program.plan == plan  # read anew, so it is checked anew
     assert len(found) == 2

@@ -17,7 +17,7 @@ from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import make
 from engine.plan import file_reader
 from engine.plan.plan import ALIGN, Plan
-from engine.plan.plan_file import Tables, Writer, from_bytes, load, schema, to_bytes
+from engine.plan.plan_file import Tables, Writer, from_bytes, load, make_schema, to_bytes
 from engine.tools.dev.case_graphs import OneNode, all_cases
 from engine.trainer.step_plan import StepPlan
 from tests.support.places import GOLDENS
@@ -60,7 +60,7 @@ def sealed(data: bytes | bytearray, **head: int) -> bytes:
 
 def directory(data: bytes) -> tuple[int, int]:
     """Where the rows of tables and the widths of columns are."""
-    tables = len(schema(stripped=False))
+    tables = len(make_schema(stripped=False))
     return HEAD.size, HEAD.size + 4 * tables
 
 
@@ -92,7 +92,7 @@ def test_columns_lie_where_c_can_read_them_in_place() -> None:
     assert size % ALIGN == 0
     assert len(data) == size + constants
     rows_at, widths_at = directory(data)
-    columns = [c for cs in schema(stripped=False).values() for c in cs]
+    columns = [c for cs in make_schema(stripped=False).values() for c in cs]
     at, tables = widths_at + len(columns), Tables(data)
     for i, column in enumerate(columns):
         width, (rows,) = data[widths_at + i], (tables.rows[column.table],)
@@ -101,7 +101,7 @@ def test_columns_lie_where_c_can_read_them_in_place() -> None:
             int.from_bytes(data[at + k * width : at + (k + 1) * width], "little")
             for k in range(rows)
         ]
-        assert found == tables.column(column.table, column.name), column
+        assert found == tables.read_column(column.table, column.name), column
         at += width * rows
     assert rows_at == HEAD.size
 
@@ -188,12 +188,12 @@ def test_what_is_wrong_is_said(data: bytes, words: str) -> None:
 
 def test_a_huge_number_of_rows_is_refused_before_they_are_made() -> None:
     rows_at, widths_at = directory(GOOD)
-    for i, columns in enumerate(schema(stripped=False).values()):
+    for i, columns in enumerate(make_schema(stripped=False).values()):
         bad = bytearray(GOOD)
         struct.pack_into("<I", bad, rows_at + 4 * i, 0xFFFFFFFF)
         with pytest.raises(PlanError, match=r"truncated|width"):
             read(sealed(bad))
-        first = widths_at + [c for cs in schema(stripped=False).values() for c in cs].index(
+        first = widths_at + [c for cs in make_schema(stripped=False).values() for c in cs].index(
             columns[0]
         )
         bad[first] = 0  # a column of zeros takes no bytes

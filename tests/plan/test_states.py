@@ -33,7 +33,7 @@ ROWS = strategies.builds(
 def test_forms(
     of: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], scalar: tuple[int, ...]
 ) -> None:
-    found = {form: State("s", form).shape(of) for form in FORMS}
+    found = {form: State("s", form).compute_shape(of) for form in FORMS}
     assert found == {"parameter": of, "rows": rows, "columns": columns, "scalar": scalar}
 
 
@@ -47,12 +47,12 @@ def test_tensors_lie_behind_each_other_and_nowhere_else(
         assert layout.begins[k] == end
         for i, shape in enumerate(shapes):
             tensor = layout.tensors[k][f"p{i}"]
-            assert (tensor.dtype, tensor.shape) == (row.dtype or "f32", row.shape(shape))
+            assert (tensor.dtype, tensor.shape) == (row.dtype or "f32", row.compute_shape(shape))
             assert tensor.offset == end
             assert end % ALIGN == 0
             end += -(-math.prod(tensor.shape) * ITEMSIZE[tensor.dtype] // ALIGN) * ALIGN
         for first in range(len(shapes)):
-            flat = layout.flat(k, [f"p{i}" for i in range(first, len(shapes))])
+            flat = layout.join_states(k, [f"p{i}" for i in range(first, len(shapes))])
             assert flat.offset == layout.tensors[k][f"p{first}"].offset
             assert flat.offset + flat.shape[0] * ITEMSIZE[flat.dtype] == end
     assert layout.nbytes == end
@@ -72,7 +72,7 @@ def test_parameters_of_several_types_are_flat_tensors_one_behind_another() -> No
     parameters = {"a": ("f32", (3,)), "b": ("f32", (70, 3)), "c": ("f64", (3,)), "d": ("f64", ())}
     layout = lay_out([State("m"), State("n", "rows", "f64"), State("v")], parameters)
     for k in range(3):
-        narrow, wide = layout.flat(k, ["a", "b"]), layout.flat(k, ["c", "d"])
+        narrow, wide = layout.join_states(k, ["a", "b"]), layout.join_states(k, ["c", "d"])
         assert narrow.offset == layout.begins[k]
         assert wide.offset == narrow.offset + narrow.shape[0] * ITEMSIZE[narrow.dtype]
         assert wide.offset + wide.shape[0] * ITEMSIZE["f64"] == layout.begins[k + 1]

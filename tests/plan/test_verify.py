@@ -116,7 +116,11 @@ class Model:
     def blocks(self, i: int) -> range:
         b = self.plan.buffers[i]
         size = self.sizes[i]
-        if b.offset % 64 or b.offset < 0 or b.offset + size > self.plan.region_bytes(b.region):
+        if (
+            b.offset % 64
+            or b.offset < 0
+            or b.offset + size > self.plan.compute_region_bytes(b.region)
+        ):
             raise Unsafe(f"%{i} outside of {b.region}")
         return range(b.offset, b.offset + size, 64)
 

@@ -135,7 +135,7 @@ def test_memory_is_seen_by_numpy() -> None:
 
 
 def test_c_has_an_index_for_every_name() -> None:
-    lines = JOB.defines().splitlines()
+    lines = JOB.write_defines().splitlines()
     assert [line.split()[1:3] for line in lines] == [
         ["JOB_ROWS", "0"], ["JOB_AT_H", "1"], ["JOB_AT_W", "2"], ["JOB_WORDS", "3"],
     ]  # fmt: skip

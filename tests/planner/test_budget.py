@@ -112,7 +112,7 @@ class Drawn:
 
     def run(self, plan: Plan) -> bytes:
         """The loss and the gradients."""
-        work = allocate(plan.region_bytes("work"), zero=False)
+        work = allocate(plan.compute_region_bytes("work"), zero=False)
         work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
         program = Program(plan, linker(host()).addresses, {"work": work})
         for name, value in self.batch.items():
@@ -145,7 +145,7 @@ def budgets(one: Trained | Drawn) -> int:
     for budget in np.linspace(least, most, BUDGETS).astype(int).tolist():
         plan = one.plan(budget)
         assert plan.nbytes <= budget
-        now = sum(step_seconds(plan)), plan.region_bytes("work")
+        now = sum(step_seconds(plan)), plan.compute_region_bytes("work")
         if before is not None:
             assert now[0] <= before[0]
             assert now[1] >= before[1]
@@ -174,13 +174,13 @@ def test_a_plan_within_a_budget_says_how_much_was_searched() -> None:
 def test_a_plan_tells_what_holds_most_of_its_memory() -> None:
     """By the values that live while a step runs, counted one after another."""
     plan = Trained("transformer").free
-    place, held = plan.fullest()
+    place, held = plan.find_fullest()
     work = [b for b in plan.buffers if b.region == "work"]
     live = [sum(b.nbytes for b in work if b.first <= n <= b.last) for n in range(len(plan.steps))]
     assert live[place] == max(live) == sum(b.nbytes for b in held)
     assert held[0].nbytes == max(b.nbytes for b in held)
-    assert plan.steps[place].source in plan.told_fullest()
-    assert all(b.name in plan.told_fullest() for b in held[:5])
+    assert plan.steps[place].source in plan.describe_fullest()
+    assert all(b.name in plan.describe_fullest() for b in held[:5])
 
 
 def test_plans_within_a_budget_are_the_same_every_time() -> None:

@@ -77,7 +77,7 @@ def test_every_parameter_is_updated_when_its_gradient_is_complete() -> None:
     trainer = made(PLAIN)
     trainer.step(X, LABELS)
     plan = step_plan(trainer)
-    assert plan.region_bytes("grad") == 0
+    assert plan.compute_region_bytes("grad") == 0
     updates = [n for n, step in enumerate(plan.steps) if step.phase == "opt"]
     backward = [n for n, step in enumerate(plan.steps) if step.phase == "bwd"]
     assert len(updates) == 4

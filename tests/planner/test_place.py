@@ -132,7 +132,7 @@ def test_random_graphs_give_verified_plans(seed: int) -> None:
     assert lives == lifetimes(draft, draft.calls)
     plan = assemble(draft, "x", 2, {}, "random")
     assert plan.lower_bound <= before
-    assert plan.lower_bound <= plan.region_bytes("work")
+    assert plan.lower_bound <= plan.compute_region_bytes("work")
     assert plan.ratio < 1.25
 
 

@@ -173,7 +173,7 @@ def test_budgets_below_what_single_layers_touch(
     for budget in np.linspace(refused.value.least, free.nbytes, 20).astype(int).tolist():
         plan = one.plan(budget)
         assert plan.nbytes <= budget
-        now = sum(step_seconds(plan)), plan.region_bytes("work")
+        now = sum(step_seconds(plan)), plan.compute_region_bytes("work")
         assert now[0] <= before[0]
         assert now[1] >= before[1]
         if now not in ran:
@@ -185,7 +185,9 @@ def test_budgets_below_what_single_layers_touch(
     monkeypatch.setattr(plan_cache, "sources", lambda: WHOLE)
     with pytest.raises(BudgetError) as whole:
         Joined(artifacts, 32).plan(1)
-    work = [e.value.least - free.nbytes + free.region_bytes("work") for e in (refused, whole)]
+    work = [
+        e.value.least - free.nbytes + free.compute_region_bytes("work") for e in (refused, whole)
+    ]
     assert work[0] < 0.9 * work[1]
 
 

@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_cut_run_whole(artifacts: Path) -> None:
 
 def test_groups_take_little_more_memory(artifacts: Path, plan: Plan) -> None:
     whole = plan_of(artifacts, target=replace(TARGET, tile_bytes=1 << 30))
-    assert plan.region_bytes("work") <= 1.2 * whole.region_bytes("work")
+    assert plan.compute_region_bytes("work") <= 1.2 * whole.compute_region_bytes("work")
 
 
 def test_what_is_made_again_takes_a_tile(plan: Plan) -> None:
@@ -208,7 +208,7 @@ def test_a_group_is_one_step_of_a_stepwise_run(
     assert units == [n for n in range(len(program.plan.steps) + 1) if n not in members]
     trained.lazy_reset_grad()
     assert np.array_equal(step(made, BATCH)[1], gradients)
-    watch = program.stopwatch()
+    watch = program.make_stopwatch()
     program.run(watch=watch)
     _, _, busy = watch.read()
     assert busy.shape == (2, len(program.plan.steps))

@@ -9,7 +9,7 @@ import pytest
 
 from engine.checking import Check
 from engine.checking.report import Figures
-from engine.runtime.roofline import AGREEING, MOST_RUNS, Best, _limits, best
+from engine.runtime.roofline import AGREEING, MOST_RUNS, Best, _compute_limits, find_best
 
 UNIT = 3e-6  # seconds of one round, where nothing disturbs it
 
@@ -36,7 +36,7 @@ def machine(seed: int, share: float, slice_: float) -> Callable[[int], float]:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.8])
 def test_the_best_run_is_that_of_an_idle_machine(share: float, seed: int) -> None:
     """Or it says that it is not sure; never is a step said to take several times as long."""
-    found = best(machine(seed, share, 0.01))
+    found = find_best(machine(seed, share, 0.01))
     assert found.each >= UNIT * (1 - 1e-9)
     assert found.each <= 1.5 * UNIT or found.unsure
     assert found.each <= 4 * UNIT
@@ -45,7 +45,7 @@ def test_the_best_run_is_that_of_an_idle_machine(share: float, seed: int) -> Non
 
 def test_waiting_at_the_start_is_no_work() -> None:
     """Each run waits 10 ms for a processor: one round seems to take that long."""
-    found = best(lambda count: 0.01 + count * UNIT)
+    found = find_best(lambda count: 0.01 + count * UNIT)
     assert found.each < 3 * UNIT
 
 
@@ -56,7 +56,7 @@ def test_runs_that_never_agree_are_bounded_and_unsure() -> None:
         runs.append(count)
         return count * UNIT * float(1.5 ** chance.uniform(0, 20))
 
-    assert best(run).unsure
+    assert find_best(run).unsure
     assert runs.count(max(runs[-1:])) <= MOST_RUNS + 6
     assert AGREEING < MOST_RUNS
 
@@ -64,13 +64,13 @@ def test_runs_that_never_agree_are_bounded_and_unsure() -> None:
 def test_limits_that_other_measurements_confirm_are_sure() -> None:
     sure, unsure = Best(1e-3, False), Best(1e-3, True)
     good = [(1 << 14, 4e9, False), (1 << 20, 2e9, False)]
-    assert not _limits(1, 1e6, [unsure, sure], good).unsure
-    assert _limits(1, 1e6, [unsure, unsure], good).unsure
-    assert _limits(1, 1e6, [unsure, Best(2e-3, False)], good).unsure
+    assert not _compute_limits(1, 1e6, [unsure, sure], good).unsure
+    assert _compute_limits(1, 1e6, [unsure, unsure], good).unsure
+    assert _compute_limits(1, 1e6, [unsure, Best(2e-3, False)], good).unsure
     slow = [(1 << 14, 1e9, True), (1 << 20, 2e9, False)]  # the next cache is faster: disturbed
-    found = _limits(1, 1e6, [sure], slow)
+    found = _compute_limits(1, 1e6, [sure], slow)
     assert (found.streams, found.unsure) == (((1 << 14, 2e9), (1 << 20, 2e9)), False)
-    assert _limits(1, 1e6, [sure], [*good[:1], (1 << 20, 2e9, True)]).unsure
+    assert _compute_limits(1, 1e6, [sure], [*good[:1], (1 << 20, 2e9, True)]).unsure
     assert found.flops == 1e9
 
 

@@ -35,7 +35,7 @@ def chain(steps: int) -> Graph:
 
 def program(threads: int, steps: int = 24) -> Program:
     plan = make_plan(chain(steps), {}, target=host(), threads=threads)
-    return Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
+    return Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
 
 
 def result(p: Program) -> np.ndarray:

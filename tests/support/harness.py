@@ -92,7 +92,7 @@ def runner(
     """Return a function that runs a plan repeatedly: it takes inputs, and whether they may
     change.
     """
-    work = allocate(plan.region_bytes("work"), zero=False)
+    work = allocate(plan.compute_region_bytes("work"), zero=False)
     program = Program(plan, linker(target or host()).addresses, {"work": work})
 
     def run_once(inputs: Mapping[str, np.ndarray], changes: bool) -> dict[str, np.ndarray]:

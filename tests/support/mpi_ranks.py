@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 
-from engine.distributed import world
-from engine.distributed.group import everyone, share
+from engine.distributed import join_world
+from engine.distributed.group import gather_values, share
 
 
 def main(ending: str) -> None:
     """Try all methods, then end in one way."""
-    group = world(patience=1.0)
+    group = join_world(patience=1.0)
     assert group is not None
     rank, size = group.rank, group.size
     for kind in (np.float32, np.float64, np.int64):
@@ -31,7 +31,7 @@ def main(ending: str) -> None:
     group.broadcast(told, root=size - 1)
     assert (told == size - 1).all()
     assert group.gather({"rank": rank}) == (None if rank else [{"rank": r} for r in range(size)])
-    assert everyone(group, "x" * rank) == ["x" * r for r in range(size)]
+    assert gather_values(group, "x" * rank) == ["x" * r for r in range(size)]
     assert share(group, [rank, "ü", None]) == [0, "ü", None]
     group.barrier()
     if rank == 1 and ending == "raise":
@@ -42,7 +42,7 @@ def main(ending: str) -> None:
         if rank == 1:
             group.sum(np.full(size, 4.0))
             time.sleep(10)
-        everyone(group, "x")
+        gather_values(group, "x")
     group.sum(np.zeros(1))
     print("done", rank, flush=True)
 

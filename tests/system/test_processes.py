@@ -155,7 +155,7 @@ def test_processes_that_compile_end_with_their_parent(
     code = """
     from engine.kernels.binaries import load, workers
     from engine.kernels.machine.target import host
-    workers.usable_cores = lambda: 2
+    workers.count_cores = lambda: 2
     load.head_start(host())
     print(*(process.program.pid for process in workers.pool()._processes), flush=True)
     time.sleep(60)

@@ -15,7 +15,7 @@ import pytest
 from engine import backend
 from engine.api import CheckpointState
 from engine.errors import StateError
-from engine.runtime.program import team
+from engine.runtime.program import get_team
 from engine.system.lock import RunLock
 from tests.support.interrupts import interrupted
 from tests.support.mlp import Training
@@ -108,11 +108,11 @@ def test_a_team_that_is_being_started_is_not_waited_for() -> None:
     """The resolver of kernels runs Python; what interrupts it cannot wait for its end."""
 
     def resolve(kernels: Any) -> dict[str, int]:
-        team(3, resolve)
+        get_team(3, resolve)
         return {}
 
     with pytest.raises(StateError, match="the start of worker threads has begun"):
-        team(3, resolve)
+        get_team(3, resolve)
 
 
 def test_a_handler_that_steps_does_not_hang_a_program() -> None:

@@ -128,7 +128,7 @@ def test_nothing_is_made_in_what_others_own(shared: Cache, monkeypatch: pytest.M
     with of_a_stranger(shared.above):
         with pytest.warns(CacheWarning, match="belongs to user"):
             cache.write(new, CONTENT)
-        assert not cache.writable(new.path.parent)
+        assert not cache.can_write(new.path.parent)
         assert plan_cache.folder() is None
     assert not (shared.above / "x").exists()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.artifacts import SGD, CrossEntropyLoss, MSELoss
 from engine.base import option_tables as tables
-from engine.base.fields import declaration
+from engine.base.fields import read_declaration
 from engine.errors import DTypeError, EngineError, FileError, InputError
 from engine.tools.actions import run_config
 from engine.tools.actions.run_config import RunConfig, config_of, override, read, to_toml
@@ -150,7 +150,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_words_override() -> None:
     found: dict[str, Any] = {"fit": {"epochs": 3}}
     words = ["fit.epochs=5", "data.path=photos/", "model.train=['a', 'b']", "data.options.size=8"]
-    override(found, tables.assignments(words, "--set"), "--set")
+    override(found, tables.parse_assignments(words, "--set"), "--set")
     assert found == {
         "fit": {"epochs": 5}, "data": {"path": "photos/", "options": {"size": 8}},
         "model": {"train": ["a", "b"]},
@@ -162,11 +162,11 @@ def test_words_override() -> None:
         (["fit.epochs=1", "fit.epochs=2"], "given twice"),
     ):
         with pytest.raises(InputError, match=message):
-            override({"fit": {"epochs": 3}}, tables.assignments(words, "--set"), "--set")
+            override({"fit": {"epochs": 3}}, tables.parse_assignments(words, "--set"), "--set")
 
 
 def test_every_key_is_explained() -> None:
     for name, kind in run_config.TABLES.items():
         for each in dataclasses.fields(kind):
             if kind is not run_config.Chosen:
-                assert declaration(each).text.endswith("."), (name, each.name)
+                assert read_declaration(each).text.endswith("."), (name, each.name)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drawing.axes import axis
-from engine.drawing.charts import Line, line_chart, scatter
+from engine.drawing.axes import make_axis
+from engine.drawing.charts import Line, draw_line_chart, scatter
 from engine.trainer.reports import png
 from engine.trainer.reports.trace import MAX_POINTS, Point, Trace
 from tests.support.report_runs import Array
@@ -99,7 +99,7 @@ def test_a_trace_keeps_sums_when_points_are_joined() -> None:
 def test_names_of_ticks_have_room(first: float, span: float, kind: Any) -> None:
     """On the axis across, in letters as wide as they are where windows are narrow."""
     x = [first, first + (span if kind == "seconds" else math.ceil(span))]
-    drawn = line_chart("title", "x", [Line("line", x, [1.0, 2.0])], x_kind=kind)
+    drawn = draw_line_chart("title", "x", [Line("line", x, [1.0, 2.0])], x_kind=kind)
     ticks = re.findall(r'<text class="tick x" x="([\d.]+)"[^>]*>([^<]+)<', drawn)
     assert ticks
     ends = [(float(at) - 4 * len(name), float(at) + 4 * len(name)) for at, name in ticks]
@@ -109,7 +109,7 @@ def test_names_of_ticks_have_room(first: float, span: float, kind: Any) -> None:
 @pytest.mark.parametrize("values", [(12345.678, 12345.679), (-1e-7, 0.0), (123456.5, 123457.5)])
 def test_names_at_the_side_have_room(values: tuple[float, float]) -> None:
     lines = [Line("line", [1.0, 2.0], values)]
-    for drawn in (line_chart("t", "x", lines), scatter("t", "x", "y", [values])):
+    for drawn in (draw_line_chart("t", "x", lines), scatter("t", "x", "y", [values])):
         names = re.findall(r'<text class="tick y" x="([\d.]+)"[^>]*>([^<]+)<', drawn)
         assert names
         assert all(float(at) >= 8 * len(name) for at, name in names)
@@ -127,10 +127,10 @@ def test_axes_hold_all_values_and_name_each_tick_once(
     if kind in ("bytes", "seconds"):
         values = [float(round(abs(v))) for v in values]
     may_be_log = may_be_log and kind == "number"
-    found = axis(values, 0, 100, kind=kind, may_be_log=may_be_log, is_tight=is_tight)
+    found = make_axis(values, 0, 100, kind=kind, may_be_log=may_be_log, is_tight=is_tight)
     assert all(-0.01 <= found.place(v) <= 100.01 for v in values)
     assert (kind not in ("count", "bytes")) + 1 <= len(found.ticks) <= 12
     places = [found.place(t) for t in found.ticks]
     assert places == sorted(places)
     if max(values) - min(values) > 1e-3 * max(map(abs, values)) > 1e-6:
-        assert len({found.name(t) for t in found.ticks}) == len(found.ticks)
+        assert len({found.label_tick(t) for t in found.ticks}) == len(found.ticks)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.artifacts import AdamW, Group
 from engine.base import option_tables as tables
-from engine.base.option_tables import assignments, describe, make, shaped
+from engine.base.option_tables import describe, fit_value, make, parse_assignments
 from engine.errors import DTypeError, EngineError, InputError
 from engine.tools.actions.run_config import config_of, to_toml
 
@@ -105,13 +105,13 @@ def test_types_in_words() -> None:
     assert describe(bool | Sequence[Point] | None) == "true or false or a list (each a Point)"
     assert describe(Point | None) == "a table"
     assert describe(Any) == "anything"
-    assert shaped([1, "a"], Any, "here") == [1, "a"]
-    assert shaped({}, Point | None, "here") is None
+    assert fit_value([1, "a"], Any, "here") == [1, "a"]
+    assert fit_value({}, Point | None, "here") is None
 
 
 def test_words_are_values_of_toml_or_texts() -> None:
     words = ["a=1", "b=[1, 2]", "c=photos/x y", "d='q'", "e=true", "f=x=1", "g=", "h=1\ni = 2"]
-    assert assignments(words, "--set") == {
+    assert parse_assignments(words, "--set") == {
         "a": 1, "b": [1, 2], "c": "photos/x y", "d": "q", "e": True, "f": "x=1", "g": "",
         "h": "1\ni = 2",
     }  # fmt: skip
@@ -136,5 +136,5 @@ def test_every_option_of_what_is_chosen_by_name_can_be_read() -> None:
     for known in (names.losses(), names.optimizers(), names.schedule_kinds()):
         makers += known.values()
     for maker in makers:
-        for option in tables.options(maker).values():
+        for option in tables.list_options(maker).values():
             assert describe(option.type)

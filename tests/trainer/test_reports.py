@@ -49,17 +49,17 @@ def lines(path: Path) -> list[dict[str, Any]]:
     ],
 )  # fmt: skip
 def test_numbers_have_four_digits(value: float, text: str) -> None:
-    assert amounts.number(value) == text
+    assert amounts.format_number(value) == text
 
 
 def test_amounts_have_units() -> None:
-    assert [amounts.size(n) for n in (0, 999, 1500, 118.2e6, 1.25e9, 999.9e6)] == [
+    assert [amounts.format_size(n) for n in (0, 999, 1500, 118.2e6, 1.25e9, 999.9e6)] == [
         "0 B", "999 B", "1.5 kB", "118 MB", "1.2 GB", "1.0 GB",
     ]  # fmt: skip
-    assert [amounts.duration(s) for s in (0.04, 4.2, 59.99, 192, 3599.9, 7500)] == [
+    assert [amounts.format_duration(s) for s in (0.04, 4.2, 59.99, 192, 3599.9, 7500)] == [
         "0.0 s", "4.2 s", "1 min 00 s", "3 min 12 s", "1 h 00 min", "2 h 05 min",
     ]  # fmt: skip
-    assert [amounts.rate(r) for r in (1240.4, 31.25, 0.314)] == [
+    assert [amounts.format_rate(r) for r in (1240.4, 31.25, 0.314)] == [
         "1,240 samples/s", "31.2 samples/s", "0.31 samples/s",
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine import Trainer, artifacts
-from engine.base.fields import declaration, fields_of, part
+from engine.base.fields import list_options, read_declaration, select_options
 from engine.errors import InputError
 from engine.tools.actions import run_config
 from engine.tools.dev import keywords
@@ -32,10 +32,10 @@ def test_a_function_lists_the_options_that_it_takes(function: Any, kind: type) -
     parameters = inspect.signature(function).parameters
     described = str(Trainer.__doc__ if function is Trainer.__init__ else function.__doc__)
     assert not [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
-    for field in fields_of(kind):
+    for field in list_options(kind):
         assert parameters[field.name].default == field.default
         assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
-        assert f"{field.name}: {declaration(field).text[:20]}" in described
+        assert f"{field.name}: {read_declaration(field).text[:20]}" in described
 
 
 def test_keywords_of_type_checkers_are_those_of_the_options() -> None:
@@ -49,7 +49,7 @@ def test_options_are_handed_down_whole() -> None:
     assert trainer.recipe is not None
     assert (trainer.recipe.options.ties, trainer.recipe.options.proximal) == ([], True)
     table = run_config.FitTable(micro_batches=2, skip_limit=3)
-    assert part(table, StepOptions) == StepOptions(micro_batches=2, skip_limit=3, seed=0)
+    assert select_options(table, StepOptions) == StepOptions(micro_batches=2, skip_limit=3, seed=0)
 
 
 def test_an_option_is_checked_where_it_is_declared() -> None:

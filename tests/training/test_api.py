@@ -226,8 +226,8 @@ def test_plans_share_memory() -> None:
     memory = module.session.memory
     assert len(memory.programs) == 6
     plans = [p.plan for p in memory.programs.values()]
-    assert memory.io.nbytes == max(p.region_bytes("io") for p in plans)
-    assert memory.work.nbytes == max(p.region_bytes("work") for p in plans)
+    assert memory.io.nbytes == max(p.compute_region_bytes("io") for p in plans)
+    assert memory.work.nbytes == max(p.compute_region_bytes("work") for p in plans)
     for program in memory.programs.values():
         for array in (*program.inputs.values(), *program.outputs.values()):
             assert np.shares_memory(array, memory.io)

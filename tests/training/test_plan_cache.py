@@ -59,7 +59,7 @@ print(*sorted({n for n in sys.modules if n.startswith(heavy)}))
 def test_a_fresh_process_with_kept_plans_imports_no_planner(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir(0o700)
-    known = cache.cache_dir()
+    known = cache.find_cache_dir()
     for kernels in known.glob("??") if known else ():
         (folder / kernels.name).symlink_to(kernels)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "EDGEGRAD_CACHE_DIR": str(folder)}
@@ -250,11 +250,11 @@ def test_the_least_recently_used_goes(tmp_path: Path) -> None:
     for path in (written, abandoned):
         path.write_bytes(bytes(1000))
     os.utime(abandoned, (0, 0))
-    cache.bound(tmp_path, 3 * size)
+    cache.limit_size(tmp_path, 3 * size)
     assert sorted(tmp_path.iterdir()) == [paths[0], paths[2], paths[3], written]
-    cache.bound(tmp_path, 2 * size - 1)
+    cache.limit_size(tmp_path, 2 * size - 1)
     assert sorted(tmp_path.iterdir()) == [paths[0], written]
-    cache.bound(tmp_path / "none", 0)
+    cache.limit_size(tmp_path / "none", 0)
 
 
 def test_processes_that_write_and_remove_do_not_disturb_one_another(

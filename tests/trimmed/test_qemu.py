@@ -82,7 +82,7 @@ def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
     assert found is not None
     kinds = ((0, 0), (0, 1), (1, 0))
     kernels = [object_code(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
-    (tmp_path / "words.h").write_text(GEMM_WORDS.defines())
+    (tmp_path / "words.h").write_text(GEMM_WORDS.write_defines())
     program = link(
         kernels, [DRIVERS / "products.c"], platform, tmp_path / "products",
         kind="executable", include=[tmp_path], threads=False, compiler="zig",

@@ -90,7 +90,7 @@ def check_path(
             faults = tuple(faults_of(path))
             if not faults:
                 raise
-            threads = config.threads(asked.threads)
+            threads = config.choose_threads(asked.threads)
             return Check(
                 source=str(path), threads=threads, kernels="", faults=faults, why=str(error)
             )
@@ -143,7 +143,7 @@ def _of_artifacts(
     files = artifacts(folder)
     progress.say(f"reading {source}")
     slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
-    threads = config.threads(asked.threads)
+    threads = config.choose_threads(asked.threads)
     subject = Subject.of(files["train"], files.get("optimizer"), slots, threads, files.get("eval"))
     opened = opened or subject.open()
     model = opened.train

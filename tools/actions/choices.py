@@ -44,7 +44,7 @@ def tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> 
     folder: of the run; a tracker that writes files into a folder of its own has one in it.
     """
     kind = _chosen(trackers.known(), name, "log", place)
-    known = tables.options(kind)
+    known = tables.list_options(kind)
     given: dict[str, Any] = {"folder": folder / name.lower(), "run": None}
     given = {key: value for key, value in given.items() if key in known}
     return tables.make(kind, options, f"{place} {name}", **given)

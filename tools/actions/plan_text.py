@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.kernels.ops.registry import templates
-from engine.plan.plan import Plan, in_bytes
+from engine.plan.plan import Plan, format_bytes
 
 
 def picture(plan: Plan, width: int = 72) -> str:
@@ -18,7 +18,7 @@ def picture(plan: Plan, width: int = 72) -> str:
     0 aaaaaaaaaaaabbbbbb......
     1 ............bbbbbbcccccc
     """
-    total = max(plan.region_bytes("work"), 1)
+    total = max(plan.compute_region_bytes("work"), 1)
     lines = []
     for n, step in enumerate(plan.steps):
         row = ["."] * width
@@ -40,12 +40,14 @@ def kept(plan: Plan) -> str:
        1.3 MiB  r2  f32[8,64,24,24]  conv2 -> relu2_Grad/ReluGrad_0
     """
     values = plan.kept()
-    lines = [f"kept for backward: {in_bytes(plan.kept_bytes)} in {len(values)}"] if values else []
+    lines = (
+        [f"kept for backward: {format_bytes(plan.kept_bytes)} in {len(values)}"] if values else []
+    )
     for k in values:
         b = plan.buffers[k.buffer]
         shape = ",".join(map(str, b.shape))
         lines.append(
-            f"{in_bytes(b.nbytes):>11s}  {b.name}  {b.dtype}[{shape}]  "
+            f"{format_bytes(b.nbytes):>11s}  {b.name}  {b.dtype}[{shape}]  "
             f"{' '.join(k.made)} -> {' '.join(k.read)}"
         )
     return "".join(f"{line}\n" for line in lines)

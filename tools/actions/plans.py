@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.base.errors import BudgetError, InputError, NameNotFoundError, PlanError, nearest
+from engine.base.errors import (
+    BudgetError,
+    InputError,
+    NameNotFoundError,
+    PlanError,
+    suggest_nearest,
+)
 from engine.checking import Subject, advice
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
@@ -94,7 +100,9 @@ def plans(
 
 def titled(plan: Plan, paths: Paths) -> Plan:
     """Return a plan for reading: its steps name the submodule of their node, where it is known."""
-    return replace(plan, steps=tuple(replace(s, source=paths.beside(s.source)) for s in plan.steps))
+    return replace(
+        plan, steps=tuple(replace(s, source=paths.label_node(s.source)) for s in plan.steps)
+    )
 
 
 def paths_of(path: Path) -> Paths:
@@ -109,7 +117,7 @@ def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
     declared = {name: t.shape for name, t in graph.inputs.items()}
     for name in given:
         if name not in declared:
-            raise NameNotFoundError(f"{path}: no input {name!r}{nearest(name, declared)}")
+            raise NameNotFoundError(f"{path}: no input {name!r}{suggest_nearest(name, declared)}")
     by_title = {}
     for batch in asked.batches or (None,):
         shapes = bind_shapes(declared, batch, given, f"model {path.name}")
@@ -188,7 +196,7 @@ def training_steps(
         except BudgetError as error:
             slots = train.state.slots
             subject = Subject.of(files["train"], files["optimizer"], slots, asked.threads)
-            raise error.advised(advice(subject, bound, asked.budget or 0)) from None
+            raise error.add_advice(advice(subject, bound, asked.budget or 0)) from None
     return by_batch
 
 
@@ -215,8 +223,8 @@ def check_file(path: Path) -> list[str]:
             return _checked(tables)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
-    (target,) = tables.texts("head", "target")
-    (threads,) = tables.column("head", "thread_count")
+    (target,) = tables.read_texts("head", "target")
+    (threads,) = tables.read_column("head", "thread_count")
     return [
         f"plans for a library  {target}  threads {threads}  plans {tables.rows['plan']}  "
         f"steps {tables.rows['step']}  kernels {tables.rows['kernel']}"
@@ -229,7 +237,7 @@ def _checked(tables: Tables) -> list[str]:
     Raises:
         PlanError: one does.
     """
-    plans = PlanReader(tables).plans()
+    plans = PlanReader(tables).read_plans()
     return [check(verify(p), machine_named(p.target)).summary() for p in plans]
 
 

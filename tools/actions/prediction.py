@@ -71,4 +71,4 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
         cells |= {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
         values = np.ravel(row.get("values", ())).tolist()
         flat.append(cells | {f"value {i}": value for i, value in enumerate(values)})
-    return foreign_text.table(flat, flat[0])
+    return foreign_text.format_csv(flat, flat[0])

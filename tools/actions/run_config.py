@@ -18,9 +18,9 @@ from typing import Any, Literal, get_args
 
 from engine.base import arguments
 from engine.base import option_tables as tables
-from engine.base.errors import InputError, nearest
-from engine.base.fields import fields_of, inherited, option
-from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, BELOW_1, checked
+from engine.base.errors import InputError, suggest_nearest
+from engine.base.fields import declare_option, inherit_option, list_options
+from engine.base.signatures import AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 from engine.data.kinds import Name
 from engine.graphs.offline.optim_types import OptimizerSpec
 from engine.lora import Lora
@@ -35,90 +35,90 @@ Kind = Literal["auto", Name]
 KINDS = list(get_args(Name))
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class ModelTable(RecipeOptions):
     """The model and its loss, and the choice of trained parameters."""
 
-    path: str = option(
+    path: str = declare_option(
         "",
         "The forward model: an ONNX file, or the name of an architecture such as "
         "mobilenet_v3_small (docs/models.md).",
         flag="--model",
         metavar="PATH|NAME",
     )
-    weights: str = option(
+    weights: str = declare_option(
         "",
         "The weights that an architecture begins with, a file of ONNX, safetensors or PyTorch; by "
         "default random ones.",
         flag="--weights",
         metavar="PATH",
     )
-    loss: str = option(
+    loss: str = declare_option(
         "",
         "The loss to minimise; by default one that fits the data: cross_entropy or mse.  none: "
         "minimise the first output of the model.",
         metavar="NAME",
     )
-    loss_options: Mapping[str, Any] = option(
+    loss_options: Mapping[str, Any] = declare_option(
         {}, "Options of the loss, such as {label_smoothing = 0.1}."
     )
-    train: Sequence[str] = option(
+    train: Sequence[str] = declare_option(
         ("*",),
         "Parameters to train, such as 'classifier.*'; '!PATTERN' excludes; by default all.",
         metavar="PATTERN",
     )
-    lora: Lora | None = option(
+    lora: Lora | None = declare_option(
         None,
         'Adapters to train instead, such as {match = "attn.*(q|v)", rank = 8}: options of Lora '
         "(docs/lora.md); by default none.",
     )
-    head: Literal["auto", "keep", "replace"] = option(
+    head: Literal["auto", "keep", "replace"] = declare_option(
         "auto",
         "The last layer of a classifier: replaced if the number of classes differs, never, or "
         "always.",
     )
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class DataTable:
     """The data, and how to make batches from them."""
 
-    path: str = option("", "A folder or a file of data.", flag="--data", metavar="PATH")
-    kind: Kind = option("auto", "The kind of data; by default according to the file names.")
-    validation: float | str | None = option(
+    path: str = declare_option("", "A folder or a file of data.", flag="--data", metavar="PATH")
+    kind: Kind = declare_option("auto", "The kind of data; by default according to the file names.")
+    validation: float | str | None = declare_option(
         None,
         "The share of the data to validate with, or a path of other data; 0: no validation.  By "
         "default the folder val/ of data that are divided, otherwise 0.2.",
         BELOW_1,
         metavar="SHARE|PATH",
     )
-    test: str = option(
+    test: str = declare_option(
         "",
         "Data to test the best model on at the end: a path, or split for the folder test/ of the "
         "data; by default none.",
         metavar="PATH|split",
     )
-    batch_size: int | None = option(
+    batch_size: int | None = declare_option(
         None,
         "Samples per step; by default 32, or the number fixed in the model file.",
         AT_LEAST_1,
         flag="--batch",
     )
-    shuffle: bool = option(True, "Use a different order of samples in each epoch.")
-    drop_last: bool = option(False, "Leave out a last, smaller batch.")
-    balanced: bool = option(False, "Let an epoch have all classes equally often.")
-    augment: Sequence[str] = option(
+    shuffle: bool = declare_option(True, "Use a different order of samples in each epoch.")
+    drop_last: bool = declare_option(False, "Leave out a last, smaller batch.")
+    balanced: bool = declare_option(False, "Let an epoch have all classes equally often.")
+    augment: Sequence[str] = declare_option(
         (),
         "Random changes: of pictures flip, crop, color, rotate, erase, cutmix; of sounds shift, "
         "spec; of both and of arrays mixup.",
     )
-    prefetch: int = option(2, "Batches to prepare ahead.", AT_LEAST_0)
-    classes: Sequence[str] = option(
+    prefetch: int = declare_option(2, "Batches to prepare ahead.", AT_LEAST_0)
+    classes: Sequence[str] = declare_option(
         (), "Names of the classes; by default taken from the data.", flag="--class"
     )
-    options: Mapping[str, Any] = option({}, "Options of the dataset, see docs/data.md.")
+    options: Mapping[str, Any] = declare_option({}, "Options of the dataset, see docs/data.md.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,37 +129,37 @@ class Chosen:
     options: Mapping[str, Any]
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class FitTable(FitOptions, StepOptions):
     """The training itself."""
 
-    epochs: int = inherited(FitOptions, "epochs", 10)
-    seed: int = option(0, "Seed of all random numbers.", AT_LEAST_0)
-    metrics: Sequence[str] | None = option(
+    epochs: int = inherit_option(FitOptions, "epochs", 10)
+    seed: int = declare_option(0, "Seed of all random numbers.", AT_LEAST_0)
+    metrics: Sequence[str] | None = declare_option(
         None,
         "Metrics besides the loss; by default accuracy for classes, mae for values, perplexity "
         "for texts.",
         flag="--metric",
     )
-    patience: int | None = option(
+    patience: int | None = declare_option(
         None, "Stop after so many epochs without improvement.", AT_LEAST_0
     )
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True)
 class OutputTable:
     """The output of a run."""
 
-    folder: str = option("run", "The folder of the run.", flag="-o, --out", metavar="PATH")
-    tensorboard: bool = option(False, "Also write event files for TensorBoard.")
-    log: Sequence[str] = option(
+    folder: str = declare_option("run", "The folder of the run.", flag="-o, --out", metavar="PATH")
+    tensorboard: bool = declare_option(False, "Also write event files for TensorBoard.")
+    log: Sequence[str] = declare_option(
         (),
         "Also log to wandb, mlflow, aim or tensorboard (docs/reports.md).",
         metavar="NAME",
     )
-    log_options: Mapping[str, Mapping[str, Any]] = option(
+    log_options: Mapping[str, Mapping[str, Any]] = declare_option(
         {}, 'Options of these by name, such as {wandb = {project = "flowers"}}.'
     )
 
@@ -201,7 +201,9 @@ class RunConfig:
         named = [*(["tensorboard"] if table.tensorboard else []), *table.log]
         for name in table.log_options:
             if name not in named:
-                raise InputError(f"{place}_options: {name!r} is not in log{nearest(name, named)}")
+                raise InputError(
+                    f"{place}_options: {name!r} is not in log{suggest_nearest(name, named)}"
+                )
         folder = Path(table.folder)
         return [
             choices.tracker(name, table.log_options.get(name, {}), place, folder)
@@ -248,7 +250,7 @@ def override(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> 
                 f"{t}.{f.name}" for t, kind in TABLES.items() for f in dataclasses.fields(kind)
             ]
             near = [place for place in known if place.endswith(f".{name}")]
-            hint = f"; did you mean {near[0]}?" if near else nearest(name, known)
+            hint = f"; did you mean {near[0]}?" if near else suggest_nearest(name, known)
             raise InputError(
                 f"{option} {name}: expected TABLE.KEY=VALUE, such as fit.epochs=3{hint}"
             )
@@ -270,7 +272,7 @@ def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
     made: dict[str, Any] = {}
     for name, table in found.items():
         if name not in TABLES:
-            raise InputError(f"{source}: unknown table [{name}]{nearest(name, TABLES)}")
+            raise InputError(f"{source}: unknown table [{name}]{suggest_nearest(name, TABLES)}")
         place = f"{source} [{name}]"
         if not isinstance(table, Mapping):
             raise InputError(f"{place}: expected a table, found {table!r}")
@@ -288,7 +290,7 @@ def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
 def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
     rest = dict(table)
     default = {"optimizer": "adamw", "schedule": "constant"}[which]
-    name = arguments.text(f"{place}: name", rest.pop("name", default))
+    name = arguments.check_text(f"{place}: name", rest.pop("name", default))
     getattr(choices, which)(name, rest, place)  # refuses what does not fit, before any work
     return Chosen(name, rest)
 
@@ -309,7 +311,7 @@ def to_toml(config: RunConfig) -> str:
         if isinstance(table, Chosen):
             values = {"name": table.name, **table.options}
         else:
-            values = {f.name: getattr(table, f.name) for f in fields_of(type(table))}
+            values = {f.name: getattr(table, f.name) for f in list_options(type(table))}
         lines.append(f"[{name}]")
         lines += [f"{_key(k)} = {toml_value(v)}" for k, v in values.items() if v is not None]
         lines.append("")

@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from engine.base.errors import FileError, InputError, NameNotFoundError, StateError, nearest
+from engine.base.errors import FileError, InputError, NameNotFoundError, StateError, suggest_nearest
 from engine.system import files
 from engine.tools.trimmed.staging import staged
 
@@ -39,7 +39,8 @@ def contents(name: str) -> list[Path]:
     known = templates()
     if name not in known:
         raise NameNotFoundError(
-            f"no template {name!r}{nearest(name, known)}; there are {', '.join(known) or 'none'}"
+            f"no template {name!r}{suggest_nearest(name, known)}; there are "
+            f"{', '.join(known) or 'none'}"
         )
     source = FOLDER / name
     paths = (*source.iterdir(), *source.glob("tests/*"))
@@ -76,7 +77,7 @@ def copy(name: str, folder: Path) -> list[Path]:
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise FileError(f"cannot write {target}: {files.reason(error)}") from error
+                raise FileError(f"cannot write {target}: {files.describe_error(error)}") from error
             files.write(str(target), [content])
     return [folder / path for path in made]
 

@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from engine.base.errors import FileError, InputError, StateError
-from engine.base.fields import part
+from engine.base.fields import select_options
 from engine.data.changes import MIXING, changes_of
 from engine.data.dataset import Dataset
 from engine.data.labels import class_weights
 from engine.data.places import check_sample
-from engine.distributed import world
+from engine.distributed import join_world
 from engine.distributed.agreement import Agreement
 from engine.distributed.copies import copy_files
-from engine.distributed.group import everyone
-from engine.distributed.launchers import launched
+from engine.distributed.group import gather_values
+from engine.distributed.launchers import find_launcher
 from engine.graphs.io import onnx_io
 from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
 from engine.models.catalog import Architecture, architecture
 from engine.models.made import make
 from engine.system import files
-from engine.system.config import switch, usable_cores
+from engine.system.config import count_cores, switch
 from engine.tools.actions import run_config, run_data, runs
 from engine.tools.actions.artifacts import write_artifacts
 from engine.tools.actions.run_config import RunConfig
@@ -102,7 +102,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
         EngineError: see the modules that do the work.  Nothing is written before the model, the
             data and the options are known to fit.
     """
-    group = world()
+    group = join_world()
     if group is None:
         return _train(_prepare(config, resume), None, resume, progress, say)
     ranks = Agreement(group)
@@ -153,7 +153,7 @@ def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: 
         if not ranks.is_first:
             (model,) = copied.iterdir()
             mine = dataclasses.replace(mine, forward=model)
-    told = everyone(ranks.group, f"on {platform.node()} (process {os.getpid()})")
+    told = gather_values(ranks.group, f"on {platform.node()} (process {os.getpid()})")
     line = f"ranks: {', '.join(f'{rank} {each}' for rank, each in enumerate(told))}"
     return dataclasses.replace(mine, lines=[*mine.lines, line])
 
@@ -203,7 +203,7 @@ def _train(
     measured = runs.metrics(config) if is_measured else config.fit.metrics or ()
     for line in prepared.lines if is_first else ():
         say(line)
-    steps = part(config.fit, StepOptions)
+    steps = select_options(config.fit, StepOptions)
     if not steps.threads:
         steps = dataclasses.replace(steps, threads=_threads(ranks))
     group = None if ranks is None else ranks.group
@@ -217,7 +217,10 @@ def _train(
     monitor = _monitor(config, validation is not None)
     unfreeze = dict(config.fit.unfreeze or {}) or None  # of a run.toml: {} for none
     asked = dataclasses.replace(
-        part(config.fit, FitOptions), monitor=monitor, unfreeze=unfreeze, class_weight=None
+        select_options(config.fit, FitOptions),
+        monitor=monitor,
+        unfreeze=unfreeze,
+        class_weight=None,
     )  # the loss has the weights
     history = trainer.fit(
         batched(
@@ -259,7 +262,7 @@ def find_rate(config: RunConfig, say: Say) -> RateSearch:
         for line in prepared.lines:
             say(line)
         config = prepared.config
-        trainer = Trainer(prepared.artifacts, **vars(part(config.fit, StepOptions)))
+        trainer = Trainer(prepared.artifacts, **vars(select_options(config.fit, StepOptions)))
         source = batches_for(
             trainer.session.training, prepared.training, config.data.batch_size, "training data",
             names=trainer.inputs, augment=list(config.data.augment) or None,
@@ -271,10 +274,10 @@ def find_rate(config: RunConfig, say: Say) -> RateSearch:
 
 def _threads(ranks: Agreement | None) -> int | None:
     """Return the default number of threads; ranks on one machine divide its cores."""
-    launcher = launched()
+    launcher = find_launcher()
     if ranks is None or launcher is None or switch("THREADS"):
         return None
-    return max(1, usable_cores() // (launcher.here or 1))
+    return max(1, count_cores() // (launcher.here or 1))
 
 
 # --- before
@@ -405,7 +408,9 @@ def _begin(config: RunConfig, recipe: Recipe, forward: Forward, folder: Path, sa
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"cannot make the folder {folder}: {files.reason(error)}") from error
+        raise FileError(
+            f"cannot make the folder {folder}: {files.describe_error(error)}"
+        ) from error
     forward.write(folder / FORWARD)
     written = write_artifacts(forward, folder / ARTIFACTS, recipe, config.model.train)
     say(
@@ -427,7 +432,7 @@ def _recipe(config: RunConfig, training: Dataset) -> Recipe:
         weight = class_weights(given, training.labels(), len(known), known)
     if mixes or weight is not None:
         loss = adapt(loss, weight, mixes)
-    return Recipe(loss, config.method(), part(config.model, RecipeOptions))
+    return Recipe(loss, config.method(), select_options(config.model, RecipeOptions))
 
 
 def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say) -> None:

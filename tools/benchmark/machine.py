@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import engine
-from engine.system.config import usable_cores
+from engine.system.config import count_cores
 
 ROOT = Path("/")
 PACKAGES = ("numpy", "numba", "llvmlite", "onnx")
@@ -35,7 +35,7 @@ def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
         "machine": _model(root),
         "processor": _processor(root),
         "architecture": platform.machine(),
-        "cores": f"{usable_cores()} usable of {os.cpu_count() or 'an unknown number'}",
+        "cores": f"{count_cores()} usable of {os.cpu_count() or 'an unknown number'}",
         "memory": _memory(root),
         **_frequency(root),
         "temperature": _temperature(root),

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Protocol
 
 import engine
-from engine.base.errors import EngineError, InputError, nearest
+from engine.base.errors import EngineError, InputError, suggest_nearest
 from engine.kernels.analysis.flops import work
 from engine.kernels.binaries import source
 from engine.runtime import roofline
@@ -137,7 +137,7 @@ def measure(
     """
     for name in names:
         if name not in WORKLOADS:
-            raise InputError(f"no workload {name!r}{nearest(name, WORKLOADS)}")
+            raise InputError(f"no workload {name!r}{suggest_nearest(name, WORKLOADS)}")
     kernels = source.current()
     limits = {n: roofline.measure(n, kernels.resolve).flops for n in threads}
     about = machine.describe(kernels.name)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from engine.base.errors import FileError
-from engine.drawing.text_table import aligned
+from engine.drawing.text_table import align_cells
 from engine.system import files
 
 KIND, VERSION = "edgegrad bench", 1  # what a file says of itself
@@ -89,7 +89,7 @@ class Result:
                 "% of peak", "memory MB", "start s"]  # fmt: skip
         for name in names:
             head += [f"{name} ms", "ratio"]
-        table = aligned([head, *(_cells(row, names) for row in self.rows)])
+        table = align_cells([head, *(_cells(row, names) for row in self.rows)])
         failed = [f"{r.workload}, {r.threads} threads: {r.failed}\n" for r in self.rows if r.failed]
         return "".join([self.about(), "\n", table, *failed])
 
@@ -180,7 +180,7 @@ def compare(first: Result, second: Result, names: Sequence[str]) -> str:
             rows.append(_compared(ours[key], theirs[key]))
     lines = [f"A: {names[0]}\nB: {names[1]}\n\n"]
     if len(rows) > 1:
-        lines += [aligned(rows), "\nA ratio below 1: B is faster, or needs less.\n"]
+        lines += [align_cells(rows), "\nA ratio below 1: B is faster, or needs less.\n"]
     else:
         lines.append("no row is in both\n")
     for name, mine, other in (("A", ours, theirs), ("B", theirs, ours)):
@@ -190,7 +190,7 @@ def compare(first: Result, second: Result, names: Sequence[str]) -> str:
     different = differences(first.machine, second.machine)
     if different:
         lines.append("\nThe two differ in more than what is compared:\n")
-        lines.append(aligned([["", "A", "B"], *different], left=3))
+        lines.append(align_cells([["", "A", "B"], *different], left=3))
     return "".join(lines)
 
 

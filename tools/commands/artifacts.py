@@ -137,16 +137,18 @@ def command(
         raise FileError(
             f"{out} has artifacts already ({there[0]}): give another folder, or --force"
         )
-    settings = tables.assignments(optimizer_options, "--optimizer-option")
+    settings = tables.parse_assignments(optimizer_options, "--optimizer-option")
     if lr is not None:
         settings["lr"] = lr
     chosen = None
     if loss != "none":
-        chosen = choices.loss(loss, tables.assignments(loss_options, "--loss-option"), "--loss")
+        chosen = choices.loss(
+            loss, tables.parse_assignments(loss_options, "--loss-option"), "--loss"
+        )
     method = None if optimizer == "none" else choices.optimizer(optimizer, settings, "--optimizer")
     update = None
     if layers or biases or norms or last or channels:
-        shares = tables.assignments(channels, "--channels")
+        shares = tables.parse_assignments(channels, "--channels")
         update = SparseUpdate(layers=layers, biases=biases, norms=norms, last=last, channels=shares)
     recipe = Recipe(
         chosen,

@@ -72,7 +72,7 @@ def command(
     from engine.tools.benchmark import measure
     from engine.tools.trimmed.progress import Progress
 
-    counts = threads or tuple(dict.fromkeys((1, config.threads())))
+    counts = threads or tuple(dict.fromkeys((1, config.choose_threads())))
     names = workloads or USUAL
     measured = measure.measure(names, counts, seconds, batch_size or 0, progress=Progress())
     if out is not None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from engine.base import foreign_text
-from engine.base.errors import FileError, nearest
+from engine.base.errors import FileError, suggest_nearest
 from engine.tools.actions import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ class Existing(click.Path):
             return path
         folder = path.parent
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        raise FileError(f"{path}: no such file or folder{nearest(path.name, names)}")
+        raise FileError(f"{path}: no such file or folder{suggest_nearest(path.name, names)}")
 
 
 def counts(value: str) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def in_bytes(value: str) -> int:
     from engine.base.errors import InputError
 
     try:
-        return arguments.nbytes("bytes", int(value) if value.isdecimal() else value)
+        return arguments.check_nbytes("bytes", int(value) if value.isdecimal() else value)
     except InputError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -134,11 +134,11 @@ def of(kind: type, place: str) -> Decorator[Any]:
 
     place: the beginning of the names of the command's parameters; the name of the field follows.
     """
-    from engine.base.fields import fields_of  # numpy, which help does without
+    from engine.base.fields import list_options  # numpy, which help does without
 
     def add(function: Command) -> Command:
         hints = typing.get_type_hints(kind)
-        for field in reversed(fields_of(kind)):
+        for field in reversed(list_options(kind)):
             made = _option(field, hints[field.name], f"{place}_{field.name}")
             function = function if made is None else made(function)
         return function
@@ -151,11 +151,11 @@ def given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
     values: all parameters of the command.
     """
-    from engine.base.fields import declaration, fields_of
+    from engine.base.fields import list_options, read_declaration
 
     read = {}
-    for field in fields_of(kind):
-        value, words = values.get(f"{place}_{field.name}"), declaration(field).words
+    for field in list_options(kind):
+        value, words = values.get(f"{place}_{field.name}"), read_declaration(field).words
         if value is None or value == ():
             continue
         if words is not None:
@@ -166,9 +166,9 @@ def given(kind: type, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _option(field: dataclasses.Field[Any], hint: Any, name: str) -> Decorator[Any] | None:
     """Return the option of a command for a field; None: its values are tables."""
-    from engine.base.fields import declaration
+    from engine.base.fields import read_declaration
 
-    declared = declaration(field)
+    declared = read_declaration(field)
     kinds = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
     first = kinds[0]
     flags = declared.flag.split(", ") if declared.flag else [f"--{field.name.replace('_', '-')}"]
@@ -207,7 +207,7 @@ class Value(click.ParamType[Any]):
         """Return the value."""
         from engine.base import option_tables as tables  # numpy, which help does without
 
-        return tables.value_of(value) if isinstance(value, str) else value
+        return tables.parse_value(value) if isinstance(value, str) else value
 
 
 def threads(default: str) -> Decorator[Any]:
@@ -264,7 +264,7 @@ def examples(*lines: str) -> str:
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     """Print a text so that foreign names in it cannot control the terminal."""
-    click.echo(foreign_text.visible(text), nl=nl, err=err)
+    click.echo(foreign_text.escape(text), nl=nl, err=err)
 
 
 def print_json(value: Any) -> None:

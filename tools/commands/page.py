@@ -19,7 +19,7 @@ import click
 
 from engine.base import option_tables as tables
 from engine.base.errors import InputError
-from engine.base.fields import declaration, fields_of
+from engine.base.fields import list_options, read_declaration
 from engine.data.images import Images
 from engine.data.sounds import Sounds
 from engine.data.tables import Table
@@ -98,9 +98,9 @@ def _tables() -> Iterator[str]:
             yield from _choices(name)
             continue
         yield "| key | type | default | |\n|---|---|---|---|"
-        known = tables.options(kind)
-        for field in fields_of(kind):
-            option, text = known[field.name], declaration(field).text
+        known = tables.list_options(kind)
+        for field in list_options(kind):
+            option, text = known[field.name], read_declaration(field).text
             yield f"| `{field.name}` | {_type(option)} | {_default(option)} | {_cell(text)} |"
         yield ""
         if name == "model":
@@ -133,7 +133,7 @@ def _datasets() -> Iterator[str]:
 def _options(maker: Callable[..., Any], left_out: set[str]) -> str:
     """List options, with their defaults if TOML can express them."""
     shown = []
-    for name, option in tables.options(maker).items():
+    for name, option in tables.list_options(maker).items():
         if name not in left_out:
             default = _default(option).strip("`")
             shown.append(f"`{name} = {default}`" if default else f"`{name}`")

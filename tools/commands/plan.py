@@ -144,7 +144,7 @@ def command(
     if out is not None:
         given = Options("", platform, batches, threads or 1, dict(shapes), outputs, joined=joined)
         return _write(source, out, given, ops, as_json)
-    number = config.threads(threads)
+    number = config.choose_threads(threads)
     asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget, ranks)
     progress = Progress() if source.is_dir() else SILENT
     models = opened(artifacts(source), asked) if source.is_dir() else None

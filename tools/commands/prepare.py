@@ -59,7 +59,7 @@ def command(
     if not batches and not shapes:
         raise click.UsageError("give the samples of a step, as --batch 8, or --shape")
     kernels = [prepare.elsewhere(name) for name in targets] or [source.current()]
-    numbers = [config.threads(n) for n in threads] or [config.threads()]
+    numbers = [config.choose_threads(n) for n in threads] or [config.choose_threads()]
     settings = list(itertools.product(kernels, numbers))
     asked = _shapes(shapes, batches)
     path, size = prepare.prepare(artifacts, settings, asked, Progress(), budget)

@@ -6,7 +6,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from engine import __version__
-from engine.base.errors import nearest
+from engine.base.errors import suggest_nearest
 from engine.tools.commands.table import COMMANDS, STATUSES
 
 
@@ -32,7 +32,7 @@ class Commands(click.Group):
         """
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            raise click.UsageError(f"no command {name!r}{nearest(name, COMMANDS)}", ctx)
+            raise click.UsageError(f"no command {name!r}{suggest_nearest(name, COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -154,5 +154,5 @@ def _configuration(
             raise StateError(f"{path.parent} holds no run to resume: leave out --resume")
     content = {} if path is None else run_config.read(path)
     run_config.override(content, changes, "option")
-    run_config.override(content, tables.assignments(settings, "--set"), "--set")
+    run_config.override(content, tables.parse_assignments(settings, "--set"), "--set")
     return run_config.config_of(content, "options" if path is None else str(path))

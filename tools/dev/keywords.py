@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.base.fields import fields_of
+from engine.base.fields import list_options
 from engine.tools.commands.page import page
 from engine.training import settings
 
@@ -46,7 +46,7 @@ def _class(kind: type) -> Iterator[str]:
     yield f"\nclass {_name(kind)}({named}, total=False):"
     yield f'    """{(kind.__doc__ or "").strip()}"""'
     own = vars(kind).get("__annotations__", {})
-    types = {field.name: str(field.type).replace("'", '"') for field in fields_of(kind)}
+    types = {field.name: str(field.type).replace("'", '"') for field in list_options(kind)}
     rows = [f"    {name}: {kind}" for name, kind in types.items() if name in own]
     yield from ["", *rows, ""] if rows else [""]
 

@@ -77,7 +77,7 @@ def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
     for name in ("params", "gradients"):
         graph.inputs[name] = TensorType("f32", (size,))
     for k, state in enumerate(layout.states):
-        flat = layout.flat(k, NAMES)
+        flat = layout.join_states(k, NAMES)
         graph.inputs[state.name] = TensorType(flat.dtype, flat.shape)
     begins = {name: (i * size // TENSORS, each) for i, name in enumerate(NAMES)}
     place(graph, kinds, begins, layout)

@@ -18,11 +18,11 @@ from engine.base.element_types import ELEMENT_TYPES, ITEMSIZE
 from engine.base.errors import DTypeError
 from engine.kernels.binaries.fingerprint import package_digest
 from engine.kernels.machine.target import Target
-from engine.plan.context import STEP, tile_words
+from engine.plan.context import STEP, count_tile_words
 from engine.plan.plan import ALIGN, COUNT, DONE, FAULT, NOISE, RATE, REGIONS, Plan, Port, align
 from engine.plan.plan_file import Writer
 from engine.plan.states import FORMS
-from engine.runtime.program import moved
+from engine.runtime.program import list_moves
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import initializer_places
 from engine.training.model_file import RESET
@@ -114,7 +114,7 @@ class Bundle:
         statistics.
         """
         plans = [each["train"] for each in self.planned.batches.values() if "train" in each]
-        runs = [run for plan in plans for run in moved(plan)]
+        runs = [run for plan in plans for run in list_moves(plan)]
         return frozenset(
             name
             for name, slot in self.planned.state.slots.items()
@@ -143,7 +143,7 @@ class Bundle:
         planned = self.planned
         every = [planned.plans, *planned.batches.values()]
         every_plan = [plans[phase] for plans in every if phase in plans]
-        return max((align(p.region_bytes("io")) for p in every_plan), default=0)
+        return max((align(p.compute_region_bytes("io")) for p in every_plan), default=0)
 
     def region(self, name: str) -> int:
         """Return the bytes of a region of memory that all plans share, such as `param`."""
@@ -154,17 +154,19 @@ class Bundle:
     @property
     def work(self) -> int:
         """Bytes of the work memory, in the plan that needs the most."""
-        return max(p.region_bytes("work") for p in self.entries if p)
+        return max(p.compute_region_bytes("work") for p in self.entries if p)
 
     def memory(self, file: bool = False) -> int:
         """Return the bytes of a model on the device, added up as in `lay_out` of plan_read.c.
 
         file: whether the plans come from a file, which the model copies.
         """
-        rows, steps = self._out.rows, [s for p in self.entries if p for s in p.steps]
+        rows, steps = self._out.count_rows, [s for p in self.entries if p for s in p.steps]
         n = len(self.planned.parameters)
         words = sum(STEP.size + len(s.args) + len(s.consts) for s in steps)
-        words += sum(tile_words(len(s.args), len(s.consts), self.threads) for s in steps if s.tiles)
+        words += sum(
+            count_tile_words(len(s.args), len(s.consts), self.threads) for s in steps if s.tiles
+        )
         areas = [
             handle_bytes(self.threads),
             len(self.tables + self.constants) if file else 0,
@@ -195,7 +197,7 @@ class Bundle:
 
         Returns the row of each kernel in the file's table, by symbol.
         """
-        text, makers = self._out.text, self.planned.makers
+        text, makers = self._out.add_text, self.planned.makers
         return {
             spec.symbol: self._out.add(
                 "kernel", symbol=text(spec.symbol), op=text(makers.get(spec.symbol, spec.template))
@@ -211,12 +213,12 @@ class Bundle:
             rows = self._buffers(plan)
             for step in plan.steps:
                 buffers = [0 if a.buffer < 0 else 1 + rows[a.buffer] for a in step.args]
-                out.step(step, self._numbers[step.kernel], buffers)
+                out.add_step(step, self._numbers[step.kernel], buffers)
             ports = self._ports(index, plan)
             for port in ports:
                 dtype = plan.buffers[port.buffer].dtype
                 _header_type(port.name, dtype)
-                out.port(port, dtype, rows[port.buffer])
+                out.add_port(port, dtype, rows[port.buffer])
             places = {p.name: plan.buffers[p.buffer].offset for p in plan.inputs}
             filled = FILLED | (OF_JOINED if index else OF_OPTIMIZER)
             if index and RESET in self.planned.inputs[_phase(index)]:
@@ -245,7 +247,7 @@ class Bundle:
                 moved[index] = self._out.place(content)
             region = REGIONS.index("const" if index in moved else b.region)
             offset = moved.get(index, b.offset)
-            rows.append(self._out.once("buffer", region=region, line=offset // ALIGN))
+            rows.append(self._out.add_once("buffer", region=region, line=offset // ALIGN))
         return rows
 
     def _ports(self, index: int, plan: Plan) -> list[Port]:
@@ -268,13 +270,13 @@ class Bundle:
             s = slots[name]
             out.add(
                 "parameter",
-                name=out.text(name),
+                name=out.add_text(name),
                 dtype=_header_type(name, s.dtype),
                 trainable=int(s.trainable),
                 listed=int(i < self.planned.listed),
                 moved=int(name in self.moved),
                 line=s.offset // ALIGN,
-                rank=out.shape("parameter_dim", s.shape),
+                rank=out.add_shape("parameter_dim", s.shape),
             )
         for name in sorted(names, key=lambda n: (not slots[n].trainable, n)):
             out.add("order", parameter=names.index(name))
@@ -283,7 +285,7 @@ class Bundle:
         out = self._out
         out.add(
             "model",
-            build=out.text(build),
+            build=out.add_text(build),
             param=align(self.region("param")),
             grad=align(self.region("grad")),
             state=self.planned.states.nbytes,

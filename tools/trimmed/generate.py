@@ -15,9 +15,9 @@ from typing import get_args
 
 from engine.base.errors import ModelError
 from engine.kernels.machine.target import Target
-from engine.plan.context import c_header
+from engine.plan.context import write_c_header
 from engine.plan.plan import REGIONS
-from engine.plan.plan_file import STRIPPED, VERSION, Rule, schema
+from engine.plan.plan_file import STRIPPED, VERSION, Rule, make_schema
 from engine.tools.trimmed.bundle import (
     PROPERTY_BYTES,
     Bundle,
@@ -268,7 +268,7 @@ class Source:
         yield f"#define TARGET {quote(target_text(self.target))}"
         yield f"#define LAUNCH {len(self.symbols) - 2}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
-        yield c_header()
+        yield write_c_header()
         if self.bundle:
             yield f"#define OWN_PLANS_BYTES {len(self.bundle.tables)}u"
             yield f"#define OWN_CONSTANT_BYTES {len(self.bundle.constants)}u"
@@ -292,7 +292,7 @@ def _format(*, rules: bool) -> Iterator[str]:
     rules: whether to declare also the rules that the numbers of each column obey.  A library needs
         them to check the files it is given; the plans inside a build need no check.
     """
-    tables = schema(stripped=True)
+    tables = make_schema(stripped=True)
     columns = [column for group in tables.values() for column in group]
     numbers = {table: i for i, table in enumerate(tables)}
     yield f"enum {{ PLAN_VERSION = {VERSION}, PLAN_STRIPPED = {STRIPPED} }};"

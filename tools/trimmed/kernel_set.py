@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, OF_CPP
-from engine.base.errors import ModelError, UnsupportedOpError, nearest
+from engine.base.errors import ModelError, UnsupportedOpError, suggest_nearest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import control
 from engine.graphs.passes.may_add import Keys
@@ -45,7 +45,9 @@ def types_of(config: OpSet) -> tuple[str, ...]:
                 names += [t for kinds in (types or {}).get(side, {}).values() for t in kinds]
     for name in names:
         if name not in OF_CPP:
-            raise ModelError(f"element type {name!r} of the config{nearest(name, list(OF_CPP))}")
+            raise ModelError(
+                f"element type {name!r} of the config{suggest_nearest(name, list(OF_CPP))}"
+            )
     allowed = {OF_CPP[name] for name in names} | ({"f32"} if not names else set()) | {"i64", "b1"}
     return tuple(k for k in ITEMSIZE if k in allowed)
 
@@ -151,7 +153,7 @@ def _held(config: OpSet) -> Keys:
     if unknown:
         known_names = [name for _, name in known]
         raise UnsupportedOpError(
-            f"op {unknown[0]!r} of the config{nearest(unknown[0], known_names)}"
+            f"op {unknown[0]!r} of the config{suggest_nearest(unknown[0], known_names)}"
         )
     return frozenset(keys)
 

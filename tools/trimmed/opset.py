@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.base.errors import FileError, ModelError, UnsupportedOpError, nearest
+from engine.base.errors import FileError, ModelError, UnsupportedOpError, suggest_nearest
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -193,7 +193,7 @@ def check(graph: Graph, allowed: OpSet, source: str) -> None:
             outside.setdefault(f"{node.domain or ONNX}::{node.op}", node.name or node.outputs[0])
     if outside:
         rows = (
-            f"{op} (node {node!r}{nearest(op, allowed.names())})"
+            f"{op} (node {node!r}{suggest_nearest(op, allowed.names())})"
             for op, node in sorted(outside.items())
         )
         raise UnsupportedOpError(f"{source}: not in the op set: {', '.join(rows)}")

@@ -24,7 +24,7 @@ def staged(out: Path) -> Iterator[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = files_io.reason(error)
+        reason = files_io.describe_error(error)
         raise FileError(f"cannot write into the folder {out}: {reason}") from error
     try:
         with files_io.staging(os.fspath(out)) as folder:

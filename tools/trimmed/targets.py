@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 
-from engine.base.errors import EngineError, nearest
+from engine.base.errors import EngineError, suggest_nearest
 from engine.kernels.machine.target import TILES, Target, host, make
 
 
@@ -174,7 +174,8 @@ def resolve(
         row = TARGETS.get(ALIASES.get(name, name))
         if row is None:
             raise EngineError(
-                f"unknown target {name!r}{nearest(name, names())}. Targets: {', '.join(names())}"
+                f"unknown target {name!r}{suggest_nearest(name, names())}. Targets: "
+                f"{', '.join(names())}"
             )
         platform = _of_triple(name, *row)
     target = platform.target

@@ -89,7 +89,7 @@ def _clipped(
         return reply
     norm = privacy.clipping_norm
     if privacy.kind != "local":  # from the server, because an adaptive one changes
-        norm = arguments.real(NORM, config_of(message.content).get(NORM, norm))
+        norm = arguments.check_real(NORM, config_of(message.content).get(NORM, norm))
         if not 0 < norm < np.inf:
             raise InputError(f"the server's {NORM} is {norm}; expected a number above 0")
     update = update_of(arrays_of(reply.content), sent)

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import Strategy
 
-from engine.base.errors import CheckpointError, InputError, NameNotFoundError, nearest
+from engine.base.errors import CheckpointError, InputError, NameNotFoundError, suggest_nearest
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.robust import SoundKrum, SoundMultiKrum
 from engine.federated.flower.server_options import STRATEGY
@@ -35,14 +35,16 @@ def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
     known = {each: kind for each, kind in vars(strategies).items() if _aggregates(kind)} | _OURS
     if name not in known:
         raise NameNotFoundError(
-            f"strategy={name!r}: Flower has {', '.join(sorted(known))}{nearest(name, known)}"
+            f"strategy={name!r}: Flower has "
+            f"{', '.join(sorted(known))}{suggest_nearest(name, known)}"
         )
     given = options_of(name, config)
     accepted = inspect.signature(known[name]).parameters
     for option in given:
         if option not in accepted:
             raise InputError(
-                f"strategy {name} has no option {option!r}{nearest(option, accepted)}; it has "
+                f"strategy {name} has no option "
+                f"{option!r}{suggest_nearest(option, accepted)}; it has "
                 f"{', '.join(accepted)}"
             )
     try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, InputError, LimitError, ShapeError
-from engine.base.signatures import AT_LEAST_1, SHARE, checked
+from engine.base.signatures import AT_LEAST_1, SHARE, check_arguments
 from engine.trainer.metric import Array, AveragedMetric, Declaration, Tensors
 from engine.trainer.metrics.ranking import LIMIT, array_of, text_of
 
@@ -74,7 +74,7 @@ class MeanAveragePrecision(AveragedMetric):
         },
     )  # fmt: skip
 
-    @checked(overlaps=SHARE, detections=AT_LEAST_1)
+    @check_arguments(overlaps=SHARE, detections=AT_LEAST_1)
     def __init__(
         self,
         name: str | None = None,
@@ -94,7 +94,7 @@ class MeanAveragePrecision(AveragedMetric):
         self.detections, self.decode = detections, decode
         if decode is not None:
             self.takes = ("target",)
-        self.limit = arguments.nbytes("limit", limit)
+        self.limit = arguments.check_nbytes("limit", limit)
         short = "map" + ("" if area == "all" else f"_{area}")
         if len(self.overlaps) == 1:
             short = f"map{100 * self.overlaps[0]:g}" + short[3:]
@@ -108,7 +108,7 @@ class MeanAveragePrecision(AveragedMetric):
         if self.decode is None:
             detected = self.tensor("output", outputs, self.output, 0)
         else:
-            detected = arguments.array(f"metric {self.name!r}: decode", self.decode(outputs))
+            detected = arguments.make_array(f"metric {self.name!r}: decode", self.decode(outputs))
         objects = self.tensor("input", inputs, self.target, -1)
         if not (
             detected.ndim == objects.ndim == 3

@@ -155,7 +155,7 @@ class Decisions(ClassMetric):
         ignore_index: int | None = IGNORED,
         threshold: float | None = None,
     ) -> None:
-        self.threshold = None if threshold is None else arguments.real("threshold", threshold)
+        self.threshold = None if threshold is None else arguments.check_real("threshold", threshold)
         super().__init__(name, output, target, axis, ignore_index)
 
     def rows(self, scores: Array, targets: Array) -> tuple[Array, Array]:

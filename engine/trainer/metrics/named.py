@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from engine.base.errors import DTypeError, InputError, nearest
+from engine.base.errors import DTypeError, InputError, suggest_nearest
 from engine.trainer.metric import IGNORED, Declaration, Given, Metric
 from engine.trainer.metrics import classes, families, values
 
@@ -112,7 +112,9 @@ def _named(name: str) -> Metric:
     makers = known()
     if name not in makers:
         names = [declaration_of(kind).name for kind in METRICS]
-        raise InputError(f"no metric {name!r}; known: {', '.join(names)}{nearest(name, makers)}")
+        raise InputError(
+            f"no metric {name!r}; known: {', '.join(names)}{suggest_nearest(name, makers)}"
+        )
     metric = makers[name]()
     metric.name = name
     return metric

@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import LimitError, ShapeError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration
 from engine.trainer.metrics.classes import (
     DECISIONS,
@@ -59,7 +59,7 @@ class Ranking(AveragedMetric, ClassMetric):
     limit: bytes that scores and targets may take.
     """
 
-    @checked
+    @check_arguments
     def __init__(
         self,
         average: Literal["macro", "micro", "weighted"] | None = "macro",
@@ -70,7 +70,7 @@ class Ranking(AveragedMetric, ClassMetric):
         ignore_index: int | None = IGNORED,
         limit: int | str = LIMIT,
     ) -> None:
-        self.limit = arguments.nbytes("limit", limit)
+        self.limit = arguments.check_nbytes("limit", limit)
         super().__init__(self.settle(average, name), output, target, axis, ignore_index)
 
     def reset(self) -> None:

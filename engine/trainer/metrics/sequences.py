@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.base.errors import DTypeError, ShapeError
-from engine.base.signatures import AT_LEAST_1, checked
+from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.trainer.metric import IGNORED, Array, Declaration, MeanMetric, Metric, Tensors
 
 __all__ = ["BLEU", "ErrorRate"]
@@ -40,7 +40,7 @@ class SequenceMetric(Metric):
     target_lengths: the input with the number of targets of each sample; None: all of them.
     """
 
-    @checked
+    @check_arguments
     def __init__(
         self,
         name: str | None = None,
@@ -131,7 +131,7 @@ class ErrorRate(MeanMetric, SequenceMetric):
         empty="NaN without a target", variants={},
     )  # fmt: skip
 
-    @checked
+    @check_arguments
     def __init__(
         self,
         unit: Literal["token", "character", "word"] = "token",
@@ -172,7 +172,7 @@ class BLEU(SequenceMetric):
         empty="0 where no n-gram of a length matches; NaN without a target", variants={},
     )  # fmt: skip
 
-    @checked(grams=AT_LEAST_1)
+    @check_arguments(grams=AT_LEAST_1)
     def __init__(
         self, grams: int = 4, is_smooth: bool = False, name: str | None = None, **options: Any
     ) -> None:

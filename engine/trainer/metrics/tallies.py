@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.base.errors import ShapeError
-from engine.base.signatures import ANY, checked
+from engine.base.signatures import ANY, check_arguments
 from engine.trainer.metric import IGNORED, Array, AveragedMetric, Declaration
 from engine.trainer.metrics.classes import DECISIONS, LABELS, NOTHING, Decisions, has_labels
 
@@ -98,7 +98,7 @@ class ClassTallies(AveragedMetric, Tallies):
     zero_division: the value of a class of 0 / 0; NaN: such classes are left out of the mean.
     """
 
-    @checked(zero_division=ANY)
+    @check_arguments(zero_division=ANY)
     def __init__(
         self,
         average: Average | None = "macro",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.base.errors import DTypeError, ShapeError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.trainer.metric import (
     IGNORED,
     Array,
@@ -111,7 +111,7 @@ class R2(AveragedMetric, ValueMetric):
         },
     )  # fmt: skip
 
-    @checked
+    @check_arguments
     def __init__(
         self,
         average: Literal["macro", "micro", "weighted"] | None = "macro",

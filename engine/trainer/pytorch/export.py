@@ -35,10 +35,10 @@ from engine.base.errors import (
     ShapeError,
     StateError,
     UnsupportedOpError,
-    caller_level,
-    nearest,
+    find_caller_level,
+    suggest_nearest,
 )
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch import gradients as torch_gradients
@@ -60,7 +60,7 @@ ONE_FILE = 1 << 30  # bytes of parameters; with more, they are in a file beside 
 SHOWN = 5  # nodes that a message lists
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A module as a forward model.
@@ -84,7 +84,7 @@ class Exported:
     difference: float
 
 
-@checked
+@check_arguments
 def export(
     module: Any,
     example: Any,
@@ -146,7 +146,7 @@ def export(
             f"the module changes its buffer {name!r} while it runs forward, and the exported model "
             "does not: it keeps the value that it has now",
             ModelWarning,
-            stacklevel=caller_level(),
+            stacklevel=find_caller_level(),
         )
     held = set(program.model.graph.initializers)
     _write(program, module, given)
@@ -198,12 +198,12 @@ def train_reached(make: Callable[[Sequence[str]], Made], train: Sequence[str]) -
             f"the loss does not depend on {names}{more}: they stay as they are, as with torch's "
             "optimizers; requires_grad_(False) or train= says that this is intended",
             ModelWarning,
-            stacklevel=caller_level(),
+            stacklevel=find_caller_level(),
         )
         return made
 
 
-@checked
+@check_arguments
 def to_torch(state: CheckpointState, module: Any) -> list[str]:
     """Write the parameters of a checkpoint into a module, running statistics included.
 
@@ -227,7 +227,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
             continue
         if name not in own:
             raise NameNotFoundError(
-                f"the module has no parameter or buffer {name!r}{nearest(name, own)}"
+                f"the module has no parameter or buffer {name!r}{suggest_nearest(name, own)}"
             )
         value, mine = parameter.data, own[name]
         if tuple(value.shape) != tuple(mine.shape):
@@ -310,7 +310,7 @@ def _checks(module: Any, asked: bool | None) -> bool:
     """
     if asked is None:
         asked = _size(module) <= torch_gradients.MOST_BYTES
-    if arguments.flag("check_gradients", asked):
+    if arguments.check_flag("check_gradients", asked):
         return True
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
@@ -345,7 +345,7 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
     def told(rows: Sequence[Support]) -> str:
         lines = []
         for row in rows[:SHOWN]:
-            lines.append(f"{row.op} {paths.node(row.node)}: {row.reason}")
+            lines.append(f"{row.op} {paths.title_node(row.node)}: {row.reason}")
         more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
         return "\n  ".join(["", *lines, *more])
 
@@ -360,7 +360,7 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
             "no gradient flows through these nodes: replace the parts of the module, or train only "
             f"parameters after them, by train=[...]:{told(dead)}",
             ModelWarning,
-            stacklevel=caller_level(),
+            stacklevel=find_caller_level(),
         )
 
 
@@ -415,7 +415,7 @@ def _compare(
                 "the module drops in evaluation mode, too, and the evaluation and exports of the "
                 "model do not",
                 ModelWarning,
-                stacklevel=caller_level(),
+                stacklevel=find_caller_level(),
             )
         return worst
     because = "; it draws random numbers, perhaps otherwise in both" if draws.drawn else ""
@@ -427,7 +427,7 @@ def _not_compared(unknown: Collection[str]) -> float:
         "outputs are not compared with torch's: the module draws random numbers by "
         f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
         ModelWarning,
-        stacklevel=caller_level(),
+        stacklevel=find_caller_level(),
     )
     return 0.0
 
@@ -454,7 +454,8 @@ def _evaluation(
     if not draws and (node := torch_draws.first_random(graph)) is not None:
         raise UnsupportedOpError(
             f"the module draws random numbers in training mode alone, by {node.op} "
-            f"{Paths.of(graph.metadata).node(node.name)}, and the exported model would draw them "
+            f"{Paths.of(graph.metadata).title_node(node.name)}, and the exported model would "
+            "draw them "
             "in evaluation too; supported: dropouts, and masks of 0 and 1 with a constant chance"
         )
     unknown = set[str]()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.base.errors import ModelError, ModelWarning, caller_level
+from engine.base.errors import ModelError, ModelWarning, find_caller_level
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
@@ -89,7 +89,7 @@ def _warn_of_draws(unknown: Iterable[str]) -> None:
         "gradients are not compared with torch's: the module draws random numbers by "
         f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
         ModelWarning,
-        stacklevel=caller_level(),
+        stacklevel=find_caller_level(),
     )
 
 
@@ -302,7 +302,7 @@ def _reason(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: s
     for node in graph.nodes:
         reads = depends.intersection(node.inputs)
         if reads.difference(known) and not known.isdisjoint(node.outputs):
-            return f"none flows through {node.op} {Paths.of(graph.metadata).node(node.name)}"
+            return f"none flows through {node.op} {Paths.of(graph.metadata).title_node(node.name)}"
         if reads:
             depends.update(node.outputs)
     return "no output of the model depends on it"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.errors import InputError, NameNotFoundError, nearest
+from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BATCH = "batch"  # the name of the axis
@@ -66,7 +66,9 @@ class ModuleCall:
         named_axes = axes or {}
         lost = [name for name in named_axes if name not in given]
         if lost:
-            raise NameNotFoundError(f"axes: there is no input {lost[0]!r}{nearest(lost[0], given)}")
+            raise NameNotFoundError(
+                f"axes: there is no input {lost[0]!r}{suggest_nearest(lost[0], given)}"
+            )
         return cls(torch, signature, given, int(tensors[0].shape[0]), named_axes)
 
     def resized(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.trainer.fit import Callback
 from engine.trainer.reports.comparison import Comparison, RunRecord, compare
 from engine.trainer.reports.csv_log import CsvLog
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-@checked
+@check_arguments
 def default(progress: bool, folder: Path | None) -> list[Callback]:
     """Return the default reports of a training.
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from engine.base import arguments
 from engine.base.errors import EngineError, FileError, InputError
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.drawing import amounts
 from engine.drawing.axes import Kind
-from engine.drawing.charts import COLOURS, Line, line_chart
-from engine.drawing.page import page, table, text
-from engine.drawing.text_table import aligned
+from engine.drawing.charts import COLOURS, Line, draw_line_chart
+from engine.drawing.page import escape, make_page, make_table
+from engine.drawing.text_table import align_cells
 from engine.system import files
 from engine.trainer.epoch_charts import APART, chart_names
 from engine.trainer.history import History, direction, is_better
@@ -40,7 +40,7 @@ class Best:
     epoch: int
 
 
-@checked
+@check_arguments
 class RunRecord:
     """A run as its folder records it.
 
@@ -103,7 +103,7 @@ class RunRecord:
         return f"RunRecord({os.fspath(self.folder)!r}, {len(self.history)} epochs)"
 
 
-@checked
+@check_arguments
 class Comparison:
     """Several runs side by side.  `print` shows tables, notebooks show the page's contents.
 
@@ -158,17 +158,19 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        parts = [aligned(self._values())]
+        parts = [align_cells(self._values())]
         if self.differing:
             head = ["settings that differ", *self.runs]
-            parts.append(aligned([head, *self._settings()], left=len(head)))
+            parts.append(align_cells([head, *self._settings()], left=len(head)))
         return "\n".join(parts).rstrip()
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return "".join(f"<h3>{text(title)}</h3>{content}" for _, title, content in self._sections())
+        return "".join(
+            f"<h3>{escape(title)}</h3>{content}" for _, title, content in self._sections()
+        )
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the page as a file, in one step; it needs no other file and no network.
@@ -177,18 +179,18 @@ class Comparison:
             FileError: it cannot be written; what was there is unchanged.
         """
         names = ", ".join(self.runs)
-        content = page(f"Comparison of {names}", "", self._sections())
-        files.write(arguments.path("comparison", path), [content.encode()])
+        content = make_page(f"Comparison of {names}", "", self._sections())
+        files.write(arguments.check_path("comparison", path), [content.encode()])
 
     def _sections(self) -> Iterator[tuple[str, str, str]]:
         head, *rows = self._values()
         told = "<p>In parentheses is the epoch. A star marks the best of all runs.</p>"
-        cells = [list(map(text, row)) for row in rows]
-        yield "runs", "Runs", told + table(list(map(text, head)), cells, "scores")
+        cells = [list(map(escape, row)) for row in rows]
+        yield "runs", "Runs", told + make_table(list(map(escape, head)), cells, "scores")
         yield "curves", "Curves", f'<div class="charts">{"".join(self._charts())}</div>'
-        settings = [[text(cell) for cell in row] for row in self._settings()]
-        head = ["setting", *map(text, self.runs)]
-        told = table(head, settings) if settings else "<p>No setting differs.</p>"
+        settings = [[escape(cell) for cell in row] for row in self._settings()]
+        head = ["setting", *map(escape, self.runs)]
+        told = make_table(head, settings) if settings else "<p>No setting differs.</p>"
         yield "settings", "Settings that differ", told
 
     def _values(self) -> list[list[str]]:
@@ -213,9 +215,9 @@ class Comparison:
             row += [
                 f"{len(run.history)}",
                 NONE if run.steps is None else f"{run.steps:,}",
-                NONE if run.seconds is None else amounts.duration(run.seconds),
-                NONE if run.memory is None else amounts.size(run.memory),
-                *(amounts.size(run.sizes[k]) if k in run.sizes else NONE for k in SIZES),
+                NONE if run.seconds is None else amounts.format_duration(run.seconds),
+                NONE if run.memory is None else amounts.format_size(run.memory),
+                *(amounts.format_size(run.sizes[k]) if k in run.sizes else NONE for k in SIZES),
             ]
         return [[*head, "memory", *SIZES], *rows]
 
@@ -235,13 +237,13 @@ class Comparison:
                 for i, (name, run) in enumerate(self.runs.items())
                 if (rows := [row for row in run.history.rows if column in row])
             ]  # fmt: skip
-            yield line_chart(column, "epoch", lines, kind=kind, may_be_log="loss" in column)
+            yield draw_line_chart(column, "epoch", lines, kind=kind, may_be_log="loss" in column)
 
 
 SIZES = ("checkpoint", "model")
 
 
-@checked
+@check_arguments
 def compare(*folders: str | os.PathLike[str]) -> Comparison:
     """Compare runs: their curves, best values, time, memory, sizes, and settings that differ.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.trainer.fit import Callback
 from engine.trainer.reports.log_file import LogFile
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.trainer.fit import Fit
 
 
-@checked
+@check_arguments
 class CsvLog(Callback):
     """A file with the rows of `fit.history`, which `History.read` reads.
 

@@ -9,7 +9,7 @@ from functools import cache
 
 from engine.base.package import VERSION
 from engine.plan.plan import Plan
-from engine.system.config import PREFIX, SWITCHES, switch, usable_cores
+from engine.system.config import PREFIX, SWITCHES, count_cores, switch
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "onnx")
 
@@ -24,7 +24,7 @@ def describe(plans: Sequence[Plan]) -> dict[str, str]:
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
-        "cores": f"{usable_cores()} usable of {os.cpu_count() or 'an unknown number'}",
+        "cores": f"{count_cores()} usable of {os.cpu_count() or 'an unknown number'}",
     }
     if plans:
         facts["threads"] = ", ".join(sorted({str(plan.threads) for plan in plans}))

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.base.signatures import AT_LEAST_0, checked
-from engine.drawing.page import page, text
+from engine.base.signatures import AT_LEAST_0, check_arguments
+from engine.drawing.page import escape, make_page
 from engine.system import files
-from engine.system.progress import logger
+from engine.system.progress import get_logger
 from engine.trainer.fit import Callback
 from engine.trainer.reports.environment import describe
 from engine.trainer.reports.findings import Findings
@@ -33,7 +33,7 @@ SAMPLES = 12  # of each kind that are shown
 SHARE = 0.01  # of the time of a training that writing reports may take
 
 
-@checked(samples=AT_LEAST_0)
+@check_arguments(samples=AT_LEAST_0)
 class HtmlReport(Callback):
     """A page with curves, predictions, memory, plans and the environment of the training.
 
@@ -197,7 +197,7 @@ class HtmlReport(Callback):
             content = _rendered(section, record) or self._earlier.get(section.name, "")
             if content:
                 shown.append((section.name, section.title, content))
-        content = page(f"Training of {self._title}", _status(record), shown)
+        content = make_page(f"Training of {self._title}", _status(record), shown)
         with self._tolerance():
             files.write(os.fspath(self._path), [content.encode()])
         self._written = time.perf_counter()
@@ -231,16 +231,16 @@ def _rendered(section: Section, record: Record) -> str:
     try:
         return section.render(record)
     except Exception as error:  # of any kind, as sections may be the user's
-        logger().warning(f"section {section.name!r} of the report failed", exc_info=error)
-        return f"<p>This section failed: {text(repr(error))}</p>"
+        get_logger().warning(f"section {section.name!r} of the report failed", exc_info=error)
+        return f"<p>This section failed: {escape(repr(error))}</p>"
 
 
 def _status(record: Record) -> str:
     """Return the line below the title: status, reason and time."""
-    reason = f"<span>{text(record.reason)}</span>" if record.reason else ""
+    reason = f"<span>{escape(record.reason)}</span>" if record.reason else ""
     return (
         f'<p class="status"><b class="{record.status}">{record.status}</b>{reason}'
-        f"<span>{text(record.updated)}</span></p>"
+        f"<span>{escape(record.updated)}</span></p>"
     )
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.system import files
 from engine.trainer.fit import Callback
 from engine.trainer.reports.log_file import LogFile, writable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECONDS = 1.0  # from one line of kind step to the next
 
 
-@checked(seconds=AT_LEAST_0)
+@check_arguments(seconds=AT_LEAST_0)
 class JsonLog(Callback):
     """A file with one JSON object per line, each with its `kind`, its `time` in UTC and `step`.
 

@@ -6,10 +6,10 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.drawing.charts import Line, draw_lines
 from engine.drawing.plot import Plot
-from engine.system.progress import logger
+from engine.system.progress import get_logger
 from engine.trainer.callbacks import Callback
 from engine.trainer.epoch_charts import MOST, chart_names, epoch_charts
 from engine.trainer.reports.notebook import in_notebook
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHARE = 0.02  # of the time of a training that drawing may take
 
 
-@checked(seconds=AT_LEAST_0)
+@check_arguments(seconds=AT_LEAST_0)
 class LiveCurve(Callback):
     """Curves of the running training below the cell of a notebook, where one picture is updated.
 
@@ -103,7 +103,7 @@ class LiveCurve(Callback):
             else:
                 self._handle.update(Plot(charts))
         except Exception as error:  # of any kind: the notebook is somebody else's
-            logger().warning("the notebook does not show the curve", exc_info=error)
+            get_logger().warning("the notebook does not show the curve", exc_info=error)
             self._display = None
         ended = time.perf_counter()
         self._free = ended + (ended - began) / SHARE

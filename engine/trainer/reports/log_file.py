@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.base import arguments
 from engine.base.errors import FileError
 from engine.system import files
-from engine.system.progress import logger
+from engine.system.progress import get_logger
 
 MAX_WAITING = 10_000  # records that are kept while they cannot be written
 
@@ -35,8 +35,8 @@ class Tolerance:
             if not self._is_said:
                 self._is_said = True
                 name = repr(os.fspath(self._path))
-                why = files.reason(error).removeprefix(f"cannot write {name}: ")
-                logger().warning(
+                why = files.describe_error(error).removeprefix(f"cannot write {name}: ")
+                get_logger().warning(
                     f"cannot write {name}: {why}; the training goes on, and what is missing is "
                     "written as soon as it can be"
                 )
@@ -50,17 +50,17 @@ def writable(path: str | os.PathLike[str], what: str) -> Path:
     Raises:
         FileError: the folder cannot be made, or the file cannot be written.
     """
-    place = Path(arguments.path(what, path))
+    place = Path(arguments.check_path(what, path))
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        files.target(os.fspath(place))
+        files.resolve_target(os.fspath(place))
         with files.staging(os.fspath(place.parent)):
             pass
         if place.exists():
             place.open("ab").close()
     except OSError as error:
         name = repr(os.fspath(place))
-        why = files.reason(error).removeprefix(f"cannot write {name}: ")
+        why = files.describe_error(error).removeprefix(f"cannot write {name}: ")
         raise FileError(
             f"cannot write the {what} {name}: {why}; give a folder that can be written to"
         ) from error

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from engine.base.signatures import checked
+from engine.base.signatures import check_arguments
 from engine.drawing import amounts
 from engine.trainer.fit import Callback
 from engine.trainer.metrics.named import is_share
@@ -28,7 +28,7 @@ _COUNTED = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} {elapsed}<{rem
 _UNCOUNTED = "{desc} {n_fmt} batches {elapsed}{postfix}"
 
 
-@checked
+@check_arguments
 class Progress(Callback):
     """The progress of a training, shown to people.
 
@@ -114,10 +114,10 @@ class Progress(Callback):
         parts = [_measured(name, value) for name, value in fit.logs.items() if name != "lr"]
         if self._bar is not None:
             seconds = max(now - self._began, 1e-9)
-            parts.append(amounts.rate((fit.samples - self._samples) / seconds))
+            parts.append(amounts.format_rate((fit.samples - self._samples) / seconds))
         memory = resident()
         if memory:
-            parts.append(amounts.size(memory))
+            parts.append(amounts.format_size(memory))
         told = ", ".join(parts)
         if self._bar is None:
             self._began, self._samples = now, fit.samples
@@ -151,8 +151,10 @@ def summary(row: Mapping[str, float], epochs: int) -> str:
     apart = ("epoch", "lr", "samples_per_second", "memory", "seconds")
     parts += [_measured(name, value) for name, value in row.items() if name not in apart]
     forms = {
-        "samples_per_second": amounts.rate, "memory": amounts.size, "seconds": amounts.duration
-    }  # fmt: skip
+        "samples_per_second": amounts.format_rate,
+        "memory": amounts.format_size,
+        "seconds": amounts.format_duration,
+    }
     return "  ".join(parts + [form(row[n]) for n, form in forms.items() if n in row])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from engine.drawing.page import text
+from engine.drawing.page import escape
 from engine.plan.plan import Plan
 from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.trace import Point
@@ -63,7 +63,7 @@ def origin(record: Record) -> str:
     assert findings is not None
     told = f"Of epoch {findings.epoch + 1} (step {findings.step:,})"
     if record.keeps_best and findings.epoch == record.best:
-        told += f", the best by {text(record.monitor)}, whose parameters are kept"
+        told += f", the best by {escape(record.monitor)}, whose parameters are kept"
     return f'<p class="origin" data-epoch="{findings.epoch}">{told}.</p>'
 
 

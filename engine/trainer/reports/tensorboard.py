@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.trainer.reports import event_file
 from engine.trainer.reports.log_file import LogFile
 from engine.trainer.reports.tracker import SECONDS, Tracker
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.trainer.fit import Fit
 
 
-@checked(seconds=AT_LEAST_0)
+@check_arguments(seconds=AT_LEAST_0)
 class TensorBoard(Tracker):
     """An event file for TensorBoard, written without its package.
 

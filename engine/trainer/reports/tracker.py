@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import EngineError, StateError
-from engine.system.progress import logger
+from engine.system.progress import get_logger
 from engine.trainer.fit import Callback
 from engine.trainer.reports.window import Window
 
@@ -98,7 +98,7 @@ class Tracker(Callback):
         except Exception as error:
             if not self._is_said:
                 self._is_said = True
-                logger().warning(
+                get_logger().warning(
                     f"{type(self).__name__}: {type(error).__name__}: {error}; the training goes on"
                 )
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.base.errors import MissingPackageError
-from engine.base.signatures import AT_LEAST_0, checked
+from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.trainer.reports.tensorboard import TensorBoard
 from engine.trainer.reports.tracker import SECONDS, Tracker, facts
 
@@ -76,7 +76,7 @@ class _Service(Tracker):
         self._known = state.get("run")
 
 
-@checked(seconds=AT_LEAST_0)
+@check_arguments(seconds=AT_LEAST_0)
 class WandbLog(_Service):
     """A run of Weights & Biases; needs the extra `wandb`.
 
@@ -127,7 +127,7 @@ class WandbLog(_Service):
         self._run.finish(exit_code=int(fit.error is not None))
 
 
-@checked(seconds=AT_LEAST_0)
+@check_arguments(seconds=AT_LEAST_0)
 class MlflowLog(_Service):
     """A run of MLflow; needs the extra `mlflow`.
 
@@ -193,7 +193,7 @@ class MlflowLog(_Service):
         self._client.set_terminated(self._run, "FAILED" if fit.error else "FINISHED")
 
 
-@checked(seconds=AT_LEAST_0)
+@check_arguments(seconds=AT_LEAST_0)
 class AimLog(_Service):
     """A run of Aim; needs the extra `aim`.
 

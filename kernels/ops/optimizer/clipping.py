@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 from engine.base.element_types import FLOATS, ITEMSIZE
-from engine.base.errors import nearest
+from engine.base.errors import suggest_nearest
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.ranges import (
@@ -242,7 +242,9 @@ def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
     """Refuse unknown attributes, and numbers that are not finite."""
     for name, value in site.attrs.items():
         if name not in known:
-            site.fail(f"attribute {name!r}{nearest(name, known)}", ", ".join(known) or "none")
+            site.fail(
+                f"attribute {name!r}{suggest_nearest(name, known)}", ", ".join(known) or "none"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             site.fail(f"{name} = {value}", "finite numbers")
 

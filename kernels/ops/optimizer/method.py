@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine.base.signatures import AT_LEAST_0, Range, checked
+from engine.base.signatures import AT_LEAST_0, Range, check_arguments
 from engine.kernels.vocabulary.op import OURS
 from engine.plan.states import State
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-training's names
 
 
-@checked(lr_scale=AT_LEAST_0)
+@check_arguments(lr_scale=AT_LEAST_0)
 @dataclass(frozen=True)
 class Group:
     """Parameters that are updated differently from the rest.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.drawing.charts import histogram, scatter
+from engine.drawing.charts import draw_histogram, scatter
 from engine.trainer.reports.curves import BINS, Calibration
 from engine.trainer.reports.findings import Array, Findings, sigmoid
 from engine.trainer.reports.record import Record, origin
@@ -37,7 +37,9 @@ def render(record: Record) -> str:
         "Reliability", "confidence", "accuracy", points,
         kind="share", notes=[f", {count:,} predictions" for count in made.counts.tolist()],
     )  # fmt: skip
-    bars = histogram("Confidence of the predictions", "confidence", confidence(findings).tolist())
+    bars = draw_histogram(
+        "Confidence of the predictions", "confidence", confidence(findings).tolist()
+    )
     told = (
         f"<p>The expected calibration error is {100 * made.error:.1f} %: the mean gap between "
         f"confidence and accuracy, over {BINS} bins of equal width. Points below the diagonal are "

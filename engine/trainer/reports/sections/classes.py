@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.drawing.page import table, text
+from engine.drawing.page import escape, make_table
 from engine.trainer.reports.curves import Ranking
 from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.record import Record, origin
@@ -96,7 +96,8 @@ def render(record: Record) -> str:
     )  # fmt: skip
     order = sorted(range(len(names)), key=lambda i: (np.nan_to_num(scores.f1[i], nan=2.0), i))
     rows = [
-        (text(names[i]), f"{there[i]:,}", *(share(column[i]) for column in columns)) for i in order
+        (escape(names[i]), f"{there[i]:,}", *(share(column[i]) for column in columns))
+        for i in order
     ]
     known = there > 0
     means = (
@@ -104,7 +105,7 @@ def render(record: Record) -> str:
     )
     rows.insert(0, (f"<b>mean of the {kinds}</b>", f"{there.sum():,}", *map(share, means)))
     head = (kind, "samples", "precision", "recall", "F1", "AUROC", "average precision")
-    every = table(head, rows, "scores")
+    every = make_table(head, rows, "scores")
     if len(names) > OPEN:
         every = f"<details><summary>All {len(names)} {kinds}</summary>{every}</details>"
     return f"{origin(record)}{every}{thinned(findings)}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.drawing.page import table, text
+from engine.drawing.page import escape, make_table
 from engine.trainer.reports.record import Record, origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import class_names
@@ -54,12 +54,12 @@ def _shade(i: int, j: int, share: float) -> str:
 def _table(counts: Array, names: Sequence[str]) -> str:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     kind = " upright" if max(map(len, names)) > 4 and len(names) > 5 else ""
-    head = "".join(f'<th scope="col"><span>{text(n)}</span></th>' for n in names)
+    head = "".join(f'<th scope="col"><span>{escape(n)}</span></th>' for n in names)
     rows = "".join(
-        f'<tr><th scope="row">{text(names[i])}</th>'
+        f'<tr><th scope="row">{escape(names[i])}</th>'
         + "".join(
             f'<td class="{_shade(i, j, shares[i, j])}" '
-            f'title="{text(names[i])} as {text(names[j])}: {n}">{n if n else ""}</td>'
+            f'title="{escape(names[i])} as {escape(names[j])}: {n}">{n if n else ""}</td>'
             for j, n in enumerate(row)
         )
         + "</tr>"
@@ -77,7 +77,7 @@ def _drawing(counts: Array, names: Sequence[str]) -> str:
     n = len(names)
     cells = "".join(
         f'<rect x="{j}" y="{i}" width="1" height="1" class="{_shade(i, j, shares[i, j])}">'
-        f"<title>{text(names[i])} as {text(names[j])}: {counts[i, j]}</title></rect>"
+        f"<title>{escape(names[i])} as {escape(names[j])}: {counts[i, j]}</title></rect>"
         for i, j in zip(*(a.tolist() for a in np.nonzero(counts)), strict=True)
     )
     return (
@@ -94,14 +94,19 @@ def _pairs(counts: Array, names: Sequence[str]) -> str:
     order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_ROWS]
     places = [divmod(int(k), len(names)) for k in order]
     rows = [
-        (text(names[i]), text(names[j]), f"{wrong[i, j]:,}", _share(wrong[i, j], counts[i].sum()))
+        (
+            escape(names[i]),
+            escape(names[j]),
+            f"{wrong[i, j]:,}",
+            _share(wrong[i, j], counts[i].sum()),
+        )
         for i, j in places
         if wrong[i, j]
     ]
     if not rows:
         return ""
     head = ("expected", "predicted", "times", "of the class")
-    return f"<h3>Most frequent confusions</h3>{table(head, rows)}"
+    return f"<h3>Most frequent confusions</h3>{make_table(head, rows)}"
 
 
 def _share(part: int, whole: int) -> str:

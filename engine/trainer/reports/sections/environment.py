@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.drawing.page import values
+from engine.drawing.page import make_values
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
 
 
 def render(record: Record) -> str:
     """Return a table of names and values."""
-    return values(record.environment) if record.environment else ""
+    return make_values(record.environment) if record.environment else ""
 
 
 SECTION = Section("environment", "Environment", render)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.drawing import amounts
-from engine.drawing.axes import axis
-from engine.drawing.charts import coordinate, frame
-from engine.drawing.page import table, text
+from engine.drawing.axes import make_axis
+from engine.drawing.charts import draw_frame, format_coordinate
+from engine.drawing.page import escape, make_table
 from engine.plan.plan import Buffer, Plan
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
@@ -29,8 +29,9 @@ def render(record: Record) -> str:
     head = ("plan", "inputs", "kernel calls", "arena", "bound", "arena / bound", "threads")
     rows = [
         (
-            text(plan.name), text(_inputs(plan)), f"{len(plan.steps):,}",
-            amounts.size(plan.region_bytes("work")), amounts.size(plan.lower_bound),
+            escape(plan.name), escape(_inputs(plan)), f"{len(plan.steps):,}",
+            amounts.format_size(plan.compute_region_bytes("work")),
+            amounts.format_size(plan.lower_bound),
             f"{plan.ratio:.3f}", str(plan.threads),
         )
         for plan in record.plans[:MAX_PLANS]
@@ -44,8 +45,8 @@ def render(record: Record) -> str:
         "overlap, one value is written over another that it is made of.</p>"
     )
     trained = [p for p in record.plans if any(s.phase == "bwd" for s in p.steps)]
-    largest = max(trained or record.plans, key=lambda p: p.region_bytes("work"))
-    return intro + table(head, rows) + more + picture(largest)
+    largest = max(trained or record.plans, key=lambda p: p.compute_region_bytes("work"))
+    return intro + make_table(head, rows) + more + picture(largest)
 
 
 def _inputs(plan: Plan) -> str:
@@ -55,22 +56,23 @@ def _inputs(plan: Plan) -> str:
 
 def picture(plan: Plan) -> str:
     """Draw the arena: kernel calls from left to right, bytes upwards, one box per value."""
-    total = plan.region_bytes("work")
+    total = plan.compute_region_bytes("work")
     if not total:
         return ""
     turn = next((n for n, s in enumerate(plan.steps) if s.phase == "bwd"), len(plan.steps))
     known = [b for b in plan.buffers if b.region == "work" and b.nbytes]
     shown = sorted(known, key=lambda b: b.nbytes * (b.last - b.first + 1), reverse=True)
-    x = axis((0, len(plan.steps)), LEFT, WIDTH - RIGHT, kind="count", count=10, is_tight=True)
-    y = axis((0, total), HEIGHT - BOTTOM, TOP, kind="bytes", from_zero=True)
+    x = make_axis((0, len(plan.steps)), LEFT, WIDTH - RIGHT, kind="count", count=10, is_tight=True)
+    y = make_axis((0, total), HEIGHT - BOTTOM, TOP, kind="bytes", from_zero=True)
     boxes: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for b in shown[:MAX_BUFFERS]:
         left, right = x.place(b.first), x.place(b.last + 1)
         top, bottom = y.place(b.offset + b.nbytes), y.place(b.offset)
         boxes[_kind(b, turn)].append(
-            f'<rect x="{coordinate(left)}" y="{coordinate(top)}" '
-            f'width="{coordinate(max(right - left, 0.3))}" '
-            f'height="{coordinate(max(bottom - top, 0.3))}"><title>{text(_tell(b))}</title></rect>'
+            f'<rect x="{format_coordinate(left)}" y="{format_coordinate(top)}" '
+            f'width="{format_coordinate(max(right - left, 0.3))}" '
+            f'height="{format_coordinate(max(bottom - top, 0.3))}"><title>'
+            f"{escape(_tell(b))}</title></rect>"
         )
     groups = "".join(
         f'<g class="boxes c{i}">{"".join(shapes)}</g>' for i, shapes in enumerate(boxes.values())
@@ -82,14 +84,14 @@ def picture(plan: Plan) -> str:
     )
     bar = ""
     if 0 < turn < len(plan.steps):
-        at = coordinate(x.place(turn))
+        at = format_coordinate(x.place(turn))
         bar = f'<line class="turn" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
     return (
-        f'<figure class="chart wide"><figcaption>Arena of {text(plan.name)} over its kernel calls'
+        f'<figure class="chart wide"><figcaption>Arena of {escape(plan.name)} over its kernel calls'
         f'{note}<ul class="legend">{"".join(items)}</ul></figcaption><div class="scroll">'
         f'<svg class="arena" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="bytes of the arena that are in use, by kernel call">'
-        f"{frame(x, y, 'kernel call')}{groups}{bar}"
+        f"{draw_frame(x, y, 'kernel call')}{groups}{bar}"
         f"</svg></div></figure>"
     )
 
@@ -102,7 +104,7 @@ def _kind(buffer: Buffer, turn: int) -> str:
 
 def _tell(buffer: Buffer) -> str:
     shape = "×".join(map(str, buffer.shape))
-    size = amounts.size(buffer.nbytes)
+    size = amounts.format_size(buffer.nbytes)
     return f"{buffer.name} {buffer.dtype} {shape}, {size}, calls {buffer.first} to {buffer.last}"
 
 

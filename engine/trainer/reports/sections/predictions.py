@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.drawing import amounts
-from engine.drawing.page import table, text
+from engine.drawing.page import escape, make_table
 from engine.trainer.reports import png
 from engine.trainer.reports.findings import Findings, Sample
 from engine.trainer.reports.record import Record, origin
@@ -36,11 +36,11 @@ def _cards(findings: Findings, samples: Sequence[Sample]) -> str:
         predicted, expected = _ends(findings, sample)
         assert sample.picture is not None
         share = "" if sample.confidence is None else f" ({100 * sample.confidence:.0f} %)"
-        note = "" if predicted == expected else f"<small>expected {text(expected)}</small>"
-        note += f"<small>{text(sample.name)}</small>" if sample.name else ""
+        note = "" if predicted == expected else f"<small>expected {escape(expected)}</small>"
+        note += f"<small>{escape(sample.name)}</small>" if sample.name else ""
         cards.append(
             f'<figure><img src="{png.address(sample.picture)}" alt="sample expected as '
-            f'{text(expected)}"><figcaption>{text(predicted)}{share}{note}</figcaption></figure>'
+            f'{escape(expected)}"><figcaption>{escape(predicted)}{share}{note}</figcaption></figure>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -50,19 +50,19 @@ def _rows(findings: Findings, samples: Sequence[Sample]) -> str:
     for sample in samples:
         predicted, expected = _ends(findings, sample)
         last = (
-            amounts.number(sample.error)
+            amounts.format_number(sample.error)
             if sample.confidence is None
             else f"{100 * sample.confidence:.0f} %"
         )
-        named = (text(sample.name),) if are_named else ()
-        rows.append((text(expected), text(predicted), last, *named, text(_values(sample))))
+        named = (escape(sample.name),) if are_named else ()
+        rows.append((escape(expected), escape(predicted), last, *named, escape(_values(sample))))
     last = "share" if samples[0].confidence is not None else "mean error"
     head = ("expected", "predicted", last, *(("file",) if are_named else ()))
-    return table((*head, text(findings.features)), rows, "samples")
+    return make_table((*head, escape(findings.features)), rows, "samples")
 
 
 def _values(sample: Sample) -> str:
-    shown = " ".join(v if isinstance(v, str) else amounts.number(v) for v in sample.values)
+    shown = " ".join(v if isinstance(v, str) else amounts.format_number(v) for v in sample.values)
     left = sample.size - len(sample.values)
     return f"{shown} … {left:,} more" if sample.values and left else shown
 
@@ -70,7 +70,9 @@ def _values(sample: Sample) -> str:
 def _ends(findings: Findings, sample: Sample) -> tuple[str, str]:
     """Return the predicted and the expected value as text."""
     if sample.confidence is None:
-        ends = (" ".join(map(amounts.number, v)) for v in (sample.predicted, sample.expected))
+        ends = (
+            " ".join(map(amounts.format_number, v)) for v in (sample.predicted, sample.expected)
+        )
         return next(ends), next(ends)
     known = findings.classes or ()
     names = class_names(known, len(known)) if known else []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.drawing.charts import COLOURS, Line, line_chart
+from engine.drawing.charts import COLOURS, Line, draw_line_chart
 from engine.trainer.reports.curves import Ranking
 from engine.trainer.reports.record import Record, origin
 from engine.trainer.reports.section import Section
@@ -42,7 +42,7 @@ def render(record: Record) -> str:
         f"True over false positive rate (ROC), {told}; area below",
     )
     charts = "".join(
-        line_chart(_with_value(title, lines), across, lines, kind="share", x_kind="share",
+        draw_line_chart(_with_value(title, lines), across, lines, kind="share", x_kind="share",
                    from_zero=True)
         for title, across, lines in zip(
             titles, ("recall", "false positive rate"), (recalled, roc), strict=True

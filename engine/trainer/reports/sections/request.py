@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.drawing.page import values
+from engine.drawing.page import make_values
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
 
@@ -18,7 +18,7 @@ def render(record: Record) -> str:
     rows = dict(flat(record.request))
     if not rows:
         return ""
-    return f"<details><summary>{len(rows)} settings</summary>{values(rows)}</details>"
+    return f"<details><summary>{len(rows)} settings</summary>{make_values(rows)}</details>"
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.drawing import amounts
-from engine.drawing.charts import histogram, scatter
+from engine.drawing.charts import draw_histogram, scatter
 from engine.trainer.reports.record import Record, origin
 from engine.trainer.reports.section import Section
 
@@ -26,14 +26,15 @@ def render(record: Record) -> str:
             "Residuals over predicted values", "predicted", "predicted - expected",
             _points(np.stack([predicted, left], 1)), reference="zero",
         ),
-        histogram("Distribution of the residuals", "predicted - expected", left.tolist()),
+        draw_histogram("Distribution of the residuals", "predicted - expected", left.tolist()),
     )  # fmt: skip
     stride = findings.pairs.stride
     which = "all" if stride == 1 else f"every {stride}th"
     told = (
         f"<p>A residual is a predicted minus an expected value. Of {which} of "
-        f"{findings.pairs.seen:,} values the mean residual is {amounts.number(left.mean())}, and "
-        f"the standard deviation {amounts.number(left.std())}.</p>"
+        f"{findings.pairs.seen:,} values the mean residual is "
+        f"{amounts.format_number(left.mean())}, and "
+        f"the standard deviation {amounts.format_number(left.std())}.</p>"
     )
     return f'{origin(record)}{told}<div class="charts">{"".join(charts)}</div>'
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.drawing import amounts
-from engine.drawing.page import text
+from engine.drawing.page import escape
 from engine.trainer.metrics.named import is_share
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
@@ -24,24 +24,24 @@ def render(record: Record) -> str:
             if name in last
         ]
         if "samples_per_second" in last:
-            speed = amounts.rate(last["samples_per_second"]).removesuffix(" samples/s")
+            speed = amounts.format_rate(last["samples_per_second"]).removesuffix(" samples/s")
             tiles.append(("samples a second", speed, "last epoch"))
     tiles.append(("steps", f"{record.step:,}", f"{record.samples:,} samples"))
     skipped = sum(int(row.get("skipped", 0)) for row in record.rows)
     if skipped:
         tiles.append(("skipped updates", f"{skipped:,}", "gradients were not finite"))
-    tiles.append(("time", amounts.duration(record.seconds), ""))
+    tiles.append(("time", amounts.format_duration(record.seconds), ""))
     peak = max(
         [p.memory for p in record.points] + [int(r.get("memory", 0)) for r in record.rows],
         default=0,
     )
     if peak:
-        tiles.append(("peak memory", amounts.size(peak), "of the process"))
+        tiles.append(("peak memory", amounts.format_size(peak), "of the process"))
     return (
         '<dl class="tiles">'
         + "".join(
-            f"<div><dt>{text(name)}</dt><dd>{text(value)}"
-            + (f"<small>{text(note)}</small>" if note else "")
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}"
+            + (f"<small>{escape(note)}</small>" if note else "")
             + "</dd></div>"
             for name, value, note in tiles
         )
