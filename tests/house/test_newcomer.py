@@ -1,4 +1,4 @@
-"""Six things that newcomers add, each in a copy of the tree: the files that it takes, and no more.
+"""Seven things that newcomers add, each in a copy of the tree: the files it takes, and no more.
 
 An `Addition` has what a person writes and the commands that CONTRIBUTING.md names.  A copy of the
 tree gets both.  The files that differ then are those that were written and those that the commands
@@ -391,6 +391,64 @@ except InputError as error:
 """,
 )  # fmt: skip
 
+ARCHITECTURE = Addition(
+    row="add an architecture",
+    files={
+        "engine/models/images.py": [
+            Edit(
+                "def cnn(",
+                '''def shallow(
+    shape: tuple[int, ...] = (20,), outputs: int = CLASSES, *, seed: int = 0
+) -> Graph:
+    """Return a wide hidden layer with tanh and a linear layer."""
+    to = Layers(seed)
+    to.scores(to.op("Tanh", to.dense("x", "0", *shape, 512)), "2", 512, outputs)
+    return to.graph("shallow", TensorType("f32", ("batch", *shape)), ("batch", outputs))
+
+
+''',
+            )
+        ],
+        "engine/models/catalog.py": [
+            Edit(
+                "        Architecture(\n            images.cnn",
+                """        Architecture(
+            images.shallow, ("features",), "rows of few numbers", "a CSV", "", ("2.",),
+            needs_shape=True,
+        ),
+""",
+            )
+        ],
+        "tests/torch/model_twins.py": [
+            Edit(
+                '        "cnn": Cnn,',
+                """        "shallow": lambda: nn.Sequential(
+            nn.Linear(width, 512), nn.Tanh(), nn.Linear(512, CLASSES)
+        ),
+""",
+            )
+        ],
+    },
+    commands=("python -m engine.tools.dev.models docs/models.md",),
+    made=("docs/models.md",),
+    tests=(
+        "tests/models/test_models.py", "tests/docs/test_readme.py",
+        "-k", "shallow or refused or page_of_models",
+    ),
+    probe="""
+from click.testing import CliRunner
+import numpy as np
+from engine import Trainer
+from engine.tools.commands.train import command
+x = np.random.default_rng(0).random((8, 4), "f4")
+trainer = Trainer.from_model("shallow", data=(x, np.arange(8) % 2), threads=1)
+losses = [float(trainer.step(x, np.arange(8) % 2)) for _ in range(9)]
+assert losses[-1] < losses[0], losses
+done = CliRunner().invoke(command, ["--model", "shalow", "--data", "none.csv"])
+assert "'shallow'" in done.output + str(done.exception), done.output
+""",
+)  # fmt: skip
+
 CORE = Addition(
     row="add a target",
     files={
@@ -416,7 +474,7 @@ assert code[:4] == b"\\x7fELF"
 assert emulator("cortex-a78").command[0] == "qemu-aarch64-static"
 """,
 )
-ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, METRIC, CORE)
+ADDITIONS = (OPERATOR, OPTIMIZER, FUSION, OPTION, METRIC, ARCHITECTURE, CORE)
 
 
 class Tree:

@@ -18,7 +18,7 @@ from engine.graphs.io import onnx_io
 from engine.models.catalog import ARCHITECTURES, Architecture, architecture
 from engine.models.made import make
 from engine.trainer.trainer import Trainer
-from tests.support.model_samples import SHAPES, batch, small
+from tests.support.model_samples import batch, shape_of, small
 
 KINDS = ARCHITECTURES.values()
 MLP, CNN, VIT = (ARCHITECTURES[name] for name in ("mlp", "cnn", "vit_tiny"))
@@ -42,7 +42,7 @@ def test_it_learns_and_exports(kind: Architecture, tmp_path: Path) -> None:
 def test_sizes_are_those_of_the_data(kind: Architecture) -> None:
     data = dataset_of(batch(kind, 16))
     made = make(kind, data=data, words=257 if kind.takes("words") else None)
-    assert made.graph.inputs["x"].shape == ("batch", *SHAPES[kind.name])
+    assert made.graph.inputs["x"].shape == ("batch", *shape_of(kind))
     assert made.graph.types["scores"].shape == small(kind).graph.types["scores"].shape
 
 

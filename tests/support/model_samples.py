@@ -8,19 +8,23 @@ from engine.models.catalog import Architecture
 from engine.models.made import Made, make
 
 # Samples and words that keep tests short, where the architecture's own would not.
-SHAPES = {
-    "mlp": (12,), "cnn": (1, 12, 12), "mobilenet_v2": (3, 64, 64),
-    "mobilenet_v3_small": (3, 32, 32),
-    "resnet18": (3, 32, 32), "vit_tiny": (3, 32, 32), "textcnn": (12,), "text_transformer": (12,),
-    "gru_tagger": (6,), "ds_cnn": (1, 16, 20), "autoencoder": (12,), "unet_small": (3, 16, 16),
+_BY_RANK: dict[int, tuple[int, ...]] = {1: (12,), 3: (3, 32, 32)}
+_OTHERS: dict[str, tuple[int, ...]] = {
+    "cnn": (1, 12, 12), "mobilenet_v2": (3, 64, 64), "gru_tagger": (6,), "ds_cnn": (1, 16, 20),
+    "unet_small": (3, 16, 16),
 }  # fmt: skip
 CLASSES, WORDS = 3, 40
 PAD = 256
 
 
+def shape_of(kind: Architecture) -> tuple[int, ...]:
+    """Return the shape of a small sample."""
+    return _OTHERS.get(kind.name) or _BY_RANK[len(kind.shape)]
+
+
 def small(kind: Architecture, **given: object) -> Made:
     """Return a model for such samples, without dropout if it is to be compared."""
-    options: dict[str, object] = {"input_shape": SHAPES[kind.name]}
+    options: dict[str, object] = {"input_shape": shape_of(kind)}
     if kind.answers != "input":
         options["classes"] = CLASSES
     if kind.takes("words"):
@@ -31,7 +35,7 @@ def small(kind: Architecture, **given: object) -> Made:
 def batch(kind: Architecture, size: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     """Return samples whose targets can be told from them."""
     rng = np.random.default_rng(seed)
-    shape = SHAPES[kind.name]
+    shape = shape_of(kind)
     labels = rng.integers(0, CLASSES, size)
     if kind.takes("words"):
         if kind.answers == "position":

@@ -13,7 +13,8 @@ import torchvision
 from torch import nn
 from torch.nn import functional
 
-from tests.support.model_samples import CLASSES, SHAPES
+from engine.models.catalog import ARCHITECTURES
+from tests.support.model_samples import CLASSES, shape_of
 
 PAD = 256
 
@@ -144,7 +145,8 @@ class UNet(nn.Module):
 
 def twin(name: str) -> Any:
     """Return the module of an architecture, for the small samples of tests, without dropout."""
-    width = SHAPES[name][0]
+    shape = shape_of(ARCHITECTURES[name])
+    width = shape[0]
     if name in ("mobilenet_v2", "mobilenet_v3_small"):
         return getattr(torchvision.models, name)(num_classes=CLASSES, dropout=0.0)
     makers: dict[str, Callable[[], Any]] = {
@@ -154,7 +156,7 @@ def twin(name: str) -> Any:
         "cnn": Cnn,
         "resnet18": lambda: torchvision.models.resnet18(num_classes=CLASSES),
         "vit_tiny": lambda: timm.create_model(
-            "vit_tiny_patch16_224", num_classes=CLASSES, img_size=SHAPES[name][1]
+            "vit_tiny_patch16_224", num_classes=CLASSES, img_size=shape[1]
         ),
         "textcnn": TextCnn,
         "text_transformer": lambda: TextTransformer(width),
