@@ -20,7 +20,7 @@ from bench.measuring import repeat
 from bench.rows import Bench, Cells
 from engine.reports import HtmlReport, default
 from engine.trainer.fit import Callback, Fit
-from engine.trainer.reports.trace import MAX_POINTS, Point
+from engine.trainer.reports.trace import MAX_POINTS, Point, Trace
 
 BATCHES, SAMPLES = 1000, 64
 
@@ -74,11 +74,12 @@ def hook_seconds(folder: Path) -> list[float]:
 
 def page_seconds(folder: Path) -> list[float]:
     """Return the seconds of writing the page."""
-    report, fit = HtmlReport(folder / "report.html"), new_fit()
-    report.on_fit_begin(fit)
+    report, fit, trace = HtmlReport(folder / "report.html"), new_fit(), Trace()
     for n in range(MAX_POINTS - 1):
-        report._trace.add(Point(n, n * 0.1, SAMPLES, 1.0 / (n + 1), 1e4, 1e-3, 10**8))
-    return repeat(lambda: report._write(fit, "running"))
+        trace.add(Point(n, n * 0.1, SAMPLES, 1.0 / (n + 1), 1e4, 1e-3, 10**8))
+    report.restore({"trace": trace.state()})
+    report.on_fit_begin(fit)
+    return repeat(lambda: report.write(fit, "running"))
 
 
 def measure(run: Callable[[Path], list[float]], _: Namespace) -> Iterator[Cells]:

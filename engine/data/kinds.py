@@ -36,7 +36,7 @@ class Shaped(Protocol):
     def shape(self) -> Sequence[Any]: ...
 
 
-class Asked(Protocol):
+class DataRequest(Protocol):
     """Options of data at a path, as a run or a trainer has them.
 
     options: of the dataset.
@@ -57,12 +57,12 @@ class Kind:
         """Those of its files, in lower case."""
         raise NotImplementedError
 
-    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+    def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         """The dataset of the data in a path; see `places.open_data`."""
         raise NotImplementedError
 
     def unlabelled(
-        self, asked: Asked, paths: Sequence[Path], learned: Learned
+        self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         """Where each sample is from, and the samples; see `places.unlabelled`."""
         raise NotImplementedError
@@ -99,15 +99,15 @@ class Loose(Dataset):
 class _Decoded(Kind):
     """Files in folders, a sub-folder a class."""
 
-    def make(self, asked: Asked, path: Path, **given: Any) -> DecodedFiles:
+    def make(self, asked: DataRequest, path: Path, **given: Any) -> DecodedFiles:
         """The dataset, with further arguments."""
         raise NotImplementedError
 
-    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+    def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         return self.make(asked, path, classes=list(asked.classes) or None)
 
     def unlabelled(
-        self, asked: Asked, paths: Sequence[Path], learned: Learned
+        self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         readers = [self.make(asked, path, classes=None, labelled=False) for path in paths]
         files = [file for reader in readers for file in reader.paths]
@@ -120,7 +120,7 @@ class _Images(_Decoded):
 
         return SUFFIXES
 
-    def make(self, asked: Asked, path: Path, **given: Any) -> DecodedFiles:
+    def make(self, asked: DataRequest, path: Path, **given: Any) -> DecodedFiles:
         from engine.data.images import Images
 
         return tables.make(Images, asked.options, _PLACE, folder=path, **given)
@@ -150,7 +150,7 @@ class _Sounds(_Decoded):
 
         return SUFFIXES
 
-    def make(self, asked: Asked, path: Path, **given: Any) -> DecodedFiles:
+    def make(self, asked: DataRequest, path: Path, **given: Any) -> DecodedFiles:
         from engine.data.sounds import Sounds
 
         options = dict(asked.options)
@@ -189,7 +189,7 @@ class _Tables(Kind):
     def suffixes(self) -> Sequence[str]:
         return (".csv",)
 
-    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+    def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         from engine.data.tables import Table
 
         if "target" not in asked.options:
@@ -205,7 +205,7 @@ class _Tables(Kind):
         return tables.make(Table, options, _PLACE, source=str(path), label=target, **learned)
 
     def unlabelled(
-        self, asked: Asked, paths: Sequence[Path], learned: Learned
+        self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         from engine.data.folders import all_of
         from engine.data.tables import Table
@@ -247,7 +247,7 @@ class _Texts(Kind):
 
         return SUFFIXES
 
-    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+    def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         from engine.data.texts import LabelledTexts, Texts
 
         labelled, tokenizer, options = _text_options(asked)
@@ -272,7 +272,7 @@ class _Texts(Kind):
         return {}
 
     def unlabelled(
-        self, asked: Asked, paths: Sequence[Path], learned: Learned
+        self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         from engine.data.tokens import Tokens
 
@@ -322,7 +322,7 @@ def _loose_texts(paths: Sequence[Path], options: Mapping[str, Any]) -> tuple[lis
     return texts, places
 
 
-def _text_options(asked: Asked) -> tuple[bool, Any, dict[str, Any]]:
+def _text_options(asked: DataRequest) -> tuple[bool, Any, dict[str, Any]]:
     """Return whether texts have labels, their tokenizer, and the options of the dataset."""
     from engine.data.tokens import ByteTokenizer
 
@@ -340,7 +340,7 @@ class _Arrays(Kind):
 
         return SUFFIXES
 
-    def open(self, asked: Asked, path: Path, learned: Learned) -> Dataset:
+    def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         options = dict(asked.options)
         names = options.pop("arrays", None)
         target = options.pop("labels", None)
@@ -354,7 +354,7 @@ class _Arrays(Kind):
         )
 
     def unlabelled(
-        self, asked: Asked, paths: Sequence[Path], learned: Learned
+        self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         from engine.data.array_files import names_in
         from engine.data.folders import all_of

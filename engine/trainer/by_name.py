@@ -17,7 +17,7 @@ from engine.kernels.vocabulary.op import TensorType
 
 if TYPE_CHECKING:
     from engine.models.catalog import Architecture
-    from engine.models.made import Made
+    from engine.models.named_model import NamedModel
     from engine.trainer.batch_trainer import BatchTrainer
 
 _KINDS = ("images", "sounds")  # whose folders say what the classes are
@@ -28,14 +28,14 @@ class _Asked(NamedTuple):
     classes: Sequence[str]
 
 
-def begin(kind: Architecture, *, data: Any, seed: int, **given: Any) -> Made:
+def begin(kind: Architecture, *, data: Any, seed: int, **given: Any) -> NamedModel:
     """Build an architecture for data that are given as `fit` takes them; see `models.made.make`.
 
     Raises:
         InputError: samples of the data cannot be read one by one.
         EngineError: as `make`.
     """
-    from engine.models.made import make
+    from engine.models.named_model import make
 
     if _is_path(data):
         data = _open(data, kind.feature, (), "data")

@@ -65,7 +65,7 @@ class Ranks(Agreement):
     def __init__(self, learner: Learner, group: Group, steps: Steps) -> None:
         super().__init__(group)
         self._learner, self._steps = learner, steps
-        self._ranks = Membership(group, statistics=not steps.splitter.own_statistics)
+        self._membership = Membership(group, statistics=not steps.splitter.own_statistics)
         self._factor = 0.0  # of what region grad holds; 0: it holds nothing yet
         self._is_added = False  # whether region grad holds sums over the ranks
         self._loss = 0.0  # of this rank's share of the last batch
@@ -276,7 +276,7 @@ class Ranks(Agreement):
                     splitter.loss(whole)
                 except InputError:
                     combines = True
-        self._learner.session.training.ranks = self._ranks
+        self._learner.session.training.ranks = self._membership
         part.is_parted = self._steps.count(shapes) > 1 if is_step else not combines
         if part.is_parted and part.is_mean and is_told:
             raise InputError(
@@ -320,7 +320,7 @@ class Ranks(Agreement):
     def _beside(self, part: _Part, run: Callable[[Sequence[Array]], float]) -> float:
         """Run a training step that adds gradients over the ranks itself; returns the joint loss."""
         self._is_added = True
-        self._ranks.share, self._ranks.samples = part.factor, part.samples
+        self._membership.share, self._membership.samples = part.factor, part.samples
         try:
             loss = run(part.arrays)
         except (LabelError, NonFiniteError) as error:  # told by the step, to all ranks
@@ -359,7 +359,7 @@ class Ranks(Agreement):
             except Exception as problem:
                 error = problem
             finally:
-                model.ranks = self._ranks
+                model.ranks = self._membership
             self._factor = part.factor
         drawn = state.draws - draws if self.is_first else 0
         sums[:] = part.factor * self._loss, error is not None, drawn

@@ -87,7 +87,7 @@ def folder() -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PreparedModels:
     """The models and settings that `edgegrad prepare` has made plans for.
 
     sources: as `sources()` of the package that made them.
@@ -101,7 +101,7 @@ class Made:
     settings: Sequence[Setting]
 
 
-def write_prepared(path: str, made: Made, records: Mapping[str, bytes]) -> int:
+def write_prepared(path: str, made: PreparedModels, records: Mapping[str, bytes]) -> int:
     """Write the file of prepared records, in one step; returns its size in bytes.
 
     Raises:
@@ -133,7 +133,7 @@ class Prepared:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.made: Made | None = None
+        self.made: PreparedModels | None = None
         self.wrong = "is damaged"
         self._places: dict[str, tuple[int, int]] = {}
         try:
@@ -166,7 +166,7 @@ class Prepared:
         ):
             return
         self._places = places
-        self.made = Made(index["version"], index["sources"], index["models"], settings)
+        self.made = PreparedModels(index["version"], index["sources"], index["models"], settings)
 
     def names(self) -> list[str]:
         """Return the keys of all records."""

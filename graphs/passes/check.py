@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from engine.base.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import Answers, declaration, site_of, told_of
-from engine.graphs.passes.infer import Made
+from engine.graphs.passes.infer import NodeResults
 from engine.kernels.vocabulary.op import OURS, Array, TensorType
 
 # A node without its name: its parts and the names of its attributes, and their values.
@@ -25,7 +25,7 @@ class Watch:
         are compared with the recorded ones even if its rule need not be called again.
     """
 
-    def __init__(self, answers: Answers[Made]) -> None:
+    def __init__(self, answers: Answers[NodeResults]) -> None:
         self._answers = answers
         self._made: Answers[tuple[TensorType, ...]] = Answers()
         self._dtypes: Answers[list[str | None]] = Answers()  # of the results of maps

@@ -11,7 +11,7 @@ from engine.base.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.infer import Made, infer, naming_sources
+from engine.graphs.passes.infer import NodeResults, infer, naming_sources
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import Op, op_keys, op_title
 from engine.kernels.vocabulary.sizes import array
@@ -23,7 +23,7 @@ def expand(
     graph: Graph,
     inferred: Inferred,
     chosen: Callable[[Node, Op], bool] = lambda node, op: True,
-    answers: Answers[Made] | None = None,
+    answers: Answers[NodeResults] | None = None,
 ) -> Inferred:
     """Replace nodes by their expansions, in place, until none is left; return all types.
 

@@ -119,14 +119,16 @@ def sizes_of(
 # --- inference
 
 
-class Made(NamedTuple):
+class NodeResults(NamedTuple):
     """Results of a node: the types of its outputs, and their values if those are constant."""
 
     types: tuple[TensorType, ...]
     values: tuple[Array, ...] = ()
 
 
-def infer(graph: Graph, settled: bool = False, answers: Answers[Made] | None = None) -> Inferred:
+def infer(
+    graph: Graph, settled: bool = False, answers: Answers[NodeResults] | None = None
+) -> Inferred:
     """Find the types of all values and fold constants, in place.
 
     A value is folded if it depends on constants and on known shapes alone; the node that makes it
@@ -175,12 +177,12 @@ def _made_of_sizes(graph: Graph) -> set[str]:
     return out
 
 
-def _infer(graph: Graph, answers: Answers[Made]) -> Inferred:
+def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
     """Infer a graph whose inputs may have symbolic dimensions."""
     if not symbols_of(graph):
         return _Walk(graph, answers).run()
 
-    def walk_of(graph: Graph, answers: Answers[Made]) -> Walk:
+    def walk_of(graph: Graph, answers: Answers[NodeResults]) -> Walk:
         def walk(sizes: Mapping[str, int]) -> Inferred:
             concrete = graph.copy()
             rename(concrete, sizes)
@@ -230,7 +232,7 @@ class _Walk:
     """Walk over the nodes, which collects types and constants."""
 
     graph: Graph
-    answers: Answers[Made]
+    answers: Answers[NodeResults]
     settled: bool = False
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
@@ -272,12 +274,12 @@ class _Walk:
             return  # an input comes from a node in `missing`
         site = site_of(self.graph, node, self.types, self.constants)
         made = self.declared(node, op, site)
-        made = Made(tuple(map(self.answers.one_of, made.types)), made.values)
+        made = NodeResults(tuple(map(self.answers.one_of, made.types)), made.values)
         self.keep(node, made)
         if not any(_symbols(t) for t in made.types):
             self.answers.keep(told, site, made)
 
-    def declared(self, node: Node, op: Op, site: Site) -> Made:
+    def declared(self, node: Node, op: Op, site: Site) -> NodeResults:
         """Return the results of a node whose op has a declaration."""
         with (
             naming_sources(self.graph, node, self.constants),
@@ -293,13 +295,13 @@ class _Walk:
         if self.settled and not all(isinstance(d, int) for t in types for d in t.shape):
             self.refuse_unknown(node, site)
         if not self.is_known(node, op):
-            return Made(types)
+            return NodeResults(types)
         if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in types):
-            return Made(types)
+            return NodeResults(types)
         if (op.domain, op.name) == ("", "Expand") and types[0].size > REPEATED:
-            return Made(types)
+            return NodeResults(types)
         if op.name == "DequantizeLinear" and _is_matrix(types[0]):
-            return Made(types)
+            return NodeResults(types)
         if op.fold is None:
             values = self.reference(node) if op.by_reference else []
         else:
@@ -372,7 +374,7 @@ class _Walk:
         small = all(v.nbytes <= FOLD_BYTES and v.dtype.kind in "fiub" for v in plain)
         return plain if small and len(plain) == len(node.outputs) else []
 
-    def keep(self, node: Node, made: Made) -> None:
+    def keep(self, node: Node, made: NodeResults) -> None:
         """Note the results of a node."""
         for name, t in zip(node.outputs, made.types, strict=False):
             if name:
@@ -382,12 +384,12 @@ class _Walk:
                 self.constants[name] = value
 
 
-def _made(values: Sequence[Array], types: Sequence[TensorType] = ()) -> Made:
+def _made(values: Sequence[Array], types: Sequence[TensorType] = ()) -> NodeResults:
     """Return the results of a node whose first outputs have these values.
 
     types: the types of all outputs, from the shape rule.
     """
-    return Made((*map(type_of, values), *types[len(values) :]), tuple(values))
+    return NodeResults((*map(type_of, values), *types[len(values) :]), tuple(values))
 
 
 def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:

@@ -35,7 +35,7 @@ from engine.graphs.passes.foreign import (
 )
 from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import replace_halves
-from engine.graphs.passes.infer import Made, infer
+from engine.graphs.passes.infer import NodeResults, infer
 from engine.graphs.passes.layout import choose_layouts
 from engine.graphs.passes.may_add import Keys, MayAdd, from_first_ops, from_ops, kinds, nothing
 from engine.graphs.passes.movement import cancel_movement
@@ -67,7 +67,7 @@ class Work:
     closed: bool = False
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
-    answers: Answers[Made] = field(default_factory=Answers)
+    answers: Answers[NodeResults] = field(default_factory=Answers)
 
 
 def _infer(work: Work) -> None:

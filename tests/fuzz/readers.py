@@ -96,7 +96,9 @@ class Prepared(_File):
     name, plans = "prepared", True
 
     def make(self) -> tuple[bytes, ...]:
-        made = plan_cache.Made("1", "0", {"00": "training model"}, [("native", "x86-64", 1)])
+        made = plan_cache.PreparedModels(
+            "1", "0", {"00": "training model"}, [("native", "x86-64", 1)]
+        )
         records = {"ab" * 32: b"x" * 40, "cd" * 32: b"y" * 3}
         with tempfile.TemporaryDirectory() as folder:
             plan_cache.write_prepared(f"{folder}/{plan_cache.PREPARED}", made, records)

@@ -16,7 +16,7 @@ from engine.data.sources import dataset_of
 from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.models.catalog import ARCHITECTURES, Architecture, architecture
-from engine.models.made import make
+from engine.models.named_model import make
 from engine.trainer.trainer import Trainer
 from tests.support.model_samples import batch, shape_of, small
 

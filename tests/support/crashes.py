@@ -192,7 +192,7 @@ def prepared(value: int) -> Callable[[Path], object]:
     """Write prepared plans."""
     return lambda folder: plan_cache.write_prepared(
         os.fspath(folder / plan_cache.PREPARED),
-        plan_cache.Made("1", "s", {"d": "m"}, [("k", "t", 1)]),
+        plan_cache.PreparedModels("1", "s", {"d": "m"}, [("k", "t", 1)]),
         {"ab" * 32: b"%d" % value * 500},
     )
 

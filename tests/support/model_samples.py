@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.models.catalog import Architecture
-from engine.models.made import Made, make
+from engine.models.named_model import NamedModel, make
 
 # Samples and words that keep tests short, where the architecture's own would not.
 _BY_RANK: dict[int, tuple[int, ...]] = {1: (12,), 3: (3, 32, 32)}
@@ -22,7 +22,7 @@ def shape_of(kind: Architecture) -> tuple[int, ...]:
     return _OTHERS.get(kind.name) or _BY_RANK[len(kind.shape)]
 
 
-def small(kind: Architecture, **given: object) -> Made:
+def small(kind: Architecture, **given: object) -> NamedModel:
     """Return a model for such samples, without dropout if it is to be compared."""
     options: dict[str, object] = {"input_shape": shape_of(kind)}
     if kind.answers != "input":

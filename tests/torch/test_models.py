@@ -17,7 +17,7 @@ from engine.checkpoint import safetensors
 from engine.errors import InputError, ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.models.catalog import ARCHITECTURES, Architecture
-from engine.models.made import make
+from engine.models.named_model import make
 from engine.models.weights import take_over
 from engine.trainer.trainer import Trainer
 from tests.support.harness import gradient

@@ -32,7 +32,7 @@ RANK, LAST = 8, 2  # of LoRA, and of the last layers of a sparse update, as they
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckRequest:
     """Request for a dry run.
 
     batch: samples of a step.  shapes: of inputs that it does not determine.
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainingChoices:
     """Options that make a forward model trainable.
 
     loss: its name; None chooses by the first output: cross-entropy for two dimensions, which are
@@ -64,8 +64,8 @@ class Made:
 
 def check_path(
     path: Path,
-    asked: Asked,
-    made: Made,
+    asked: CheckRequest,
+    made: TrainingChoices,
     progress: Progress = SILENT,
     opened: Opened | None = None,
 ) -> Check:
@@ -105,7 +105,7 @@ def check_path(
 
 
 def _remade(
-    path: Path, graph: Graph, asked: Asked, made: Made, progress: Progress
+    path: Path, graph: Graph, asked: CheckRequest, made: TrainingChoices, progress: Progress
 ) -> Iterator[Suggestion]:
     """Yield variants of a training with artifacts of their own, possible only for a forward model.
 
@@ -138,7 +138,7 @@ def _remade(
 
 
 def _of_artifacts(
-    folder: Path, asked: Asked, source: str, progress: Progress, opened: Opened | None = None
+    folder: Path, asked: CheckRequest, source: str, progress: Progress, opened: Opened | None = None
 ) -> Check:
     files = artifacts(folder)
     progress.say(f"reading {source}")
@@ -162,7 +162,7 @@ def _of_artifacts(
     )
 
 
-def _recipe(graph: Graph, made: Made) -> Recipe:
+def _recipe(graph: Graph, made: TrainingChoices) -> Recipe:
     return Recipe(_loss(graph, made.loss), _optimizer(made.optimizer), RecipeOptions())
 
 

@@ -39,7 +39,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanRequest:
     """Request for plans.
 
     batches: the batch sizes; empty if the shapes are complete.
@@ -59,7 +59,7 @@ class Asked:
     ranks: int | None = None
 
 
-def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
+def opened(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
     """Return the models of a training step of artifacts, ready to be planned; None without an
     optimizer.
 
@@ -79,7 +79,7 @@ def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
 
 
 def plans(
-    path: Path, asked: Asked, progress: Progress, models: Opened | None = None
+    path: Path, asked: PlanRequest, progress: Progress, models: Opened | None = None
 ) -> dict[str, Plan]:
     """Return the plans of a model, or of all models in a folder of artifacts, by titles.
 
@@ -111,7 +111,7 @@ def paths_of(path: Path) -> Paths:
     return Paths.of(onnx_io.load(model).metadata)
 
 
-def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
+def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
     graph = onnx_io.load(path)
     given = dict(asked.shapes or {})
     declared = {name: t.shape for name, t in graph.inputs.items()}
@@ -129,7 +129,7 @@ def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
 
 
 def _of_artifacts(
-    folder: Path, asked: Asked, progress: Progress, models: Opened | None
+    folder: Path, asked: PlanRequest, progress: Progress, models: Opened | None
 ) -> dict[str, Plan]:
     given = dict(asked.shapes or {})
     batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
@@ -163,7 +163,7 @@ def _of_artifacts(
 
 def training_steps(
     files: Mapping[str, Path],
-    asked: Asked,
+    asked: PlanRequest,
     batches: Sequence[int],
     shapes: Shapes,
     progress: Progress,

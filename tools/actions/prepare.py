@@ -79,7 +79,7 @@ def prepare(
         progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
         for model in _plan(paths, kernels, threads, shapes, collected, progress, budget):
             models[model.digest] = model.what
-    made = plan_cache.Made(
+    made = plan_cache.PreparedModels(
         engine.__version__,
         plan_cache.sources(),
         models,

@@ -28,7 +28,7 @@ from engine.graphs.io import onnx_io
 from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
 from engine.models.catalog import Architecture, architecture
-from engine.models.made import make
+from engine.models.named_model import make
 from engine.system import files
 from engine.system.config import count_cores, switch
 from engine.tools.actions import run_config, run_data, runs

@@ -16,7 +16,7 @@ from engine.plan.verify import verify
 from engine.system import config
 from engine.tools.actions import checks, plan_text
 from engine.tools.actions.plans import (
-    Asked,
+    PlanRequest,
     check_file,
     is_plan_file,
     opened,
@@ -145,7 +145,7 @@ def command(
         given = Options("", platform, batches, threads or 1, dict(shapes), outputs, joined=joined)
         return _write(source, out, given, ops, as_json)
     number = config.choose_threads(threads)
-    asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget, ranks)
+    asked = PlanRequest(platform.target, number, batches, dict(shapes), outputs, budget, ranks)
     progress = Progress() if source.is_dir() else SILENT
     models = opened(artifacts(source), asked) if source.is_dir() else None
     machine, made = Machine.of(platform.target), plans(source, asked, progress, models)
@@ -180,7 +180,7 @@ def _draw(
     picture: Path,
     source: Path,
     found: dict[str, Plan],
-    asked: Asked,
+    asked: PlanRequest,
     here: bool,
     progress: Progress,
     models: Opened | None,
@@ -193,9 +193,9 @@ def _draw(
     told = None
     if here and source.is_dir():
         batch = next(iter(asked.batches), None)
-        of = checks.Asked(batch, asked.shapes, asked.threads, asked.budget)
+        of = checks.CheckRequest(batch, asked.shapes, asked.threads, asked.budget)
         alone = models if asked.ranks is None else None  # the figures are for one process
-        told = checks.check_path(source, of, checks.Made(), progress, alone)
+        told = checks.check_path(source, of, checks.TrainingChoices(), progress, alone)
     write_picture(picture, f"Plans of {source}", found, told)
     options.echo(f"{picture}: {picture.stat().st_size:,} bytes")
 

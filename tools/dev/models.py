@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.models.catalog import ARCHITECTURES, Architecture
 from engine.models.layers import CLASSES
-from engine.models.made import make
+from engine.models.named_model import make
 
 _PART = re.compile(r"(<!-- made: models -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD = """\

@@ -30,10 +30,10 @@ from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.levels import LEVELS
 from engine.models.catalog import architecture
 from engine.models.layers import CLASSES
-from engine.models.made import make
+from engine.models.named_model import make
 from engine.models.recurrent import gru
 from engine.plan.plan import KernelSpec, Plan
-from engine.tools.actions.plans import Asked, training_steps
+from engine.tools.actions.plans import PlanRequest, training_steps
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import optimizer_plans, ship
@@ -87,7 +87,8 @@ def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> I
     files, given = plans.artifacts(folder), shapes or {}
     for threads in THREADS:
         yield from plans.make_plans(files, TARGET, threads, [batch], given).every()
-        yield from training_steps(files, Asked(TARGET, threads), [batch], given, SILENT).values()
+        request = PlanRequest(TARGET, threads)
+        yield from training_steps(files, request, [batch], given, SILENT).values()
 
 
 def of_export(path: Path) -> Iterator[Plan]:

@@ -147,7 +147,7 @@ class HtmlReport(Callback):
         self._shown = self._shown if findings is None else findings.epoch
         self._finish(fit)
         if time.perf_counter() - self._written >= self._cost / SHARE:
-            self._write(fit, "running")
+            self.write(fit, "running")
 
     def on_fit_end(self, fit: Fit) -> None:
         """Write the page for the last time."""
@@ -160,7 +160,7 @@ class HtmlReport(Callback):
             status, reason = "stopped", "interrupted"
         elif fit.error is not None:
             status, reason = "failed", f"{type(fit.error).__name__}: {fit.error}"
-        self._write(fit, status, reason)
+        self.write(fit, status, reason)
         self._is_open = False
 
     def state(self) -> dict[str, Any]:
@@ -189,7 +189,11 @@ class HtmlReport(Callback):
         self._trace.add(point, is_rest=is_rest)
         self._window.seconds = self._trace.seconds
 
-    def _write(self, fit: Fit, status: Status, reason: str = "") -> None:
+    def write(self, fit: Fit, status: Status, reason: str = "") -> None:
+        """Write the page as the training is now; a file that cannot be written is a warning.
+
+        reason: of the status, in words.
+        """
         began = time.perf_counter()
         record = self._record(fit, status, reason)
         shown = []

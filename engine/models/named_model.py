@@ -21,7 +21,7 @@ _MOST_CLASSES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class NamedModel:
     """A model that was made by its name.
 
     kind: its architecture.
@@ -71,7 +71,7 @@ def make(
     words: int | None = None,
     weights: str | os.PathLike[str] | None = None,
     seed: int = 0,
-) -> Made:
+) -> NamedModel:
     """Build an architecture; what is not given comes from the data, and then from the architecture.
 
     classes: how many, or their names.
@@ -99,7 +99,7 @@ def make(
         options["outputs"] = outputs
     graph = kind.build(shape, seed=seed, **options)
     random = [] if weights is None else files_of_weights.take_over(graph, kind, weights)
-    return Made(
+    return NamedModel(
         kind=kind,
         graph=graph,
         classes=names,
