@@ -32,6 +32,7 @@ Phase = Literal["fwd", "bwd", "opt"]
 # Regions whose bytes outlive a run.  The content of the others between two runs is not defined.
 PERSISTENT = ("param", "frozen", "grad", "state", "const")
 REGIONS = (*PERSISTENT, "io", "work")
+UNWRITTEN = ("const", "frozen")  # regions whose bytes no step may change
 
 
 @dataclass(frozen=True, slots=True)

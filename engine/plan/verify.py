@@ -41,6 +41,7 @@ from engine.plan.plan import (
     NOISE,
     PERSISTENT,
     REGIONS,
+    UNWRITTEN,
     Arg,
     Buffer,
     Kernel,
@@ -57,7 +58,6 @@ _READS, _WRITES = frozenset("ru"), frozenset("wus")  # modes, as barriers see th
 _MODES, _PHASES = frozenset(get_args(Mode)), frozenset(get_args(Phase))
 _INT = {int}
 _WORD = range(-(1 << 63), 1 << 63)  # the integers of 64 bits
-_UNWRITTEN = ("const", "frozen")  # regions whose bytes no step may change
 _STATUS = {FAULT: ("i64", (4,)), NOISE: ("i64", (2,))}  # inputs that the runtime fills itself
 
 
@@ -395,7 +395,7 @@ class _Check:
 
     def check_write(self, n: int, i: int, mode: str) -> None:
         region = self.plan.buffers[i].region
-        if (mode in "wu" and region in _UNWRITTEN) or (mode == "w" and i in self.inputs):
+        if (mode in "wu" and region in UNWRITTEN) or (mode == "w" and i in self.inputs):
             self.fail(n, f"overwrites {self.label_step(i)}, an input or constant")
         if mode == "s" and region != "work":
             self.fail(n, f"has its scratch {self.label_step(i)} in region {region}")

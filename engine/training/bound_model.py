@@ -33,7 +33,7 @@ class BoundModel(ModelFile):
     parameters, buffers, inputs, outputs: the names of its inputs and outputs: parameters of the
         state, accumulated gradients, and what is the caller's.
     resets: whether it has the flag by which a step overwrites accumulated gradients.
-    deciding: its large constants whose values decide shapes: plans need them as constants.
+    deciding: its large constants that plans need as constants, as those that decide shapes.
     target: the CPU that plans are for; None means the CPU of the memory's set of kernels, which are
         then the only ones that plans use.
     closed: as `Planner` says.

@@ -247,7 +247,8 @@ class Model(BoundModel):
 
         update, is_part: see `program`.
 
-        So do large constants whose values turn out to decide shapes, as the sizes of a Split may.
+        So do large constants that turn out to be needed: the sizes of a Split decide shapes, and a
+        batch normalisation leaves constant statistics as they are.
         """
         while True:
             try:

@@ -14,7 +14,14 @@ import numpy as np
 
 from engine.base import limits
 from engine.base.element_types import ITEMSIZE, OF_NUMPY
-from engine.base.errors import DTypeError, ModelError, PlanError, ShapeError
+from engine.base.errors import (
+    DTypeError,
+    ModelError,
+    PlanError,
+    ShapeError,
+    UnknownValueError,
+    UnsupportedOpError,
+)
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
@@ -28,7 +35,7 @@ from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, number, shape_key
 from engine.plan.context import RANDOM, STATUS
-from engine.plan.plan import DONE, FAULT, NOISE, KernelSpec, Mode, Phase
+from engine.plan.plan import DONE, FAULT, NOISE, UNWRITTEN, KernelSpec, Mode, Phase
 from engine.plan.words import Packed, Words
 
 SIGNAL = (OURS, "UpdateSignal")  # of joined graphs
@@ -307,7 +314,8 @@ class Recipe:
         """Lower the graph for the sizes that were taken last.
 
         Raises:
-            UnsupportedOpError: a node has no kernel, or none for its types.
+            UnsupportedOpError: a node has no kernel, or none for its types, or updates a constant.
+            UnknownValueError: a node updates a large constant, which is in region frozen.
             ShapeError: the shapes of a node do not fit.
             DTypeError: no kernel takes an element type.
             LimitError: there are too many calls.
@@ -350,7 +358,9 @@ class Recipe:
                 draft.values[name] = value.at(self.sizes)
                 if value.region == "io" and name in (FAULT, NOISE):
                     draft.inputs.append((name, name))
-        draft.calls += (call.at(self.sizes) for call in piece.calls)
+        for call in piece.calls:
+            _check_written(draft, call)
+            draft.calls.append(call.at(self.sizes))
 
     def _piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
         """Return a piece that the sizes fit, made if there is none."""
@@ -443,6 +453,23 @@ class Recipe:
         made = piece.add(out, t, region="io")
         copy = _NodeLowering(self, piece, node, site, "fwd")
         lower_map(copy, [("in", 0)], [Operand(name, t)], [made])
+
+
+def _check_written(draft: Draft, call: DraftCall) -> None:
+    """Refuse a call that writes to a constant.
+
+    Raises:
+        UnknownValueError: the constant is in region frozen.  Ops that leave constants as they are,
+            as batch normalisations do, must know that it is one.
+        UnsupportedOpError: the constant is in region const.
+    """
+    for name in call.touched("uw"):
+        region = draft.values[name].region
+        if region in UNWRITTEN:
+            text = f"{call.source}: it would update {name!r}, a constant; supported: inputs"
+            if region == "frozen":
+                raise UnknownValueError(text, inputs=(name,))
+            raise UnsupportedOpError(text)
 
 
 def _constant(name: str, value: Array) -> Value:

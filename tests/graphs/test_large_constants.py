@@ -19,11 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import artifacts as offline
 from engine import backend
-from engine.api import CheckpointState, Module
-from engine.errors import EngineError
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import EngineError, UnsupportedOpError
 from engine.kernels.machine.target import host
 from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.training import model_file
+from engine.training.joined import JoinedStep
 from engine.training.model_file import FROZEN_BYTES
 
 N = 600
@@ -169,3 +170,65 @@ def test_whatever_is_constant_may_be_large(start: int, monkeypatch: pytest.Monke
                     err_msg=case.name,
                 )  # fmt: skip
     assert ran > 20
+
+
+def artifacts_with_constants(folder: Path, channels: int, names: list[str]) -> None:
+    """Artifacts of two batch norms, whose training model reads constants in the place of `names`,
+    as another program may write it.
+    """
+    values = {"s": 1.5, "b": 3, "m": 2, "v": 5}
+    vectors = {f"{n}{k}": np.full(channels, values[n], np.float32) for k in "01" for n in values}
+    nodes = [helper.make_node("Mul", ["x", "w"], ["h0"])]
+    for k in range(2):
+        inputs = [f"h{k}", *(f"{n}{k}" for n in "sbmv")]
+        nodes.append(helper.make_node("BatchNormalization", inputs, [f"h{k + 1}"], name=f"bn{k}"))
+    shape: list[str | int | None] = ["batch", channels]
+    graph = helper.make_graph(
+        nodes, "norms",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("h2", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(a, n) for n, a in {**vectors, "w": vectors["s0"]}.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    offline.generate_artifacts(
+        helper.make_model(graph, opset_imports=opsets, ir_version=8), ["w", "s0", "b0", "s1", "b1"],
+        loss=offline.LossType.MSELoss, optimizer=offline.OptimType.SGD, artifact_directory=folder,
+    )  # fmt: skip
+    model = onnx.load(folder / "training_model.onnx")
+    for node in model.graph.node:
+        renamed = [f"constant {n}" if n in names else n for n in node.input]
+        node.input[:] = renamed
+    held = {f"constant {n}": vectors.get(n, vectors["s0"]) for n in names}
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in held.items())
+    onnx.save(model, folder / "training_model.onnx")
+
+
+@pytest.mark.parametrize("channels", [8, FROZEN_BYTES // 4], ids=["small", "large"])
+@pytest.mark.parametrize("is_joined", [False, True], ids=["two calls", "joined"])
+def test_batch_norms_leave_constant_statistics_as_they_are(
+    channels: int, is_joined: bool, tmp_path: Path
+) -> None:
+    """The first norm has constant statistics, the second has statistics that move."""
+    artifacts_with_constants(tmp_path, channels, ["m0", "v0"])
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    before = {n: p.data.copy() for n, p in state.parameters}
+    x = np.random.default_rng(0).normal(2, 3, (4, channels)).astype(np.float32)
+    if is_joined:
+        JoinedStep(module, optimizer).run([x, x], check_finite=True)
+    else:
+        module(x, x)
+        optimizer.step()
+    moved = {n for n in before if (state.parameters[n].data != before[n]).any()}
+    assert moved & {"m0", "v0", "m1", "v1", "b1"} == {"m1", "v1", "b1"}
+
+
+@pytest.mark.parametrize("channels", [8, FROZEN_BYTES // 4], ids=["small", "large"])
+def test_a_node_that_would_update_a_constant_is_refused(channels: int, tmp_path: Path) -> None:
+    buffer = "b1_grad.accumulation.buffer"
+    artifacts_with_constants(tmp_path, channels, [buffer])
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    x = np.ones((4, channels), np.float32)
+    with pytest.raises(UnsupportedOpError, match=f"would update 'constant {buffer}', a constant"):
+        Module(tmp_path / "training_model.onnx", state)(x, x)
