@@ -7,7 +7,7 @@ The tables and their fields in slot order; a field that holds its default is abs
                              is_nominal_state:bool  has_external_data:bool
     OptimizerGroup           group_name  step:int64  initial_learning_rate:float32
                              optimizer_states:[ParameterOptimizerState]
-    ParameterOptimizerState  param_name  momentums:[Tensor]
+    ParameterOptimizerState  param_name  momentums:[Tensor]  steps_before:int64 = 0
     PropertyBag              ints:[]  floats:[]  strings:[]; each entry is a table: name  value
     Tensor                   name  doc_string  dims:[int64]  data_type:int32  raw_data:[uint8]
                              string_data  external_data_offset:int64 = -1
@@ -15,6 +15,9 @@ The tables and their fields in slot order; a field that holds its default is abs
 A large checkpoint keeps parameter bytes in a companion file: an entry starts at the next multiple
 of 4 bytes, of 8 for int64 and float64; its size follows from dims and data_type.  Optimizer state
 is never external, and a nominal checkpoint has no bytes at all.
+
+`steps_before` is not in onnxruntime-training's format, and its readers pass over it.  It is absent
+unless a parameter is trained later than others.
 """
 
 from __future__ import annotations
@@ -69,12 +72,16 @@ class OptimizerGroup:
     """State of one parameter group: `states[parameter][momentum]`, as `["fc.bias"]["momentum0"]`.
 
     `step` is stored as int64, `initial_learning_rate` as float32.
+
+    steps_before: how many of these steps were done before the first one of a parameter, where there
+        were any.  A parameter with neither states nor an entry here has had no step.
     """
 
     name: str = "group0"
     step: int = 0
     initial_learning_rate: float = 0.001
     states: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    steps_before: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,6 +305,7 @@ def _read_optimizer_groups(root: Table) -> list[OptimizerGroup]:
     for table in root.read_children(2, "optimizer_groups", required=False):
         name, table = _read_name(table, groups, label="group_name")
         states: dict[str, Mapping[str, Any]] = {}
+        step, before = table.read_number(1, I64, 0), dict[str, int]()
         for entry in table.read_children(3, "optimizer_states"):
             parameter, entry = _read_name(entry, states, label="param_name")
             momentums: dict[str, Any] = {}
@@ -305,9 +313,13 @@ def _read_optimizer_groups(root: Table) -> list[OptimizerGroup]:
                 momentum, tensor = _read_name(tensor, momentums)
                 momentums[momentum] = _read_stored(tensor, None)
             states[parameter] = momentums
-        groups[name] = OptimizerGroup(
-            name, table.read_number(1, I64, 0), float(table.read_number(2, F32, 0)), states
-        )
+            earlier = entry.read_number(2, I64, 0)
+            if not 0 <= earlier <= max(step, 0):
+                entry.fail(f"steps_before {earlier}; expected 0 to the {step} steps of its group")
+            if earlier:
+                before[parameter] = earlier
+        rate = float(table.read_number(2, F32, 0))
+        groups[name] = OptimizerGroup(name, step, rate, states, before)
     return list(groups.values())
 
 

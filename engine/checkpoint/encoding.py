@@ -173,9 +173,9 @@ class _CheckpointWriter:
         for parameter, moments in sorted(group.states.items()):
             tensors = [self.write_tensor(name, moments[name], None) for name in sorted(moments)]
             label, momentums = self.out.write_string(parameter), self.out.write_references(tensors)
-            states.append(
-                self.out.write_table(2, make_reference(0, label), make_reference(1, momentums))
-            )
+            before = ("Int64", 2, group.steps_before.get(parameter, 0), 0)
+            fields = (before, make_reference(0, label), make_reference(1, momentums))
+            states.append(self.out.write_table(3, *fields))
         name, members = self.out.write_string(group.name), self.out.write_references(states)
         return self.out.write_table(
             4,

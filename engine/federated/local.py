@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
 
 _MOMENT, _VALUE = "optimizer/", "parameter/"  # prefixes of the names of kept arrays
-_STEP, _DRAWS = "step", "draws"
+_STEP, _DRAWS, _BEFORE = "step", "draws", "steps_before/"
 
 
 class Learner:
@@ -139,7 +139,8 @@ class Learner:
         for name, moments in group.states.items():
             for moment, value in moments.items():
                 arrays[f"{_MOMENT}{moment}/{name}"] = np.array(value)
-        return Kept(arrays, {_STEP: group.step, _DRAWS: trainer.state.draws})
+        before = {_BEFORE + name: steps for name, steps in group.steps_before.items()}
+        return Kept(arrays, {_STEP: group.step, _DRAWS: trainer.state.draws, **before})
 
 
 class _Count(Callback):
@@ -162,7 +163,9 @@ def _restore(trainer: Trainer, kept: Kept) -> None:
         if name.startswith(_MOMENT):
             moment, _, parameter = name.removeprefix(_MOMENT).partition("/")
             states.setdefault(parameter, {})[moment] = array
-    group = OptimizerGroup(GROUP, kept.numbers.get(_STEP, 0), trainer.learning_rate, states)
+    step = kept.numbers.get(_STEP, 0)
+    before = {n.removeprefix(_BEFORE): k for n, k in kept.numbers.items() if n.startswith(_BEFORE)}
+    group = OptimizerGroup(GROUP, step, trainer.learning_rate, states, before)
     content = Checkpoint({}, {}, False, [group], {})
     assert trainer.optimizer is not None  # a Learner asks for its learning rate first
     trainer.optimizer.restore(CheckpointState(content))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from engine.base.element_types import FLOATS, ITEMSIZE
@@ -79,11 +79,19 @@ class Layout:
 
     begins: the offset of each state in bytes, followed by the size of the region.
     tensors: for each state, the tensor that it keeps for each parameter.
+    steps_before: the steps that the optimizer had done before it first updated a parameter, where
+        there were any.
     """
 
     states: tuple[State, ...]
     begins: tuple[int, ...]
     tensors: tuple[Mapping[str, Tensor], ...]
+    steps_before: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> object:
+        """The properties that decide a plan besides the parameters."""
+        return self.states, tuple(self.steps_before.items())
 
     @property
     def nbytes(self) -> int:

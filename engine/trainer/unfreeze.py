@@ -3,7 +3,8 @@
 A change of what is trained is a change of the models: artifacts are made anew, of the forward model
 with the values of now, so that nothing is computed for gradients that nobody takes.  Values, what
 the optimizer keeps of parameters that were trained before, its count of steps, the learning rate
-and the count of random draws go from the old artifacts to the new ones.
+and the count of random draws go from the old artifacts to the new ones.  A parameter that begins
+later counts its own steps, as corrections of its moments need.
 
 Checkpoints are of the artifacts that the trainer was made with, whatever is trained when they are
 written, so that everybody who has these can load them.  Parameters that have not been trained yet

@@ -110,6 +110,7 @@ class Model(BoundModel):
         what = self.what if update is None else update.what
         key = (
             what,
+            () if update is None else tuple(update.layout.steps_before.items()),
             self.selected,
             is_part,
             *shapes,
@@ -234,7 +235,7 @@ class Model(BoundModel):
         It comes from the records if it is there; otherwise it is made, and kept in them.
         """
         make = partial(self._planners.update, layout)
-        return self._kept("update", "planned", layout.states, make)[0]
+        return self._kept("update", "planned", layout.key, make)[0]
 
     def plan(
         self,

@@ -148,9 +148,25 @@ class Optimizer:
                 elif not np.may_share_memory(kept, saved[name][f"momentum{k}"]):
                     kept[...] = saved[name][f"momentum{k}"]
         state.regions["state"] = memory
-        self._latest = replace(self._latest, states=views)
+        self._latest = self._count_steps(self._latest, views)
         state.pending = None
         state.groups, state.learning_rate = [self._latest], self._rate
+
+    def _count_steps(
+        self, saved: OptimizerGroup, states: Mapping[str, Mapping[str, Array]]
+    ) -> OptimizerGroup:
+        """Return a group with these states of all parameters, whose own steps are counted.
+
+        A parameter without saved states has had no step.
+        """
+        before = {
+            name: saved.steps_before.get(name, 0) if name in saved.states else saved.step
+            for name in states
+        }
+        before = {name: steps for name, steps in before.items() if steps}
+        if before != self._latest.steps_before:
+            self._layout = self._program = None
+        return replace(saved, states=states, steps_before=before)
 
     def _check(self, saved: Mapping[str, Mapping[str, Array]], layout: Layout) -> None:
         """Check that the states of the checkpoint belong to this optimizer.
@@ -198,7 +214,8 @@ class Optimizer:
         if "state" not in self._state.regions:
             self._allocate()
         if self._layout is None:
-            self._layout = self.model.states()
+            own = self._latest.steps_before
+            self._layout = replace(self.model.states(), steps_before=own)
         return self._layout
 
     def step(self) -> None:
@@ -309,7 +326,7 @@ class Optimizer:
                     kept = self._latest.states[name][f"momentum{k}"]
                     moments = groups[0].states.get(name)
                     kept[...] = row.initial if moments is None else moments[f"momentum{k}"]
-            self._latest = replace(groups[0], states=self._latest.states)
+            self._latest = self._count_steps(groups[0], self._latest.states)
             self._state.pending, self._state.groups = None, [self._latest]
             self._state.skipped, self._skipped_in_a_row = saved.skipped, 0
         rate = saved.learning_rate

@@ -47,7 +47,7 @@ class Update:
     @property
     def key(self) -> object:
         """The properties of the update that decide a plan, besides the training model."""
-        return self.what, self.optimizer.digest, self.layout.states
+        return self.what, self.optimizer.digest, self.layout.key
 
 
 class Planners:

@@ -40,6 +40,7 @@ from engine.graphs.offline.optimizers import (
     FACTOR,
     SIGNAL,
     clip_in_steps,
+    count_apart,
     inputs_of,
     signals_of,
     updates,
@@ -98,12 +99,13 @@ def join(
 
     gradients: the accumulation buffer of each trained parameter, by the name of the parameter, in
         the order in which they are placed.
-    layout: the places of the optimizer's states.
+    layout: the places of the optimizer's states, and which parameters count steps of their own.
 
     *Requires* that `obstacle` returns "".
     """
     optimizer = optimizer.copy()
     clip_in_steps(optimizer)
+    count_apart(optimizer, dict.fromkeys(gradients, ""), layout.steps_before)
     graph = training.copy()
     made = _take_gradients(graph, gradients)
     names = Names(graph)

@@ -437,6 +437,38 @@ def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]
     return [replace(row, name=name) for row, name in zip(rows, titles, strict=False)]
 
 
+def count_apart(graph: Graph, kinds: Mapping[str, str], steps_before: Mapping[str, int]) -> None:
+    """Let nodes count the steps of parameters that were not updated in the first ones, in place.
+
+    Before   flag = AdamWOptimizer(lr, step, params, gradients, m, v)
+    After    early = AdamWOptimizer(lr, step, ..., parameters=[w]);
+             flag = AdamWOptimizer(lr, step, ..., parameters=[b], steps_before=30)
+
+    kinds: the element type of each trained parameter.
+    steps_before: the steps that were done before the first one of a parameter; 0 if absent.
+    """
+    if not any(steps_before.values()):
+        return
+    names = Names(graph)
+    for node in updates(graph):
+        op = declaration(graph, node)
+        assert op.optimizer is not None, f"{node.op} is not an optimizer"
+        if not op.optimizer.has_step:
+            continue
+        mine: dict[int, list[str]] = {}
+        for name in node.attrs.get("parameters") or kinds:
+            mine.setdefault(steps_before.get(name, 0), []).append(name)
+        made = []
+        for before, parameters in sorted(mine.items()):
+            attrs = {**op.attrs, **node.attrs, "steps_before": before, "parameters": parameters}
+            title, flag = names.fresh(node.name or node.op), names.fresh(node.outputs[0])
+            made.append(replace(node, domain=OURS, name=title, attrs=attrs, outputs=(flag,)))
+        made[-1].name, made[-1].outputs = node.name, node.outputs
+        at = graph.nodes.index(node)
+        graph.nodes[at : at + 1] = made
+        graph.opsets[OURS] = 1
+
+
 def clip_in_steps(graph: Graph) -> None:
     """Let steps multiply the gradients that they read, which saves a pass over all gradients.
 
@@ -493,8 +525,9 @@ def place(
     kinds: the element type of each trained parameter, in the order in which they lie.
     begins: the first element of each in the flat tensor of all parameters of its type, and its
         shape.
-    layout: where the states are.
+    layout: where the states are, and which parameters count steps of their own.
     """
+    count_apart(graph, kinds, layout.steps_before)
     ends, named = endings(kinds), by_type(kinds)
     gradients = {f"gradients{ends[T]}": names for T, names in named.items()}
     flat = {

@@ -25,21 +25,19 @@ float32s = st.floats(width=32)
 
 
 @st.composite
+def optimizer_groups(draw: st.DrawFn) -> OptimizerGroup:
+    step = draw(int64s)
+    states = draw(st.dictionaries(st.text(max_size=8), tensors, max_size=3))
+    late = draw(st.lists(st.sampled_from(sorted(states)), unique=True)) if states else []
+    before = {name: draw(st.integers(1, step)) for name in late if step > 0}
+    return OptimizerGroup(draw(st.text(max_size=8)), step, draw(float32s), states, before)
+
+
+@st.composite
 def checkpoints(draw: st.DrawFn) -> Checkpoint:
     trainable, frozen = draw(tensors), draw(tensors)
-    groups = draw(
-        st.lists(
-            st.builds(
-                OptimizerGroup,
-                st.text(max_size=8),
-                int64s,
-                float32s,
-                st.dictionaries(st.text(max_size=8), tensors, max_size=3),
-            ),
-            max_size=2,
-            unique_by=lambda group: group.name,
-        )
-    )
+    drawn = st.lists(optimizer_groups(), max_size=2, unique_by=lambda group: group.name)
+    groups = draw(drawn)
     values = st.one_of(int64s, float32s, st.text(max_size=20))
     properties = draw(st.dictionaries(st.text(max_size=8), values, max_size=5))
     frozen = {n: a for n, a in frozen.items() if n not in trainable}

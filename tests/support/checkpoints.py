@@ -43,6 +43,7 @@ def plain(cp: Checkpoint) -> object:
                 g.step,
                 number(g.initial_learning_rate),
                 {p: {m: tensor(a) for m, a in s.items()} for p, s in g.states.items()},
+                dict(g.steps_before),
             )
             for g in cp.optimizer_groups
         },

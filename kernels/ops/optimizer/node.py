@@ -5,9 +5,10 @@ the domain `engine` update the parameters that they name in `parameters`; the pl
 attributes where these are, see `GROUP`.  Zero padding between parameters stays zero: its gradients
 are zero.
 
-In the formulas of this room t is the step fed, from 1, g the gradient, multiplied by the factor of
-clipping where there is one, d = g + wd p with the weight decay wd, and r the learning rate times
-`lr_scale`.
+In the formulas of this room t is the count of steps, from 1: the step fed, less the `steps_before`
+that the optimizer had done when it first updated the parameters of the node; g the gradient,
+multiplied by the factor of clipping where there is one, d = g + wd p with the weight decay wd, and
+r the learning rate times `lr_scale`.
 """
 
 from __future__ import annotations
@@ -78,8 +79,17 @@ class OptimizerNode:
         self.signal, self.clip = (
             lowering.x(i) if lowering.site.has(i) else None for i in (last, last + 1)
         )
-        self.step = lowering.x(1) if has_step else None
+        self.step = self._count_own_step() if has_step else None
         self.T = self.p.type.dtype
+
+    def _count_own_step(self) -> Operand:
+        """Return the count of the steps that have updated the parameters of the node."""
+        step, before = self.lowering.x(1), self.lowering.site.attrs.get("steps_before", 0)
+        if not before:
+            return step
+        own = self.lowering.temp("i64", (1,))
+        lower_map(self.lowering, [("sub", ("in", 0), ("const", before))], [step], [own])
+        return own
 
     @property
     def parts(self) -> list[Part]:
@@ -181,7 +191,10 @@ LISTS: dict[str, Kind] = {
     "dims": "ints",
     "state_begins": "ints",
 }
-GROUP = {"lr_scale": 1.0, "parameters": (), "begins": (), "dims": (), "state_begins": ()}
+GROUP = {
+    "lr_scale": 1.0, "steps_before": 0, "parameters": (), "begins": (), "dims": (),
+    "state_begins": (),
+}  # fmt: skip
 
 
 def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[TensorType, ...]]:
