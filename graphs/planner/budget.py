@@ -7,6 +7,10 @@ alone: what it knows of time is a model (kernels/analysis/cost.py), and what lim
 counts.  So a larger budget never takes a slower plan by that model, nor a smaller one a plan with
 a higher peak: both take the first rung that fits.
 
+The search finds *levels*: what runs again so that no more than a limit lives, and an estimate of
+the time.  Most of the work is to make rungs of them, with groups.  That is done for the levels
+near a budget alone: those above it cannot fit, and those far below it are slower by the estimate.
+
 How far down the ladder goes is decided inside single layers: what one call reads and writes must
 live at once, or a sample of it for each thread.
 """
@@ -17,6 +21,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
 from engine.base.errors import BudgetError
@@ -67,7 +72,8 @@ class Rung:
     chosen: what runs again, by the place of its last call in that order.
     ordered: whether an order is sought once more, with what runs again.
     apart: the calls that are in no group, by their places when what runs again is there.
-    peak: the most work bytes that live at one call; no placement needs less.
+    peak: the most work bytes that live at one call; no placement needs less.  Of a level it is at
+        least its floor.
     seconds: that a step takes, by kernels/analysis/cost.py on its nominal machine.
     """
 
@@ -157,7 +163,24 @@ class _Order:
         return _Order(other)
 
 
-_Level = tuple[int, Chosen, int, float]  # an order, what runs again, for how many bytes, seconds
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A rung that was not made yet.
+
+    order, chosen: as of `Rung`.
+    limit: the bytes that were to live at most.
+    seconds: that the search expects a step to take.
+    """
+
+    order: int
+    chosen: Chosen
+    limit: int
+    seconds: float
+
+    @property
+    def floor(self) -> int:
+        """The least peak that its rung counts for; measured are 0.92 of the limit and more."""
+        return int(self.limit * FALL**2)
 
 
 class Ladder:
@@ -184,11 +207,42 @@ class Ladder:
         """The rung of the plan without a budget."""
         return self._rung(0, frozenset(), 0)
 
+    def within(self, limit: int) -> Iterator[Rung]:
+        """Yield the rungs whose peak is at most `limit`, the usual one excepted.
+
+        The fastest is first; each needs less memory than those before it.  The rung of a level is
+        made where no rung is known that is faster than the estimate of the level.
+        """
+        rungs, levels = self._sought
+        waiting: list[tuple[float, int, int, Rung | _Level]] = [
+            *((r.seconds, r.peak, n, r) for n, r in enumerate(rungs)),
+            *((level.seconds, level.limit, -n, level) for n, level in enumerate(levels, 1)),
+        ]
+        heapify(waiting)
+        most = min(limit, self.usual.peak - 1)
+        while waiting:
+            _, _, n, first = heappop(waiting)
+            if isinstance(first, Rung):
+                if first.seconds >= self.usual.seconds and first.peak <= most:
+                    yield first
+                    most = first.peak - 1
+            elif first.floor <= most:
+                rung = self._rung(first.order, first.chosen, first.limit)
+                rung = replace(rung, peak=max(rung.peak, first.floor))
+                heappush(waiting, (rung.seconds, rung.peak, n, rung))
+
     @cached_property
-    def rungs(self) -> tuple[Rung, ...]:
-        """All rungs, the usual one first."""
+    def lowest(self) -> Rung:
+        """The rung of the lowest peak."""
+        slower = [rung for rung in self._sought[0] if rung.seconds >= self.usual.seconds]
+        known = min(slower, key=lambda rung: rung.peak)
+        return [known, *self.within(known.peak)][-1]
+
+    @cached_property
+    def _sought(self) -> tuple[list[Rung], list[_Level]]:
+        """The rungs that are made for any budget, the usual one first; and all levels."""
         rungs, falls = [self.usual], 1
-        levels = list[_Level]()  # that get rungs if no other level is better
+        levels = list[_Level]()
         following: _Order | None = self._orders[0].settled()
         while following is not None and len(self._orders) <= ORDERS and not self.effort.is_spent:
             self._orders.append(following)
@@ -197,7 +251,9 @@ class Ladder:
             number = len(self._orders) - 1
             plain = self._rung(number, frozenset(), search.peak(frozenset()))
             rungs += (plain, self._rung(number, lowest, search.peak(lowest), True))
-            levels += ((number, c, limit, plain.seconds + search.seconds(c)) for c, limit in sought)
+            levels += (
+                _Level(number, c, limit, plain.seconds + search.seconds(c)) for c, limit in sought
+            )
             following = following.better_for(lowest)
         low = min(rungs, key=lambda rung: rung.peak)
         least = math.inf  # the lowest peak with segments
@@ -209,10 +265,7 @@ class Ladder:
                 if peak >= least and base != low.order:
                     break  # what is left of an order that is no better would take long to look for
                 least = min(least, peak)
-        for number, chosen, limit, spent in reversed(levels):
-            if not any(r.peak <= limit and r.seconds <= spent for r in rungs):
-                rungs.append(self._rung(number, chosen, limit))
-        return _front(rungs)
+        return rungs, levels
 
     def _of_segments(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
         """Return rungs of an order with segments that may be better than the known ones.
@@ -360,23 +413,14 @@ def _ended(
     return [*above, *((lowest, limit) for limit in between)]
 
 
-def too_little(plan: Plan, budget: int) -> BudgetError:
+def too_little(plan: Plan, least: int, budget: int) -> BudgetError:
     """Return the error that no plan keeps to a budget: what takes the memory of the least."""
     regions = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.regions if size)
     return BudgetError(
         f"{plan.name}: a budget of {budget} bytes is too small; the least that is enough is "
-        f"{plan.nbytes} bytes: {regions}{plan.describe_fullest()}",
-        plan.nbytes,
+        f"{least} bytes: {regions}{plan.describe_fullest()}",
+        least,
     )
-
-
-def _front(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
-    """Return the first rung, and those that are slower, but faster than all of lower peak."""
-    front = [rungs[0]]
-    for rung in sorted(rungs[1:], key=lambda r: (r.seconds, r.peak)):
-        if rung.seconds >= rungs[0].seconds and rung.peak < front[-1].peak:
-            front.append(rung)
-    return tuple(front)
 
 
 def _live(draft: Draft) -> list[int]:

@@ -35,10 +35,20 @@ class Value:
     region: str = "work"
     place: Place | None = None
     data: Array | None = None
+    _nbytes: int | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
-        return self.type.size * ITEMSIZE[self.type.dtype]
+        if self._nbytes is None:
+            nbytes = self.type.size * ITEMSIZE[self.type.dtype]
+            if is_size(nbytes):
+                return nbytes  # another number for other shapes
+            self._nbytes = nbytes
+        return self._nbytes
+
+    @property
+    def elements(self) -> int:
+        return self.nbytes // ITEMSIZE[self.type.dtype]
 
     def at(self, sizes: Sizes) -> Value:
         """Return the value with numbers in the place of sizes; itself if it has none."""

@@ -21,7 +21,7 @@ from engine.graphs.ir.graph import Graph, constant_bytes
 from engine.graphs.passes.infer import bind, sized, sizes_of
 from engine.graphs.passes.pipeline import Work, run_passes
 from engine.graphs.planner.assemble import assemble
-from engine.graphs.planner.budget import Ladder, too_little
+from engine.graphs.planner.budget import Ladder, Rung, too_little
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
 from engine.graphs.planner.interpret_formulas import interpret_formulas
 from engine.graphs.planner.lower import Recipe
@@ -251,17 +251,28 @@ class Planner:
             plan = self._assembled(ladder.draft(ladder.usual))
             if plan.nbytes <= budget:
                 return plan
-        rungs, searched = ladder.rungs, (ladder.effort.ways, ladder.effort.most)
-        for rung in rungs[1:]:
-            if fixed + rung.peak <= budget:
-                plan = self._assembled(ladder.draft(rung), searched)
-                if plan.nbytes <= budget:
-                    return plan
-        least = self._assembled(ladder.draft(rungs[-1]))
-        for rung in rungs[-2::-1]:
-            if fixed + rung.peak < least.nbytes:
-                least = min(least, self._assembled(ladder.draft(rung)), key=lambda p: p.nbytes)
-        raise too_little(least, budget)
+        for rung in ladder.within(budget - fixed):
+            searched = ladder.effort.ways, ladder.effort.most
+            plan = self._assembled(ladder.draft(rung), searched)
+            if plan.nbytes <= budget:
+                return plan
+        raise too_little(*self._least(ladder, fixed), budget)
+
+    def _least(self, ladder: Ladder, fixed: int) -> tuple[Plan, int]:
+        """Return the plan of a ladder with the fewest bytes, and the least budget that takes it.
+
+        fixed: the bytes of all regions but work.
+        """
+
+        def planned(rung: Rung) -> tuple[int, Plan]:
+            plan = self._assembled(ladder.draft(rung))
+            return max(plan.nbytes, fixed + rung.peak), plan
+
+        least, plan = planned(ladder.lowest)
+        for rung in list(ladder.within(least - fixed - 1))[::-1]:
+            if fixed + rung.peak < least:
+                least, plan = min((least, plan), planned(rung), key=lambda row: row[0])
+        return plan, least
 
 
 def _check_kernels(draft: Draft, kernels: KernelSet) -> None:

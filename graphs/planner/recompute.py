@@ -197,7 +197,7 @@ def _second(name: str) -> str:
 
 def draft_tasks(draft: Draft, calls: Sequence[DraftCall]) -> list[Task]:
     """Return calls of a draft as the cost model takes them."""
-    sizes = {n: (v.nbytes, v.type.size) for n, v in draft.values.items()}
+    sizes = {n: (v.nbytes, v.elements) for n, v in draft.values.items()}
     tasks = []
     for call in calls:
         cut = call.cut

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.base.element_types import ITEMSIZE
@@ -101,10 +101,19 @@ def limits(
     again: as of `seconds`.
     """
     clock = _Clock(machine, threads)
+    counted = [_count(task) for task in calls]
     if again:
-        clock.run(calls)
-    for task, written in grouped(calls):
-        yield max(_arithmetic(task, machine), clock.move(task, written))
+        for used in counted:
+            clock.touch(used)
+    for (task, written), used in zip(grouped(calls), counted, strict=True):
+        yield max(_arithmetic(task, machine), clock.move(task, used, written))
+
+
+def _count(task: Task) -> dict[Hashable, tuple[Use, int]]:
+    """Count how many bytes a call touches of each buffer that it uses."""
+    used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
+    sizes = touched(task, used)
+    return {name: (use, sizes[name]) for name, use in used.items()}
 
 
 class _Clock:
@@ -118,34 +127,30 @@ class _Clock:
         self._now = 0
         self._last: dict[Hashable, int] = {}
 
-    def run(self, calls: Iterable[Task]) -> None:
-        """Move what calls move, without asking how long it takes."""
-        for task in calls:
-            used, _ = self._count(task)
-            self._last.update(dict.fromkeys(used, self._now))
-
-    def _count(self, task: Task) -> tuple[dict[Hashable, Use], dict[Hashable, int]]:
-        """Count what a call moves; return what it uses, and how many bytes it touches of each."""
-        used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
-        sizes = touched(task, used)
-        self._now += sum(sizes.values())
-        return used, sizes
+    def touch(self, used: Mapping[Hashable, tuple[Use, int]]) -> None:
+        """Move what a call uses, without asking how long it takes."""
+        self._now += sum([nbytes for _, nbytes in used.values()])
+        self._last.update(dict.fromkeys(used, self._now))
 
     def _bandwidth(self, nbytes: int) -> float:
         """Return the bandwidth of the memory that holds so many bytes."""
         return self._speeds[bisect_left(self._sizes, nbytes)]
 
-    def move(self, task: Task, written: Container[Hashable]) -> float:
-        """Move what a call moves; return the seconds that this takes.
+    def move(
+        self,
+        task: Task,
+        used: Mapping[Hashable, tuple[Use, int]],
+        written: Container[Hashable],
+    ) -> float:
+        """Move what a call uses, as counted; return the seconds that this takes.
 
         written: the buffers that calls before it in its group have written.
         """
         before = self._now
-        used, sizes = self._count(task)
+        self._now += sum([nbytes for _, nbytes in used.values()])
         bandwidth = self._bandwidth
         spent = 0.0
-        for name, use in used.items():
-            nbytes = sizes[name]
+        for name, (use, nbytes) in used.items():
             if use.thread:
                 nbytes, speed = use.thread * task.tiles, bandwidth(nbytes)
             elif task.tiles and use.mode == "r" and name in written:

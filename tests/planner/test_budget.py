@@ -14,7 +14,8 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import forward_part
-from engine.graphs.planner import lower
+from engine.graphs.planner import lower, planner
+from engine.graphs.planner.budget import Ladder, Rung
 from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace, work_bytes
 from engine.graphs.planner.planner import Planner
@@ -23,7 +24,7 @@ from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.timeline import Profile, Timeline
 from engine.kernels.analysis.cost import step_seconds
 from engine.kernels.binaries.load import linker
-from engine.kernels.machine.target import host
+from engine.kernels.machine.target import Target, host
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.arena import allocate
@@ -181,6 +182,47 @@ def test_a_plan_tells_what_holds_most_of_its_memory() -> None:
     assert held[0].nbytes == max(b.nbytes for b in held)
     assert plan.steps[place].source in plan.describe_fullest()
     assert all(b.name in plan.describe_fullest() for b in held[:5])
+
+
+def test_a_budget_takes_the_fastest_rung_that_fits_and_makes_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rungs that are made for one limit are those that all levels would have given."""
+    ladders = list[Ladder]()
+
+    class Noted(Ladder):
+        def __init__(self, draft: Draft, target: Target, threads: int) -> None:
+            super().__init__(draft, target, threads)
+            ladders.append(self)
+
+    monkeypatch.setattr(planner, "Ladder", Noted)
+    Trained("transformer").plan(PLENTY)
+    one, most = ladders[0], ladders[0].usual.peak
+    made = set[tuple[int, Chosen]]()
+    rung_of = one._rung
+
+    def note(number: int, chosen: Chosen, limit: int, ordered: bool = False) -> Rung:
+        made.add((number, chosen))
+        return rung_of(number, chosen, limit, ordered)
+
+    rungs, levels = one._sought
+    monkeypatch.setattr(one, "_rung", note)
+    limits = np.linspace(one.lowest.peak, most - 1, 3 * BUDGETS).astype(int).tolist()
+    counts, firsts = list[int](), list[Rung]()
+    for limit in limits:
+        made.clear()
+        firsts.append(next(one.within(limit)))
+        counts.append(len(made))
+    every = [*rungs, *(rung_of(level.order, level.chosen, level.limit) for level in levels)]
+    slower = [rung for rung in every if rung.seconds >= one.usual.seconds]
+    for limit, first in zip(limits, firsts, strict=True):
+        best = min((r for r in slower if r.peak <= limit), key=lambda r: (r.seconds, r.peak))
+        assert (first.seconds, first.peak) == (best.seconds, best.peak)
+        assert next(one.within(limit)) == first
+    assert len(levels) > 10
+    assert max(counts) <= len(levels) // 2
+    with pytest.raises(StopIteration):
+        next(one.within(one.lowest.peak - 1))
 
 
 def test_plans_within_a_budget_are_the_same_every_time() -> None:
