@@ -131,7 +131,7 @@ def _plan(
     model, update = opened("eval" if kind == "eval" else "training"), None
     if kind == "joined":
         optimizer = opened("optimizer")
-        update = Update(optimizer, optimizer.states())
+        update = Update(optimizer, optimizer.lay_out_states())
     if isinstance(shapes, int):
         declared = (model.interface.inputs[name].shape for name in model.inputs)
         shapes = [tuple(d if isinstance(d, int) else shapes for d in s) for s in declared]

@@ -29,10 +29,10 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
 from engine.kernels.machine.target import host
-from engine.models.images import cnn, mlp
-from engine.models.mobilenets import mobilenet_v2
-from engine.models.post_norm import minilm
-from engine.models.recurrent import gru
+from engine.models.images import build_cnn, build_mlp
+from engine.models.mobilenets import build_mobilenet_v2
+from engine.models.post_norm import build_minilm
+from engine.models.recurrent import build_gru
 from engine.tools import cli
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.dev.emulators import Emulator, emulator
@@ -59,17 +59,17 @@ class Model:
 
 
 MODELS = {
-    "mlp": Model(mlp, 8, "784-500-10, batch 8"),
-    "cnn": Model(cnn, 4, "two convolutions, two linear layers, 28x28, batch 4"),
+    "mlp": Model(build_mlp, 8, "784-500-10, batch 8"),
+    "cnn": Model(build_cnn, 4, "two convolutions, two linear layers, 28x28, batch 4"),
     "MobileNetV2": Model(
-        partial(mobilenet_v2, (3, 96, 96)),
+        partial(build_mobilenet_v2, (3, 96, 96)),
         2,
         "all 52 convolutions, batch norms training, 96x96, batch 2",
     ),
     "MiniLM": Model(
-        partial(minilm, 32, 1000), 1, "6 layers of 384, 1,000 words, 32 positions, batch 1"
+        partial(build_minilm, 32, 1000), 1, "6 layers of 384, 1,000 words, 32 positions, batch 1"
     ),
-    "gru": Model(gru, 4, "bidirectional, 48 wide, 24 steps, batch 4"),
+    "gru": Model(build_gru, 4, "bidirectional, 48 wide, 24 steps, batch 4"),
 }
 
 

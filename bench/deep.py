@@ -10,8 +10,8 @@ from functools import partial
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.layers import CLASSES, Layers
-from engine.models.post_norm import BERT_WORDS, minilm
-from engine.models.resnets import resnet101
+from engine.models.post_norm import BERT_WORDS, build_minilm
+from engine.models.resnets import build_resnet101
 from engine.models.unet import UNet
 from engine.tools.benchmark.workload import Workload
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -29,38 +29,40 @@ class _ConvNeXt(Layers):
     def block(self, x: str, name: str, channels: int) -> str:
         """Add a depthwise convolution, a norm and two products, scaled and added to the input."""
         y = self.depthwise(x, f"{name}.dw", channels, 7)
-        y = self.layer_norm(self.op("Transpose", y, perm=[0, 2, 3, 1]), f"{name}.n", channels)
-        y = self.gelu(self.linear(y, f"{name}.up", channels, 4 * channels))
-        y = self.linear(y, f"{name}.down", 4 * channels, channels)
-        y = self.op("Mul", y, self.vector(f"{name}.scale", channels, 1e-6))
-        return self.op("Add", x, self.op("Transpose", y, perm=[0, 3, 1, 2]))
+        y = self.add_layer_norm(
+            self.add_op("Transpose", y, perm=[0, 2, 3, 1]), f"{name}.n", channels
+        )
+        y = self.add_gelu(self.add_linear(y, f"{name}.up", channels, 4 * channels))
+        y = self.add_linear(y, f"{name}.down", 4 * channels, channels)
+        y = self.add_op("Mul", y, self.add_vector(f"{name}.scale", channels, 1e-6))
+        return self.add_op("Add", x, self.add_op("Transpose", y, perm=[0, 3, 1, 2]))
 
     def depthwise(self, x: str, name: str, channels: int, taps: int) -> str:
         """Add a convolution of each channel alone, with a bias."""
         self.shapes |= {f"{name}.w": (channels, 1, taps, taps), f"{name}.b": (channels,)}
         weights, pads = (f"{name}.w", f"{name}.b"), [taps // 2] * 4
-        return self.op("Conv", x, *weights, group=channels, pads=pads, strides=[1, 1])
+        return self.add_op("Conv", x, *weights, group=channels, pads=pads, strides=[1, 1])
 
     def norm(self, x: str, name: str, channels: int) -> str:
         """Add a layer norm of the channels of images."""
-        y = self.layer_norm(self.op("Transpose", x, perm=[0, 2, 3, 1]), name, channels)
-        return self.op("Transpose", y, perm=[0, 3, 1, 2])
+        y = self.add_layer_norm(self.add_op("Transpose", x, perm=[0, 2, 3, 1]), name, channels)
+        return self.add_op("Transpose", y, perm=[0, 3, 1, 2])
 
 
 def convnext(depths: tuple[int, ...] = (3, 3, 9, 3), width: int = 96, side: int = 224) -> Graph:
     """Return a ConvNeXt with 10 classes, Tiny by default."""
     to = _ConvNeXt()
-    y = to.norm(to.convolution("x", "stem", 3, width, 4, 4, bias=True), "stem.n", width)
+    y = to.norm(to.add_convolution("x", "stem", 3, width, 4, 4, bias=True), "stem.n", width)
     for stage, depth in enumerate(depths):
         if stage:
             y = to.norm(y, f"s{stage}.n", width)
-            y = to.convolution(y, f"s{stage}.half", width, 2 * width, 2, 2, bias=True)
+            y = to.add_convolution(y, f"s{stage}.half", width, 2 * width, 2, 2, bias=True)
             width *= 2
         for n in range(depth):
             y = to.block(y, f"s{stage}.{n}", width)
-    y = to.op("Flatten", to.op("GlobalAveragePool", y))
-    to.classify(to.layer_norm(y, "end", width), width)
-    return to.graph("convnext", TensorType("f32", ("batch", 3, side, side)))
+    y = to.add_op("Flatten", to.add_op("GlobalAveragePool", y))
+    to.classify(to.add_layer_norm(y, "end", width), width)
+    return to.make_graph("convnext", TensorType("f32", ("batch", 3, side, side)))
 
 
 class _EfficientNet(Layers):
@@ -73,17 +75,17 @@ class _EfficientNet(Layers):
         """Add a convolution, a batch normalisation and, for most, x sigmoid(x)."""
         self.shapes[f"{name}.w"] = (co, ci // group, taps, taps)
         pads, strides = [taps // 2] * 4, [stride] * 2
-        y = self.op("Conv", x, f"{name}.w", pads=pads, strides=strides, group=group)
-        y = self.batch_norm(y, f"{name}.n", co)
-        return self.op("Mul", y, self.op("Sigmoid", y)) if swish else y
+        y = self.add_op("Conv", x, f"{name}.w", pads=pads, strides=strides, group=group)
+        y = self.add_batch_norm(y, f"{name}.n", co)
+        return self.add_op("Mul", y, self.add_op("Sigmoid", y)) if swish else y
 
     def excite(self, x: str, name: str, channels: int, few: int) -> str:
         """Scale every channel by a number that two layers make of all means."""
-        y = self.op("GlobalAveragePool", x)
-        y = self.convolution(y, f"{name}.less", channels, few, 1, bias=True)
-        y = self.op("Mul", y, self.op("Sigmoid", y))
-        y = self.convolution(y, f"{name}.more", few, channels, 1, bias=True)
-        return self.op("Mul", x, self.op("Sigmoid", y))
+        y = self.add_op("GlobalAveragePool", x)
+        y = self.add_convolution(y, f"{name}.less", channels, few, 1, bias=True)
+        y = self.add_op("Mul", y, self.add_op("Sigmoid", y))
+        y = self.add_convolution(y, f"{name}.more", few, channels, 1, bias=True)
+        return self.add_op("Mul", x, self.add_op("Sigmoid", y))
 
     def block(self, x: str, name: str, ci: int, co: int, expand: int, stride: int, k: int) -> str:
         """Add an inverted residual of k x k taps."""
@@ -92,7 +94,7 @@ class _EfficientNet(Layers):
         y = self.normed(y, f"{name}.dw", wide, wide, k, stride, wide)
         y = self.excite(y, name, wide, max(ci // 4, 1))
         y = self.normed(y, f"{name}.narrow", wide, co, 1, swish=False)
-        return self.op("Add", y, x) if stride == 1 and ci == co else y
+        return self.add_op("Add", y, x) if stride == 1 and ci == co else y
 
 
 def efficientnet(side: int = 300) -> Graph:
@@ -105,32 +107,32 @@ def efficientnet(side: int = 300) -> Graph:
             y = to.block(y, f"s{stage}.{n}", channels, co, expand, step, taps)
             channels = co
     y = to.normed(y, "end", channels, 4 * channels, 1)
-    to.classify(to.op("Flatten", to.op("GlobalAveragePool", y)), 4 * channels)
-    return to.graph("efficientnet", TensorType("f32", ("batch", 3, side, side)))
+    to.classify(to.add_op("Flatten", to.add_op("GlobalAveragePool", y)), 4 * channels)
+    return to.make_graph("efficientnet", TensorType("f32", ("batch", 3, side, side)))
 
 
 def unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
     """Return a U-Net: a class for every pixel of square images."""
     to = UNet()
-    y = to.op("Transpose", to.body("x", 3, levels, width), perm=[0, 2, 3, 1])
-    to.classify(to.op("Reshape", y, to.constant("pixels", [-1, width])), width)
-    return to.graph("unet", TensorType("f32", ("batch", 3, side, side)), ("pixels", CLASSES))
+    y = to.add_op("Transpose", to.add_body("x", 3, levels, width), perm=[0, 2, 3, 1])
+    to.classify(to.add_op("Reshape", y, to.add_constant("pixels", [-1, width])), width)
+    return to.make_graph("unet", TensorType("f32", ("batch", 3, side, side)), ("pixels", CLASSES))
 
 
 def bilstm(layers: int = 2, steps: int = 100, features: int = 64, width: int = 128) -> Graph:
     """Return bidirectional LSTMs, the mean over time, and a linear layer to 10 classes."""
     to = Layers()
-    y, n_in = to.op("Transpose", "x", perm=[1, 0, 2]), features
+    y, n_in = to.add_op("Transpose", "x", perm=[1, 0, 2]), features
     for n in range(layers):
         shapes = {"w": (2, 4 * width, n_in), "r": (2, 4 * width, width), "b": (2, 8 * width)}
         to.shapes |= {f"l{n}.{end}": shape for end, shape in shapes.items()}
         names = [f"l{n}.{end}" for end in shapes]
-        y = to.op("LSTM", y, *names, hidden_size=width, direction="bidirectional")
-        y = to.op("Transpose", y, perm=[0, 2, 1, 3])
-        y = to.op("Reshape", y, to.constant("join", [0, 0, 2 * width]))
+        y = to.add_op("LSTM", y, *names, hidden_size=width, direction="bidirectional")
+        y = to.add_op("Transpose", y, perm=[0, 2, 1, 3])
+        y = to.add_op("Reshape", y, to.add_constant("join", [0, 0, 2 * width]))
         n_in = 2 * width
-    to.classify(to.op("ReduceMean", y, axes=[0], keepdims=0), 2 * width)
-    return to.graph("bilstm", TensorType("f32", ("batch", steps, features)))
+    to.classify(to.add_op("ReduceMean", y, axes=[0], keepdims=0), 2 * width)
+    return to.make_graph("bilstm", TensorType("f32", ("batch", steps, features)))
 
 
 _IMAGES = (8, 3, 224, 224)
@@ -138,9 +140,9 @@ MODELS = WORKLOADS | {
     work.name: work
     for work in (
         Workload("convnext", _IMAGES, convnext),
-        Workload("encoder12", (8, 128), partial(minilm, layers=12), BERT_WORDS),
-        Workload("encoder24", (8, 128), partial(minilm, layers=24), BERT_WORDS),
-        Workload("resnet101", _IMAGES, resnet101),
+        Workload("encoder12", (8, 128), partial(build_minilm, layers=12), BERT_WORDS),
+        Workload("encoder24", (8, 128), partial(build_minilm, layers=24), BERT_WORDS),
+        Workload("resnet101", _IMAGES, build_resnet101),
         Workload("efficientnet", (8, 3, 300, 300), efficientnet),
         Workload("unet", (4, 3, 128, 128), unet, labels=128 * 128),
         Workload("bilstm", (32, 100, 64), bilstm),

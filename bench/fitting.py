@@ -23,7 +23,7 @@ from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine import Trainer
 from engine.data import Batches
-from engine.data.samples import Batch, size
+from engine.data.samples import Batch, count_samples
 from engine.tools.benchmark.workloads import WORKLOADS
 
 
@@ -32,7 +32,7 @@ class Fixed(Batches):
 
     def __init__(self, batch: Batch, count: int) -> None:
         self.batch, self.count = batch, count
-        self.batch_size = size(batch)
+        self.batch_size = count_samples(batch)
         self.samples = count * self.batch_size
 
     def __len__(self) -> int:

@@ -39,7 +39,7 @@ from engine.graphs.planner import assemble, lower, planner
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.layers import Layers
-from engine.models.post_norm import minilm
+from engine.models.post_norm import build_minilm
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.runtime import program
@@ -105,7 +105,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (training, "fuse_patterns", "offline: fuse patterns"),
     (training, "differentiate", "offline: differentiate"),
     (training, "prune", "offline: prune"),
-    (generate, "_optimizer_graph", "offline: optimizer"),
+    (generate, "_make_optimizer_graph", "offline: optimizer"),
     (joined, "join", "join optimizer"),
     (planner, "sized", "sizes"),
     (planner, "bind", "sizes"),
@@ -183,9 +183,9 @@ def mlp(nodes: int) -> Graph:
     to = Layers()
     y = "x"
     for i in range(max(nodes // 9, 1)):
-        y = to.op("Relu", to.linear(y, f"l{i}", WIDTH, WIDTH))
+        y = to.add_op("Relu", to.add_linear(y, f"l{i}", WIDTH, WIDTH))
     to.classify(y, WIDTH)
-    return to.graph("mlp", TensorType("f32", (4, WIDTH)))
+    return to.make_graph("mlp", TensorType("f32", (4, WIDTH)))
 
 
 def residual(nodes: int) -> Graph:
@@ -193,16 +193,18 @@ def residual(nodes: int) -> Graph:
     to = Layers()
     y = "x"
     for i in range(max(nodes // 21, 1)):
-        a = to.op("Relu", to.batch_norm(to.convolution(y, f"a{i}", 4, 4, 3, pad=1), f"na{i}", 4))
-        b = to.batch_norm(to.convolution(a, f"b{i}", 4, 4, 3, pad=1), f"nb{i}", 4)
-        y = to.op("Relu", to.op("Add", y, b))
-    to.classify(to.op("ReduceMean", y, axes=[2, 3], keepdims=0), 4)
-    return to.graph("residual", TensorType("f32", (2, 4, 6, 6)))
+        a = to.add_op(
+            "Relu", to.add_batch_norm(to.add_convolution(y, f"a{i}", 4, 4, 3, pad=1), f"na{i}", 4)
+        )
+        b = to.add_batch_norm(to.add_convolution(a, f"b{i}", 4, 4, 3, pad=1), f"nb{i}", 4)
+        y = to.add_op("Relu", to.add_op("Add", y, b))
+    to.classify(to.add_op("ReduceMean", y, axes=[2, 3], keepdims=0), 4)
+    return to.make_graph("residual", TensorType("f32", (2, 4, 6, 6)))
 
 
 def attention(nodes: int) -> Graph:
     """Return layers of a transformer, and their gradients."""
-    return minilm(positions=4, words=10, layers=max(nodes // 110, 1), width=24)
+    return build_minilm(positions=4, words=10, layers=max(nodes // 110, 1), width=24)
 
 
 def fan_out(nodes: int) -> Graph:
@@ -295,7 +297,7 @@ def _trained(forward: Graph, folder: Path, clock: Clock, least: bool) -> tuple[P
             Model(folder / f"{name}_model.onnx", state, memory, 2, name, host())
             for name in ("training", "optimizer")
         )
-        update = Update(optimizer, optimizer.states())
+        update = Update(optimizer, optimizer.lay_out_states())
     batch = tuple(d if isinstance(d, int) else BATCH for d in forward.inputs["x"].shape)
     given = dict(zip(model.inputs, (batch, batch[:1]), strict=True))
     with clock.stage("the rest"):

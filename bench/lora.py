@@ -34,7 +34,7 @@ from engine.graphs.offline import training
 from engine.graphs.offline.parameters import parameters
 from engine.graphs.planner.planner import Planner
 from engine.kernels.machine.target import host
-from engine.models.pre_norm import gpt2
+from engine.models.pre_norm import build_gpt2
 from engine.plan.plan import align
 from engine.trainer.trainer import Trainer
 
@@ -71,7 +71,7 @@ class Row:
 def language_model(name: str, positions: int, *, quantised: bool = True) -> Graph:
     """Return a model of this name."""
     if name == "gpt2":
-        return gpt2(positions, **GPT2)
+        return build_gpt2(positions, **GPT2)
     return qwen2(Sizes(), positions, PIECES if quantised else 1, quantised)
 
 

@@ -39,9 +39,9 @@ from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import Program
-from engine.models.images import mlp
-from engine.models.mobilenets import mobilenet_v2
-from engine.models.post_norm import minilm
+from engine.models.images import build_mlp
+from engine.models.mobilenets import build_mobilenet_v2
+from engine.models.post_norm import build_minilm
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.verify import verify
@@ -240,9 +240,9 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
 
 
 MODELS: dict[str, tuple[Callable[[], Graph], tuple[int, ...]]] = {  # shape of the input
-    "mlp": (mlp, (64, 784)),
-    "mobilenet": (mobilenet_v2, (8, 3, 224, 224)),
-    "minilm": (minilm, (8, 128)),
+    "mlp": (build_mlp, (64, 784)),
+    "mobilenet": (build_mobilenet_v2, (8, 3, 224, 224)),
+    "minilm": (build_minilm, (8, 128)),
 }
 REPEATS = 5
 

@@ -24,8 +24,8 @@ from bench.processes import SCRIPTS
 from bench.rows import Bench, Cells
 from engine.checking import Check, Subject, check
 from engine.kernels.binaries.source import current
-from engine.models.mobilenets import mobilenet_v3_small
-from engine.models.pre_norm import gpt2
+from engine.models.mobilenets import build_mobilenet_v3_small
+from engine.models.pre_norm import build_gpt2
 from engine.runtime.roofline import Roofline
 from engine.runtime.roofline import measure as measure_roofline
 from engine.tools.benchmark.workload import Workload
@@ -40,11 +40,13 @@ SMALL = {
     "mlp": WORKLOADS["mlp"],
     "cnn": replace(WORKLOADS["cnn"], x=(8, 1, 28, 28)),
     "mobilenet_v3": replace(
-        WORKLOADS["mobilenet_v3"], x=(2, 3, 64, 64), build=partial(mobilenet_v3_small, (3, 64, 64))
+        WORKLOADS["mobilenet_v3"],
+        x=(2, 3, 64, 64),
+        build=partial(build_mobilenet_v3_small, (3, 64, 64)),
     ),
     "transformer": replace(WORKLOADS["transformer"], x=(2, 128, 256)),
     "gpt2": replace(
-        WORKLOADS["gpt2"], x=(2, 32), build=partial(gpt2, 32, 1000, 2, 64), words=1000,
+        WORKLOADS["gpt2"], x=(2, 32), build=partial(build_gpt2, 32, 1000, 2, 64), words=1000,
         classes=1000, labels=32,
     ),
     "lstm": replace(WORKLOADS["lstm"], x=(4, 100, 64)),

@@ -42,11 +42,13 @@ class _Qwen2(Layers):
         blocks = columns // BLOCK
         numbers = self.rng.integers(0, 256, (rows, blocks, BLOCK * BITS // 8), np.uint8)
         scale = np.full((rows, blocks), columns**-0.5 / 4, np.float32)
-        return self.constant(f"{name}.weight", numbers), self.constant(f"{name}.scale", scale)
+        return self.add_constant(f"{name}.weight", numbers), self.add_constant(
+            f"{name}.scale", scale
+        )
 
     def product(self, x: str, name: str, columns: int, rows: int, bias: bool = False) -> str:
         """Add a linear layer."""
-        shift = self.vector(f"{name}.bias", rows, 0.0) if bias else ""
+        shift = self.add_vector(f"{name}.bias", rows, 0.0) if bias else ""
         if not self.quantised:
             self.constants[f"{name}.weight"] = np.zeros((columns, rows), np.float32)
             y = self.named("MatMul", f"{name}/product", x, f"{name}.weight")
@@ -57,7 +59,7 @@ class _Qwen2(Layers):
         )
 
     def norm(self, x: str, name: str) -> str:
-        scale = self.vector(f"{name}.weight", self.sizes.width, 1.0)
+        scale = self.add_vector(f"{name}.weight", self.sizes.width, 1.0)
         return self.named("RMSNormalization", name, x, scale, axis=-1, epsilon=1e-6)
 
     def rotated(self, x: str, name: str, heads: int) -> str:
@@ -65,7 +67,7 @@ class _Qwen2(Layers):
             np.arange(self.positions), 1e6 ** (-np.arange(0, self.head, 2) / self.head)
         )
         tables = [
-            self.constant(key, f(angles)[None].astype(np.float32))
+            self.add_constant(key, f(angles)[None].astype(np.float32))
             for key, f in (("cos", np.cos), ("sin", np.sin))
         ]
         return self.named("RotaryEmbedding", name, x, *tables, num_heads=heads)
@@ -83,12 +85,12 @@ class _Qwen2(Layers):
         y = self.named(
             "Attention", at, q, k, v, is_causal=1, q_num_heads=s.heads, kv_num_heads=s.keys
         )
-        x = self.op("Add", x, self.product(y, f"{at}.o_proj", s.width, s.width))
+        x = self.add_op("Add", x, self.product(y, f"{at}.o_proj", s.width, s.width))
         y = self.norm(x, f"{name}.post_attention_layernorm")
         gate = self.product(y, f"{name}.mlp.gate_proj", s.width, s.wide)
-        gate = self.op("Mul", gate, self.op("Sigmoid", gate))
-        y = self.op("Mul", gate, self.product(y, f"{name}.mlp.up_proj", s.width, s.wide))
-        return self.op("Add", x, self.product(y, f"{name}.mlp.down_proj", s.wide, s.width))
+        gate = self.add_op("Mul", gate, self.add_op("Sigmoid", gate))
+        y = self.add_op("Mul", gate, self.product(y, f"{name}.mlp.up_proj", s.width, s.wide))
+        return self.add_op("Add", x, self.product(y, f"{name}.mlp.down_proj", s.wide, s.width))
 
 
 def qwen2(sizes: Sizes, positions: int, pieces: int, quantised: bool = True) -> Graph:
@@ -104,8 +106,8 @@ def qwen2(sizes: Sizes, positions: int, pieces: int, quantised: bool = True) -> 
     to = _Qwen2(sizes, positions, quantised)
     if quantised:
         table, scale = to.packed("model.embed_tokens", sizes.words, sizes.width)
-        flat = to.constant("table", [sizes.words, sizes.width * BITS // 8])
-        rows = to.op("Reshape", table, flat)
+        flat = to.add_constant("table", [sizes.words, sizes.width * BITS // 8])
+        rows = to.add_op("Reshape", table, flat)
         y = to.named(
             "GatherBlockQuantized", "words", rows, "x", scale, domain=MS, bits=BITS,
             block_size=BLOCK, gather_axis=0, quantize_axis=1,
@@ -116,10 +118,10 @@ def qwen2(sizes: Sizes, positions: int, pieces: int, quantised: bool = True) -> 
         y = to.named("Gather", "words", table, "x", axis=0)
     for i in range(sizes.layers):
         y = to.block(y, f"model.layers.{i}")
-    y = to.op("Reshape", to.norm(y, "model.norm"), to.constant("rows", [-1, sizes.width]))
-    lengths = to.constant("lengths", [positions // pieces] * pieces)
-    parts = to.ops("Split", pieces, y, lengths, axis=0)
-    labels = to.ops("Split", pieces, "labels", lengths, axis=0)
+    y = to.add_op("Reshape", to.norm(y, "model.norm"), to.add_constant("rows", [-1, sizes.width]))
+    lengths = to.add_constant("lengths", [positions // pieces] * pieces)
+    parts = to.add_ops("Split", pieces, y, lengths, axis=0)
+    labels = to.add_ops("Split", pieces, "labels", lengths, axis=0)
     losses = []
     for i, (part, label) in enumerate(zip(parts, labels, strict=True)):
         name = f"lm_head.{i}"
@@ -129,10 +131,10 @@ def qwen2(sizes: Sizes, positions: int, pieces: int, quantised: bool = True) -> 
                 bits=BITS, block_size=BLOCK,
             )  # fmt: skip
         else:
-            scores = to.named("MatMul", name, part, to.op("Transpose", table, perm=[1, 0]))
-        losses.append(to.op("SoftmaxCrossEntropyLoss", scores, label, reduction="sum"))
-    total = to.op("Sum", *losses) if pieces > 1 else losses[0]
-    to.named("Div", "mean_loss", total, to.number(positions))
+            scores = to.named("MatMul", name, part, to.add_op("Transpose", table, perm=[1, 0]))
+        losses.append(to.add_op("SoftmaxCrossEntropyLoss", scores, label, reduction="sum"))
+    total = to.add_op("Sum", *losses) if pieces > 1 else losses[0]
+    to.named("Div", "mean_loss", total, to.add_number(positions))
     inputs = {"x": TensorType("i64", (1, positions)), "labels": TensorType("i64", (positions,))}
     return Graph(
         "qwen2", inputs, ["mean_loss"], to.constants, to.nodes, {"": 23, MS: 1},

@@ -77,7 +77,7 @@ def page_seconds(folder: Path) -> list[float]:
     report, fit, trace = HtmlReport(folder / "report.html"), new_fit(), Trace()
     for n in range(MAX_POINTS - 1):
         trace.add(Point(n, n * 0.1, SAMPLES, 1.0 / (n + 1), 1e4, 1e-3, 10**8))
-    report.restore({"trace": trace.state()})
+    report.restore({"trace": trace.make_state()})
     report.on_fit_begin(fit)
     return repeat(lambda: report.write(fit, "running"))
 

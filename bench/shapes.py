@@ -22,8 +22,8 @@ import numpy as np
 from bench.measuring import MIB, fresh, memory, rounds
 from bench.rows import Bench, Cells
 from engine.api import CheckpointState, Module
-from engine.models.mobilenets import mobilenet_v2
-from engine.models.post_norm import transformer
+from engine.models.mobilenets import build_mobilenet_v2
+from engine.models.post_norm import build_transformer
 from engine.tools.benchmark.workload import write_artifacts
 
 COUNT = 50
@@ -42,7 +42,7 @@ SHAPES = {"transformer": _transformer, "mobilenet": _mobilenet}
 
 def trained(name: str) -> Cells:
     """Return the row of a workload; compiles what is not cached yet."""
-    graph = transformer() if name == "transformer" else mobilenet_v2((3, 64, 64))
+    graph = build_transformer() if name == "transformer" else build_mobilenet_v2((3, 64, 64))
     if name == "transformer":
         graph.inputs["x"] = graph.inputs["x"].but(("batch", "length", 256))
     rng = np.random.default_rng(0)

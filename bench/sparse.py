@@ -83,7 +83,7 @@ def measure(name: str, options: Namespace) -> Iterator[Cells]:
             times = in_turns(steps, options.measure)
         for title, each in made.items():
             model, state = each.module.session.training, each.state
-            plan = model.planned(dict(zip(model.inputs, (x.shape, labels.shape), strict=True)))
+            plan = model.make_plan(dict(zip(model.inputs, (x.shape, labels.shape), strict=True)))
             trained = sum(s.size for s in state.slots.values() if s.trainable)
             total = sum(size for _, size in plan.regions) + state.region_bytes("state")
             sizes = (plan.kept_bytes / MIB, plan.compute_region_bytes("work") / MIB, total / MIB)

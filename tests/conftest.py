@@ -21,7 +21,7 @@ from tests.support.places import PLANS
 @pytest.fixture(autouse=True)
 def _plans_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no plans: what earlier runs have left on disk must not decide what a test sees."""
-    monkeypatch.setattr(plan_cache, "folder", lambda: None)
+    monkeypatch.setattr(plan_cache, "find_folder", lambda: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

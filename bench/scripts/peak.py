@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from engine import Trainer
-from engine.trainer.reports.process import peak
+from engine.trainer.reports.process import measure_peak
 
 
 def main(folder: Path, threads: int, steps: int) -> None:
@@ -26,7 +26,7 @@ def main(folder: Path, threads: int, steps: int) -> None:
         start = time.perf_counter()
         trainer.step(*batch)
         times.append(time.perf_counter() - start)
-    print(json.dumps([peak(), sorted(times)[len(times) // 2]]))
+    print(json.dumps([measure_peak(), sorted(times)[len(times) // 2]]))
 
 
 if __name__ == "__main__":

@@ -115,10 +115,13 @@ def generate_artifacts(
 
     asked = ArtifactOptions(**options)
     _refuse_unsupported(ort_format, custom_op_library)
-    extra = _names("additional_output_names", additional_output_names)
-    chosen = _names("loss_input_names", loss_input_names)
-    trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
-    spec, method = _loss(loss), _optimizer(optimizer)
+    extra = _list_names("additional_output_names", additional_output_names)
+    chosen = _list_names("loss_input_names", loss_input_names)
+    trained, frozen = (
+        _list_names("requires_grad", requires_grad),
+        _list_names("frozen_params", frozen_params),
+    )
+    spec, method = _choose_loss(loss), _choose_optimizer(optimizer)
     forward = control.unroll(separate_equal(onnx_io.load(model)))
     for note in forward.notes:
         warnings.warn(note, ModelWarning, stacklevel=find_caller_level())
@@ -147,7 +150,7 @@ def generate_artifacts(
     if isinstance(spec, Losses):
         parts = [part.name for part in spec.parts]
         extra = [*parts, *(name for name in extra if name not in parts)]
-    build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
+    build = None if spec is None else _find_builder(spec, chosen or forward.outputs, bool(chosen))
     made = training.make_artifacts(forward, choice, build, extra, norms, proximal=asked.proximal)
     if parts:
         for graph in (made.training, made.evaluation):
@@ -156,7 +159,7 @@ def generate_artifacts(
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
     kept = bool(forward.external) or METADATA in forward.metadata
     external = kept if asked.external_data is None else asked.external_data
-    _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint, external)
+    _write(made, method, _join_base(artifact_directory, prefix), nominal_checkpoint, external)
 
 
 def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None:
@@ -172,7 +175,7 @@ def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None
         )
 
 
-def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Graph], str]:
+def _find_builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Graph], str]:
     """Return the function that appends the loss to a graph.
 
     inputs: the operands of the loss.  is_chosen: whether the caller has named them.
@@ -214,7 +217,7 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Seque
     return grown
 
 
-def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
+def _make_optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     """Return the graph of the optimizer model, of the training model's opset."""
     from engine.graphs.io import messages, onnx_io
     from engine.graphs.ir.graph import Graph
@@ -223,7 +226,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
 
     opset = made.training.opsets[""]
     kinds = {name: OF_NUMPY[array.dtype] for name, array in made.trainable.items()}
-    method = _by_names(method, Paths.of(made.training.metadata), list(made.trainable))
+    method = _match_by_names(method, Paths.of(made.training.metadata), list(made.trainable))
     if isinstance(method, OptimizerSpec):
         graph = method.build(opset, kinds)
         arguments.expect("the optimizer's graph", graph, Graph)
@@ -240,7 +243,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     return graph
 
 
-def _by_names(
+def _match_by_names(
     method: OptimizerSpec | Block, paths: Paths, names: Sequence[str]
 ) -> OptimizerSpec | Block:
     """Return the optimizer with groups that match by names what theirs match by paths, too."""
@@ -267,7 +270,7 @@ def _write(
     models = hashlib.sha256("".join(map(onnx_io.digest, graphs.values())).encode()).hexdigest()
     ids = SetId.of(models)
     if method is not None:
-        graphs["optimizer_model"] = _optimizer_graph(method, made)
+        graphs["optimizer_model"] = _make_optimizer_graph(method, made)
         ids = SetId.of(models, onnx_io.digest(graphs["optimizer_model"]))
     folder, prefix = os.path.split(base)
     stamps = onnx_io.stamps([made.training, made.evaluation], folder) if external else ""
@@ -283,7 +286,7 @@ def _write(
     values = Checkpoint(trainable=made.trainable, frozen=made.frozen, properties=properties)
     checkpoints = {"checkpoint": values}
     if arguments.check_flag("nominal_checkpoint", nominal):
-        checkpoints["nominal_checkpoint"] = _nominal(values)
+        checkpoints["nominal_checkpoint"] = _make_nominal(values)
     files.make_folder(folder)
     for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
         files.resolve_target(base + name)
@@ -375,12 +378,12 @@ def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None
         )
 
 
-def _names(title: str, names: Sequence[str] | None) -> list[str]:
+def _list_names(title: str, names: Sequence[str] | None) -> list[str]:
     """Return a list of names, empty for None; `title` is what messages call it."""
     return [] if names is None else arguments.check_names(title, names)
 
 
-def _loss(loss: LossType | Loss | Block | Mapping[str, Any] | None) -> Loss | Block | None:
+def _choose_loss(loss: LossType | Loss | Block | Mapping[str, Any] | None) -> Loss | Block | None:
     if isinstance(loss, LossType):
         return LOSSES[loss]()
     if loss is None or isinstance(loss, Loss):
@@ -396,7 +399,7 @@ def _loss(loss: LossType | Loss | Block | Mapping[str, Any] | None) -> Loss | Bl
     raise InputError(f"loss={loss!r}; expected a LossType, a Loss, an onnxblock.Block or None")
 
 
-def _optimizer(
+def _choose_optimizer(
     optimizer: OptimType | OptimizerSpec | Block | None,
 ) -> OptimizerSpec | Block | None:
     if isinstance(optimizer, OptimType):
@@ -408,7 +411,7 @@ def _optimizer(
     )
 
 
-def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
+def _join_base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
     """Return the beginning of the paths of all files: the folder and the prefix."""
     folder = (
         os.getcwd() if directory is None else arguments.check_path("artifact_directory", directory)
@@ -416,10 +419,10 @@ def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
     return os.path.join(folder, arguments.check_prefix("prefix", prefix))
 
 
-def _nominal(values: Checkpoint) -> Checkpoint:
-    def bare(parameters: Any) -> dict[str, NominalTensor]:
+def _make_nominal(values: Checkpoint) -> Checkpoint:
+    def strip_values(parameters: Any) -> dict[str, NominalTensor]:
         return {name: NominalTensor(array.dtype) for name, array in parameters.items()}
 
-    names = bare(values.trainable), bare(values.frozen)
+    names = strip_values(values.trainable), strip_values(values.frozen)
     kept = {PROPERTY: values.properties[PROPERTY]}
     return Checkpoint(trainable=names[0], frozen=names[1], nominal=True, properties=kept)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from engine.checking.dry_run import advice, check, faults_of
-from engine.checking.report import Check, Fault, Figures, Input, Suggestion, by_bytes
+from engine.checking.dry_run import advise, check, list_faults
+from engine.checking.report import Check, Fault, Figures, Input, Suggestion, sort_by_bytes
 from engine.checking.subject import Subject
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "Input",
     "Subject",
     "Suggestion",
-    "advice",
-    "by_bytes",
+    "advise",
     "check",
-    "faults_of",
+    "list_faults",
+    "sort_by_bytes",
 ]

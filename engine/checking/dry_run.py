@@ -18,15 +18,15 @@ from engine.checking.report import (
     Figures,
     Input,
     Suggestion,
-    by_bytes,
+    sort_by_bytes,
 )
 from engine.checking.subject import (
     Opened,
     Shapes,
     Source,
     Subject,
-    layers,
-    training_only,
+    list_layers,
+    train_only,
     with_optimizer,
 )
 from engine.plan.plan import Plan, format_bytes
@@ -67,17 +67,17 @@ def check(
         source=source,
         threads=subject.threads,
         kernels=kernels.name,
-        inputs=tuple(_inputs(opened, shapes)),
-        trained=subject.values(trained=True),
-        frozen=subject.values(trained=False),
+        inputs=tuple(_list_inputs(opened, shapes)),
+        trained=subject.count_values(trained=True),
+        frozen=subject.count_values(trained=False),
         budget=budget,
     )
     try:
-        plans = opened.plans(shapes)
+        plans = opened.make_plans(shapes)
     except InternalError:
         raise
     except EngineError as error:
-        faults = tuple(faults_of(subject.training))
+        faults = tuple(list_faults(subject.training))
         if not faults:
             raise
         return replace(result, faults=faults, why=str(error))
@@ -85,23 +85,23 @@ def check(
         from engine.runtime.roofline import measure
 
         machine = measure(subject.threads, kernels.resolve)
-    read = sum(map(_size, (subject.training, subject.evaluation, subject.optimizer)))
-    told = _Teller(machine, _files(subject, opened), read)
-    kept = _within(opened, shapes, budget, plans) if budget is not None else _Kept(plans)
-    figures = told.figures(opened, shapes, kept.plans)
-    made = told.parts(opened, shapes, kept.plans, planning=True)
+    read = sum(map(_measure_file, (subject.training, subject.evaluation, subject.optimizer)))
+    told = _Teller(machine, _count_file_bytes(subject, opened), read)
+    kept = _plan_within(opened, shapes, budget, plans) if budget is not None else _Kept(plans)
+    figures = told.make_figures(opened, shapes, kept.plans)
+    made = told.list_parts(opened, shapes, kept.plans, planning=True)
     suggestions: list[Suggestion] = []
     if variants:
         say("planning within less memory")
-        suggestions += _budgets(opened, shapes, told, plans)
-        suggestions += _suggestions(subject, opened, shapes, told, say)
+        suggestions += _suggest_budgets(opened, shapes, told, plans)
+        suggestions += _list_suggestions(subject, opened, shapes, told, say)
     return replace(
         result,
         why=kept.why,
         figures=figures,
         first=None if made is None else sum(made.values()),
         least=kept.least,
-        suggestions=by_bytes(s for s in suggestions if s.figures.nbytes < figures.nbytes),
+        suggestions=sort_by_bytes(s for s in suggestions if s.figures.nbytes < figures.nbytes),
         machine=(machine.flops, machine.memory),
         unsure=machine.unsure,
     )
@@ -116,20 +116,20 @@ class _Kept:
     least: int | None = None
 
 
-def _within(opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]) -> _Kept:
+def _plan_within(opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]) -> _Kept:
     """Return the plans within a budget, or the smallest ones if there are none.
 
     plans: those without a budget.
     """
-    if sum(process.regions(plans, opened.train.memory.mapped).values()) <= budget:
+    if sum(process.count_region_bytes(plans, opened.train.memory.mapped).values()) <= budget:
         return _Kept(plans)
     try:
-        return _Kept(opened.plans(shapes, budget))
+        return _Kept(opened.make_plans(shapes, budget))
     except BudgetError as error:
-        return _Kept(opened.plans(shapes, error.least), str(error), error.least)
+        return _Kept(opened.make_plans(shapes, error.least), str(error), error.least)
 
 
-def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
+def advise(subject: Subject, shapes: Shapes, budget: int) -> str:
     """Return changes that help if no plan keeps to a budget, each with its bytes; "" if there are
     none.
 
@@ -139,7 +139,7 @@ def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
 
     opened = subject.open()
     told = _Teller(nominal(subject.threads), 0, 0, whole=False)
-    suggestions = by_bytes(_suggestions(subject, opened, shapes, told))
+    suggestions = sort_by_bytes(_list_suggestions(subject, opened, shapes, told))
     fits = [s for s in suggestions if s.figures.nbytes <= budget]
     shown = [
         f"{s.change} ({format_bytes(s.figures.nbytes)})" for s in fits[::-1] or suggestions[:SHOWN]
@@ -149,7 +149,7 @@ def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
     return f"{'what would fit' if fits else 'what takes less'}: {', '.join(shown[:SHOWN])}"
 
 
-def faults_of(model: Source) -> Iterator[Fault]:
+def list_faults(model: Source) -> Iterator[Fault]:
     """Yield all nodes of a model that cannot be run, or through which no gradient flows.
 
     Nodes whose types are unknown because of these are left out.
@@ -165,20 +165,20 @@ def faults_of(model: Source) -> Iterator[Fault]:
             yield Fault(row.node, op, lacks[row.status], row.reason, row.module)
 
 
-def _inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
+def _list_inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
     for name in opened.train.inputs:
         declared = opened.train.interface.inputs[name]
         yield Input(name, declared.dtype, declared.shape, shapes.get(name))
 
 
-def _files(subject: Subject, opened: Opened) -> int:
+def _count_file_bytes(subject: Subject, opened: Opened) -> int:
     """Return the bytes that a process holds of model files; large constants are in a region."""
     constants = opened.train.interface.large
     large = sum(each.nbytes for each in constants if each.at is not None and not each.file)
-    return _size(subject.training) + _size(subject.optimizer) - large
+    return _measure_file(subject.training) + _measure_file(subject.optimizer) - large
 
 
-def _size(source: Source | None) -> int:
+def _measure_file(source: Source | None) -> int:
     """Return the bytes of a model's file."""
     if source is None:
         return 0
@@ -199,28 +199,30 @@ class _Teller:
     read: int
     whole: bool = True
 
-    def figures(self, opened: Opened, shapes: Shapes, plans: Sequence[Plan]) -> Figures:
+    def make_figures(self, opened: Opened, shapes: Shapes, plans: Sequence[Plan]) -> Figures:
         from engine.kernels.analysis.cost import step_seconds
 
         seconds = sum(sum(step_seconds(plan, self.machine)) for plan in plans)
-        held = process.regions(plans, opened.train.memory.mapped)
-        return Figures(held, self.parts(opened, shapes, plans), seconds)
+        held = process.count_region_bytes(plans, opened.train.memory.mapped)
+        return Figures(held, self.list_parts(opened, shapes, plans), seconds)
 
-    def parts(
+    def list_parts(
         self, opened: Opened, shapes: Shapes, plans: Sequence[Plan], *, planning: bool = False
     ) -> Mapping[str, int] | None:
         if not self.whole:
             return None
         dtypes = {name: t.dtype for name, t in opened.train.interface.inputs.items()}
-        batch = process.batch_bytes(dtypes, shapes)
+        batch = process.count_batch_bytes(dtypes, shapes)
         mapped = opened.train.memory.mapped
-        return process.parts(plans, batch, self.files, self.read, planning=planning, mapped=mapped)
+        return process.list_parts(
+            plans, batch, self.files, self.read, planning=planning, mapped=mapped
+        )
 
 
 # --- variants that take less
 
 
-def _budgets(
+def _suggest_budgets(
     opened: Opened, shapes: Shapes, told: _Teller, plans: Sequence[Plan]
 ) -> Iterator[Suggestion]:
     """Yield the same step within shares of its memory, and within the least sufficient memory.
@@ -228,18 +230,20 @@ def _budgets(
     plans: those without a budget.
     """
     work = max(plan.compute_region_bytes("work") for plan in plans)
-    total = sum(process.regions(plans, opened.train.memory.mapped).values())
+    total = sum(process.count_region_bytes(plans, opened.train.memory.mapped).values())
     budgets = [int(total - (1 - share) * work) for share in SHARES]
     try:
-        opened.plans(shapes, 1)
+        opened.make_plans(shapes, 1)
     except BudgetError as error:
         budgets = [*(b for b in budgets if b > error.least), error.least]
     for budget in budgets:
-        mine = opened.plans(shapes, budget)
-        yield Suggestion(f"a budget of {format_bytes(budget)}", told.figures(opened, shapes, mine))
+        mine = opened.make_plans(shapes, budget)
+        yield Suggestion(
+            f"a budget of {format_bytes(budget)}", told.make_figures(opened, shapes, mine)
+        )
 
 
-def _suggestions(
+def _list_suggestions(
     subject: Subject,
     opened: Opened,
     shapes: Shapes,
@@ -250,52 +254,52 @@ def _suggestions(
 
     Variants that cannot be planned are left out.
     """
-    for change, make in islice(_variants(subject, opened, shapes), VARIANTS):
+    for change, make in islice(_list_variants(subject, opened, shapes), VARIANTS):
         say(f"planning {change}")
         try:
             other, other_shapes = make()
             mine = opened if other is subject else other.open()
-            plans = mine.plans(other_shapes)
+            plans = mine.make_plans(other_shapes)
         except InternalError:
             raise
         except EngineError:
             continue
-        yield Suggestion(change, told.figures(mine, other_shapes, plans))
+        yield Suggestion(change, told.make_figures(mine, other_shapes, plans))
 
 
 Variant = tuple[str, Callable[[], tuple[Subject, Shapes]]]
 
 
-def _variants(subject: Subject, opened: Opened, shapes: Shapes) -> Iterator[Variant]:
-    batch = opened.batch_of(shapes)
+def _list_variants(subject: Subject, opened: Opened, shapes: Shapes) -> Iterator[Variant]:
+    batch = opened.count_batch(shapes)
     for smaller in dict.fromkeys((batch // 2, 1)) if batch is not None else ():
         if 1 <= smaller < (batch or 0):
-            new = opened.shapes_of(shapes, smaller)
-            yield f"a batch of {smaller} instead of {batch}", partial(_same, subject, new)
-    groups = layers(subject)
+            new = opened.resize_shapes(shapes, smaller)
+            yield f"a batch of {smaller} instead of {batch}", partial(_keep_same, subject, new)
+    groups = list_layers(subject)
     if len(groups) > 1:
         rest = groups[len(groups) // 2 :]
         if len(rest) > 1:
             half = [name for layer in rest for name in layer]
             title = f"train the last {len(rest)} of {len(groups)} layers"
-            yield title, partial(_trained, subject, half, shapes)
-        yield "train the last layer alone", partial(_trained, subject, groups[-1], shapes)
+            yield title, partial(_train_only, subject, half, shapes)
+        yield "train the last layer alone", partial(_train_only, subject, groups[-1], shapes)
     small = [name for name in subject.trained if len(subject.parameters[name][1]) < 2]
     if small and len(small) < len(subject.trained):
-        yield "train biases and norms alone", partial(_trained, subject, small, shapes)
-    if opened.update is not None and opened.update.states().nbytes:
-        yield "SGD as the optimizer", partial(_plain, subject, shapes)
+        yield "train biases and norms alone", partial(_train_only, subject, small, shapes)
+    if opened.update is not None and opened.update.lay_out_states().nbytes:
+        yield "SGD as the optimizer", partial(_use_plain_sgd, subject, shapes)
 
 
-def _same(subject: Subject, shapes: Shapes) -> tuple[Subject, Shapes]:
+def _keep_same(subject: Subject, shapes: Shapes) -> tuple[Subject, Shapes]:
     return subject, shapes
 
 
-def _trained(subject: Subject, names: Sequence[str], shapes: Shapes) -> tuple[Subject, Shapes]:
-    return training_only(subject, names), shapes
+def _train_only(subject: Subject, names: Sequence[str], shapes: Shapes) -> tuple[Subject, Shapes]:
+    return train_only(subject, names), shapes
 
 
-def _plain(subject: Subject, shapes: Shapes) -> tuple[Subject, Shapes]:
+def _use_plain_sgd(subject: Subject, shapes: Shapes) -> tuple[Subject, Shapes]:
     from engine.graphs.offline.optim_types import SGD
 
     return with_optimizer(subject, SGD().build), shapes

@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine.base import arguments
-from engine.checking.report import Check, seconds_text
+from engine.checking.report import Check, format_seconds
 from engine.drawing import page
 from engine.drawing.charts import format_coordinate
 from engine.drawing.page import escape
@@ -42,22 +42,22 @@ def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
     found: a dry run of the same models, if any; its suggestions are shown.
     """
     first = next(iter(plans.values()))
-    rows = [("summary", "Summary", _summary(found, first))]
+    rows = [("summary", "Summary", _make_summary(found, first))]
     for i, (name, plan) in enumerate(plans.items()):
         if plan.compute_region_bytes("work"):
-            rows.append((f"arena{i}", name, _arena(name, plan) + _told_of(plan)))
+            rows.append((f"arena{i}", name, _draw_arena(name, plan) + _describe_plan(plan)))
     if found is not None:
-        rows.append(("less", "Smaller variants", _suggestions(found)))
-    return page.make_page(title, _legend(), rows, script="arena.js")
+        rows.append(("less", "Smaller variants", _make_suggestions(found)))
+    return page.make_page(title, _make_legend(), rows, script="arena.js")
 
 
-def _legend() -> str:
+def _make_legend() -> str:
     kinds = [*_COLOURS.values(), ("again", "computed again")]
     items = (f'<li class="{colour}">{escape(name)}</li>' for colour, name in kinds)
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _summary(found: Check | None, plan: Plan) -> str:
+def _make_summary(found: Check | None, plan: Plan) -> str:
     tiles = {"steps": str(len(plan.steps)), "arena over its bound": f"{plan.ratio:.3f}"}
     regions = dict(plan.regions)
     if found is not None and found.figures is not None:
@@ -70,7 +70,7 @@ def _summary(found: Check | None, plan: Plan) -> str:
                 if found.figures.process is None
                 else {"process": format_bytes(found.figures.process)}
             ),
-            "time of a step": seconds_text(found.figures.seconds),
+            "time of a step": format_seconds(found.figures.seconds),
             **tiles,
         }
     shown = "".join(
@@ -88,14 +88,14 @@ def _summary(found: Check | None, plan: Plan) -> str:
 # --- the arena
 
 
-def _arena(name: str, plan: Plan) -> str:
+def _draw_arena(name: str, plan: Plan) -> str:
     """Return the work buffers as boxes, and the bytes in use as a line."""
     steps, size = len(plan.steps), plan.compute_region_bytes("work") // ALIGN
-    makers = _makers(plan)
+    makers = _find_makers(plan)
     kept = [(i, b) for i, b in enumerate(plan.buffers) if b.region == "work" and b.nbytes]
     shown = sorted(kept, key=lambda row: -row[1].nbytes)[:BOXES]
-    boxes = "".join(_box(b, makers.get(i), size) for i, b in sorted(shown))
-    live = _live(plan)
+    boxes = "".join(_draw_box(b, makers.get(i), size) for i, b in sorted(shown))
+    live = _count_live_bytes(plan)
     top = max(range(steps), key=lambda n: live[n])
     line = " ".join(
         f"{n},{size - b // ALIGN} {n + 1},{size - b // ALIGN}" for n, b in enumerate(live)
@@ -108,7 +108,7 @@ def _arena(name: str, plan: Plan) -> str:
         f'<polyline class="live" points="{line}"/>'
         f'<line class="peak" x1="{top + 0.5}" x2="{top + 0.5}" y1="0" y2="{size}"/></svg>'
     )
-    ticks = "".join(_ticks(steps, size, width, height))
+    ticks = "".join(_draw_ticks(steps, size, width, height))
     left = len(kept) - len(shown)
     note = f" The {left} smallest tensors are left out." if left else ""
     return (
@@ -123,7 +123,7 @@ def _arena(name: str, plan: Plan) -> str:
     )
 
 
-def _makers(plan: Plan) -> dict[int, Step]:
+def _find_makers(plan: Plan) -> dict[int, Step]:
     """Return the step that first writes each buffer."""
     steps: dict[int, Step] = {}
     for step in plan.steps:
@@ -133,18 +133,18 @@ def _makers(plan: Plan) -> dict[int, Step]:
     return steps
 
 
-def _box(b: Buffer, maker: Step | None, size: int) -> str:
+def _draw_box(b: Buffer, maker: Step | None, size: int) -> str:
     begin, length = b.offset // ALIGN, max(b.nbytes // ALIGN, 1)
     again = maker is not None and maker.again
     colour = "again" if again else _COLOURS[maker.phase][0] if maker is not None else "c0"
     return (
         f'<rect class="{colour}" x="{b.first}" y="{size - begin - length}" '
         f'width="{b.last - b.first + 1}" height="{length}">'
-        f"<title>{escape(_told(b, maker))}</title></rect>"
+        f"<title>{escape(_describe_buffer(b, maker))}</title></rect>"
     )
 
 
-def _told(b: Buffer, maker: Step | None) -> str:
+def _describe_buffer(b: Buffer, maker: Step | None) -> str:
     shape = ",".join(map(str, b.shape))
     made = "" if maker is None else f"\nmade by {maker.title}"
     return (
@@ -154,7 +154,7 @@ def _told(b: Buffer, maker: Step | None) -> str:
     )
 
 
-def _ticks(steps: int, size: int, width: float, height: float) -> Iterator[str]:
+def _draw_ticks(steps: int, size: int, width: float, height: float) -> Iterator[str]:
     for i in range(_TICKS):
         part = i / (_TICKS - 1)
         at = format_coordinate(_LEFT + part * width), format_coordinate(_TOP + height + 16)
@@ -170,7 +170,7 @@ def _ticks(steps: int, size: int, width: float, height: float) -> Iterator[str]:
     yield f'<text class="title" x="{_LEFT + width / 2:g}" y="{_HEIGHT - 4}">step</text>'
 
 
-def _live(plan: Plan) -> list[int]:
+def _count_live_bytes(plan: Plan) -> list[int]:
     """Return the bytes of the arena that hold something, for each step; shared ones count once."""
     begins: list[list[tuple[int, int]]] = [[] for _ in plan.steps]
     ends: list[list[tuple[int, int]]] = [[] for _ in plan.steps]
@@ -196,11 +196,11 @@ def _live(plan: Plan) -> list[int]:
 # --- tables
 
 
-def _owners(plan: Plan) -> str:
+def _make_owner_table(plan: Plan) -> str:
     """Return the table of the values that hold the arena at its peak."""
-    live = _live(plan)
+    live = _count_live_bytes(plan)
     top = max(range(len(live)), key=lambda n: live[n])
-    makers = _makers(plan)
+    makers = _find_makers(plan)
     alive = [
         (i, b)
         for i, b in enumerate(plan.buffers)
@@ -225,7 +225,7 @@ def _owners(plan: Plan) -> str:
     )
 
 
-def _again(plan: Plan) -> str:
+def _make_again_table(plan: Plan) -> str:
     """Return the table of values that are computed a second time, with the cost."""
     from engine.kernels.analysis.cost import step_seconds
 
@@ -246,12 +246,12 @@ def _again(plan: Plan) -> str:
     )
 
 
-def _told_of(plan: Plan) -> str:
+def _describe_plan(plan: Plan) -> str:
     """Return the text below the arena of a plan."""
-    return _owners(plan) + _again(plan) + _sums(plan)
+    return _make_owner_table(plan) + _make_again_table(plan) + _make_sum_table(plan)
 
 
-def _sums(plan: Plan) -> str:
+def _make_sum_table(plan: Plan) -> str:
     """Return the table of steps that sum over ranks; empty for a plan of one process."""
     steps = list_collectives(plan)
     if not steps:
@@ -273,13 +273,13 @@ def _sums(plan: Plan) -> str:
     )
 
 
-def _suggestions(found: Check) -> str:
+def _make_suggestions(found: Check) -> str:
     rows: Sequence[Sequence[str]] = [
         [
             escape(each.change),
             format_bytes(each.figures.nbytes),
             "" if each.figures.process is None else format_bytes(each.figures.process),
-            seconds_text(each.figures.seconds),
+            format_seconds(each.figures.seconds),
         ]
         for each in found.suggestions
     ]

@@ -20,7 +20,7 @@ from engine.plan.plan import Plan
 _START = """
 import sys
 import engine.trainer.trainer
-from engine.trainer.reports.process import peak
+from engine.trainer.reports.process import measure_peak
 from engine.kernels.binaries import source
 from engine.kernels.ops.registry import templates
 templates()
@@ -32,7 +32,7 @@ if sys.argv[1:]:
     import engine.graphs.planner.planner
     import engine.graphs.offline.optimizers
     import engine.graphs.io.onnx_io
-print(peak())
+print(measure_peak())
 """
 _PATIENCE = 60.0  # seconds
 
@@ -46,7 +46,7 @@ _PLANNED = 5000  # bytes of a step that planning leaves in memory, if plans are 
 
 
 @functools.cache
-def base(*, planning: bool = False) -> int | None:
+def measure_base(*, planning: bool = False) -> int | None:
     """Return the bytes of a process that is ready to train and holds no model.
 
     planning: whether it makes plans or finds them in the cache.
@@ -67,7 +67,7 @@ def base(*, planning: bool = False) -> int | None:
         return None
 
 
-def regions(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]:
+def count_region_bytes(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]:
     """Return the bytes of every region that a process holds for plans that run one after another.
 
     They share all regions except io.
@@ -83,7 +83,7 @@ def regions(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def parts(
+def list_parts(
     plans: Sequence[Plan],
     batch: int,
     files: int,
@@ -99,11 +99,11 @@ def parts(
     read: bytes of all model files, which lie in memory beside the regions of parameters and
         constants while those are filled; if that is more than a step takes, it is the peak.
     planning: whether it makes the plans or finds them in the cache.
-    mapped: see `regions`; mapped bytes are resident, but the system may drop them.
+    mapped: see `count_region_bytes`; mapped bytes are resident, but the system may drop them.
 
-    Returns None if `base` does.
+    Returns None if `measure_base` does.
     """
-    begin = base(planning=planning)
+    begin = measure_base(planning=planning)
     if begin is None:
         return None
     steps = sum(len(plan.steps) for plan in plans)
@@ -111,7 +111,7 @@ def parts(
     buffers = sum(len(plan.buffers) for plan in plans)
     kernels = {kernel.symbol for plan in plans for kernel in plan.kernels}
     threads = max(plan.threads for plan in plans)
-    held = {f"region {name}": size for name, size in regions(plans, mapped).items()}
+    held = {f"region {name}": size for name, size in count_region_bytes(plans, mapped).items()}
     holders = {
         "Python, numpy, edgegrad": begin,
         **held,
@@ -128,7 +128,7 @@ def parts(
     return holders | ({"model files while they are read": more} if more > 0 else {})
 
 
-def batch_bytes(dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> int:
+def count_batch_bytes(dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return the bytes of the arrays of a batch."""
     total = 0
     for name, shape in shapes.items():

@@ -75,7 +75,7 @@ class Suggestion:
     figures: Figures
 
 
-def by_bytes(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
+def sort_by_bytes(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
     """Return suggestions, the least memory first."""
     return tuple(sorted(suggestions, key=lambda s: s.figures.nbytes))
 
@@ -133,16 +133,16 @@ class Check:
         """Return all of it as dictionaries and lists."""
         values = asdict(self) | {"status": self.status, "cold": self.cold}
         if self.figures is not None:
-            values["figures"] |= _totals(self.figures)
+            values["figures"] |= _count_totals(self.figures)
         for row, suggestion in zip(values["suggestions"], self.suggestions, strict=True):
-            row["figures"] |= _totals(suggestion.figures)
+            row["figures"] |= _count_totals(suggestion.figures)
         return values
 
     def __str__(self) -> str:
-        return "\n".join(self._lines()) + "\n"
+        return "\n".join(self._list_lines()) + "\n"
 
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.source}: {self._verdict()}"
+    def _list_lines(self) -> Iterator[str]:
+        yield f"{self.source}: {self._make_verdict()}"
         for each in self.inputs:
             declared = f"{each.dtype}[{','.join(map(str, each.declared))}]"
             here = "" if each.shape is None else f"  here [{','.join(map(str, each.shape))}]"
@@ -155,11 +155,11 @@ class Check:
             of = f" of {fault.module}" if fault.module else ""
             yield f"  {fault.lacks}: {fault.op} {fault.node!r}{of}: {fault.reason}"
         if self.figures is not None:
-            yield from self._figures(self.figures)
+            yield from self._list_figures(self.figures)
         if self.suggestions:
-            yield from self._table()
+            yield from self._list_table_rows()
 
-    def _verdict(self) -> str:
+    def _make_verdict(self) -> str:
         if self.status == "cannot train" or self.budget is None:
             return self.status
         bound = format_bytes(self.budget)
@@ -170,7 +170,7 @@ class Check:
         )
         return f"does not fit {bound}{least}"
 
-    def _figures(self, found: Figures) -> Iterator[str]:
+    def _list_figures(self, found: Figures) -> Iterator[str]:
         regions = "  ".join(f"{name} {format_bytes(n)}" for name, n in found.regions.items())
         yield f"memory, planned  {format_bytes(found.nbytes)}: {regions}"
         if found.parts is not None and found.process is not None:
@@ -185,7 +185,7 @@ class Check:
             )
         flops, speed = self.machine
         yield (
-            f"time of a step   {seconds_text(found.seconds)} on {self.threads} threads, by "
+            f"time of a step   {format_seconds(found.seconds)} on {self.threads} threads, by "
             f"{flops / 1e9:.3g} GFLOP/s and {speed / 1e9:.3g} GB/s; kernels {self.kernels}"
         )
         if self.unsure:
@@ -194,13 +194,18 @@ class Check:
                 "step may take less"
             )
 
-    def _table(self) -> Iterator[str]:
+    def _list_table_rows(self) -> Iterator[str]:
         rows = [("what would take less", "planned", "process", "step")]
         for each in self.suggestions:
             figures = each.figures
             process = "" if figures.process is None else format_bytes(figures.process)
             rows.append(
-                (each.change, format_bytes(figures.nbytes), process, seconds_text(figures.seconds))
+                (
+                    each.change,
+                    format_bytes(figures.nbytes),
+                    process,
+                    format_seconds(figures.seconds),
+                )
             )
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         for first, *rest in rows:
@@ -208,11 +213,11 @@ class Check:
             yield f"{first.ljust(widths[0])}  {'  '.join(cells)}"
 
 
-def _totals(found: Figures) -> dict[str, int | None]:
+def _count_totals(found: Figures) -> dict[str, int | None]:
     return {"nbytes": found.nbytes, "process": found.process}
 
 
-def seconds_text(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return a time for people."""
     if seconds < 1e-3:
         return f"{1e6 * seconds:.0f} us"

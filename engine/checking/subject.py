@@ -54,7 +54,7 @@ class Subject:
         shapes = {name: (slot.dtype, slot.shape) for name, slot in slots.items()}
         return cls(training, optimizer, shapes, trained, threads, evaluation)
 
-    def state(self) -> CheckpointState:
+    def make_state(self) -> CheckpointState:
         """Return a state with these parameters, which have no values and take no memory."""
         bare = {
             n: NominalTensor(np.dtype(NUMPY[dtype])) for n, (dtype, _) in self.parameters.items()
@@ -75,7 +75,7 @@ class Subject:
         Raises:
             EngineError: see `open_models`.
         """
-        state, memory = self.state(), Memory()
+        state, memory = self.make_state(), Memory()
         train, _ = open_models(self.training, None, state, memory, self.threads, Records)
         update = None
         if self.optimizer is not None:
@@ -84,7 +84,7 @@ class Subject:
             )
         return Opened(train, update)
 
-    def values(self, *, trained: bool) -> tuple[int, int]:
+    def count_values(self, *, trained: bool) -> tuple[int, int]:
         """Return how many parameters are trained, or are not, and how many values they have."""
         shapes = [s for n, (_, s) in self.parameters.items() if (n in self.trained) == trained]
         return len(shapes), sum(map(math.prod, shapes))
@@ -101,7 +101,7 @@ class Opened:
     update: Model | None
     made: dict[tuple[object, ...], Plan] = field(default_factory=dict)
 
-    def plans(self, shapes: Shapes, budget: int | None = None) -> tuple[Plan, ...]:
+    def make_plans(self, shapes: Shapes, budget: int | None = None) -> tuple[Plan, ...]:
         """Return the plans of a training step, as in `Trainer.step`.
 
         There is one, or two if the optimizer model cannot be joined to the training model.
@@ -114,16 +114,16 @@ class Opened:
         """
         if self.update is not None:
             try:
-                return (self.step(shapes, budget),)
+                return (self.plan_step(shapes, budget),)
             except NotJoinableError:
                 pass
         self.train.memory.budget = budget
-        alone = self.train.planned(shapes)
+        alone = self.train.make_plan(shapes)
         if self.update is None:
             return (alone,)
-        return alone, self.update.planned_update(self.update.states())
+        return alone, self.update.plan_update(self.update.lay_out_states())
 
-    def step(self, shapes: Shapes, budget: int | None = None) -> Plan:
+    def plan_step(self, shapes: Shapes, budget: int | None = None) -> Plan:
         """Return the one plan of forward, backward and update; made once for the same arguments.
 
         Plans of the same shapes within other budgets share a ladder.
@@ -137,22 +137,22 @@ class Opened:
         key = (budget, *sorted(shapes.items()))
         if key not in self.made:
             self.train.memory.budget = budget
-            update = Update(self.update, self.update.states())
-            self.made[key] = self.train.planned(shapes, update=update)
+            update = Update(self.update, self.update.lay_out_states())
+            self.made[key] = self.train.make_plan(shapes, update=update)
         return self.made[key]
 
-    def batch_of(self, shapes: Shapes) -> int | None:
+    def count_batch(self, shapes: Shapes) -> int | None:
         """Return the number of samples in shapes; None if the model fixes that number."""
-        symbol = self._batch()
-        return None if symbol is None else self._sizes(shapes)[symbol]
+        symbol = self._find_batch_symbol()
+        return None if symbol is None else self._find_sizes(shapes)[symbol]
 
-    def shapes_of(self, shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
+    def resize_shapes(self, shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes for another number of samples, which the model does not fix."""
         from engine.graphs.ir.symbols import evaluate
 
-        symbol = self._batch()
+        symbol = self._find_batch_symbol()
         assert symbol is not None
-        sizes = {**self._sizes(shapes), symbol: batch}
+        sizes = {**self._find_sizes(shapes), symbol: batch}
         changed = {}
         for name, known in shapes.items():
             declared = self.train.interface.inputs[name].shape
@@ -162,12 +162,12 @@ class Opened:
             )
         return changed
 
-    def _batch(self) -> str | None:
+    def _find_batch_symbol(self) -> str | None:
         """Return the symbol of the first dimension of the first input that has one."""
         shapes = (self.train.interface.inputs[name].shape for name in self.train.inputs)
         return next((s[0] for s in shapes if s and isinstance(s[0], str)), None)
 
-    def _sizes(self, shapes: Shapes) -> dict[str, int]:
+    def _find_sizes(self, shapes: Shapes) -> dict[str, int]:
         """Return the sizes of all symbols, the earlier inputs first."""
         sizes: dict[str, int] = {}
         for name, known in shapes.items():
@@ -177,7 +177,7 @@ class Opened:
         return sizes
 
 
-def training_only(subject: Subject, names: Collection[str]) -> Subject:
+def train_only(subject: Subject, names: Collection[str]) -> Subject:
     """Return the same training with only these of its trained parameters.
 
     Gradients of the others, and values that only they need, are not computed; batch normalisations
@@ -196,7 +196,7 @@ def training_only(subject: Subject, names: Collection[str]) -> Subject:
     )
 
 
-def layers(subject: Subject) -> list[list[str]]:
+def list_layers(subject: Subject) -> list[list[str]]:
     """Return the trained parameters of each layer, in the order in which the forward pass reads
     them.
 

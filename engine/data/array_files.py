@@ -51,11 +51,11 @@ def read(path: Any, names: Sequence[str] | None = None) -> Array | dict[str, Arr
     place = arguments.check_path("path", path)
     try:
         if place.lower().endswith(".npz"):
-            return _archive(place, names)
+            return _read_archive(place, names)
         if names is not None:
             raise InputError(f"{place!r} has one array, without a name; names are of a *.npz")
         with open(place, "rb") as file:
-            shape, fortran, dtype = _header(file, repr(place))
+            shape, fortran, dtype = _read_header(file, repr(place))
             begin = file.tell()
             _check_size(repr(place), shape, dtype, os.fstat(file.fileno()).st_size - begin)
         order = "F" if fortran else "C"
@@ -66,7 +66,7 @@ def read(path: Any, names: Sequence[str] | None = None) -> Array | dict[str, Arr
         raise FileError(f"cannot read {place!r}: {error.strerror or error}") from error
 
 
-def names_in(path: str) -> list[str]:
+def list_names(path: str) -> list[str]:
     """Return the names of the arrays of a `*.npz`.
 
     Raises:
@@ -74,7 +74,7 @@ def names_in(path: str) -> list[str]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return list(_members(archive))
+            return list(_list_members(archive))
     except OSError as error:
         raise FileError(f"cannot read {path!r}: {error.strerror or error}") from error
     except EngineError:
@@ -83,7 +83,7 @@ def names_in(path: str) -> list[str]:
         raise InputError(f"{path!r} is not a file *.npz, or is damaged: {error}") from error
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the members of an archive that are arrays, by their names."""
     return {
         info.filename.removesuffix(".npy"): info
@@ -92,11 +92,11 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     }
 
 
-def _archive(place: str, names: Sequence[str] | None) -> dict[str, Array]:
+def _read_archive(place: str, names: Sequence[str] | None) -> dict[str, Array]:
     """Read the arrays of a `*.npz`."""
     try:
         with zipfile.ZipFile(place) as archive:
-            members = _members(archive)
+            members = _list_members(archive)
             if not members:
                 raise InputError(f"{place!r} has no arrays; expected what numpy.savez writes")
             for name in names or ():
@@ -106,18 +106,18 @@ def _archive(place: str, names: Sequence[str] | None) -> dict[str, Array]:
                         f"{', '.join(map(repr, members))}{suggest_nearest(name, members)}"
                     )
             chosen = list(members) if names is None else list(names)
-            return {name: _member(archive, members[name], place, name) for name in chosen}
+            return {name: _read_member(archive, members[name], place, name) for name in chosen}
     except EngineError:
         raise
     except DAMAGES as error:
         raise InputError(f"{place!r} is not a file *.npz, or is damaged: {error}") from error
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, place: str, name: str) -> Array:
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, place: str, name: str) -> Array:
     where = f"{place!r}, array {name!r}"
     limits.check("FILE_BYTES", info.file_size, where)
     with archive.open(info) as file:
-        shape, fortran, dtype = _header(file, where)
+        shape, fortran, dtype = _read_header(file, where)
         _check_size(where, shape, dtype, info.file_size - file.tell())
         content = file.read(math.prod(shape) * dtype.itemsize)
     if len(content) != math.prod(shape) * dtype.itemsize:
@@ -126,7 +126,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, place: str, name: s
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
-def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the header of an array: its shape, whether its first axis varies fastest, its type.
 
     Raises:

@@ -13,7 +13,7 @@ from engine.base.signatures import check_arguments
 from engine.data import array_files
 from engine.data.dataset import Dataset, Indices
 from engine.data.labels import encode_texts, is_text
-from engine.data.samples import SYNONYMS, Array, Sample, field_name, read_only, refuse_nan, to_array
+from engine.data.samples import SYNONYMS, Array, Sample, name_field, read_only, refuse_nan, to_array
 
 CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
 
@@ -62,13 +62,13 @@ class Arrays(Dataset):
             values = list(source) if isinstance(source, tuple | list) else [source]
         values = [array_files.read(v) if array_files.is_array_file(v) else v for v in values]
         self.classes = classes
-        self.columns = [_column(field_name(self.names, i), v) for i, v in enumerate(values)]
+        self.columns = [_make_column(name_field(self.names, i), v) for i, v in enumerate(values)]
         if not self.columns:
             raise InputError("no arrays")
         lengths = [len(column) for column in self.columns]
         if len(set(lengths)) > 1:
             lengths_text = ", ".join(
-                f"{field_name(self.names, i)} has {length}" for i, length in enumerate(lengths)
+                f"{name_field(self.names, i)} has {length}" for i, length in enumerate(lengths)
             )
             raise ShapeError(f"arrays of different lengths: {lengths_text}")
         if not lengths[0]:
@@ -80,7 +80,7 @@ class Arrays(Dataset):
         if not allow_nan:
             for i, column in enumerate(self.columns):
                 if not mapped[i]:
-                    _check_column(column, field_name(self.names, i))
+                    _check_column(column, name_field(self.names, i))
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -100,7 +100,7 @@ class Arrays(Dataset):
     def _check(self, arrays: Sequence[Array], indices: Sequence[int] | Indices) -> None:
         """Look for NaN in what was read of memory-maps."""
         for i in self._unchecked:
-            refuse_nan(arrays[i], field_name(self.names, i), lambda row: f"sample {indices[row]}")
+            refuse_nan(arrays[i], name_field(self.names, i), lambda row: f"sample {indices[row]}")
 
     def _encode_labels(self) -> None:
         """Turn labels that are texts into numbers of classes."""
@@ -111,7 +111,7 @@ class Arrays(Dataset):
             return
         column = self.columns[place]
         if place >= 0 and not isinstance(column, list) and is_text(column):
-            what = field_name(self.names, place)
+            what = name_field(self.names, place)
             self.columns[place], self.classes = encode_texts(column, self.classes, what)
 
     def labels(self) -> Array:
@@ -126,7 +126,7 @@ class Arrays(Dataset):
         if isinstance(column, list):
             return np.array([len(sequence) for sequence in column], np.intp)
         if column.ndim < 2:
-            raise ShapeError(f"{field_name(self.names, field)} has no sequences, but single values")
+            raise ShapeError(f"{name_field(self.names, field)} has no sequences, but single values")
         return np.full(len(column), column.shape[1], np.intp)
 
 
@@ -146,9 +146,9 @@ def _read(source: Any, arrays: Sequence[str] | None) -> Any:
     return tuple(read.values()) if plain else read
 
 
-def _column(what: str, value: Any) -> Array | Ragged:
+def _make_column(what: str, value: Any) -> Array | Ragged:
     """Return an array, or a list of arrays if they have unequal lengths."""
-    if isinstance(value, list | tuple) and len({_length(item) for item in value}) > 1:
+    if isinstance(value, list | tuple) and len({_measure_length(item) for item in value}) > 1:
         return [to_array(f"{what}, sample {i}", item) for i, item in enumerate(value)]
     array = to_array(what, value)
     if not array.ndim:
@@ -156,7 +156,7 @@ def _column(what: str, value: Any) -> Array | Ragged:
     return array
 
 
-def _length(item: Any) -> int:
+def _measure_length(item: Any) -> int:
     """Return the length of a sequence; -1 of a single value."""
     if isinstance(item, str | bytes):
         return -1

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import SHARE, Range, check_arguments
-from engine.data.pictures import pillow
+from engine.data.pictures import import_pillow
 from engine.data.samples import Sample
 
 Picture = npt.NDArray[Any]
@@ -87,11 +87,11 @@ class RandomCrop(PictureAugmentation):
     padding: int = 0
 
     def __post_init__(self) -> None:
-        if min(_sides(self.size)) < 1 or self.padding < 0:
+        if min(_check_sides(self.size)) < 1 or self.padding < 0:
             raise InputError(f"RandomCrop: size={self.size}, padding={self.padding}")
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        height, width = _sides(self.size)
+        height, width = _check_sides(self.size)
         if self.padding:
             edge = (self.padding, self.padding)
             picture = np.pad(picture, (edge, edge, (0, 0)))
@@ -124,15 +124,15 @@ class RandomResizedCrop(PictureAugmentation):
 
     def __post_init__(self) -> None:
         good = 0 < self.scale[0] <= self.scale[1] <= 1 and 0 < self.ratio[0] <= self.ratio[1]
-        if not good or min(_sides(self.size)) < 1:
+        if not good or min(_check_sides(self.size)) < 1:
             raise InputError(
                 f"RandomResizedCrop: size={self.size}, scale={self.scale}, ratio={self.ratio}; "
                 "expected a positive size, and pairs of rising positive numbers, scale up to 1"
             )
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        box = _box(picture.shape[:2], self.scale, self.ratio, rng)
-        return _resized(picture, box, _sides(self.size))
+        box = _draw_box(picture.shape[:2], self.scale, self.ratio, rng)
+        return _resize(picture, box, _check_sides(self.size))
 
 
 @check_arguments(degrees=Range(0, 180))
@@ -147,7 +147,7 @@ class RandomRotation(PictureAugmentation):
     fill: float = 0.0
 
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        return _rotated(picture, rng.uniform(-self.degrees, self.degrees), self.fill)
+        return _rotate(picture, rng.uniform(-self.degrees, self.degrees), self.fill)
 
 
 @check_arguments
@@ -175,7 +175,7 @@ class RandomErasing(PictureAugmentation):
     def change(self, picture: Picture, rng: np.random.Generator) -> Picture:
         if rng.random() >= self.probability:
             return picture
-        left, top, right, bottom = _box(picture.shape[:2], self.scale, self.ratio, rng)
+        left, top, right, bottom = _draw_box(picture.shape[:2], self.scale, self.ratio, rng)
         erased = np.array(picture)
         shape = (bottom - top, right - left, picture.shape[2])
         if picture.dtype.kind in "iu":
@@ -218,11 +218,11 @@ class ColorJitter(PictureAugmentation):
         return values.astype(picture.dtype, copy=False)
 
 
-def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
+def _check_sides(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _box(
+def _draw_box(
     shape: tuple[int, ...],
     scale: tuple[float, float],
     ratio: tuple[float, float],
@@ -248,9 +248,9 @@ def _box(
     return left, top, left + columns, top + rows
 
 
-def _rotated(picture: Picture, degrees: float, fill: float) -> Picture:
+def _rotate(picture: Picture, degrees: float, fill: float) -> Picture:
     """Turn a picture about its middle."""
-    image_module = pillow()
+    image_module = import_pillow()
     method = image_module.Resampling.BILINEAR
     if picture.dtype == np.uint8 and picture.shape[2] == 3:
         image = image_module.fromarray(np.ascontiguousarray(picture))
@@ -263,9 +263,9 @@ def _rotated(picture: Picture, degrees: float, fill: float) -> Picture:
     return (np.rint(turned) if picture.dtype.kind in "iu" else turned).astype(picture.dtype)
 
 
-def _resized(picture: Picture, box: tuple[int, int, int, int], size: tuple[int, int]) -> Picture:
+def _resize(picture: Picture, box: tuple[int, int, int, int], size: tuple[int, int]) -> Picture:
     """Scale a part of a picture: bilinear over the area that a pixel covers."""
-    image_module = pillow()
+    image_module = import_pillow()
     target, method = size[::-1], image_module.Resampling.BILINEAR
     if picture.dtype == np.uint8 and picture.shape[2] == 3:
         image = image_module.fromarray(np.ascontiguousarray(picture))

@@ -12,7 +12,7 @@ from engine.base.errors import InputError, NameNotFoundError, ShapeError, sugges
 from engine.base.signatures import check_arguments
 from engine.data import randomness
 from engine.data.dataset import Dataset, Indices
-from engine.data.samples import Array, Sample, field_name, stack
+from engine.data.samples import Array, Sample, name_field, stack
 
 MASK = "attention_mask"
 
@@ -56,7 +56,7 @@ class Buckets:
         Raises:
             NameNotFoundError: there is no field of that name.
         """
-        return [_position(key, names) for key in self.pad]
+        return [_find_position(key, names) for key in self.pad]
 
     def edges(self, lengths: Indices) -> Indices:
         """Return the lengths of the buckets, in rising order, given the lengths of all sequences.
@@ -92,7 +92,7 @@ class Buckets:
             field_lengths = {i: len(sample[i]) for i in fields}
             if len(set(field_lengths.values())) > 1:
                 told = ", ".join(
-                    f"{field_name(names, i)} has {n}" for i, n in field_lengths.items()
+                    f"{name_field(names, i)} has {n}" for i, n in field_lengths.items()
                 )
                 raise ShapeError(f"bucket_by: sequences of unequal lengths in a sample: {told}")
             padded.append(
@@ -109,7 +109,7 @@ class Buckets:
         return (*arrays[: fields[0] + 1], mask, *arrays[fields[0] + 1 :])
 
 
-def _position(key: str | int, names: Sequence[str] | None) -> int:
+def _find_position(key: str | int, names: Sequence[str] | None) -> int:
     if isinstance(key, int):
         return key
     if names is None or key not in names:
@@ -153,7 +153,7 @@ class Bucketed:
         lengths = dataset.lengths(first)
         self.edges = buckets.edges(lengths)
         self.of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
-        batches = list(self.groups(0))
+        batches = list(self.list_groups(0))
         self.count, self.samples = len(batches), sum(map(len, batches))
 
     def __len__(self) -> int:
@@ -163,11 +163,11 @@ class Bucketed:
         """Return the samples of a batch as arrays, padded to the length of their bucket."""
         return self.buckets.stack(samples, self.fields, int(self.edges[self.of[group[0]]]))
 
-    def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+    def list_groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
         """Yield the indices of each batch of an epoch, from batch `start` on."""
         order = np.arange(len(self.of))
         if self.shuffle:
-            order = randomness.permutation(len(self.of), self.seed, epoch)
+            order = randomness.permute(len(self.of), self.seed, epoch)
         size = self.batch_size
         batches = []
         for bucket in range(len(self.edges)):

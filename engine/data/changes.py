@@ -42,19 +42,19 @@ class Changes:
         """True if samples are changed one by one."""
         return bool(self.decoded or self.prepared)
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return each change with its options, the same in every process."""
         every = (*self.decoded, *self.prepared, *self.batch)
         return [re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(change)) for change in every]
 
     def change(self, dataset: Dataset, index: int, rng: np.random.Generator) -> Sample:
         """Return a sample of a dataset, changed."""
-        sample = dataset.augmented(index, self._decoded, rng) if self.decoded else dataset[index]
+        sample = dataset.augmented(index, self._change, rng) if self.decoded else dataset[index]
         for change in self.prepared:
             sample = change(sample, rng)
         return sample
 
-    def _decoded(self, sample: Sample, rng: np.random.Generator) -> Sample:
+    def _change(self, sample: Sample, rng: np.random.Generator) -> Sample:
         for change in self.decoded:
             sample = change(sample, rng)
         return sample
@@ -69,7 +69,7 @@ class Changes:
         return arrays
 
 
-def changes_of(augment: Change | Sequence[Change] | None, dataset: Dataset) -> Changes:
+def find_changes(augment: Change | Sequence[Change] | None, dataset: Dataset) -> Changes:
     """Return the changes that are asked for.
 
     augment: names or functions, in their order.
@@ -85,7 +85,7 @@ def changes_of(augment: Change | Sequence[Change] | None, dataset: Dataset) -> C
     ]  # fmt: skip
     stages: dict[Stage, list[Any]] = {DECODED: [], PREPARED: [], BATCH: []}
     for each in given:
-        change = _named(each, dataset) if isinstance(each, str) else each
+        change = _make_change(each, dataset) if isinstance(each, str) else each
         stage = getattr(change, "stage", DECODED)
         if not callable(change):
             raise DTypeError(f"augment: expected names or functions, got {type(change).__name__}")
@@ -93,21 +93,21 @@ def changes_of(augment: Change | Sequence[Change] | None, dataset: Dataset) -> C
     return Changes(*(tuple(stages[stage]) for stage in (DECODED, PREPARED, BATCH)))
 
 
-def _named(name: str, dataset: Dataset) -> Any:
+def _make_change(name: str, dataset: Dataset) -> Any:
     """Return a change by its name, with the options that fit a dataset."""
-    known, what = _known(dataset)
+    known, what = _list_known(dataset)
     if name not in known:
         hint = suggest_nearest(name, known) or f"; known: {', '.join(known)}"
         raise InputError(f"augment: no {name!r} for {what}{hint}")
     return known[name]()
 
 
-def _known(dataset: Dataset) -> tuple[dict[str, Callable[[], Any]], str]:
+def _list_known(dataset: Dataset) -> tuple[dict[str, Callable[[], Any]], str]:
     """Return the changes that a dataset's samples can have, by name, and what the samples are."""
     from engine.data import augment, mixing, sound_changes
-    from engine.data.dataset import root_of
+    from engine.data.dataset import find_root
 
-    source = root_of(dataset)
+    source = find_root(dataset)
     known: dict[str, Callable[[], Any]] = {"mixup": mixing.Mixup}
     what = getattr(source, "what", type(source).__name__)
     if what == "sounds":

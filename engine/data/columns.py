@@ -13,8 +13,8 @@ import numpy.typing as npt
 from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 from engine.data.csv_file import Sheet, describe
 from engine.data.dataset import Indices
-from engine.data.dates import PARTS, part_of
-from engine.data.preparation import Category, Features, Number, code
+from engine.data.dates import PARTS, compute_part
+from engine.data.preparation import Category, Features, Number, find_code
 
 CATEGORIES = 1000  # different texts of a column; each becomes a feature
 
@@ -84,19 +84,19 @@ class Rows(ABC):
         """Return the name of a cell in messages."""
 
     @abstractmethod
-    def shown(self, row: int, name: str) -> str:
+    def show(self, row: int, name: str) -> str:
         """Return a cell as it is, for messages."""
 
     @abstractmethod
-    def missing(self, name: str) -> npt.NDArray[np.bool_]:
+    def find_missing(self, name: str) -> npt.NDArray[np.bool_]:
         """Return for each row whether a column's value is missing."""
 
     @abstractmethod
-    def cells(self, name: str) -> list[str]:
+    def read_cells(self, name: str) -> list[str]:
         """Return the texts of a column; missing ones are empty."""
 
     @abstractmethod
-    def numbers(self, name: str) -> npt.NDArray[np.float64] | None:
+    def read_numbers(self, name: str) -> npt.NDArray[np.float64] | None:
         """Return a column of numbers, NaN where one is missing; None: it has no number.
 
         Raises:
@@ -104,14 +104,14 @@ class Rows(ABC):
         """
 
     @abstractmethod
-    def dates(self, name: str) -> npt.NDArray[np.datetime64]:
+    def read_dates(self, name: str) -> npt.NDArray[np.datetime64]:
         """Return a column of dates, to the second; NaT where one is missing.
 
         Raises:
             InputError: a cell is not a date.
         """
 
-    def index(self, name: str) -> int:
+    def find_index(self, name: str) -> int:
         """Return the position of a column."""
         place = self._places.get(name)
         if place is None:
@@ -121,7 +121,7 @@ class Rows(ABC):
             )
         return place
 
-    def absent(self, used: Sequence[str], drop: bool, refuse: Sequence[str]) -> None:
+    def drop_missing(self, used: Sequence[str], drop: bool, refuse: Sequence[str]) -> None:
         """Drop the rows in which a value is missing; or refuse them if it is of these columns.
 
         used: the columns whose values matter.
@@ -129,36 +129,38 @@ class Rows(ABC):
         if drop:
             lacking = np.zeros(len(self), bool)
             for name in used:
-                lacking |= self.missing(name)
+                lacking |= self.find_missing(name)
             if lacking.all():
                 raise InputError(f"{self.title}: a value is missing in every row")
             self.keep(np.flatnonzero(~lacking))
             return
         for name in refuse:
-            rows = np.flatnonzero(self.missing(name))
+            rows = np.flatnonzero(self.find_missing(name))
             if rows.size:
                 row = int(rows[0])
                 raise InputError(
-                    f"{self.place(row, name)}: the value is missing ({self.shown(row, name)}); "
+                    f"{self.place(row, name)}: the value is missing ({self.show(row, name)}); "
                     "missing='drop' leaves such rows out, missing='mean' fills features up"
                 )
 
-    def column(self, name: str, categorical: bool, known: Number | Category | None) -> Raw:
+    def read_column(self, name: str, categorical: bool, known: Number | Category | None) -> Raw:
         """Return a column of features, of the known kind or the kind of its cells."""
         if isinstance(known, Number) and known.part:
-            return self.parts(name, known.part)
+            return self.read_parts(name, known.part)
         texts = categorical if known is None else isinstance(known, Category)
-        values = None if texts else self.numbers(name)
+        values = None if texts else self.read_numbers(name)
         if values is not None:
             return Numbers(name, values)
-        cells = self.cells(name)
+        cells = self.read_cells(name)
         if isinstance(known, Number):
             wrong = next((i for i, cell in enumerate(cells) if cell), None)
             if wrong is None:
                 return Numbers(name, np.full(len(cells), math.nan))
             raise InputError(f"{self.place(wrong, name)}: {cells[wrong]!r} is not a number")
         if known is not None:
-            codes = [code(known, c, self.place(i, name)) if c else -1 for i, c in enumerate(cells)]
+            codes = [
+                find_code(known, c, self.place(i, name)) if c else -1 for i, c in enumerate(cells)
+            ]
             return Texts(name, known.values, np.array(codes, np.intp))
         kinds = sorted(set(cells) - {""})
         if len(kinds) > CATEGORIES:
@@ -169,14 +171,14 @@ class Rows(ABC):
         place = {text: i for i, text in enumerate(kinds)}
         return Texts(name, tuple(kinds), np.array([place.get(c, -1) for c in cells], np.intp))
 
-    def parts(self, name: str, part: str) -> Numbers:
+    def read_parts(self, name: str, part: str) -> Numbers:
         """Return a part of a column of dates, as "year", as numbers."""
         if part not in PARTS:
             raise InputError(
                 f"dates: {name!r} has no part {part!r}{suggest_nearest(part, PARTS)}; known: "
                 f"{', '.join(PARTS)}"
             )
-        return Numbers(name, part_of(self.dates(name), part), part)
+        return Numbers(name, compute_part(self.read_dates(name), part), part)
 
 
 class SheetRows(Rows):
@@ -197,19 +199,19 @@ class SheetRows(Rows):
     def place(self, row: int, name: str) -> str:
         return describe(self._path, self._lines[row], name)
 
-    def shown(self, row: int, name: str) -> str:
-        return repr(self._rows[row][self.index(name)])
+    def show(self, row: int, name: str) -> str:
+        return repr(self._rows[row][self.find_index(name)])
 
-    def missing(self, name: str) -> npt.NDArray[np.bool_]:
-        j = self.index(name)
+    def find_missing(self, name: str) -> npt.NDArray[np.bool_]:
+        j = self.find_index(name)
         return np.array([row[j] in self._missing for row in self._rows], bool)
 
-    def cells(self, name: str) -> list[str]:
-        j = self.index(name)
+    def read_cells(self, name: str) -> list[str]:
+        j = self.find_index(name)
         return ["" if row[j] in self._missing else row[j] for row in self._rows]
 
-    def numbers(self, name: str) -> npt.NDArray[np.float64] | None:
-        cells = self.cells(name)
+    def read_numbers(self, name: str) -> npt.NDArray[np.float64] | None:
+        cells = self.read_cells(name)
         parsed = np.full(len(cells), math.nan)
         wrong: int | None = None
         right = False
@@ -224,11 +226,11 @@ class SheetRows(Rows):
         if wrong is not None:
             if not right:
                 return None
-            raise mixed(self, wrong, name, cells[wrong])
-        return finite(self, name, parsed, [bool(cell) for cell in cells])
+            raise explain_mixed(self, wrong, name, cells[wrong])
+        return check_finite(self, name, parsed, [bool(cell) for cell in cells])
 
-    def dates(self, name: str) -> npt.NDArray[np.datetime64]:
-        cells = self.cells(name)
+    def read_dates(self, name: str) -> npt.NDArray[np.datetime64]:
+        cells = self.read_cells(name)
         parsed_dates = np.full(len(cells), "NaT", "M8[s]")
         for i, cell in enumerate(cells):
             if cell:
@@ -242,7 +244,7 @@ class SheetRows(Rows):
         return parsed_dates
 
 
-def mixed(rows: Rows, row: int, name: str, cell: object) -> InputError:
+def explain_mixed(rows: Rows, row: int, name: str, cell: object) -> InputError:
     """Return the error of a column that holds numbers and something that is not a number."""
     return InputError(
         f"{rows.place(row, name)}: {cell!r} is not a number, but others in "
@@ -250,7 +252,7 @@ def mixed(rows: Rows, row: int, name: str, cell: object) -> InputError:
     )
 
 
-def finite(
+def check_finite(
     rows: Rows, name: str, values: npt.NDArray[np.float64], given: Sequence[bool]
 ) -> npt.NDArray[np.float64]:
     """Return numbers, unless one that is given is not finite.
@@ -261,6 +263,6 @@ def finite(
     flawed = np.flatnonzero(np.asarray(given) & ~np.isfinite(values))
     if flawed.size:
         i = int(flawed[0])
-        shown = rows.cells(name)[i]
+        shown = rows.read_cells(name)[i]
         raise InputError(f"{rows.place(i, name)}: {shown!r} is not finite")
     return values

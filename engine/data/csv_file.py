@@ -51,7 +51,7 @@ def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
     encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
         with open(place, encoding=encoding, newline="") as file:
-            return _sheet(place, file, delimiter, header)
+            return _read_sheet(place, file, delimiter, header)
     except UnicodeError as error:
         raise InputError(
             f"{place!r} is not {encoding}: {error}; pass encoding=, as 'latin-1' or 'utf-16'"
@@ -64,7 +64,7 @@ def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
         raise FileError(f"cannot read {place!r}: {error.strerror or error}") from error
 
 
-def _sheet(path: str, file: Iterator[str], delimiter: str, header: bool) -> Sheet:
+def _read_sheet(path: str, file: Iterator[str], delimiter: str, header: bool) -> Sheet:
     reader = csv.reader(file, delimiter=delimiter, strict=True)
     names: list[str] = []
     rows: list[list[str]] = []

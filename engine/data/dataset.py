@@ -175,7 +175,7 @@ class View(Dataset):
         return self.source.sample_name(index)
 
 
-def root_of(dataset: Dataset) -> Dataset:
+def find_root(dataset: Dataset) -> Dataset:
     """Return the dataset from which a view of a view reads its samples."""
     while isinstance(dataset, View):
         dataset = dataset.source
@@ -224,14 +224,14 @@ class Columns(View):
         self.names = list(names)
         self.fields = [known.index(name) for name in names]
 
-    def _chosen(self, sample: tuple[Array, ...]) -> tuple[Array, ...]:
+    def _choose(self, sample: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(sample[i] for i in self.fields)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._chosen(self.source[index])
+        return self._choose(self.source[index])
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
-        return self._chosen(self.source.take(indices))
+        return self._choose(self.source.take(indices))
 
     def lengths(self, field: int) -> Indices:
         return self.source.lengths(self.fields[field])

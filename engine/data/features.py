@@ -59,7 +59,7 @@ def resample(samples: Floats, rate: int, target: int) -> Floats:
     up, down = target // common, rate // common
     if up == down:
         return samples
-    bank = _bank(up, down)
+    bank = _make_bank(up, down)
     reach = bank.shape[1] // 2
     windows = sliding_window_view(np.pad(samples, (reach - 1, reach)), 2 * reach)
     out = np.empty(-(-len(samples) * up // down), np.float32)
@@ -70,7 +70,7 @@ def resample(samples: Floats, rate: int, target: int) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def _bank(up: int, down: int) -> Floats:
+def _make_bank(up: int, down: int) -> Floats:
     """Return the filter of each of `up` phases, with taps for samples 1 - reach to reach."""
     cutoff = ROLLOFF * min(1.0, up / down)
     reach = math.ceil(LOBES / cutoff)
@@ -156,7 +156,9 @@ class LogMel:
     @cached_property
     def filters(self) -> Floats:
         """Return the triangle of each band: n_mels x frequencies of the transform."""
-        mels = np.linspace(_mel(self.f_min), _mel(self.highest), self.n_mels + 2)
+        mels = np.linspace(
+            _convert_to_mel(self.f_min), _convert_to_mel(self.highest), self.n_mels + 2
+        )
         edges = 700 * (10 ** (mels / 2595) - 1)
         low, peak, high = edges[:-2, np.newaxis], edges[1:-1, np.newaxis], edges[2:, np.newaxis]
         bins = np.arange(self.length // 2 + 1) * self.rate / self.length
@@ -196,5 +198,5 @@ class LogMel:
         return out
 
 
-def _mel(frequency: float) -> float:
+def _convert_to_mel(frequency: float) -> float:
     return 2595 * math.log10(1 + frequency / 700)

@@ -15,7 +15,7 @@ from engine.base import arguments
 from engine.base.errors import EngineError, InputError
 from engine.base.signatures import check_arguments
 from engine.data.dataset import Dataset, Indices
-from engine.data.folders import all_of, classes_of
+from engine.data.folders import list_all, list_classes
 from engine.data.samples import Array, Augment, Sample, read_only
 from engine.system.config import count_cores
 
@@ -47,7 +47,7 @@ class DecodedFiles(Dataset):
         unreadable: Literal["raise", "drop"],
         cache: int,
     ) -> None:
-        one_of("unreadable", unreadable, ("raise", "drop"))
+        choose_one("unreadable", unreadable, ("raise", "drop"))
         self.readers = min(READERS, count_cores())
         self.cache, self._unreadable = arguments.count("cache", cache), unreadable
         self._list(folder, classes, arguments.check_flag("labelled", labelled))
@@ -60,11 +60,11 @@ class DecodedFiles(Dataset):
         self._folder = path if os.path.isdir(path) else os.path.dirname(path)
         self._targets: Array | None = None
         if labelled:
-            listing = classes_of(folder, self.suffixes, self.what, classes)
+            listing = list_classes(folder, self.suffixes, self.what, classes)
             self.paths, self._targets = listing.paths, listing.labels
             self.classes = listing.classes
         else:
-            self.paths = all_of(folder, self.suffixes, self.what)
+            self.paths = list_all(folder, self.suffixes, self.what)
         self._used = 0
         self._kept: dict[int, Array] = {}
         self._lock = threading.Lock()
@@ -160,7 +160,7 @@ class DecodedFiles(Dataset):
         self.paths = [self.paths[i] for i in good]
 
 
-def one_of(what: str, value: Any, known: Sequence[str]) -> str:
+def choose_one(what: str, value: Any, known: Sequence[str]) -> str:
     """Return an argument that must be one of a few words.
 
     Raises:

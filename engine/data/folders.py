@@ -38,7 +38,7 @@ class Listing:
     classes: list[str]
 
 
-def classes_of(
+def list_classes(
     folder: Any, suffixes: Sequence[str], what: str, classes: Sequence[str] | None = None
 ) -> Listing:
     """List the files of a folder whose sub-folders are classes, without hidden ones.
@@ -57,9 +57,9 @@ def classes_of(
         NameNotFoundError: a sub-folder is none of `classes`.
     """
     path = arguments.check_path("folder", folder)
-    shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_listed(suffixes)}"
-    entries = _entries(path)
-    folders = _folders(path)
+    shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_join_names(suffixes)}"
+    entries = _list_entries(path)
+    folders = _list_folders(path)
     if not folders:
         loose = [name for name in entries if name.lower().endswith(tuple(suffixes))]
         told = f"{len(loose)} {what}, but no sub-folders" if loose else "nothing to read"
@@ -81,7 +81,7 @@ def classes_of(
     paths: list[str] = []
     labels: list[int] = []
     for name in folders:
-        files = list(files_of(os.path.join(path, name), suffixes))
+        files = list(list_files(os.path.join(path, name), suffixes))
         if not files:
             raise InputError(f"{path!r}: no {what} in the class {name!r}; {shape}")
         paths += files
@@ -89,13 +89,13 @@ def classes_of(
     return Listing(paths, np.array(labels, np.int64), list(known))
 
 
-def _folders(path: str) -> list[str]:
-    return [name for name in _entries(path) if os.path.isdir(os.path.join(path, name))]
+def _list_folders(path: str) -> list[str]:
+    return [name for name in _list_entries(path) if os.path.isdir(os.path.join(path, name))]
 
 
 def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], what: str) -> None:
     """Refuse sub-folders that are not classes: splits, and folders that hold folders alone."""
-    splits = splits_of(path)
+    splits = find_splits(path)
     if splits:
         names = [os.path.basename(place) for place in splits.values()]
         first = next(iter(splits.values()))
@@ -106,8 +106,10 @@ def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], w
         )
     for name in folders:
         place = os.path.join(path, name)
-        deeper = _folders(place)
-        if deeper and not any(each.lower().endswith(tuple(suffixes)) for each in _entries(place)):
+        deeper = _list_folders(place)
+        if deeper and not any(
+            each.lower().endswith(tuple(suffixes)) for each in _list_entries(place)
+        ):
             shown = ", ".join(map(repr, deeper[:3])) + (", ..." if len(deeper) > 3 else "")
             raise InputError(
                 f"{path!r}: the sub-folder {name!r} holds the folders {shown} and no {what}, so it "
@@ -116,7 +118,7 @@ def _refuse_splits(path: str, folders: Sequence[str], suffixes: Sequence[str], w
             )
 
 
-def splits_of(folder: Any) -> dict[str, str]:
+def find_splits(folder: Any) -> dict[str, str]:
     """Return the folders of a root that is divided already, by "train", "validation" and "test".
 
     It is if all its sub-folders have names of `SPLITS`, and one of them is for training or holds
@@ -129,7 +131,7 @@ def splits_of(folder: Any) -> dict[str, str]:
     path = arguments.check_path("folder", folder)
     if not os.path.isdir(path):
         return {}
-    names = _folders(path)
+    names = _list_folders(path)
     splits: dict[str, str] = {}
     if not names or any(name.lower() not in _SPLIT_OF for name in names):
         return {}
@@ -142,15 +144,15 @@ def splits_of(folder: Any) -> dict[str, str]:
                 "leave one of them"
             )
         splits[split] = os.path.join(path, name)
-    return splits if TRAIN in splits or any(map(_folders, splits.values())) else {}
+    return splits if TRAIN in splits or any(map(_list_folders, splits.values())) else {}
 
 
-def default_validation(folder: Any) -> str | float:
+def choose_validation(folder: Any) -> str | float:
     """Return the data at a path to validate with: a folder, or the share to be set apart.
 
     The share is 0 if the data are divided without a split for validation.
     """
-    splits = splits_of(folder)
+    splits = find_splits(folder)
     return splits.get(VALIDATION, 0.0 if splits else SHARE)
 
 
@@ -161,7 +163,7 @@ def split_of(folder: Any, *wanted: str) -> str:
         FileError: the folder cannot be read.
         InputError: it has splits, but none of these.
     """
-    splits = splits_of(folder)
+    splits = find_splits(folder)
     path = arguments.check_path("folder", folder)
     if not splits:
         return path
@@ -175,7 +177,7 @@ def split_of(folder: Any, *wanted: str) -> str:
     )
 
 
-def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
+def list_all(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
     """List the files of a folder at any depth, in order of names; a file is itself.
 
     Raises:
@@ -185,28 +187,28 @@ def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
     path = arguments.check_path("folder", folder)
     if os.path.isfile(path):
         return [path]
-    _entries(path)
-    paths = list(files_of(path, suffixes))
+    _list_entries(path)
+    paths = list(list_files(path, suffixes))
     if not paths:
-        raise InputError(f"{path!r}: no {what}; expected {_listed(suffixes)}")
+        raise InputError(f"{path!r}: no {what}; expected {_join_names(suffixes)}")
     return paths
 
 
-def files_of(folder: str, suffixes: Sequence[str]) -> Iterator[str]:
+def list_files(folder: str, suffixes: Sequence[str]) -> Iterator[str]:
     """List every file with one of these suffixes in a folder at any depth, in order of names.
 
     Raises:
         FileError: a folder cannot be read.
     """
-    for name in _entries(folder):
+    for name in _list_entries(folder):
         path = os.path.join(folder, name)
         if os.path.isdir(path):
-            yield from files_of(path, suffixes)
+            yield from list_files(path, suffixes)
         elif name.lower().endswith(tuple(suffixes)):
             yield path
 
 
-def _entries(folder: str) -> list[str]:
+def _list_entries(folder: str) -> list[str]:
     """List the names in a folder, in order, without hidden ones."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -216,5 +218,5 @@ def _entries(folder: str) -> list[str]:
         raise FileError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
 
 
-def _listed(suffixes: Sequence[str]) -> str:
+def _join_names(suffixes: Sequence[str]) -> str:
     return f"files as *{', *'.join(suffixes)}"

@@ -13,7 +13,7 @@ import numpy as np
 from engine.base.errors import InputError
 from engine.data.dataset import Dataset, Indices
 from engine.data.samples import Array, Sample, as_sample, find_columns, stack, to_array
-from engine.data.streams import Stream, grouped, set_epoch
+from engine.data.streams import Stream, group_samples, set_epoch
 
 READ = 1024  # rows of a table that are read together where only their lengths are wanted
 
@@ -78,7 +78,7 @@ class Samples(Stream):
 
         def begin(epoch: int) -> Iterable[Any]:
             set_epoch(source, epoch)
-            return grouped(source, batch_size, drop_last, what)
+            return group_samples(source, batch_size, drop_last, what)
 
         super().__init__(begin, what=what, **options)
         self.batch_size = batch_size
@@ -142,16 +142,16 @@ class Table(Dataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def _values_of(self, row: Mapping[str, Any], what: str) -> tuple[Array, ...]:
+    def _read_values(self, row: Mapping[str, Any], what: str) -> tuple[Array, ...]:
         return tuple(to_array(f"{what}, column {name!r}", row[name]) for name in self.names)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._values_of(self.rows[index], f"row {index}")
+        return self._read_values(self.rows[index], f"row {index}")
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
         batch = self.rows[[int(i) for i in indices]]
         if all(np.asarray(batch[name]).dtype != object for name in self.names):
-            return self._values_of(batch, "rows")
+            return self._read_values(batch, "rows")
         return stack([self[int(i)] for i in indices], self.names)  # reports unequal lengths
 
     def labels(self) -> Array:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from engine.base import arguments
 from engine.base.errors import InputError, ShapeError
-from engine.data.columns import Rows, finite, mixed
+from engine.data.columns import Rows, check_finite, explain_mixed
 from engine.data.dataset import Indices
 
 NUMBERS = (int, float, np.integer, np.floating, decimal.Decimal)
@@ -47,7 +47,7 @@ class FrameRows(Rows):
         if not keys:
             raise InputError(f"{self.title}: no columns")
         given = {name: source[key] for name, key in zip(self.names, keys, strict=True)}
-        self._columns = {name: _values(column) for name, column in given.items()}
+        self._columns = {name: _read_values(column) for name, column in given.items()}
         self._categories = {name for name, column in given.items() if _is_category(column)}
         for name, values in self._columns.items():
             if values.ndim != 1:
@@ -73,15 +73,15 @@ class FrameRows(Rows):
     def place(self, row: int, name: str) -> str:
         return f"{self.title}, row {self._rows[row]}, column {name!r}"
 
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        self.index(name)
+    def _read_column(self, name: str) -> npt.NDArray[Any]:
+        self.find_index(name)
         return self._columns[name][self._rows]
 
-    def shown(self, row: int, name: str) -> str:
-        return str(self._column(name)[row])
+    def show(self, row: int, name: str) -> str:
+        return str(self._read_column(name)[row])
 
-    def missing(self, name: str) -> npt.NDArray[np.bool_]:
-        values = self._column(name)
+    def find_missing(self, name: str) -> npt.NDArray[np.bool_]:
+        values = self._read_column(name)
         if values.dtype == object:
             return np.array([_is_missing(value) for value in values.tolist()], bool)
         if values.dtype.kind in "mM":
@@ -90,20 +90,20 @@ class FrameRows(Rows):
             return np.zeros(len(values), bool)
         return np.asarray(np.isnan(values), bool)
 
-    def cells(self, name: str) -> list[str]:
-        values = self._column(name)
+    def read_cells(self, name: str) -> list[str]:
+        values = self._read_column(name)
         items = values.astype(str) if values.dtype.kind in "mM" else values
         return [
-            "" if gone else _text(value)
-            for value, gone in zip(items.tolist(), self.missing(name), strict=True)
+            "" if gone else _format_text(value)
+            for value, gone in zip(items.tolist(), self.find_missing(name), strict=True)
         ]
 
-    def numbers(self, name: str) -> npt.NDArray[np.float64] | None:
-        values, gone = self._column(name), self.missing(name)
+    def read_numbers(self, name: str) -> npt.NDArray[np.float64] | None:
+        values, gone = self._read_column(name), self.find_missing(name)
         if values.dtype.kind == "b" or name in self._categories:
             return None  # texts, as in a file
         if values.dtype.kind in "iuf":
-            return finite(self, name, values.astype(np.float64), (~gone).tolist())
+            return check_finite(self, name, values.astype(np.float64), (~gone).tolist())
         parsed = np.full(len(values), math.nan)
         wrong: list[int] = []
         right = False
@@ -116,8 +116,8 @@ class FrameRows(Rows):
             self._check_kind(i, name, value)
             wrong.append(i)
         if wrong and right:
-            raise mixed(self, wrong[0], name, values[wrong[0]])
-        return None if wrong else finite(self, name, parsed, (~gone).tolist())
+            raise explain_mixed(self, wrong[0], name, values[wrong[0]])
+        return None if wrong else check_finite(self, name, parsed, (~gone).tolist())
 
     def _check_kind(self, row: int, name: str, value: Any) -> None:
         """Refuse a value that is neither a number nor a text."""
@@ -133,8 +133,8 @@ class FrameRows(Rows):
             "numbers or texts"
         )
 
-    def dates(self, name: str) -> npt.NDArray[np.datetime64]:
-        values, gone = self._column(name), self.missing(name)
+    def read_dates(self, name: str) -> npt.NDArray[np.datetime64]:
+        values, gone = self._read_column(name), self.find_missing(name)
         if values.dtype.kind == "M":
             return values.astype("M8[s]")
         parsed_dates = np.full(len(values), "NaT", "M8[s]")
@@ -152,7 +152,7 @@ class FrameRows(Rows):
         return parsed_dates
 
 
-def _values(column: Any) -> npt.NDArray[Any]:
+def _read_values(column: Any) -> npt.NDArray[Any]:
     """Return the values of a column: an array of numbers, or of objects."""
     if not isinstance(column, np.ndarray) and callable(getattr(column, "to_numpy", None)):
         array = np.asarray(column.to_numpy())
@@ -175,7 +175,7 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _text(value: Any) -> str:
+def _format_text(value: Any) -> str:
     """Return a cell as the text of a category; a whole number is written without a fraction."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))

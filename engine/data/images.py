@@ -76,13 +76,13 @@ class Images(DecodedFiles):
         unreadable: Literal["raise", "drop"] = "raise",
         cache: int = CACHE,
     ) -> None:
-        pictures.pillow()
-        self.size = _size(size)
+        pictures.import_pillow()
+        self.size = _check_size(size)
         self.layout = layout
         self.color_mode: ColorMode = "rgb" if color_mode == "rgb" else "grayscale"
         grey = self.color_mode == "grayscale"
-        self.mean = _channels("mean", mean, 0.5 if grey else IMAGENET_MEAN, 1 if grey else 3)
-        self.std = _channels("std", std, 0.5 if grey else IMAGENET_STD, 1 if grey else 3)
+        self.mean = _check_channels("mean", mean, 0.5 if grey else IMAGENET_MEAN, 1 if grey else 3)
+        self.std = _check_channels("std", std, 0.5 if grey else IMAGENET_STD, 1 if grey else 3)
         if not np.all(self.std > 0):
             raise InputError(f"std={self.std.tolist()}; expected positive numbers")
         shorter = min(self.size) if resize is None else resize
@@ -121,7 +121,7 @@ class Images(DecodedFiles):
         return out
 
 
-def _size(value: int | tuple[int, int]) -> tuple[int, int]:
+def _check_size(value: int | tuple[int, int]) -> tuple[int, int]:
     try:
         sides = (value, value) if isinstance(value, int) else tuple(value)
     except TypeError:
@@ -132,7 +132,7 @@ def _size(value: int | tuple[int, int]) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _channels(what: str, value: Any, default: float | Sequence[float], count: int) -> Array:
+def _check_channels(what: str, value: Any, default: float | Sequence[float], count: int) -> Array:
     array = arguments.cast(what, default if value is None else value, np.dtype(np.float32))
     if array.ndim > 1 or array.size not in (1, count):
         raise InputError(f"{what}={value!r}; expected {count} numbers, one a channel")

@@ -53,7 +53,7 @@ class DataRequest(Protocol):
 class Kind:
     """A kind of data.  The methods here are for kinds that do not need them."""
 
-    def suffixes(self) -> Sequence[str]:
+    def list_suffixes(self) -> Sequence[str]:
         """Those of its files, in lower case."""
         raise NotImplementedError
 
@@ -61,17 +61,17 @@ class Kind:
         """The dataset of the data in a path; see `places.open_data`."""
         raise NotImplementedError
 
-    def unlabelled(
+    def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         """Where each sample is from, and the samples; see `places.unlabelled`."""
         raise NotImplementedError
 
-    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options that the type of the model's first input decides; `given` are those given."""
         return {}
 
-    def learned(self, training: Dataset) -> dict[str, Any]:
+    def read_learned(self, training: Dataset) -> dict[str, Any]:
         """Return the options that the dataset has learned from its training samples."""
         return {}
 
@@ -106,7 +106,7 @@ class _Decoded(Kind):
     def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         return self.make(asked, path, classes=list(asked.classes) or None)
 
-    def unlabelled(
+    def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         readers = [self.make(asked, path, classes=None, labelled=False) for path in paths]
@@ -115,7 +115,7 @@ class _Decoded(Kind):
 
 
 class _Images(_Decoded):
-    def suffixes(self) -> Sequence[str]:
+    def list_suffixes(self) -> Sequence[str]:
         from engine.data.pictures import SUFFIXES
 
         return SUFFIXES
@@ -125,7 +125,7 @@ class _Images(_Decoded):
 
         return tables.make(Images, asked.options, _PLACE, folder=path, **given)
 
-    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Size, layout and colours, as an input of four axes declares them."""
         if len(feature.shape) != 4:
             raise InputError(
@@ -145,7 +145,7 @@ class _Images(_Decoded):
 
 
 class _Sounds(_Decoded):
-    def suffixes(self) -> Sequence[str]:
+    def list_suffixes(self) -> Sequence[str]:
         from engine.data.sounds import SUFFIXES
 
         return SUFFIXES
@@ -158,7 +158,7 @@ class _Sounds(_Decoded):
             options["features"] = None
         return tables.make(Sounds, options, _PLACE, folder=path, **given)
 
-    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """Bands and length, as an input [batch, 1, bands, frames] or [batch, 1, samples] has it."""
         from engine.data.features import LogMel
 
@@ -186,7 +186,7 @@ class _Sounds(_Decoded):
 
 
 class _Tables(Kind):
-    def suffixes(self) -> Sequence[str]:
+    def list_suffixes(self) -> Sequence[str]:
         return (".csv",)
 
     def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
@@ -204,27 +204,27 @@ class _Tables(Kind):
         target = [name for name in given if name] or None
         return tables.make(Table, options, _PLACE, source=str(path), label=target, **learned)
 
-    def unlabelled(
+    def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        from engine.data.folders import all_of
+        from engine.data.folders import list_all
         from engine.data.tables import Table
 
         form = ("delimiter", "encoding", "header", "missing_values")  # the rest is learned
         options = {k: v for k, v in asked.options.items() if k in form}
         places: Places = []
         parts = []
-        for file in (file for path in paths for file in all_of(path, (".csv",), "tables")):
+        for file in (file for path in paths for file in list_all(path, (".csv",), "tables")):
             rows = tables.make(Table, options, _PLACE, source=file, label=None, **learned)
             places += [{"file": file, "row": i} for i in range(len(rows))]
             parts.append(rows.take(np.arange(len(rows)))[0])
         return places, Arrays(np.concatenate(parts))
 
-    def learned(self, training: Dataset) -> dict[str, Any]:
-        return {"preparation": _preparation(training)}
+    def read_learned(self, training: Dataset) -> dict[str, Any]:
+        return {"preparation": _find_preparation(training)}
 
     def write(self, training: Dataset, folder: Path) -> None:
-        _preparation(training).save(folder / "preparation.json")
+        _find_preparation(training).save(folder / "preparation.json")
 
     def read(self, folder: Path) -> dict[str, Any]:
         from engine.data.preparation import Preparation
@@ -232,7 +232,7 @@ class _Tables(Kind):
         return {"preparation": Preparation.load(folder / "preparation.json")}
 
 
-def _preparation(training: Dataset) -> Preparation:
+def _find_preparation(training: Dataset) -> Preparation:
     from engine.data.tables import Table
 
     assert isinstance(training, Table), training
@@ -242,7 +242,7 @@ def _preparation(training: Dataset) -> Preparation:
 class _Texts(Kind):
     """Texts whose next token is predicted, or with `labelled`, that belong to classes."""
 
-    def suffixes(self) -> Sequence[str]:
+    def list_suffixes(self) -> Sequence[str]:
         from engine.data.texts import SUFFIXES
 
         return SUFFIXES
@@ -250,7 +250,7 @@ class _Texts(Kind):
     def open(self, asked: DataRequest, path: Path, learned: Learned) -> Dataset:
         from engine.data.texts import LabelledTexts, Texts
 
-        labelled, tokenizer, options = _text_options(asked)
+        labelled, tokenizer, options = _split_text_options(asked)
         if not labelled:
             return tables.make(Texts, options, _PLACE, source=path, tokenizer=tokenizer)
         classes = list(asked.classes) or None
@@ -258,7 +258,7 @@ class _Texts(Kind):
             LabelledTexts, options, _PLACE, source=path, tokenizer=tokenizer, classes=classes
         )
 
-    def fitting(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fit_options(self, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
         """The number of tokens, as an input [batch, tokens] declares it."""
         if len(feature.shape) != 2:
             raise InputError(
@@ -271,15 +271,15 @@ class _Texts(Kind):
             raise InputError(f"{_PLACE}: length is missing: the tokens of a sample, as 128")
         return {}
 
-    def unlabelled(
+    def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
         from engine.data.tokens import Tokens
 
-        labelled, tokenizer, options = _text_options(asked)
+        labelled, tokenizer, options = _split_text_options(asked)
         if not labelled:
             raise InputError("of models of the next token predictions are made in Python")
-        texts, places = _loose_texts(paths, options)
+        texts, places = _read_loose_texts(paths, options)
         encode, length = Tokens(tokenizer, special=True), options["length"]
         pad = options.get("pad", encode.pad)
         tokens, masks = (np.full((len(texts), length), v, np.int64) for v in (pad, 0))
@@ -290,22 +290,24 @@ class _Texts(Kind):
         return places, Arrays(arrays)
 
 
-def _loose_texts(paths: Sequence[Path], options: Mapping[str, Any]) -> tuple[list[str], Places]:
+def _read_loose_texts(
+    paths: Sequence[Path], options: Mapping[str, Any]
+) -> tuple[list[str], Places]:
     """Return texts to predict for: of files, and of the rows of tables, with where each is from.
 
     Raises:
         InputError: a file is neither a text nor a table, or a text is empty.
     """
-    from engine.data.folders import all_of
-    from engine.data.texts import SUFFIXES, column_of, read
+    from engine.data.folders import list_all
+    from engine.data.texts import SUFFIXES, read, read_column
 
     texts: list[str] = []
     places: Places = []
     form = {k: options[k] for k in ("encoding", "delimiter") if k in options}
-    for file in (file for path in paths for file in all_of(path, (*SUFFIXES, ".csv"), "texts")):
+    for file in (file for path in paths for file in list_all(path, (*SUFFIXES, ".csv"), "texts")):
         ending = Path(file).suffix.lower()
         if ending == ".csv":
-            column = column_of(file, options.get("text", "text"), **form)
+            column = read_column(file, options.get("text", "text"), **form)
             texts += column
             places += [{"file": file, "row": i} for i in range(len(column))]
         elif ending in SUFFIXES:
@@ -322,7 +324,7 @@ def _loose_texts(paths: Sequence[Path], options: Mapping[str, Any]) -> tuple[lis
     return texts, places
 
 
-def _text_options(asked: DataRequest) -> tuple[bool, Any, dict[str, Any]]:
+def _split_text_options(asked: DataRequest) -> tuple[bool, Any, dict[str, Any]]:
     """Return whether texts have labels, their tokenizer, and the options of the dataset."""
     from engine.data.tokens import ByteTokenizer
 
@@ -335,7 +337,7 @@ def _text_options(asked: DataRequest) -> tuple[bool, Any, dict[str, Any]]:
 class _Arrays(Kind):
     """Arrays of a file: the inputs of a model by their names, or in the order that is given."""
 
-    def suffixes(self) -> Sequence[str]:
+    def list_suffixes(self) -> Sequence[str]:
         from engine.data.array_files import SUFFIXES
 
         return SUFFIXES
@@ -353,13 +355,15 @@ class _Arrays(Kind):
             source, arrays=names and arguments.check_names("arrays", names), classes=classes
         )
 
-    def unlabelled(
+    def open_unlabelled(
         self, asked: DataRequest, paths: Sequence[Path], learned: Learned
     ) -> tuple[Places, Dataset]:
-        from engine.data.array_files import names_in
-        from engine.data.folders import all_of
+        from engine.data.array_files import list_names
+        from engine.data.folders import list_all
 
-        (file, *others) = [f for path in paths for f in all_of(path, self.suffixes(), "arrays")]
+        (file, *others) = [
+            f for path in paths for f in list_all(path, self.list_suffixes(), "arrays")
+        ]
         if others:
             raise InputError(
                 f"predictions are of one file of arrays at a time, got {file!r} and {others[0]!r}"
@@ -367,7 +371,7 @@ class _Arrays(Kind):
         given = asked.options.get("arrays")
         wanted = None
         if given is not None and file.lower().endswith(".npz"):
-            there = names_in(file)
+            there = list_names(file)
             wanted = [name for name in given if name in there] or list(given)
         arrays = Arrays(file, arrays=wanted)
         return [{"file": file, "row": i} for i in range(len(arrays))], arrays

@@ -57,7 +57,7 @@ def encode_texts(
             sample = int(np.flatnonzero(texts == name)[0])
             raise InputError(
                 f"{what}: sample {sample} has the label {name!r}, which is none of the classes "
-                f"{_listed(known)}{suggest_nearest(name, known)}"
+                f"{_join_names(known)}{suggest_nearest(name, known)}"
             )
     order = np.array([numbers[name] for name in names], np.int64)
     return order[places.reshape(-1)], known
@@ -145,7 +145,7 @@ def class_weights(
     if isinstance(given, Mapping):
         factors = np.ones(classes, np.float64)
         for key, factor in given.items():
-            factors[_number(key, classes, names)] = arguments.check_real(
+            factors[_find_number(key, classes, names)] = arguments.check_real(
                 f"class_weight[{key!r}]", factor
             )
     else:
@@ -163,7 +163,7 @@ def class_weights(
     return factors.astype(np.float32)
 
 
-def _number(key: Any, classes: int, names: Sequence[str] | None) -> int:
+def _find_number(key: Any, classes: int, names: Sequence[str] | None) -> int:
     """Return the number of a class, given by it or by its name."""
     if isinstance(key, str) and names is not None and key in names:
         return list(names).index(key)
@@ -174,9 +174,9 @@ def _number(key: Any, classes: int, names: Sequence[str] | None) -> int:
     known = [str(name) for name in names] if names else [str(i) for i in range(classes)]
     raise NameNotFoundError(
         f"class_weight: no class {key!r}; there are "
-        f"{_listed(known)}{suggest_nearest(str(key), known)}"
+        f"{_join_names(known)}{suggest_nearest(str(key), known)}"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")

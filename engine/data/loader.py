@@ -16,8 +16,8 @@ from engine.data import randomness
 from engine.data.buckets import Bucketed, Buckets
 from engine.data.changes import Changes
 from engine.data.dataset import Dataset, Indices
-from engine.data.prefetch import ahead
-from engine.data.samples import Batch, Sample, ordered, stack
+from engine.data.prefetch import run_ahead
+from engine.data.samples import Batch, Sample, order_batch, stack
 
 
 @check_arguments
@@ -98,11 +98,11 @@ class InOrder:
     def __len__(self) -> int:
         return self.count
 
-    def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+    def list_groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
         """Return the indices of each batch of an epoch, from batch `start` on."""
         order = np.arange(self.total)
         if self.shuffle:
-            order = randomness.permutation(self.total, self.seed, epoch)
+            order = randomness.permute(self.total, self.seed, epoch)
         size = self.batch_size
         return (order[i * size : (i + 1) * size] for i in range(start, self.count))
 
@@ -128,7 +128,7 @@ class Balanced(InOrder):
             )
         self.members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
-    def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+    def list_groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
         rng = randomness.generator(self.seed, randomness.BALANCE, epoch)
         counts = np.full(len(self.members), self.total // len(self.members))
         counts[rng.permutation(len(counts))[: self.total % len(counts)]] += 1
@@ -191,21 +191,21 @@ class DatasetBatches(Batches):
             "seed": self.seed,
             "balanced": isinstance(self.order, Balanced) or None,
             "bucket_by": None if self.padded is None else repr(self.padded.buckets),
-            "augment": self.augment.names() or None,
+            "augment": self.augment.list_names() or None,
         }
 
     def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
-        return self.made(number, self.groups(number, start))
+        return self.made(number, self.list_groups(number, start))
 
-    def groups(self, number: int = 0, start: int = 0) -> Iterator[Indices]:
+    def list_groups(self, number: int = 0, start: int = 0) -> Iterator[Indices]:
         """Yield the indices of the samples of each batch; arguments and errors as in `epoch`."""
         number, start = check_position(number, start)
         if start > len(self):
             raise InputError(f"start={start}, but an epoch has {len(self)} batches")
-        return self.order.groups(number, start)
+        return self.order.list_groups(number, start)
 
     def sample_name(self, batch: int, row: int) -> str:
-        group = next(iter(self.groups(0, batch)), ())
+        group = next(iter(self.list_groups(0, batch)), ())
         return self.dataset.sample_name(int(group[row])) if row < len(group) else ""
 
     def made(self, number: int, groups: Iterable[Indices]) -> Generator[Batch, None, None]:
@@ -213,16 +213,16 @@ class DatasetBatches(Batches):
         tasks = (partial(self._make, number, group) for group in groups)
         cheap = self.dataset.cheap and not self.augment.of_samples and self.padded is None
         depth = 0 if cheap else self.prefetch
-        return ahead(tasks, depth, min(self.dataset.readers, max(depth, 1)))
+        return run_ahead(tasks, depth, min(self.dataset.readers, max(depth, 1)))
 
     def _make(self, epoch: int, indices: Indices) -> Batch:
         names = self.dataset.names
         if self.padded is not None:
-            samples = [self._sample(epoch, int(index)) for index in indices]
+            samples = [self._read_sample(epoch, int(index)) for index in indices]
             arrays = self.padded.stack(samples, indices)
             names = self.padded.names
         elif self.augment.of_samples:
-            arrays = stack([self._sample(epoch, int(index)) for index in indices], names)
+            arrays = stack([self._read_sample(epoch, int(index)) for index in indices], names)
         else:
             arrays = self.dataset.take(indices % len(self.dataset))
         if self.augment.batch:
@@ -230,9 +230,9 @@ class DatasetBatches(Batches):
             arrays = self.augment.mix(arrays, self.dataset, rng)
         if names is None:
             return arrays
-        return ordered(dict(zip(names, arrays, strict=True)), self.names, "batches")
+        return order_batch(dict(zip(names, arrays, strict=True)), self.names, "batches")
 
-    def _sample(self, epoch: int, index: int) -> Sample:
+    def _read_sample(self, epoch: int, index: int) -> Sample:
         place = index % len(self.dataset)
         if not self.augment.of_samples:
             return self.dataset[place]

@@ -67,7 +67,7 @@ class Mixing(ABC):
         x, labels = arrays[0], arrays[-1]
         if x.dtype.kind != "f":
             raise DTypeError(f"{name}: features of the type {x.dtype}; expected floats")
-        shares = shares_of(labels, count, name)
+        shares = compute_shares(labels, count, name)
         order = rng.permutation(len(x))
         mixed = np.array(x)
         kept = self.mix(mixed, x[order], float(rng.beta(self.alpha, self.alpha)), rng)
@@ -115,7 +115,7 @@ class CutMix(Mixing):
         return 1 - replaced
 
 
-def shares_of(labels: Array, classes: int, what: str) -> npt.NDArray[np.float32]:
+def compute_shares(labels: Array, classes: int, what: str) -> npt.NDArray[np.float32]:
     """Return labels as shares of classes, float32 [batch, classes]; shares as they are.
 
     Raises:

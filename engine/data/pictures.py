@@ -25,7 +25,7 @@ ORIENTATION = 0x0112  # the tag of EXIF
 TURNED = {5, 6, 7, 8}  # its values for pictures that lie on their side
 
 
-def pillow() -> Any:
+def import_pillow() -> Any:
     """Return the module `PIL.Image`.
 
     Raises:
@@ -47,16 +47,16 @@ def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
         LimitError: it has more pixels than the limit PIXELS.
         InputError: it has more than `PIL.Image.MAX_IMAGE_PIXELS`, which may be less.
     """
-    image_module = pillow()
+    image_module = import_pillow()
     try:
         with _open(image_module, path) as image:
             turned = image.getexif().get(ORIENTATION) in TURNED
-            height, width = _scaled(image.size[::-1], cover[::-1] if turned else cover)
+            height, width = _scale(image.size[::-1], cover[::-1] if turned else cover)
             image.draft(MODES[color_mode], (width, height))
-            upright = _upright(image)
+            upright = _turn_upright(image)
             upright = _cut(upright, cover)
-            height, width = _scaled(upright.size[::-1], cover)
-            converted = _converted(image_module, upright, MODES[color_mode])
+            height, width = _scale(upright.size[::-1], cover)
+            converted = _convert(image_module, upright, MODES[color_mode])
             if converted.size != (width, height):
                 converted = converted.resize((width, height), image_module.Resampling.BILINEAR)
             pixels = np.array(converted, np.uint8)
@@ -94,7 +94,7 @@ def _open(image_module: Any, path: str) -> Any:
     return image
 
 
-def _upright(image: Any) -> Any:
+def _turn_upright(image: Any) -> Any:
     """Return the picture as the camera was held."""
     operations = require("PIL.ImageOps", "images", "reading pictures")
     return operations.exif_transpose(image)
@@ -115,7 +115,7 @@ def _cut(image: Any, cover: tuple[int, int]) -> Any:
     return image.crop((left, top, left + wide, top + high))
 
 
-def _converted(image_module: Any, image: Any, mode: str) -> Any:
+def _convert(image_module: Any, image: Any, mode: str) -> Any:
     """Return the picture in colours or shades of 8 bits."""
     if image.mode.startswith("I"):  # 16 bits a shade, which `convert` would cut off at 255
         shades = np.asarray(image, np.int64) >> 8
@@ -127,7 +127,7 @@ def _converted(image_module: Any, image: Any, mode: str) -> Any:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _scaled(size: tuple[int, int], cover: tuple[int, int]) -> tuple[int, int]:
+def _scale(size: tuple[int, int], cover: tuple[int, int]) -> tuple[int, int]:
     """Return the smallest height and width of the same proportions that cover a height and a
     width.
     """

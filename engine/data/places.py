@@ -15,7 +15,7 @@ from engine.data.kinds import KINDS, Name, Shaped
 _LOOKED_AT = 1000  # files of a folder
 
 
-def kind_of(path: Path) -> Name:
+def find_kind(path: Path) -> Name:
     """Return the kind of the data at a path, according to the names of its files.
 
     Raises:
@@ -23,10 +23,12 @@ def kind_of(path: Path) -> Name:
     """
     check_exists(path)
     counts = Counter[Name]()
-    for suffix in _suffixes(path):
-        counts.update(name for name, kind in KINDS.items() if suffix in kind.suffixes())
+    for suffix in _list_suffixes(path):
+        counts.update(name for name, kind in KINDS.items() if suffix in kind.list_suffixes())
     if not counts:
-        known = "; ".join(f"{name}: {' '.join(kind.suffixes())}" for name, kind in KINDS.items())
+        known = "; ".join(
+            f"{name}: {' '.join(kind.list_suffixes())}" for name, kind in KINDS.items()
+        )
         raise FileError(f"{path}: no data that are known by their names ({known})")
     return counts.most_common(1)[0][0]
 
@@ -42,7 +44,7 @@ def check_exists(path: Path) -> None:
         raise FileError(f"{path}: no such file or folder{suggest_nearest(path.name, names)}")
 
 
-def _suffixes(path: Path) -> list[str]:
+def _list_suffixes(path: Path) -> list[str]:
     """Those of a file, or of the first files of a folder; hidden ones do not count."""
     if path.is_file():
         return [path.suffix.lower()]
@@ -55,13 +57,13 @@ def _suffixes(path: Path) -> list[str]:
     return suffixes
 
 
-def fitting(kind: Name, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
+def fit_options(kind: Name, feature: Shaped, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of data of a kind, with those that the model's first input decides.
 
     Raises:
         InputError: the model does not take data of this kind.
     """
-    return {**KINDS[kind].fitting(feature, given), **given}
+    return {**KINDS[kind].fit_options(feature, given), **given}
 
 
 def check_sample(dataset: Dataset, name: str, feature: Shaped) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def ahead(
+def run_ahead(
     tasks: Iterator[Callable[[], T]], depth: int, threads: int = 1
 ) -> Generator[T, None, None]:
     """Yield the results of tasks, in their order.

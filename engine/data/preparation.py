@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from engine.base.errors import FileError, InputError, NameNotFoundError, suggest_nearest
 from engine.base.signatures import check_arguments
-from engine.data.dates import PARTS, part_of
+from engine.data.dates import PARTS, compute_part
 from engine.system import files
 
 Features = npt.NDArray[np.float32]
@@ -71,7 +71,7 @@ class Number:
         known = values[~np.isnan(values)]
         if not known.size:
             raise InputError(f"column {name!r} has no values in the rows to train on")
-        mean, spread = _moments(known)
+        mean, spread = _compute_moments(known)
         fill = {"mean": mean, "keep": math.nan}.get(missing)
         if missing in ("median", "flag"):
             fill = float(np.median(known))
@@ -90,7 +90,7 @@ class Number:
             values = np.where(gone, self.fill, values)
         with np.errstate(over="ignore"):
             exact = (values - self.mean) / self.scale
-        encoded = in_float32(self.name, values, exact)
+        encoded = convert_to_float32(self.name, values, exact)
         return np.stack([encoded, gone.astype(np.float32)] if self.flag else [encoded], axis=1)
 
 
@@ -161,7 +161,10 @@ class Preparation:
         """
         parts = [
             column.encode(
-                np.array([_value(column, row, i) for i, row in enumerate(rows)], _dtype(column))
+                np.array(
+                    [_find_value(column, row, i) for i, row in enumerate(rows)],
+                    _choose_dtype(column),
+                )
             )
             for column in self.columns
         ]
@@ -197,7 +200,7 @@ class Preparation:
                 content = json.load(file)
             if content["format"] != FORMAT:
                 raise InputError(f"{place!r}: format {content['format']!r}; expected {FORMAT}")
-            columns = tuple(_column(dict(entry)) for entry in content["columns"])
+            columns = tuple(_read_column(dict(entry)) for entry in content["columns"])
             classes = content["classes"]
             return cls(columns, tuple(content["targets"]), None if classes is None else (*classes,))
         except OSError as error:
@@ -208,7 +211,7 @@ class Preparation:
             raise InputError(f"{place!r} is not a preparation of a table: {error}") from error
 
 
-def in_float32(
+def convert_to_float32(
     name: str, values: npt.NDArray[np.float64], exact: npt.NDArray[np.float64]
 ) -> Features:
     """Convert the features of a column to float32; NaN stays.
@@ -228,7 +231,7 @@ def in_float32(
     return rounded
 
 
-def _moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+def _compute_moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Mean and standard deviation; of numbers whose squares are not finite, too."""
     with np.errstate(over="ignore"):
         mean, spread = float(values.mean()), float(values.std())
@@ -239,7 +242,7 @@ def _moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(parts.mean()) * largest, float(parts.std()) * largest
 
 
-def _column(entry: dict[str, Any]) -> Number | Category:
+def _read_column(entry: dict[str, Any]) -> Number | Category:
     kind = entry.pop("kind")
     if kind == "Number":
         if entry.get("part") and entry["part"] not in PARTS:
@@ -250,11 +253,11 @@ def _column(entry: dict[str, Any]) -> Number | Category:
     raise ValueError(f"a column of the kind {kind!r}")
 
 
-def _dtype(column: Number | Category) -> type:
+def _choose_dtype(column: Number | Category) -> type:
     return np.float64 if isinstance(column, Number) else np.intp
 
 
-def _value(column: Number | Category, row: Mapping[str, Any], index: int) -> float:
+def _find_value(column: Number | Category, row: Mapping[str, Any], index: int) -> float:
     """Return a number, or the place of a text."""
     if column.name not in row:
         raise NameNotFoundError(
@@ -266,29 +269,29 @@ def _value(column: Number | Category, row: Mapping[str, Any], index: int) -> flo
     if isinstance(column, Category):
         if absent and column.fills:
             return -1
-        return code(column, str(value), place)
+        return find_code(column, str(value), place)
     if absent:
         if column.fill is None:
             raise InputError(f"{place}: the value is missing")
         return math.nan
     if column.part:
-        return _part(column, value, place)
+        return _compute_part(column, value, place)
     try:
         return float(value)
     except (TypeError, ValueError):
         raise InputError(f"{place}: expected a number, got {value!r}") from None
 
 
-def _part(column: Number, value: Any, place: str) -> float:
+def _compute_part(column: Number, value: Any, place: str) -> float:
     """Return the part of a date that a column has."""
     try:
         date = np.array([np.datetime64(value, "s")])
     except (TypeError, ValueError):
         raise InputError(f"{place}: {value!r} is not a date, as 2026-11-23") from None
-    return float(part_of(date, column.part)[0])
+    return float(compute_part(date, column.part)[0])
 
 
-def code(column: Category, text: str, place: str) -> int:
+def find_code(column: Category, text: str, place: str) -> int:
     """Return the place of a text among the column's values; -1 if it may be unknown and is.
 
     Raises:

@@ -33,6 +33,6 @@ def generator(seed: int, *place: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
 
 
-def permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.intp]:
+def permute(count: int, seed: int, epoch: int) -> npt.NDArray[np.intp]:
     """Return the order in which an epoch visits `count` samples."""
     return generator(seed, SHUFFLE, epoch).permutation(count)

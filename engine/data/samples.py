@@ -43,7 +43,7 @@ def to_array(what: str, value: Any) -> Array:
         if callable(getattr(value, method, None)):
             value = getattr(value, method)()
     array = arguments.make_array(what, value)
-    if array.dtype.kind == "T" or (array.dtype == object and _all_texts(array)):
+    if array.dtype.kind == "T" or (array.dtype == object and _has_only_texts(array)):
         array = array.astype(str)
     if array.dtype == object:
         kinds = sorted({type(item).__name__ for item in array.ravel()[:100].tolist()})
@@ -51,7 +51,7 @@ def to_array(what: str, value: Any) -> Array:
     return array
 
 
-def _all_texts(array: Array) -> bool:
+def _has_only_texts(array: Array) -> bool:
     return bool(array.size) and all(isinstance(item, str) for item in array.ravel().tolist())
 
 
@@ -62,7 +62,7 @@ def read_only(array: Any) -> Array:
     return view
 
 
-def field_name(names: Sequence[str] | None, index: int) -> str:
+def name_field(names: Sequence[str] | None, index: int) -> str:
     """Return the name of a field of a sample in messages."""
     return repr(names[index]) if names else f"field {index}"
 
@@ -78,7 +78,7 @@ def stack(samples: Sequence[Sample], names: Sequence[str] | None = None) -> tupl
     if len(counts) > 1:
         raise InputError(f"samples of one batch have {sorted(counts)} fields; expected one number")
     columns = zip(*samples, strict=True)
-    return tuple(_stack(column, field_name(names, i)) for i, column in enumerate(columns))
+    return tuple(_stack(column, name_field(names, i)) for i, column in enumerate(columns))
 
 
 def _stack(column: Sequence[Array], what: str) -> Array:
@@ -136,16 +136,16 @@ def _check_lengths(fields: Mapping[str, Array], what: str) -> None:
             raise ShapeError(f"{what}: {name} is one number; the first axis counts the samples")
     lengths = {name: len(array) for name, array in fields.items()}
     if len(set(lengths.values())) > 1:
-        raise ShapeError(f"{what}: arrays of different lengths: {_listed(lengths)}")
+        raise ShapeError(f"{what}: arrays of different lengths: {_list_lengths(lengths)}")
     if not next(iter(lengths.values())):
         raise InputError(f"{what}: no samples")
 
 
-def _listed(lengths: Mapping[str, int]) -> str:
+def _list_lengths(lengths: Mapping[str, int]) -> str:
     return ", ".join(f"{name} has {length}" for name, length in lengths.items())
 
 
-def size(batch: Batch) -> int:
+def count_samples(batch: Batch) -> int:
     """Return the number of samples of a batch."""
     first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
     return len(first)
@@ -174,7 +174,7 @@ def find_columns(wanted: Sequence[str], known: Sequence[str], what: str) -> list
     return selected
 
 
-def ordered(batch: Batch, names: Sequence[str] | None, what: str) -> Batch:
+def order_batch(batch: Batch, names: Sequence[str] | None, what: str) -> Batch:
     """Return a batch by name as a tuple in the order of `names`, if there are any; a tuple as it
     is.
     """
@@ -207,7 +207,7 @@ def refuse_nan(
         if len(flaws):
             where = [int(i) for i in flaws[0]]
             column = labels[where[0]] if labels and len(where) == 1 else None
-            at = f"column {column!r}" if column else _position(where)
+            at = f"column {column!r}" if column else _name_position(where)
             at = f", {at}" if at else ""
             raise InputError(
                 f"{name} is not a number (NaN) in {place(index)}{at}; "
@@ -215,7 +215,7 @@ def refuse_nan(
             )
 
 
-def _position(where: Sequence[int]) -> str:
+def _name_position(where: Sequence[int]) -> str:
     if len(where) < 2:
         return f"column {where[0]}" if where else ""
     return f"element {list(where)}"

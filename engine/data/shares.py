@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine.base.errors import ShapeError
 from engine.data.loader import Batches, DatasetBatches
-from engine.data.samples import Array, Batch, size
+from engine.data.samples import Array, Batch, count_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Share:
 ONE = (0, 1)  # the bounds of the sample that a rank without samples gets
 
 
-def bounds(samples: int, rank: int, ranks: int) -> tuple[int, int]:
+def find_bounds(samples: int, rank: int, ranks: int) -> tuple[int, int]:
     """Return the first sample of a rank in a batch, and the one after its last."""
     return -(-rank * samples // ranks), -(-(rank + 1) * samples // ranks)
 
 
-def shares(
+def list_shares(
     source: Batches, rank: int, ranks: int, number: int = 0, start: int = 0
 ) -> Generator[Share, None, None]:
     """Yield the share of a rank in each batch of an epoch, from batch `start` on.
@@ -51,9 +51,9 @@ def shares(
             many rows as there are samples, nor a multiple of it.
     """
     if isinstance(source, DatasetBatches):
-        groups = source.groups(number, start)
-        parts = [(group, bounds(len(group), rank, ranks)) for group in groups]
-        read = source.made(number, [group[slice(*_some(*part))] for group, part in parts])
+        groups = source.list_groups(number, start)
+        parts = [(group, find_bounds(len(group), rank, ranks)) for group in groups]
+        read = source.made(number, [group[slice(*_take_some(*part))] for group, part in parts])
         try:
             for (group, (begin, end)), batch in zip(parts, read, strict=True):
                 yield Share(len(group), end - begin, batch)
@@ -61,20 +61,20 @@ def shares(
             read.close()
         return
     for batch in source.epoch(number, start):
-        total = size(batch)
-        begin, end = bounds(total, rank, ranks)
-        yield Share(total, end - begin, cut(batch, total, *_some(begin, end)))
+        total = count_samples(batch)
+        begin, end = find_bounds(total, rank, ranks)
+        yield Share(total, end - begin, cut(batch, total, *_take_some(begin, end)))
 
 
-def _some(begin: int, end: int) -> tuple[int, int]:
+def _take_some(begin: int, end: int) -> tuple[int, int]:
     """Return these bounds, or the bounds of one sample if nothing lies between them."""
     return (begin, end) if end > begin else ONE
 
 
-def turns(source: Batches, rank: int, ranks: int) -> Generator[tuple[int, Batch], None, None]:
+def list_turns(source: Batches, rank: int, ranks: int) -> Generator[tuple[int, Batch], None, None]:
     """Yield the batches of epoch 0 that a rank evaluates, each `ranks`-th, with their numbers."""
     if isinstance(source, DatasetBatches):
-        groups = list(source.groups())[rank::ranks]
+        groups = list(source.list_groups())[rank::ranks]
         numbers = range(rank, len(source), ranks)
         yield from zip(numbers, source.made(0, groups), strict=True)
         return
@@ -90,11 +90,11 @@ def cut(batch: Batch, total: int, begin: int, end: int) -> Batch:
         ShapeError: an array has not as many rows as there are samples, nor a multiple of it.
     """
     if isinstance(batch, dict):
-        return {name: _rows(repr(name), a, total, begin, end) for name, a in batch.items()}
-    return tuple(_rows(f"array {i}", a, total, begin, end) for i, a in enumerate(batch))
+        return {name: _cut_rows(repr(name), a, total, begin, end) for name, a in batch.items()}
+    return tuple(_cut_rows(f"array {i}", a, total, begin, end) for i, a in enumerate(batch))
 
 
-def _rows(what: str, array: Array, total: int, begin: int, end: int) -> Array:
+def _cut_rows(what: str, array: Array, total: int, begin: int, end: int) -> Array:
     if array.ndim == 0 or len(array) % total:
         raise ShapeError(
             f"a batch of {total} samples is shared by ranks: {what} has the shape "

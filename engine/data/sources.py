@@ -13,7 +13,7 @@ from engine.data import foreign
 from engine.data.array_files import is_array_file
 from engine.data.arrays import Arrays
 from engine.data.buckets import MASK, Buckets
-from engine.data.changes import Change, changes_of
+from engine.data.changes import Change, find_changes
 from engine.data.dataset import Dataset
 from engine.data.frames import is_frame
 from engine.data.loader import Batches, DatasetBatches
@@ -104,7 +104,7 @@ def batches(
             shuffle=shuffle,
             seed=check_seed(seed),
             drop_last=drop_last,
-            augment=changes_of(augment, dataset),
+            augment=find_changes(augment, dataset),
             balanced=balanced,
             buckets=buckets,
             prefetch=prefetch,
@@ -123,11 +123,11 @@ def batches(
     if foreign.is_loader(source):
         return foreign.Loader(source, **options)
     if callable(source) or (isinstance(source, Iterable) and not isinstance(source, str | bytes)):
-        return Stream(source, what=_called(source), **options)
+        return Stream(source, what=_name_source(source), **options)
     raise DTypeError(f"no batches can be made of {type(source).__name__}; expected {KINDS}")
 
 
-def _called(source: object) -> str:
+def _name_source(source: object) -> str:
     """Return the name of a stream in messages."""
     name = getattr(source, "__name__", None)
     return f"the function {name}" if callable(source) and name else type(source).__name__

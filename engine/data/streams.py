@@ -11,8 +11,8 @@ from typing import Any
 
 from engine.base.errors import DTypeError, InputError
 from engine.data.loader import Batches, check_position
-from engine.data.prefetch import ahead
-from engine.data.samples import Batch, Sample, as_batch, as_sample, ordered, refuse_nan, stack
+from engine.data.prefetch import run_ahead
+from engine.data.samples import Batch, Sample, as_batch, as_sample, order_batch, refuse_nan, stack
 
 _END = object()
 
@@ -56,7 +56,7 @@ class Stream(Batches):
 
     def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
         number, start = check_position(number, start)
-        return self._epoch(self._begin(number), start)
+        return self._list_batches(self._begin(number), start)
 
     def _begin(self, number: int) -> Iterable[Any]:
         """Return an iterable of the batches of an epoch."""
@@ -81,12 +81,12 @@ class Stream(Batches):
         iterable: Iterable[Any] = source
         return iterable
 
-    def _epoch(self, source: Iterable[Any], start: int) -> Iterator[Batch]:
+    def _list_batches(self, source: Iterable[Any], start: int) -> Iterator[Batch]:
         iterator = iter(source)
         tasks = (partial(self._read, iterator, index, index >= start) for index in count())
         yielded = 0
         try:
-            with contextlib.closing(ahead(tasks, self.prefetch)) as batches:
+            with contextlib.closing(run_ahead(tasks, self.prefetch)) as batches:
                 for batch in batches:
                     if batch is _END:
                         break
@@ -109,7 +109,7 @@ class Stream(Batches):
         if item is _END or not keep:
             return item
         what = f"{self.what}, batch {index}"
-        batch = ordered(as_batch(item, what), self.names, what)
+        batch = order_batch(as_batch(item, what), self.names, what)
         if not self.allow_nan:
             fields = batch if isinstance(batch, dict) else dict(enumerate(batch))
             for name, array in fields.items():
@@ -137,7 +137,9 @@ def _takes_number(function: Callable[..., Any]) -> bool:
     return True
 
 
-def grouped(samples: Iterable[Any], batch_size: int, drop_last: bool, what: str) -> Iterator[Batch]:
+def group_samples(
+    samples: Iterable[Any], batch_size: int, drop_last: bool, what: str
+) -> Iterator[Batch]:
     """Batches of an iterable of samples, the last one smaller unless it is dropped."""
     iterator = iter(samples)
     for index in count():

@@ -18,7 +18,7 @@ from engine.data.dataset import Dataset, Indices
 from engine.data.frames import FrameRows, is_frame
 from engine.data.preparation import Preparation
 from engine.data.samples import Array, Sample, read_only
-from engine.data.targets import Task, target_of
+from engine.data.targets import Task, read_target
 
 Missing = Literal["error", "drop", "mean", "median", "flag", "keep"]
 Unknown = Literal["error", "none"]
@@ -94,7 +94,7 @@ class Table(Dataset):
         self._missing: Missing = missing
         self._unknown: Unknown = unknown
         self._normalize = normalize
-        rows = _rows(source, missing_values, delimiter, encoding, header)
+        rows = _read_rows(source, missing_values, delimiter, encoding, header)
         targets = [label] if isinstance(label, str) else list(label or ())
         if preparation is not None:
             chosen = list(dict.fromkeys(column.name for column in preparation.columns))
@@ -104,34 +104,34 @@ class Table(Dataset):
             chosen = [name for name in rows.names if name not in targets]
         _check_features(rows, chosen, targets)
         for name in (*chosen, *targets, *categorical, *(dates or ())):
-            rows.index(name)
+            rows.find_index(name)
         if preparation is not None:
             strict = [c.name for c in preparation.columns if not c.fills]
         else:
             strict = chosen if missing == "error" else []
-        rows.absent([*chosen, *targets], drop=missing == "drop", refuse=[*strict, *targets])
+        rows.drop_missing([*chosen, *targets], drop=missing == "drop", refuse=[*strict, *targets])
         self._columns = (
-            _raw(rows, chosen, list(categorical), dates or {})
+            _read_raw(rows, chosen, list(categorical), dates or {})
             if preparation is None
-            else [rows.column(known.name, False, known) for known in preparation.columns]
+            else [rows.read_column(known.name, False, known) for known in preparation.columns]
         )
         kept = None if preparation is None else preparation.classes
         if preparation is not None and task is None:
             task = "regression" if kept is None else "classification"
-        self._target, classes = target_of(rows, targets, task, kept, list(categorical))
+        self._target, classes = read_target(rows, targets, task, kept, list(categorical))
         self._targets = tuple(targets)
         self._given = preparation is not None
         self._rows = np.arange(len(rows))
-        self.preparation = preparation or self._learned(self._rows, classes)
+        self.preparation = preparation or self._learn(self._rows, classes)
         self.classes = None if classes is None else list(classes)
-        self._features = self._encoded()
+        self._features = self._encode()
 
     @property
     def width(self) -> int:
         """The number of features of a sample, which a model takes: [batch, width]."""
         return self.preparation.width
 
-    def _learned(self, rows: Indices, classes: Sequence[str] | None) -> Preparation:
+    def _learn(self, rows: Indices, classes: Sequence[str] | None) -> Preparation:
         """Return the preparation that these rows give."""
         columns = [
             column.learn(rows, self._normalize, self._missing, self._unknown)
@@ -140,7 +140,7 @@ class Table(Dataset):
         known = None if classes is None else tuple(classes)
         return Preparation(tuple(columns), self._targets, known)
 
-    def _encoded(self) -> npt.NDArray[np.float32]:
+    def _encode(self) -> npt.NDArray[np.float32]:
         pairs = zip(self.preparation.columns, self._columns, strict=True)
         return np.concatenate([raw.encode(column, self._rows) for column, raw in pairs], axis=1)
 
@@ -167,13 +167,13 @@ class Table(Dataset):
     ) -> tuple[Table, Table]:
         """See `Dataset.split`.  Both parts are prepared by what the first one's rows tell."""
         first, second = (self._rows[part] for part in self.split_rows(share, seed, stratify))
-        learned = self.preparation if self._given else self._learned(first, self.classes)
-        return self._part(first, learned), self._part(second, learned)
+        learned = self.preparation if self._given else self._learn(first, self.classes)
+        return self._take_part(first, learned), self._take_part(second, learned)
 
-    def _part(self, rows: Indices, preparation: Preparation) -> Table:
+    def _take_part(self, rows: Indices, preparation: Preparation) -> Table:
         part = copy(self)
         part._rows, part.preparation, part._given = rows, preparation, True
-        part._features = part._encoded()
+        part._features = part._encode()
         return part
 
     def like(self, source: Any, **options: Any) -> Table:
@@ -197,7 +197,7 @@ class Csv(Table):
         super().__init__(os.fspath(path), target, **options)
 
 
-def _rows(
+def _read_rows(
     source: Any, missing_values: Sequence[str], delimiter: str, encoding: str, header: bool
 ) -> Rows:
     """Return the rows of a source.
@@ -215,7 +215,7 @@ def _rows(
     )
 
 
-def _raw(
+def _read_raw(
     rows: Rows,
     chosen: Sequence[str],
     categorical: Sequence[str],
@@ -226,9 +226,9 @@ def _raw(
     for name in chosen:
         if name in dates:
             parts = [dates[name]] if isinstance(dates[name], str) else dates[name]
-            columns += [rows.parts(name, str(part)) for part in parts]
+            columns += [rows.read_parts(name, str(part)) for part in parts]
         else:
-            columns.append(rows.column(name, name in categorical, None))
+            columns.append(rows.read_column(name, name in categorical, None))
     return columns
 
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError, suggest_nearest
 from engine.data.columns import Rows
-from engine.data.preparation import in_float32
+from engine.data.preparation import convert_to_float32
 from engine.data.samples import Array
 
 Task = Literal["classification", "regression"]
 
 
-def target_of(
+def read_target(
     table: Rows,
     targets: Sequence[str],
     task: Task | None,
@@ -36,27 +36,27 @@ def target_of(
     """
     if not targets:
         return None, None
-    values = [None if name in categorical else table.numbers(name) for name in targets]
+    values = [None if name in categorical else table.read_numbers(name) for name in targets]
     if len(targets) > 1:
         if task == "classification":
             raise InputError("target: several columns; a classification has one")
         task = "regression"
     if task is None:
-        task = _told_by(table, targets[0], values[0])
+        task = _find_task(table, targets[0], values[0])
     if task == "classification":
-        return classes_of_column(table, targets[0], values[0], classes)
+        return find_classes(table, targets[0], values[0], classes)
     columns = []
     for name, column in zip(targets, values, strict=True):
         if column is None:
             raise InputError(
-                f"{table.place(0, name)}: {table.cells(name)[0]!r} is not a number; "
+                f"{table.place(0, name)}: {table.read_cells(name)[0]!r} is not a number; "
                 "a regression needs numbers, texts are for task='classification'"
             )
-        columns.append(in_float32(name, column, column))
+        columns.append(convert_to_float32(name, column, column))
     return np.stack(columns, axis=1), None
 
 
-def _told_by(table: Rows, name: str, values: npt.NDArray[np.float64] | None) -> Task:
+def _find_task(table: Rows, name: str, values: npt.NDArray[np.float64] | None) -> Task:
     """Return the only kind of target that a column can be."""
     if values is None:
         return "classification"
@@ -68,7 +68,7 @@ def _told_by(table: Rows, name: str, values: npt.NDArray[np.float64] | None) -> 
     )
 
 
-def classes_of_column(
+def find_classes(
     table: Rows,
     name: str,
     values: npt.NDArray[np.float64] | None,
@@ -81,9 +81,9 @@ def classes_of_column(
         known: the classes to keep to.
 
     Raises:
-        InputError: see `target_of`.
+        InputError: see `read_target`.
     """
-    cells = table.cells(name)
+    cells = table.read_cells(name)
     if values is not None:
         broken = np.flatnonzero(values != np.rint(values))
         if broken.size:
@@ -93,7 +93,7 @@ def classes_of_column(
                 "whole numbers; task='regression' predicts amounts"
             )
         cells = [str(int(value)) for value in values]
-    distinct = sorted(set(cells), key=_rank)
+    distinct = sorted(set(cells), key=_make_sort_key)
     if known is None:
         if len(distinct) < 2:
             raise InputError(
@@ -111,7 +111,7 @@ def classes_of_column(
     return np.array([place[cell] for cell in cells], np.int64), known
 
 
-def _rank(text: str) -> tuple[bool, int, str]:
+def _make_sort_key(text: str) -> tuple[bool, int, str]:
     """Return the sort key of a class: whole numbers by their value, then texts."""
     try:
         return False, int(text), text

@@ -14,9 +14,9 @@ from engine.base.signatures import check_arguments
 from engine.data.columns import SheetRows
 from engine.data.csv_file import read as read_csv
 from engine.data.dataset import Dataset, Indices
-from engine.data.folders import all_of, classes_of
+from engine.data.folders import list_all, list_classes
 from engine.data.samples import Array, Sample, read_only
-from engine.data.targets import classes_of_column
+from engine.data.targets import find_classes
 from engine.data.tokens import Tokens
 
 SUFFIXES = (".txt", ".md")
@@ -60,7 +60,7 @@ class Texts(Dataset):
         encode = Tokens(tokenizer, special=False)
         self.words = encode.words
         place = os.fspath(source)
-        paths = all_of(place, SUFFIXES, "texts") if os.path.isdir(place) else [place]
+        paths = list_all(place, SUFFIXES, "texts") if os.path.isdir(place) else [place]
         self.tokens = np.concatenate([encode(read(path, encoding)) for path in paths])
         if len(self.tokens) <= self.length:
             raise InputError(
@@ -150,19 +150,19 @@ class LabelledTexts(Dataset):
         self.pad = encode.pad if pad is None else pad
         place = os.fspath(source)
         if os.path.isdir(place):
-            listing = classes_of(place, SUFFIXES, "texts", classes)
+            listing = list_classes(place, SUFFIXES, "texts", classes)
             texts = [read(path, encoding) for path in listing.paths]
             places = [repr(path) for path in listing.paths]
             targets: Array = listing.labels
             names: Sequence[str] = listing.classes
         else:
             table = SheetRows(read_csv(place, delimiter, encoding, True), [""])
-            table.index(text)
-            table.absent([], drop=False, refuse=[label])
-            texts = table.cells(text)
+            table.find_index(text)
+            table.drop_missing([], drop=False, refuse=[label])
+            texts = table.read_cells(text)
             places = [table.place(i, text) for i in range(len(texts))]
             known = None if classes is None else list(classes)
-            targets, names = classes_of_column(table, label, None, known)
+            targets, names = find_classes(table, label, None, known)
         self.classes = list(names)
         self._targets = targets
         self.tokens: list[Array] = []
@@ -192,15 +192,15 @@ class LabelledTexts(Dataset):
         return np.array([len(tokens) for tokens in self.tokens], np.intp)
 
 
-def column_of(path: str, column: str, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
+def read_column(path: str, column: str, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
     """Return the texts of a column of a table.
 
     Raises:
         FileError, InputError, NameNotFoundError: as `LabelledTexts`.
     """
     table = SheetRows(read_csv(path, delimiter, encoding, True), [""])
-    table.absent([], drop=False, refuse=[column])
-    return table.cells(column)
+    table.drop_missing([], drop=False, refuse=[column])
+    return table.read_cells(column)
 
 
 def read(path: str, encoding: str) -> str:

@@ -100,28 +100,28 @@ def speak(word: str, rng: np.random.Generator, voice: Voice | None = None) -> Fl
         smooth = np.hanning(9) / np.hanning(9).sum()  # the throat moves within 40 ms
         settings = np.stack([np.convolve(np.pad(s, 4, "edge"), smooth, "valid") for s in settings])
         fall = np.linspace(1.1, rng.uniform(0.75, 1), settings.shape[1])
-        sound = _voiced(settings[:3] * voice.throat, voice.pitch * fall, settings[3])
-        sound += _noise(*settings[4:])
+        sound = _list_harmonics(settings[:3] * voice.throat, voice.pitch * fall, settings[3])
+        sound += _list_noise_tones(*settings[4:])
         start = rng.integers(RATE - len(sound) + 1)
         out[start : start + len(sound)] = sound / np.abs(sound).max() * rng.uniform(0.25, 0.9)
     noisy = out + rng.normal(0, rng.uniform(0.002, 0.03), RATE)
     return np.clip(noisy, -1, 1).astype(np.float32)
 
 
-def _voiced(formants: Floats, pitch: Floats, loudness: Floats) -> Floats:
+def _list_harmonics(formants: Floats, pitch: Floats, loudness: Floats) -> Floats:
     """Harmonics of a pitch (Hz), each as loud as the nearest formants let it be."""
     tones = HARMONICS * pitch
     peaks = (WIDTHS**2 / ((tones - formants[:, None]) ** 2 + WIDTHS**2)).sum(0) + 0.003
-    return _tones_of(tones, peaks * loudness / np.sqrt(HARMONICS))
+    return _sum_tones(tones, peaks * loudness / np.sqrt(HARMONICS))
 
 
-def _noise(low: Floats, high: Floats, loudness: Floats) -> Floats:
+def _list_noise_tones(low: Floats, high: Floats, loudness: Floats) -> Floats:
     """Many tones in a band (Hz), none in a simple ratio to another."""
     spread = np.random.default_rng(0).random((TONES, 1))
-    return _tones_of(low + spread * (high - low), np.repeat(loudness[None] / 8, TONES, 0))
+    return _sum_tones(low + spread * (high - low), np.repeat(loudness[None] / 8, TONES, 0))
 
 
-def _tones_of(frequencies: Floats, loudness: Floats) -> Floats:
+def _sum_tones(frequencies: Floats, loudness: Floats) -> Floats:
     """Return the sum of tones; frequencies in Hz and loudness at each setting: [tones,
     settings].
     """

@@ -38,9 +38,9 @@ class Folder:
             FileError: it cannot be written.
         """
         files.make_folder(os.fspath(self.place))
-        files.remove(os.fspath(self._path(request, ANSWER)))
+        files.remove(os.fspath(self._make_path(request, ANSWER)))
         files.sync_folder(os.fspath(self.place))  # otherwise it could reappear after a power cut
-        request.write(self._path(request))
+        request.write(self._make_path(request))
 
     def requests(self) -> list[Path]:
         """Return the files of requests without an answer, in the order of their names."""
@@ -58,7 +58,7 @@ class Folder:
         Raises:
             FileError: it cannot be written.
         """
-        answer.write(self._path(request, ANSWER))
+        answer.write(self._make_path(request, ANSWER))
 
     def answer_to(self, request: Message) -> Message | None:
         """Return the answer to a request; None if there is none yet.
@@ -67,7 +67,7 @@ class Folder:
             MessageError: the file is damaged, too large, or not an answer to this request.
             FileError: it cannot be read.
         """
-        path = self._path(request, ANSWER)
+        path = self._make_path(request, ANSWER)
         if not path.exists():
             return None
         size, most = os.stat(path).st_size, MAX_HEADER + 8 + request.nbytes
@@ -83,10 +83,10 @@ class Folder:
         Raises:
             FileError: a file cannot be removed.
         """
-        files.remove(os.fspath(self._path(request)))
-        files.remove(os.fspath(self._path(request, ANSWER)))
+        files.remove(os.fspath(self._make_path(request)))
+        files.remove(os.fspath(self._make_path(request, ANSWER)))
 
-    def _path(self, request: Message, end: str = SUFFIX) -> Path:
+    def _make_path(self, request: Message, end: str = SUFFIX) -> Path:
         return self.place / f"{request.round:06d}-{request.kind}{end}"
 
 

@@ -64,7 +64,7 @@ class LocalLearner(Protocol):
         """Return the state that the client keeps for its next round."""
 
 
-def need_samples(data: Any, purpose: str) -> None:
+def require_samples(data: Any, purpose: str) -> None:
     """Refuse data that are known to be empty.
 
     Raises:

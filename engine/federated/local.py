@@ -21,10 +21,10 @@ import numpy as np
 from engine.base.errors import NonFiniteError, StateError
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.federated import parameters
-from engine.federated.learner import Kept, Learned, need_samples
+from engine.federated.learner import Kept, Learned, require_samples
 from engine.federated.local_options import LocalOptions, matches
 from engine.trainer.fit import Callback
-from engine.trainer.inputs import samples_of
+from engine.trainer.inputs import count_samples
 from engine.training.proximal import MU, is_of_term, set_anchors
 from engine.training.state import GROUP, CheckpointState
 
@@ -87,7 +87,7 @@ class Learner:
         """
         if not self._names:
             raise StateError("begin() gives a learner the parameters of the round first")
-        need_samples(data, "train on")
+        require_samples(data, "train on")
         trainer, count = self.trainer, _Count()
         trainer.session.seed = options.seed  # of dropout: different for each client and round
         history = trainer.fit(
@@ -108,12 +108,12 @@ class Learner:
             NonFiniteError: the loss or a metric is NaN or infinite.
             EngineError: see `Trainer.evaluate`.
         """
-        need_samples(data, "evaluate on")
+        require_samples(data, "evaluate on")
         samples = 0
 
         def count(batch: EvaluationBatch) -> None:
             nonlocal samples
-            samples += samples_of(batch.inputs)
+            samples += count_samples(batch.inputs)
 
         metrics = self.trainer.evaluate(
             data, batch_size=options.batch_size, metrics=options.metrics, each=count

@@ -41,8 +41,8 @@ class LocalOptions:
     local: patterns of the names of parameters that never leave the device.
     proximal_mu: the weight of the proximal term of FedProx, see `engine.proximal`; 0: none.
     metrics: the metrics of `evaluate` in addition to the loss, see `engine.trainer.metrics`.
-    seed: the seed of the order of the samples and of random nodes in the model; `seed_of` makes one
-        for each client and round.
+    seed: the seed of the order of the samples and of random nodes in the model; `derive_seed` makes
+        one for each client and round.
 
     Raises:
         InputError, DTypeError: a value is not allowed.
@@ -74,16 +74,16 @@ def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:
     Raises:
         InputError, DTypeError: a value is not allowed.
     """
-    size, rate = whole(config, "batch-size", 0), number(config, "learning-rate", 0)
+    size, rate = read_integer(config, "batch-size", 0), read_number(config, "learning-rate", 0)
     return LocalOptions(
-        epochs=whole(config, "local-epochs", 1),
+        epochs=read_integer(config, "local-epochs", 1),
         batch_size=size or None,
         learning_rate=rate or None,
         keep_optimizer=one_of(config, "optimizer-state", ("reset", "keep")) == "keep",
-        local=words(config, "local"),
-        proximal_mu=number(config, "proximal-mu", 0),
-        metrics=words(config, "metrics"),
-        seed=seed_of(whole(config, "seed", 0), *seeds),
+        local=read_words(config, "local"),
+        proximal_mu=read_number(config, "proximal-mu", 0),
+        metrics=read_words(config, "metrics"),
+        seed=derive_seed(read_integer(config, "seed", 0), *seeds),
     )
 
 
@@ -92,7 +92,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def seed_of(*numbers: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """Return a seed that depends on all of these numbers, such as a seed, a round, and a client.
 
     They are hashed by `numpy.random.SeedSequence`, so that neighbouring numbers give unrelated
@@ -101,7 +101,7 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence([n % 2**64 for n in numbers]).generate_state(1)[0])
 
 
-def whole(config: Mapping[str, Any], key: str, default: int) -> int:
+def read_integer(config: Mapping[str, Any], key: str, default: int) -> int:
     """Return an integer of a configuration, at least 0."""
     value = arguments.count(key, config.get(key, default))
     if not 0 <= value < _LIMIT:
@@ -109,7 +109,7 @@ def whole(config: Mapping[str, Any], key: str, default: int) -> int:
     return value
 
 
-def number(config: Mapping[str, Any], key: str, default: float) -> float:
+def read_number(config: Mapping[str, Any], key: str, default: float) -> float:
     """Return a number of a configuration, at least 0."""
     value = arguments.check_real(key, config.get(key, default))
     if value < 0:
@@ -117,19 +117,19 @@ def number(config: Mapping[str, Any], key: str, default: float) -> float:
     return value
 
 
-def text(config: Mapping[str, Any], key: str, default: str) -> str:
+def read_text(config: Mapping[str, Any], key: str, default: str) -> str:
     """Return a text of a configuration."""
     return arguments.check_text(key, config.get(key, default))
 
 
-def words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def read_words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return words of a configuration, which has no lists: a text with spaces between them."""
-    return tuple(text(config, key, "").split())
+    return tuple(read_text(config, key, "").split())
 
 
 def one_of(config: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
     """Return one of some words; the first one is the default."""
-    word = text(config, key, known[0])
+    word = read_text(config, key, known[0])
     if word not in known:
         raise InputError(f"{key}={word!r}: expected one of {', '.join(map(repr, known))}")
     return word

@@ -119,7 +119,7 @@ class Message:
         Raises:
             DTypeError: a tensor has an element type that the format does not have.
         """
-        return b"".join(self._pieces())
+        return b"".join(self._list_pieces())
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a file under a temporary name and rename it, so that nobody sees a part of it.
@@ -128,14 +128,14 @@ class Message:
             DTypeError: see `to_bytes`.
             FileError: the file cannot be written.
         """
-        files.write(os.fspath(path), self._pieces())
+        files.write(os.fspath(path), self._list_pieces())
 
-    def _pieces(self) -> list[bytes | memoryview]:
+    def _list_pieces(self) -> list[bytes | memoryview]:
         texts = {
             _FORMAT: VERSION, "kind": self.kind, "model": self.model, "round": str(self.round)
         }  # fmt: skip
-        texts.update((_CONFIG + name, _text(value)) for name, value in self.config.items())
-        texts.update((_METRIC + name, _text(value)) for name, value in self.metrics.items())
+        texts.update((_CONFIG + name, _format_value(value)) for name, value in self.config.items())
+        texts.update((_METRIC + name, _format_value(value)) for name, value in self.metrics.items())
         if self.reason:
             texts["reason"] = self.reason
         try:
@@ -173,7 +173,7 @@ class Message:
         for name, text in texts.items():
             for start, into in ((_CONFIG, config), (_METRIC, metrics)):
                 if name.startswith(start):
-                    into[name[len(start) :]] = _value(where, name, text)
+                    into[name[len(start) :]] = _read_value(where, name, text)
             if name not in (_FORMAT, "kind", "model", "round", "reason") and not name.startswith(
                 (_CONFIG, _METRIC)
             ):
@@ -234,7 +234,7 @@ class Message:
         sent = request.arrays if self.kind == "trained" else {}
         try:
             declared = schema.Schema.like(sent, numbers)
-            declared.checked(self.metrics)
+            declared.check_numbers(self.metrics)
             declared.check_tensors(self.arrays)
         except EngineError as error:
             raise MessageError(str(error)) from None
@@ -255,12 +255,12 @@ def fingerprint(arrays: Mapping[str, Array]) -> str:
     Source: http://www.isthe.com/chongo/tech/comp/fnv/.
     """
     digest = 0xCBF29CE484222325
-    for byte in b"".join(_lines(arrays)):
+    for byte in b"".join(_list_lines(arrays)):
         digest = (digest ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
     return f"{digest:016x}"
 
 
-def _lines(arrays: Mapping[str, Array]) -> Iterable[bytes]:
+def _list_lines(arrays: Mapping[str, Array]) -> Iterable[bytes]:
     for name in sorted(arrays):
         if "\0" in name or "\n" in name:
             raise InputError(f"parameter {name!r}: a null character or a newline in its name")
@@ -282,11 +282,11 @@ def _check_value(what: str, value: Any, kinds: tuple[type, ...]) -> None:
         raise MessageError(f"{what} does not fit 64 bits")
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _value(where: str, name: str, text: str) -> Any:
+def _read_value(where: str, name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -58,7 +58,7 @@ class Output:
         runs = sorted(int(p.name) for p in place.glob("[0-9]*") if p.name.isdecimal())
         self.begin: Path | None = None
         if not resume:
-            self.run = RunFolder(_new(place, runs[-1] + 1 if runs else 1))
+            self.run = RunFolder(_make_folder(place, runs[-1] + 1 if runs else 1))
             return
         asked = _RESUME.fullmatch(resume)
         if asked is None:
@@ -74,7 +74,7 @@ class Output:
         if self.begin is None:
             raise StateError(
                 f"resume={resume!r}: {os.fspath(self.run.path)!r} has no such checkpoint; it has "
-                f"{', '.join(self._known()) or 'none'}"
+                f"{', '.join(self._list_known()) or 'none'}"
             )
 
     @property
@@ -88,7 +88,7 @@ class Output:
         folders = [p for p in self.run.checkpoints.glob(f"{begin}*") if (p / CHECKPOINT).is_file()]
         return max(folders, key=lambda path: (len(path.name), path.name), default=None)
 
-    def _known(self) -> list[str]:
+    def _list_known(self) -> list[str]:
         numbers = {int(p.name.partition("-")[0]) for p in self.run.checkpoints.glob("[0-9]*")}
         return [f"round-{number}" for number in sorted(numbers)]
 
@@ -144,7 +144,7 @@ class Output:
         text = foreign_text.format_csv(rows, columns)
         files.write(os.fspath(self.path / HISTORY), [text.encode()])
 
-    def history(self, before: int) -> list[dict[str, Any]]:
+    def read_history(self, before: int) -> list[dict[str, Any]]:
         """Return the rows of the rounds up to a number, as texts; none if there is no table yet.
 
         Raises:
@@ -161,7 +161,7 @@ class Output:
             raise FileError(f"{os.fspath(path)!r} is not a history of rounds: {error}") from error
 
 
-def _new(place: Path, number: int) -> Path:
+def _make_folder(place: Path, number: int) -> Path:
     """Make a folder with this number, or the next free one; return it."""
     while True:
         made = place / str(number)

@@ -54,13 +54,13 @@ def trainable(source: Any) -> list[str]:
 
     source: a `Trainer` or a `Module`.
     """
-    known = _parameters(source)
+    known = _list_parameters(source)
     trained = [name for name, parameter in known.items() if parameter.requires_grad]
-    order = getattr(_training_model(source), "parameters", None)
+    order = getattr(_get_training_model(source), "parameters", None)
     return trained if order is None else [name for name in order if name in set(trained)]
 
 
-def statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> list[str]:
+def list_statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> list[str]:
     """Return the names of the running means and variances that a training step moves.
 
     places: the indices of inputs of a normalisation; `VARIANCES` has only the variances.
@@ -72,13 +72,13 @@ def statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> lis
         MissingPackageError: the model has to be read for it, and the package onnx is missing.
         StateError: a trimmed build does not hold its training model.
     """
-    model = _training_model(source)
+    model = _get_training_model(source)
     if model is None:
         raise StateError(
             "a trimmed build does not say which parameters are running statistics: take their "
             "names from a trainer of the artifacts that it was built from"
         )
-    known = _parameters(source)
+    known = _list_parameters(source)
     names = {
         node.inputs[k]
         for node in model.graph.nodes
@@ -96,7 +96,7 @@ def get(source: Any, names: Iterable[str]) -> Arrays:
         NameNotFoundError: there is no parameter with one of the names.
         StateError: the checkpoint is nominal, so that there are no values.
     """
-    known = _parameters(source)
+    known = _list_parameters(source)
     return {name: np.array(_find(known, name).data) for name in names}
 
 
@@ -112,14 +112,14 @@ def check(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
         ShapeError, DTypeError: one has another shape or element type than the parameter.
         NonFiniteError: one holds NaN or an infinity.
     """
-    known = _parameters(source)
+    known = _list_parameters(source)
     missing = [name for name in (trainable(source) if names is None else names)
                if name not in arrays]  # fmt: skip
     if missing:
         raise InputError(
             f"the arrays lack the parameter {missing[0]!r}"
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; they are "
-            f"{_listed(arrays)}, from another architecture"
+            f"{_join_names(arrays)}, from another architecture"
         )
     values = {}
     for name, value in arrays.items():
@@ -147,7 +147,7 @@ def apply(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
     Raises:
         EngineError: see `check`.
     """
-    known = _parameters(source)
+    known = _list_parameters(source)
     for name, value in check(source, arrays, names).items():
         known[name].data[...] = value
 
@@ -159,7 +159,7 @@ def difference(new: Mapping[str, Array], base: Mapping[str, Array]) -> Arrays:
         InputError: `base` lacks one of them.
         ShapeError: an array has another shape.
     """
-    return {name: value - _same(base, name, value) for name, value in new.items()}
+    return {name: value - _check_same(base, name, value) for name, value in new.items()}
 
 
 def add(base: Mapping[str, Array], learned: Mapping[str, Array]) -> Arrays:
@@ -170,7 +170,7 @@ def add(base: Mapping[str, Array], learned: Mapping[str, Array]) -> Arrays:
         ShapeError: an array has another shape.
     """
     return {
-        name: (_same(base, name, value) + value).astype(base[name].dtype, copy=False)
+        name: (_check_same(base, name, value) + value).astype(base[name].dtype, copy=False)
         for name, value in learned.items()
     }
 
@@ -210,17 +210,17 @@ def unflatten(buffer: npt.ArrayLike, like: Mapping[str, Array]) -> Arrays:
     return arrays
 
 
-def _training_model(source: Any) -> Any:
+def _get_training_model(source: Any) -> Any:
     """Return the training model of a `Trainer` or `Module`; None for a trimmed build."""
-    return getattr(getattr(_module(source), "session", None), "training", None)
+    return getattr(getattr(_get_module(source), "session", None), "training", None)
 
 
-def _module(source: Any) -> Any:
+def _get_module(source: Any) -> Any:
     """Return the `Module` of a `Trainer`, or the module itself."""
     return getattr(source, "module", source)
 
 
-def _parameters(source: Any) -> dict[str, Parameter]:
+def _list_parameters(source: Any) -> dict[str, Parameter]:
     """Return all parameters by name, in the order of their names."""
     session = getattr(source, "session", None)  # a trimmed build has none
     state = getattr(session or source, "state", None) or getattr(source, "_state", None)
@@ -234,12 +234,12 @@ def _find(known: Mapping[str, Parameter], name: str) -> Parameter:
         raise NameNotFoundError(
             f"the model has no parameter {name!r}{suggest_nearest(name, known)}; its "
             "parameters are "
-            f"{_listed(known)}"
+            f"{_join_names(known)}"
         )
     return known[name]
 
 
-def _same(base: Mapping[str, Array], name: str, value: Array) -> Array:
+def _check_same(base: Mapping[str, Array], name: str, value: Array) -> Array:
     """Return the array of a name in `base`, which must have the same shape."""
     if name not in base:
         raise InputError(f"parameter {name!r} is not in the base{suggest_nearest(name, base)}")
@@ -251,7 +251,7 @@ def _same(base: Mapping[str, Array], name: str, value: Array) -> Array:
     return base[name]
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     """Return the first names for a message, and the number of the others."""
     every = list(names)
     text = ", ".join(map(repr, every[:4]))

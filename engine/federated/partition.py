@@ -44,7 +44,7 @@ def iid(samples: int, clients: int, seed: int = 0, *, minimum: int = 1) -> list[
         raise InputError(f"samples={count}; expected a whole number from 0 on")
     _check(count, clients, minimum)
     order = generator(check_seed(seed), PARTITION).permutation(count)
-    return _ascending(np.array_split(order, clients))
+    return _sort_parts(np.array_split(order, clients))
 
 
 def dirichlet(
@@ -84,7 +84,7 @@ def dirichlet(
         InputError, DTypeError: a number is out of range, or the samples are too few for `minimum`.
         ShapeError: labels have more or fewer axes than one.
     """
-    classes, classes_of = _groups("labels", labels)
+    classes, classes_of = _find_groups("labels", labels)
     _check(len(classes_of), clients, minimum)
     concentration = arguments.check_real("alpha", alpha)
     if not ALPHAS[0] <= concentration <= ALPHAS[1]:
@@ -92,8 +92,8 @@ def dirichlet(
     draw = generator(check_seed(seed), PARTITION)
     pools = [draw.permutation(np.flatnonzero(classes_of == k)) for k in range(classes)]
     if arguments.check_flag("equal_sizes", equal_sizes):
-        return _ascending(_by_client(pools, clients, concentration, draw))
-    return _ascending(_filled(_by_class(pools, clients, concentration, draw), minimum))
+        return _sort_parts(_draw_by_client(pools, clients, concentration, draw))
+    return _sort_parts(_fill(_draw_by_class(pools, clients, concentration, draw), minimum))
 
 
 def by_user(
@@ -115,7 +115,7 @@ def by_user(
             client could hold `minimum` samples.
         ShapeError: users have more or fewer axes than one.
     """
-    count, owners = _groups("users", users)
+    count, owners = _find_groups("users", users)
     draw = generator(check_seed(seed), PARTITION)
     order = np.arange(count) if clients is None else draw.permutation(count)
     clients = count if clients is None else clients
@@ -133,7 +133,7 @@ def by_user(
             f"users: {count} users cannot be dealt out to {clients} clients so that each holds "
             f"{minimum} samples; with minimum=0 clients may stay empty"
         )
-    return _ascending([np.concatenate(own) if own else _NOTHING for own in held])
+    return _sort_parts([np.concatenate(own) if own else _NOTHING for own in held])
 
 
 _NOTHING = np.zeros(0, np.int64)
@@ -152,7 +152,7 @@ def _check(samples: int, clients: int, minimum: int) -> None:
         )
 
 
-def _groups(what: str, values: npt.ArrayLike) -> tuple[int, npt.NDArray[np.intp]]:
+def _find_groups(what: str, values: npt.ArrayLike) -> tuple[int, npt.NDArray[np.intp]]:
     """Return the number of distinct values, and the index of each element's value."""
     array = arguments.make_array(what, values)
     if array.ndim != 1:
@@ -161,7 +161,7 @@ def _groups(what: str, values: npt.ArrayLike) -> tuple[int, npt.NDArray[np.intp]
     return len(names), indices.reshape(-1)
 
 
-def _by_client(
+def _draw_by_client(
     pools: list[npt.NDArray[np.intp]], clients: int, alpha: float, draw: np.random.Generator
 ) -> list[npt.NDArray[np.intp]]:
     """Return parts of equal sizes; pools: the samples of each class in random order."""
@@ -183,7 +183,7 @@ def _by_client(
     return parts
 
 
-def _by_class(
+def _draw_by_class(
     pools: list[npt.NDArray[np.intp]], clients: int, alpha: float, draw: np.random.Generator
 ) -> list[npt.NDArray[np.intp]]:
     """Return parts of drawn sizes; pools: the samples of each class in random order."""
@@ -195,7 +195,7 @@ def _by_class(
     return [np.concatenate(part) if part else _NOTHING for part in parts]
 
 
-def _filled(parts: list[npt.NDArray[np.intp]], minimum: int) -> list[npt.NDArray[np.intp]]:
+def _fill(parts: list[npt.NDArray[np.intp]], minimum: int) -> list[npt.NDArray[np.intp]]:
     """Return parts of at least `minimum` samples, by moving samples from the largest ones."""
     sizes = np.array([len(part) for part in parts])
     while sizes.min() < minimum:
@@ -206,5 +206,5 @@ def _filled(parts: list[npt.NDArray[np.intp]], minimum: int) -> list[npt.NDArray
     return parts
 
 
-def _ascending(parts: list[npt.NDArray[np.intp]]) -> list[Indices]:
+def _sort_parts(parts: list[npt.NDArray[np.intp]]) -> list[Indices]:
     return [np.sort(part).astype(np.int64) for part in parts]

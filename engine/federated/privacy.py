@@ -135,7 +135,7 @@ class Privacy:
     def multiplier(self) -> float:
         """The standard deviation of the noise on what is released, by the clipping norm."""
         if self.kind == "local":
-            return math.sqrt(2 / rho_of(self.epsilon, self.delta))
+            return math.sqrt(2 / find_rho(self.epsilon, self.delta))
         if not self.adaptive or not self.noise_multiplier:
             return self.noise_multiplier
         return float((self.noise_multiplier**-2 - (2 * self.count_sigma) ** -2) ** -0.5)
@@ -255,26 +255,26 @@ def options(config: Mapping[str, Any]) -> tuple[Privacy, Encoding]:
 
 def epsilon_of(rho: float, delta: float) -> float:
     """Return the least epsilon that rho-zCDP has with delta; infinite above 500."""
-    if _delta(rho, _MOST) > delta:
+    if _compute_delta(rho, _MOST) > delta:
         return math.inf
     low, high = 0.0, _MOST
     for _ in range(60):  # halves of 500 down to the spacing of doubles near 1
         middle = (low + high) / 2
-        low, high = (low, middle) if _delta(rho, middle) <= delta else (middle, high)
+        low, high = (low, middle) if _compute_delta(rho, middle) <= delta else (middle, high)
     return high
 
 
 @functools.cache
-def rho_of(epsilon: float, delta: float) -> float:
+def find_rho(epsilon: float, delta: float) -> float:
     """Return the largest rho, up to epsilon, with which rho-zCDP has epsilon and delta."""
     low, high = 0.0, epsilon
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _delta(middle, epsilon) <= delta else (low, middle)
+        low, high = (middle, high) if _compute_delta(middle, epsilon) <= delta else (low, middle)
     return low
 
 
-def _delta(rho: float, epsilon: float) -> float:
+def _compute_delta(rho: float, epsilon: float) -> float:
     """Return the least delta of the formula above, over alpha.
 
     The logarithm of what it is has the derivative (2 alpha - 1) rho - epsilon + log(1 - 1/alpha),

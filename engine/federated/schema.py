@@ -101,7 +101,7 @@ class Schema:
         for name, array in arrays.items():
             check_tensor(name, array, self.tensors[name])
 
-    def checked(self, numbers: Mapping[str, Any]) -> dict[str, int | float]:
+    def check_numbers(self, numbers: Mapping[str, Any]) -> dict[str, int | float]:
         """Return the numbers of an answer.
 
         Raises:

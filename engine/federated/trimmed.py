@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from engine.base import errors
 from engine.base.errors import EngineError, InputError, ModelWarning, NonFiniteError, StateError
-from engine.data.randomness import permutation
+from engine.data.randomness import permute
 from engine.federated import parameters
-from engine.federated.learner import Kept, Learned, need_samples
+from engine.federated.learner import Kept, Learned, require_samples
 from engine.federated.local_options import LocalOptions, matches
-from engine.trainer.metrics.named import metrics_of, results_of
+from engine.trainer.metrics.named import list_results, metrics_of
 from engine.training.proximal import MU, is_of_term, set_anchors
 
 Array = npt.NDArray[Any]
@@ -89,16 +89,16 @@ class TrimmedLearner:
         """
         if not self._names:
             raise StateError("begin() gives a learner the parameters of the round first")
-        trainer, arrays = self.trainer, self._arrays(data, "train on")
+        trainer, arrays = self.trainer, self._make_arrays(data, "train on")
         trainer.module.set_seed(options.seed)
         total, samples = 0.0, 0
         for epoch in range(options.epochs):
-            order = permutation(len(arrays[0]), options.seed, epoch)
+            order = permute(len(arrays[0]), options.seed, epoch)
             total, samples = 0.0, 0
             for indices in self._cut(len(order), options):
                 batch = [array[order[indices]] for array in arrays]
                 with _our_errors():
-                    loss = _first(trainer.step(*batch))
+                    loss = _read_loss(trainer.step(*batch))
                 if not np.isfinite(loss):
                     raise NonFiniteError(f"the loss of epoch {epoch + 1} is {loss}")
                 total, samples = total + loss * len(batch[0]), samples + len(batch[0])
@@ -112,7 +112,7 @@ class TrimmedLearner:
             NonFiniteError: the loss or a metric is NaN or infinite.
             EngineError: see the metrics.
         """
-        trainer, arrays = self.trainer, self._arrays(data, "evaluate on")
+        trainer, arrays = self.trainer, self._make_arrays(data, "evaluate on")
         metrics = metrics_of(options.metrics)
         for metric in metrics:
             metric.reset()
@@ -121,13 +121,13 @@ class TrimmedLearner:
             batch = [array[indices] for array in arrays]
             count = len(batch[0])
             with _our_errors():
-                loss = _first(trainer.evaluate(*batch))
+                loss = _read_loss(trainer.evaluate(*batch))
                 outputs = trainer.predict_batch(*batch[:-1]) if metrics else {}
             total, samples = total + loss * count, samples + count
             inputs = dict(zip(trainer.inputs, batch, strict=True))
             for metric in metrics:
                 metric.update(outputs, inputs, loss, count)
-        results = {"loss": total / samples, **results_of(metrics, None)}
+        results = {"loss": total / samples, **list_results(metrics, None)}
         for name, value in results.items():
             if not np.isfinite(value):
                 raise NonFiniteError(f"the {name} on {samples} samples is {value}")
@@ -145,13 +145,13 @@ class TrimmedLearner:
             arrays[_CHECKPOINT] = np.frombuffer(state.to_bytes(True), np.uint8)
         return Kept(arrays)
 
-    def _arrays(self, data: Any, purpose: str) -> list[Array]:
+    def _make_arrays(self, data: Any, purpose: str) -> list[Array]:
         """Return the arrays of the inputs.
 
         Raises:
             InputError: there are other arrays, or their numbers of samples differ.
         """
-        need_samples(data, purpose)
+        require_samples(data, purpose)
         names = self.trainer.inputs
         if isinstance(data, Mapping):
             arrays = [data[name] for name in names if name in data]
@@ -172,7 +172,7 @@ class TrimmedLearner:
         size = sizes[0] if options.batch_size is None else options.batch_size
         if size not in sizes:
             raise InputError(
-                f"batch_size={size}: this build has plans for {_listed(sizes)} samples; "
+                f"batch_size={size}: this build has plans for {_join_sizes(sizes)} samples; "
                 f"edgegrad build --batch {size} makes them"
             )
         rest = samples % size
@@ -180,11 +180,11 @@ class TrimmedLearner:
             if samples < size:
                 raise InputError(
                     f"{samples} samples are fewer than a batch of {size}, and this build has plans "
-                    f"for {_listed(sizes)}: edgegrad build --batch {size},{samples} makes both"
+                    f"for {_join_sizes(sizes)}: edgegrad build --batch {size},{samples} makes both"
                 )
             warnings.warn(
                 f"{rest} of {samples} samples are left out: this build has plans for "
-                f"{_listed(sizes)} samples",
+                f"{_join_sizes(sizes)} samples",
                 ModelWarning,
                 stacklevel=3,
             )
@@ -205,10 +205,10 @@ def _our_errors() -> Iterator[None]:
         raise kind(str(error)) from error
 
 
-def _first(found: Any) -> float:
+def _read_loss(found: Any) -> float:
     """Return the loss from the results of a phase: its first output."""
     return float((found[0] if isinstance(found, tuple) else found).item())
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def _join_sizes(sizes: Sequence[int]) -> str:
     return " or ".join(map(str, sizes))

@@ -104,7 +104,7 @@ class Encoding:
 
     def count(self, shapes: Shapes) -> int:
         """Return how many elements of parameters of these shapes are sent."""
-        total = _total(shapes)
+        total = _count_total(shapes)
         return max(1, round(self.fraction * total)) if self.sparse else total
 
     def nbytes(self, shapes: Shapes) -> int:
@@ -134,11 +134,11 @@ class Encoding:
                 raise DTypeError(f"update of {name!r} is {array.dtype}; supported: float32")
             if not np.isfinite(array).all():
                 raise NonFiniteError(f"update of {name!r} has values that are not finite")
-        _total(shapes)
+        _count_total(shapes)
         if not self.sparse:
             return {name: self._narrow(array, name) for name, array in update.items()}
-        vector = flat(update)
-        indices = _largest(vector, self.count(shapes))
+        vector = flatten(update)
+        indices = _find_largest(vector, self.count(shapes))
         return {
             INDICES: indices.astype(_INDEX),
             VALUES: self._narrow(vector[indices], "the largest elements"),
@@ -156,15 +156,15 @@ class Encoding:
             InputError: indices are out of range, or do not increase strictly.
             NonFiniteError: a value is not finite.
         """
-        total = _total(shapes)
+        total = _count_total(shapes)
         _check_names(message, (INDICES, VALUES) if self.sparse else shapes)
         if not self.sparse:
-            return {name: self._wide(message[name], name, shape) for name, shape in shapes.items()}
+            return {name: self._widen(message[name], name, shape) for name, shape in shapes.items()}
         count = self.count(shapes)
         indices = message[INDICES]
         _check_type(indices, INDICES, _INDEX)
         _check_shape(indices, INDICES, (count,))
-        values = self._wide(message[VALUES], VALUES, (count,))
+        values = self._widen(message[VALUES], VALUES, (count,))
         if indices[-1] >= total or (count > 1 and not (indices[1:] > indices[:-1]).all()):
             if indices.max() >= total:
                 raise InputError(f"update: index {indices.max()}; there are {total} elements")
@@ -174,7 +174,7 @@ class Encoding:
             )
         vector = np.zeros(total, np.float32)
         vector[indices] = values
-        return parted(vector, shapes)
+        return split_vector(vector, shapes)
 
     def compensated(
         self, update: Mapping[str, Array], residual: Vector | None
@@ -190,12 +190,12 @@ class Encoding:
             `encode`.
         """
         shapes = {name: array.shape for name, array in update.items()}
-        wanted = flat(update)
+        wanted = flatten(update)
         if residual is not None:
             _check_shape(residual, "the residual", wanted.shape)
             wanted += residual
-        message = self.encode(parted(wanted, shapes))
-        return message, wanted - flat(self.decode(message, shapes))
+        message = self.encode(split_vector(wanted, shapes))
+        return message, wanted - flatten(self.decode(message, shapes))
 
     def _narrow(self, array: Array, name: str) -> Array:
         """Return finite float32 values as they are sent."""
@@ -218,7 +218,7 @@ class Encoding:
             )
         return sent
 
-    def _wide(self, array: Array, name: str, shape: tuple[int, ...]) -> Vector:
+    def _widen(self, array: Array, name: str, shape: tuple[int, ...]) -> Vector:
         """Return the float32 array for a sent one, checked."""
         _check_type(array, name, _ON_THE_WIRE[self.values])
         _check_shape(array, name, shape)
@@ -232,12 +232,12 @@ class Encoding:
         return values.reshape(shape)
 
 
-def flat(update: Mapping[str, Array]) -> Vector:
+def flatten(update: Mapping[str, Array]) -> Vector:
     """Return all elements in order as float32[n], a copy."""
     return np.concatenate([np.ravel(array) for array in update.values()], dtype=np.float32)
 
 
-def parted(vector: Vector, shapes: Shapes) -> Update:
+def split_vector(vector: Vector, shapes: Shapes) -> Update:
     """Return the arrays of `shapes`, views of a vector that holds their elements in order."""
     parts: Update = {}
     start = 0
@@ -248,7 +248,7 @@ def parted(vector: Vector, shapes: Shapes) -> Update:
     return parts
 
 
-def _largest(vector: Vector, count: int) -> npt.NDArray[np.intp]:
+def _find_largest(vector: Vector, count: int) -> npt.NDArray[np.intp]:
     """Return the places of the `count` largest magnitudes, increasing; ties go to the first."""
     magnitudes = np.abs(vector)
     limit = np.partition(magnitudes, vector.size - count)[vector.size - count]
@@ -257,7 +257,7 @@ def _largest(vector: Vector, count: int) -> npt.NDArray[np.intp]:
     return np.sort(np.concatenate([above, equal]))
 
 
-def _total(shapes: Shapes) -> int:
+def _count_total(shapes: Shapes) -> int:
     total = sum(math.prod(shape) for shape in shapes.values())
     if not 0 < total <= 1 << 32:
         raise InputError(f"update of {total} elements; supported: 1 to {1 << 32}")

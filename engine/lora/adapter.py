@@ -80,7 +80,7 @@ class Adapter:
         Raises:
             InputError: its model has no adapters.
         """
-        module = module_of(trained)
+        module = get_module(trained)
         note, state = note_of(module), module.session.state
         names = sorted(state.trainable_names())
         tensors = {name: state.parameters[name].data.copy() for name in names}
@@ -96,7 +96,7 @@ class Adapter:
             InputError: the model has no adapters, or they have no values.
             FileError, ModelError: the model cannot be read.
         """
-        note, values = models.values(model)
+        note, values = models.read_values(model)
         return cls(values, note.rank, note.alpha, note.dropout, note.rank_stabilised)
 
     def put(self, trained: Trainer | Module) -> None:
@@ -112,14 +112,14 @@ class Adapter:
             ShapeError: a parameter has another shape, for example because of another rank.  Nothing
             has changed then.
         """
-        module = module_of(trained)
+        module = get_module(trained)
         note, state = note_of(module), module.session.state
         if not state.loaded:
             raise StateError("the state was made from a nominal checkpoint: load values first")
         scale, own = note.scale, state.trainable_names()
         if self.alpha is not None:
             scale = scale_of(self.rank, self.alpha, self.rank_stabilised)
-        places = _paired(self.tensors, own)
+        places = _pair_names(self.tensors, own)
         values: dict[str, Array] = {}
         for name in own:
             value, target = self.tensors[places[name]], state.parameters[name].data
@@ -146,15 +146,15 @@ class Adapter:
         place = os.fspath(path)
         if place.endswith(ONNX):
             tensors = onnx_adapter.read(place)
-            return cls(tensors, _rank(tensors, place))
+            return cls(tensors, _find_rank(tensors, place))
         if os.path.isdir(place):
             place = os.path.join(place, TENSORS)
         tensors = {
             name.removeprefix(PREFIX): array for name, array in safetensors.read(place)[0].items()
         }
         config = os.path.join(os.path.dirname(place), CONFIG)
-        rank = _rank(tensors, place)
-        return cls(tensors, rank, **_settings(config, rank) if os.path.exists(config) else {})
+        rank = _find_rank(tensors, place)
+        return cls(tensors, rank, **_read_settings(config, rank) if os.path.exists(config) else {})
 
     def save(self, path: Path) -> None:
         """Write a folder as peft reads it; or, if the path ends so, an `.onnx_adapter`.
@@ -193,7 +193,7 @@ class Adapter:
             files.replace_together(moves, keys=[moves[0][1]])
 
 
-def module_of(trained: Trainer | Module) -> Module:
+def get_module(trained: Trainer | Module) -> Module:
     """Return the module of a trainer, or a module itself."""
     source: Any = trained
     module: Module = getattr(source, "module", source)
@@ -214,7 +214,7 @@ def note_of(module: Module) -> Note:
     )
 
 
-def _paired(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
+def _pair_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     """Return the given name for each wanted name; leading scopes may differ.
 
     Raises:
@@ -239,7 +239,7 @@ def _paired(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     return given_by_name
 
 
-def _rank(tensors: Mapping[str, Array], where: str) -> int:
+def _find_rank(tensors: Mapping[str, Array], where: str) -> int:
     """Return the rank of an adapter, by the width of a B."""
     ranks = {
         int(array.shape[1] if array.ndim == 4 else array.shape[-1])
@@ -255,7 +255,7 @@ def _rank(tensors: Mapping[str, Array], where: str) -> int:
     return ranks.pop()
 
 
-def _settings(path: str, rank: int) -> dict[str, Any]:
+def _read_settings(path: str, rank: int) -> dict[str, Any]:
     """Return the settings of the scale in an adapter_config.json.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 from engine.base.signatures import check_arguments
-from engine.lora.adapter import Adapter, Trainer, module_of, note_of
+from engine.lora.adapter import Adapter, Trainer, get_module, note_of
 from engine.training.optimizer import Optimizer
 from engine.training.state import CheckpointState
 
@@ -40,11 +40,11 @@ class Adapters:
     def __init__(
         self, trained: Trainer | Module, name: str = "default", optimizer: Optimizer | None = None
     ) -> None:
-        self._trained, self._module = trained, module_of(trained)
+        self._trained, self._module = trained, get_module(trained)
         note_of(self._module)
         self._optimizer: Optimizer | None = getattr(trained, "optimizer", optimizer)
         self._state = self._module.session.state
-        self._first = self._snapshot(with_moments=False)
+        self._first = self._take_snapshot(with_moments=False)
         self._kept: dict[str, CheckpointState] = {}
         self.active = name
 
@@ -62,12 +62,12 @@ class Adapters:
         """
         if name in self:
             raise InputError(f"there is an adapter {name!r} already")
-        before = self._snapshot(with_moments=False)
+        before = self._take_snapshot(with_moments=False)
         self._set(self._first)
         try:
             if adapter is not None:
                 adapter.put(self._trained)
-            self._kept[name] = self._snapshot(with_moments=False)
+            self._kept[name] = self._take_snapshot(with_moments=False)
         finally:
             self._set(before)
 
@@ -82,7 +82,7 @@ class Adapters:
         if name not in self._kept:
             raise NameNotFoundError(f"no adapter {name!r}{suggest_nearest(name, [*self])}")
         saved = self._kept.pop(name)
-        self._kept[self.active] = self._snapshot(with_moments=True)
+        self._kept[self.active] = self._take_snapshot(with_moments=True)
         self.active = name
         if self._optimizer is not None:
             if saved.learning_rate is None:
@@ -115,7 +115,7 @@ class Adapters:
     def __len__(self) -> int:
         return 1 + len(self._kept)
 
-    def _snapshot(self, *, with_moments: bool) -> CheckpointState:
+    def _take_snapshot(self, *, with_moments: bool) -> CheckpointState:
         return CheckpointState.from_bytes(self._state.to_bytes(with_moments))
 
     def _set(self, saved: CheckpointState) -> None:

@@ -107,7 +107,7 @@ def parameters(model: Model) -> list[str]:
     Raises:
         InputError: the model has no adapters.
     """
-    return _noted(_load(model)).parameters()
+    return _read_note(_load(model)).parameters()
 
 
 @check_arguments
@@ -130,7 +130,7 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
     from engine.graphs.offline.lora_merge import merge as merge_graph
 
     graph = _load(model)
-    _noted(graph)
+    _read_note(graph)
     kept = merge_graph(graph, dequantise)
     onnx_io.save(graph, path)
     return kept
@@ -152,19 +152,19 @@ def open_inputs(model: Model, path: Path) -> list[str]:
     from engine.graphs.io import onnx_io
 
     graph = _load(model)
-    names = _noted(graph).parameters()
+    names = _read_note(graph).parameters()
     onnx_io.save(graph, path, defaults=names)
     return names
 
 
-def values(model: Model) -> tuple[Note, dict[str, Array]]:
+def read_values(model: Model) -> tuple[Note, dict[str, Array]]:
     """Return the note of a model on its adapters, and the values of their parameters.
 
     Raises:
         InputError: the model has no adapters, or they have no values.
     """
     graph = _load(model)
-    note = _noted(graph)
+    note = _read_note(graph)
     lost = [name for name in note.parameters() if name not in graph.initializers]
     if lost:
         raise InputError(
@@ -181,7 +181,7 @@ def _load(model: Model) -> Graph:
     return model.copy() if isinstance(model, Graph) else onnx_io.load(model)
 
 
-def _noted(graph: Graph) -> Note:
+def _read_note(graph: Graph) -> Note:
     from engine.graphs.offline.lora import note_of
 
     note = note_of(graph)

@@ -59,7 +59,7 @@ class Architecture:
     @property
     def name(self) -> str:
         """The name by which it is made."""
-        return self.build.__name__
+        return self.build.__name__.removeprefix("build_")
 
     def takes(self, option: str) -> bool:
         """Return whether `build` has an argument: `words`, how many there are; `pad`, the number
@@ -79,55 +79,56 @@ ARCHITECTURES = {
     kind.name: kind
     for kind in (
         Architecture(
-            images.mlp, ("features",), "rows of numbers: classes or values",
+            images.build_mlp, ("features",), "rows of numbers: classes or values",
             "a CSV, arrays, a DataFrame", "", ("4.",), options={"hidden": (128, 64)},
             needs_shape=True,
         ),
         Architecture(
-            images.cnn, (3, 32, 32), "small pictures, such as digits and icons", _PHOTOS, "",
+            images.build_cnn, (3, 32, 32), "small pictures, such as digits and icons", _PHOTOS, "",
             ("fc2.",), names="PyTorch's MNIST example",
         ),
         Architecture(
-            mobilenets.mobilenet_v2, (3, 224, 224), "photos on small devices", _PHOTOS,
+            mobilenets.build_mobilenet_v2, (3, 224, 224), "photos on small devices", _PHOTOS,
             "1801.04381", ("classifier.1.",), names="torchvision", options={"dropout": 0.2},
         ),
         Architecture(
-            mobilenets.mobilenet_v3_small, (3, 224, 224),
+            mobilenets.build_mobilenet_v3_small, (3, 224, 224),
             "photos on small devices: the fastest of these", _PHOTOS, "1905.02244",
             ("classifier.3.",), names="torchvision", options={"dropout": 0.2},
         ),
         Architecture(
-            resnets.resnet18, (3, 224, 224), "photos, where memory and time allow", _PHOTOS,
+            resnets.build_resnet18, (3, 224, 224), "photos, where memory and time allow", _PHOTOS,
             "1512.03385", ("fc.",), names="torchvision",
         ),
         Architecture(
-            pre_norm.vit_tiny, (3, 224, 224), "photos, from weights of a large training",
+            pre_norm.build_vit_tiny, (3, 224, 224), "photos, from weights of a large training",
             _PHOTOS, "2012.12877", ("head.",), names="timm: vit_tiny_patch16_224",
         ),
         Architecture(
-            texts.textcnn, (128,), "short texts: topics, intents, sentiment", _TEXTS,
+            texts.build_textcnn, (128,), "short texts: topics, intents, sentiment", _TEXTS,
             "1408.5882", ("classifier.",), options={"dropout": 0.5}, reads={"labelled": True},
         ),
         Architecture(
-            pre_norm.text_transformer, (128,), "texts whose words depend on one another", _TEXTS,
+            pre_norm.build_text_transformer, (128,), "texts whose words depend on one "
+                                                     "another", _TEXTS,
             "1706.03762", ("head.",), reads={"labelled": True},
         ),
         Architecture(
-            recurrent.gru_tagger, ("tokens",), "a tag for each word, such as names of places",
+            recurrent.build_gru_tagger, ("tokens",), "a tag for each word, such as names of places",
             "arrays of tokens and of tags, both [samples, tokens]", "1412.3555",
             ("classifier.",), answers="position",
         ),
         Architecture(
-            sound.ds_cnn, (1, "bands", "frames"), "keywords and other short sounds",
+            sound.build_ds_cnn, (1, "bands", "frames"), "keywords and other short sounds",
             "a folder of sounds for each class", "1711.07128", ("classifier.",),
         ),
         Architecture(
-            images.autoencoder, ("features",), "faults: what it cannot guess is unusual",
+            images.build_autoencoder, ("features",), "faults: what it cannot guess is unusual",
             "rows of numbers without labels: a CSV, an array", "", (),
             answers="input", needs_shape=True, reads={"target": ""},
         ),
         Architecture(
-            unet.unet_small, (3, 128, 128), "a class for each pixel, such as road and sky",
+            unet.build_unet_small, (3, 128, 128), "a class for each pixel, such as road and sky",
             "arrays of pictures and of masks [samples, height, width]", "1505.04597",
             ("head.",), answers="pixel",
         ),
@@ -135,7 +136,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
-def architecture(name: str) -> Architecture:
+def find_architecture(name: str) -> Architecture:
     """Return the architecture of a name.
 
     Raises:

@@ -17,28 +17,28 @@ Values: TypeAlias = npt.NDArray[np.floating]
 Initial: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Values]
 
 
-def fan_in_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Values:
+def draw_fan_in_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Values:
     """Draw from N(0, 1 / fan-in)."""
     return rng.standard_normal(shape) / math.sqrt(max(math.prod(shape[1:]), 1))
 
 
-def fan_out_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Values:
+def draw_fan_out_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Values:
     """Draw from N(0, 2 / fan-out), for convolutions (He et al., arXiv 1502.01852)."""
     return rng.standard_normal(shape) * math.sqrt(2 / (shape[0] * math.prod(shape[2:])))
 
 
-def uniform(fan_in: int) -> Initial:
+def make_uniform(fan_in: int) -> Initial:
     """Return a rule that draws from U(-b, b), b = 1 / sqrt(fan_in): PyTorch's default."""
     bound = fan_in**-0.5
     return lambda rng, shape: rng.uniform(-bound, bound, shape)
 
 
-def normal(deviation: float) -> Initial:
+def make_normal(deviation: float) -> Initial:
     """Return a rule that draws from N(0, deviation²)."""
     return lambda rng, shape: rng.standard_normal(shape) * deviation
 
 
-def zeros(_: np.random.Generator, shape: tuple[int, ...]) -> Values:
+def make_zeros(_: np.random.Generator, shape: tuple[int, ...]) -> Values:
     """Return zeros, as for biases."""
     return np.zeros(shape)
 
@@ -46,12 +46,12 @@ def zeros(_: np.random.Generator, shape: tuple[int, ...]) -> Values:
 def draw(
     shapes: Mapping[str, tuple[int, ...]], rules: Mapping[str, Initial], seed: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Return float32 parameters by name; those without a rule are drawn by `fan_in_normal`.
+    """Return float32 parameters by name; those without a rule are drawn by `draw_fan_in_normal`.
 
     The same seed gives the same values.
     """
     rng = np.random.default_rng(seed)
     return {
-        name: rules.get(name, fan_in_normal)(rng, shape).astype(np.float32)
+        name: rules.get(name, draw_fan_in_normal)(rng, shape).astype(np.float32)
         for name, shape in shapes.items()
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.models.initial import Initial, draw, uniform
+from engine.models.initial import Initial, draw, make_uniform
 
 CLASSES = 10  # of networks that nobody gives another number
 
@@ -28,43 +28,43 @@ class Layers:
         self.rules: dict[str, Initial] = {}  # of their values, where `shapes` alone do not decide
         self.constants: dict[str, np.ndarray[Any, Any]] = {}
 
-    def op(self, op: str, *inputs: str, **attrs: object) -> str:
+    def add_op(self, op: str, *inputs: str, **attrs: object) -> str:
         """Add a node of one output; return its name."""
-        (name,) = self.ops(op, 1, *inputs, **attrs)
+        (name,) = self.add_ops(op, 1, *inputs, **attrs)
         return name
 
-    def ops(self, op: str, outputs: int, *inputs: str, **attrs: object) -> list[str]:
+    def add_ops(self, op: str, outputs: int, *inputs: str, **attrs: object) -> list[str]:
         """Add a node of some outputs; return their names."""
         name = f"{op.lower()}{len(self.nodes)}"
         names = [name if i == 0 else f"{name}.{i}" for i in range(outputs)]
         self.nodes.append(Node(op, inputs, tuple(names), attrs, name=name))
         return names
 
-    def last(self, op: str, *inputs: str, **attrs: object) -> None:
+    def add_last(self, op: str, *inputs: str, **attrs: object) -> None:
         """Add the node that makes the scores."""
         self.nodes.append(Node(op, inputs, ("scores",), attrs, name="scores"))
 
-    def parameter(self, name: str, shape: tuple[int, ...], rule: Initial | None = None) -> str:
+    def add_parameter(self, name: str, shape: tuple[int, ...], rule: Initial | None = None) -> str:
         """Add a parameter with random values; return its name."""
         self.shapes[name] = shape
         if rule is not None:
             self.rules[name] = rule
         return name
 
-    def constant(self, name: str, value: object) -> str:
+    def add_constant(self, name: str, value: object) -> str:
         """Add a constant of any type, unless the name is taken; return the name."""
         self.constants.setdefault(name, np.asarray(value))
         return name
 
-    def number(self, value: float) -> str:
+    def add_number(self, value: float) -> str:
         """Return a float32 scalar, once for every value."""
-        return self.constant(f"number.{value:.9g}", np.float32(value))
+        return self.add_constant(f"number.{value:.9g}", np.float32(value))
 
-    def vector(self, name: str, size: int, value: float) -> str:
+    def add_vector(self, name: str, size: int, value: float) -> str:
         """Return a parameter that begins with the same value everywhere: f32[size]."""
-        return self.constant(name, np.full(size, value, np.float32))
+        return self.add_constant(name, np.full(size, value, np.float32))
 
-    def convolution(
+    def add_convolution(
         self, x: str, name: str, ci: int, co: int, taps: int | tuple[int, ...], stride: int = 1,
         rank: int = 2, pad: int | tuple[int, ...] = 0, group: int = 1, bias: bool = False,
         rule: Initial | None = None, bias_rule: Initial | None = None,
@@ -75,61 +75,61 @@ class Layers:
         """
         sizes = (taps,) * rank if isinstance(taps, int) else taps
         pads = (pad,) * rank if isinstance(pad, int) else pad
-        inputs = [x, self.parameter(f"{name}.weight", (co, ci // group, *sizes), rule)]
+        inputs = [x, self.add_parameter(f"{name}.weight", (co, ci // group, *sizes), rule)]
         if bias:
-            inputs.append(self.parameter(f"{name}.bias", (co,), bias_rule))
+            inputs.append(self.add_parameter(f"{name}.bias", (co,), bias_rule))
         groups = {"group": group} if group > 1 else {}
         strides = [stride] * len(sizes)
-        return self.op("Conv", *inputs, pads=[*pads, *pads], strides=strides, **groups)
+        return self.add_op("Conv", *inputs, pads=[*pads, *pads], strides=strides, **groups)
 
-    def batch_norm(self, x: str, name: str, channels: int, **attrs: float) -> str:
+    def add_batch_norm(self, x: str, name: str, channels: int, **attrs: float) -> str:
         """Add a batch normalisation, with running statistics; attrs: of the node."""
         ends = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
-        vectors = [self.vector(f"{name}.{end}", channels, value) for end, value in ends.items()]
-        return self.op("BatchNormalization", x, *vectors, **attrs)
+        vectors = [self.add_vector(f"{name}.{end}", channels, value) for end, value in ends.items()]
+        return self.add_op("BatchNormalization", x, *vectors, **attrs)
 
-    def layer_norm(self, x: str, name: str, width: int, epsilon: float = 1e-5) -> str:
+    def add_layer_norm(self, x: str, name: str, width: int, epsilon: float = 1e-5) -> str:
         """Add a layer normalisation over the last dimension."""
         scale, shift = (
-            self.vector(f"{name}.{e}", width, v) for e, v in (("weight", 1), ("bias", 0))
+            self.add_vector(f"{name}.{e}", width, v) for e, v in (("weight", 1), ("bias", 0))
         )
         # All three outputs, as onnxruntime-training wants them.
-        out, *_ = self.ops("LayerNormalization", 3, x, scale, shift, axis=-1, epsilon=epsilon)
+        out, *_ = self.add_ops("LayerNormalization", 3, x, scale, shift, axis=-1, epsilon=epsilon)
         return out
 
-    def linear(
+    def add_linear(
         self, x: str, name: str, n_in: int, n_out: int, rule: Initial | None = None,
         bias_rule: Initial | None = None,
     ) -> str:  # fmt: skip
         """Return a linear layer over the last dimension of x."""
         shape = (n_out, n_in) if self.transposed else (n_in, n_out)
-        weight = self.parameter(f"{name}.weight", shape, rule)
-        bias = self.parameter(f"{name}.bias", (n_out,), bias_rule)
+        weight = self.add_parameter(f"{name}.weight", shape, rule)
+        bias = self.add_parameter(f"{name}.bias", (n_out,), bias_rule)
         if self.transposed:
-            weight = self.op("Transpose", weight, perm=[1, 0])
-        return self.op("Add", self.op("MatMul", x, weight), bias)
+            weight = self.add_op("Transpose", weight, perm=[1, 0])
+        return self.add_op("Add", self.add_op("MatMul", x, weight), bias)
 
-    def dense(
+    def add_dense(
         self, x: str, name: str, n_in: int, n_out: int, rule: Initial | None = None,
         bias_rule: Initial | None = None,
     ) -> str:  # fmt: skip
         """Add a linear layer of [batch, n_in], by default with PyTorch's initial values."""
-        weight, bias = self._dense(name, n_in, n_out, rule, bias_rule)
-        return self.op("Gemm", x, weight, bias, transB=1)
+        weight, bias = self._add_dense(name, n_in, n_out, rule, bias_rule)
+        return self.add_op("Gemm", x, weight, bias, transB=1)
 
-    def scores(
+    def add_scores(
         self, x: str, name: str, n_in: int, n_out: int, rule: Initial | None = None,
         bias_rule: Initial | None = None,
     ) -> None:  # fmt: skip
-        """Add the last layer as `dense` does; its node is called as the layer."""
-        weight, bias = self._dense(name, n_in, n_out, rule, bias_rule)
+        """Add the last layer as `add_dense` does; its node is called as the layer."""
+        weight, bias = self._add_dense(name, n_in, n_out, rule, bias_rule)
         self.nodes.append(Node("Gemm", (x, weight, bias), ("scores",), {"transB": 1}, name=name))
 
-    def _dense(
+    def _add_dense(
         self, name: str, n_in: int, n_out: int, rule: Initial | None, bias_rule: Initial | None
     ) -> tuple[str, str]:
-        weight = self.parameter(f"{name}.weight", (n_out, n_in), rule or uniform(n_in))
-        return weight, self.parameter(f"{name}.bias", (n_out,), bias_rule or uniform(n_in))
+        weight = self.add_parameter(f"{name}.weight", (n_out, n_in), rule or make_uniform(n_in))
+        return weight, self.add_parameter(f"{name}.bias", (n_out,), bias_rule or make_uniform(n_in))
 
     def classify(self, x: str, width: int) -> None:
         """Add the last layer, called fc: the scores of 10 classes, from [batch, width]."""
@@ -137,35 +137,39 @@ class Layers:
         vectors = (x, "fc.weight", "fc.bias")
         self.nodes.append(Node("Gemm", vectors, ("scores",), {"transB": 1}, name="fc"))
 
-    def dropout(self, x: str, ratio: float) -> str:
+    def add_dropout(self, x: str, ratio: float) -> str:
         """Add a dropout of this ratio; 0: none."""
-        return self.op("Dropout", x, self.number(ratio)) if ratio else x
+        return self.add_op("Dropout", x, self.add_number(ratio)) if ratio else x
 
-    def gelu(self, x: str) -> str:
+    def add_gelu(self, x: str) -> str:
         """Add x (1 + erf(x / sqrt 2)) / 2, as PyTorch exports it."""
-        ratio = self.op("Div", x, self.number(2**0.5))
-        more = self.op("Add", self.op("Erf", ratio), self.number(1))
-        return self.op("Mul", self.op("Mul", x, more), self.number(0.5))
+        ratio = self.add_op("Div", x, self.add_number(2**0.5))
+        more = self.add_op("Add", self.add_op("Erf", ratio), self.add_number(1))
+        return self.add_op("Mul", self.add_op("Mul", x, more), self.add_number(0.5))
 
     def attend(self, q: str, k: str, v: str, width: int, heads: int, mask: str = "") -> str:
         """Add attention of [batch, positions, width], in heads; q is scaled, as exporters write it.
 
         mask: a bool of every score, by which it counts, if given.
         """
-        split = self.constant("split", [0, 0, heads, width // heads])
+        split = self.add_constant("split", [0, 0, heads, width // heads])
         perms = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
         q, k, v = (
-            self.op("Transpose", self.op("Reshape", part, split), perm=perm)
+            self.add_op("Transpose", self.add_op("Reshape", part, split), perm=perm)
             for part, perm in zip((q, k, v), perms, strict=True)
         )
-        scores = self.op("MatMul", self.op("Mul", q, self.number((width // heads) ** -0.5)), k)
+        scores = self.add_op(
+            "MatMul", self.add_op("Mul", q, self.add_number((width // heads) ** -0.5)), k
+        )
         if mask:
-            scores = self.op("Where", mask, scores, self.number(float(np.finfo(np.float32).min)))
-        seen = self.op("MatMul", self.op("Softmax", scores, axis=-1), v)
-        back = self.op("Transpose", seen, perm=[0, 2, 1, 3])
-        return self.op("Reshape", back, self.constant("join", [0, 0, width]))
+            scores = self.add_op(
+                "Where", mask, scores, self.add_number(float(np.finfo(np.float32).min))
+            )
+        seen = self.add_op("MatMul", self.add_op("Softmax", scores, axis=-1), v)
+        back = self.add_op("Transpose", seen, perm=[0, 2, 1, 3])
+        return self.add_op("Reshape", back, self.add_constant("join", [0, 0, width]))
 
-    def graph(
+    def make_graph(
         self, name: str, x: TensorType, scores: tuple[str | int, ...] = ("batch", CLASSES)
     ) -> Graph:
         """Return the graph of the layers so far, of the input x and the output `scores`."""

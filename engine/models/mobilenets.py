@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import TensorType
-from engine.models.initial import fan_out_normal, normal, zeros
+from engine.models.initial import draw_fan_out_normal, make_normal, make_zeros
 from engine.models.layers import CLASSES, Layers
 
 # Expansion, channels, blocks and first stride of MobileNetV2's stages.
@@ -41,83 +41,90 @@ class _MobileNet(Layers):
 
     norms: Mapping[str, float] = {}
 
-    def normed(
+    def add_normed(
         self, x: str, name: str, norm: str, ci: int, co: int, taps: int, stride: int = 1,
         group: int = 1, activation: str = "",
     ) -> str:  # fmt: skip
         """Add a convolution, a batch normalisation and, for most, an activation; Clip is to 0 and
         6.
         """
-        y = self.convolution(
-            x, name, ci, co, taps, stride, pad=taps // 2, group=group, rule=fan_out_normal
+        y = self.add_convolution(
+            x, name, ci, co, taps, stride, pad=taps // 2, group=group, rule=draw_fan_out_normal
         )
-        y = self.batch_norm(y, norm, co, **self.norms)
-        bounds = (self.number(0), self.number(6)) if activation == "Clip" else ()
-        return self.op(activation, y, *bounds) if activation else y
+        y = self.add_batch_norm(y, norm, co, **self.norms)
+        bounds = (self.add_number(0), self.add_number(6)) if activation == "Clip" else ()
+        return self.add_op(activation, y, *bounds) if activation else y
 
-    def unit(
+    def add_unit(
         self, x: str, name: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
         activation: str = "",
     ) -> str:  # fmt: skip
-        """Add `normed` under the names of torchvision's Conv2dNormActivation."""
+        """Add `add_normed` under the names of torchvision's Conv2dNormActivation."""
         names = (f"{name}.0", f"{name}.1")
-        return self.normed(x, *names, ci, co, taps, stride, group, activation)
+        return self.add_normed(x, *names, ci, co, taps, stride, group, activation)
 
-    def block(self, x: str, name: str, ci: int, co: int, expansion: int, stride: int) -> str:
+    def add_block(self, x: str, name: str, ci: int, co: int, expansion: int, stride: int) -> str:
         """Add an inverted residual (Sandler et al., arXiv 1801.04381)."""
         wide, at = ci * expansion, int(expansion > 1)
-        y = self.unit(x, f"{name}.conv.0", ci, wide, 1, activation="Clip") if at else x
-        y = self.unit(y, f"{name}.conv.{at}", wide, wide, 3, stride, wide, "Clip")
-        y = self.normed(y, f"{name}.conv.{at + 1}", f"{name}.conv.{at + 2}", wide, co, 1)
-        return self.op("Add", x, y) if stride == 1 and ci == co else y
+        y = self.add_unit(x, f"{name}.conv.0", ci, wide, 1, activation="Clip") if at else x
+        y = self.add_unit(y, f"{name}.conv.{at}", wide, wide, 3, stride, wide, "Clip")
+        y = self.add_normed(y, f"{name}.conv.{at + 1}", f"{name}.conv.{at + 2}", wide, co, 1)
+        return self.add_op("Add", x, y) if stride == 1 and ci == co else y
 
-    def block_v3(
+    def add_block_v3(
         self, x: str, name: str, ci: int, co: int, taps: int, wide: int, squeeze: int, act: str,
         stride: int,
     ) -> str:  # fmt: skip
         """Add an inverted residual of MobileNetV3 (Howard et al., arXiv 1905.02244)."""
         y, at = x, 0
         if wide > ci:
-            y, at = self.unit(y, f"{name}.block.0", ci, wide, 1, activation=act), 1
-        y = self.unit(y, f"{name}.block.{at}", wide, wide, taps, stride, wide, act)
+            y, at = self.add_unit(y, f"{name}.block.0", ci, wide, 1, activation=act), 1
+        y = self.add_unit(y, f"{name}.block.{at}", wide, wide, taps, stride, wide, act)
         at += 1
         if squeeze:
-            y, at = self.excite(y, f"{name}.block.{at}", wide), at + 1
-        y = self.unit(y, f"{name}.block.{at}", wide, co, 1)
-        return self.op("Add", x, y) if stride == 1 and ci == co else y
+            y, at = self.add_excitation(y, f"{name}.block.{at}", wide), at + 1
+        y = self.add_unit(y, f"{name}.block.{at}", wide, co, 1)
+        return self.add_op("Add", x, y) if stride == 1 and ci == co else y
 
-    def excite(self, x: str, name: str, channels: int) -> str:
+    def add_excitation(self, x: str, name: str, channels: int) -> str:
         """Scale every channel by a number in (0, 1) that two layers make of all means."""
         few = max(channels // 4 + 4, 8) // 8 * 8
         few += 8 * (few < 0.9 * (channels // 4))
-        y = self.op("GlobalAveragePool", x)
+        y = self.add_op("GlobalAveragePool", x)
         for layer, ci, co in (("fc1", channels, few), ("fc2", few, channels)):
-            y = self.convolution(
-                y, f"{name}.{layer}", ci, co, 1, bias=True, rule=fan_out_normal, bias_rule=zeros
+            y = self.add_convolution(
+                y,
+                f"{name}.{layer}",
+                ci,
+                co,
+                1,
+                bias=True,
+                rule=draw_fan_out_normal,
+                bias_rule=make_zeros,
             )
-            y = self.op("Relu", y) if layer == "fc1" else y
-        return self.op("Mul", x, self.op("HardSigmoid", y, alpha=1 / 6))
+            y = self.add_op("Relu", y) if layer == "fc1" else y
+        return self.add_op("Mul", x, self.add_op("HardSigmoid", y, alpha=1 / 6))
 
 
-def mobilenet_v2(
+def build_mobilenet_v2(
     shape: tuple[int, ...] = (3, 224, 224), outputs: int = CLASSES, *, dropout: float = 0.0,
     seed: int = 0,
 ) -> Graph:  # fmt: skip
     """Return MobileNetV2 (Sandler et al., arXiv 1801.04381)."""
     to = _MobileNet(seed)
-    y, channels = to.unit("x", "features.0", shape[0], 32, 3, 2, activation="Clip"), 32
+    y, channels = to.add_unit("x", "features.0", shape[0], 32, 3, 2, activation="Clip"), 32
     at = 1
     for expansion, co, blocks, stride in STAGES:
         for i in range(blocks):
-            y = to.block(y, f"features.{at}", channels, co, expansion, 1 if i else stride)
+            y = to.add_block(y, f"features.{at}", channels, co, expansion, 1 if i else stride)
             channels, at = co, at + 1
-    y = to.unit(y, f"features.{at}", channels, 1280, 1, activation="Clip")
-    y = to.dropout(to.op("ReduceMean", y, axes=[2, 3], keepdims=0), dropout)
-    to.scores(y, "classifier.1", 1280, outputs, normal(0.01), zeros)
-    return to.graph("mobilenet_v2", TensorType("f32", ("batch", *shape)), ("batch", outputs))
+    y = to.add_unit(y, f"features.{at}", channels, 1280, 1, activation="Clip")
+    y = to.add_dropout(to.add_op("ReduceMean", y, axes=[2, 3], keepdims=0), dropout)
+    to.add_scores(y, "classifier.1", 1280, outputs, make_normal(0.01), make_zeros)
+    return to.make_graph("mobilenet_v2", TensorType("f32", ("batch", *shape)), ("batch", outputs))
 
 
-def mobilenet_v3_small(
+def build_mobilenet_v3_small(
     shape: tuple[int, ...] = (3, 224, 224), outputs: int = CLASSES, *, dropout: float = 0.0,
     seed: int = 0,
 ) -> Graph:  # fmt: skip
@@ -128,12 +135,18 @@ def mobilenet_v3_small(
     """
     to = _MobileNet(seed)
     to.norms = {"epsilon": 1e-3}
-    y, channels = to.unit("x", "features.0", shape[0], 16, 3, 2, activation="HardSwish"), 16
+    y, channels = to.add_unit("x", "features.0", shape[0], 16, 3, 2, activation="HardSwish"), 16
     for i, (taps, wide, co, squeeze, act, stride) in enumerate(SMALL, 1):
-        y = to.block_v3(y, f"features.{i}", channels, co, taps, wide, squeeze, act, stride)
+        y = to.add_block_v3(y, f"features.{i}", channels, co, taps, wide, squeeze, act, stride)
         channels = co
-    y = to.unit(y, f"features.{len(SMALL) + 1}", channels, 576, 1, activation="HardSwish")
-    y = to.op("Flatten", to.op("GlobalAveragePool", y))
-    y = to.op("HardSwish", to.dense(y, "classifier.0", 576, 1024, normal(0.01), zeros))
-    to.scores(to.dropout(y, dropout), "classifier.3", 1024, outputs, normal(0.01), zeros)
-    return to.graph("mobilenet_v3_small", TensorType("f32", ("batch", *shape)), ("batch", outputs))
+    y = to.add_unit(y, f"features.{len(SMALL) + 1}", channels, 576, 1, activation="HardSwish")
+    y = to.add_op("Flatten", to.add_op("GlobalAveragePool", y))
+    y = to.add_op(
+        "HardSwish", to.add_dense(y, "classifier.0", 576, 1024, make_normal(0.01), make_zeros)
+    )
+    to.add_scores(
+        to.add_dropout(y, dropout), "classifier.3", 1024, outputs, make_normal(0.01), make_zeros
+    )
+    return to.make_graph(
+        "mobilenet_v3_small", TensorType("f32", ("batch", *shape)), ("batch", outputs)
+    )

@@ -86,15 +86,15 @@ def make(
         EngineError: as `weights.take_over`.
     """
     sample = None if data is None else data[0]
-    shape = _shape(kind, input_shape, None if sample is None else sample[0])
+    shape = _find_shape(kind, input_shape, None if sample is None else sample[0])
     options = dict(kind.options)
     if kind.takes("words"):
-        options["words"] = _words(kind, words, data)
+        options["words"] = _count_words(kind, words, data)
     elif words is not None:
         raise InputError(f"words={words}: {kind.name} takes no words")
     if kind.takes("pad"):
         options["pad"] = getattr(data, "pad", None if data is not None else ByteTokenizer.pad)
-    names, outputs, is_values = _outputs(kind, classes, data)
+    names, outputs, is_values = _find_outputs(kind, classes, data)
     if kind.answers != "input":
         options["outputs"] = outputs
     graph = kind.build(shape, seed=seed, **options)
@@ -109,7 +109,7 @@ def make(
     )
 
 
-def _shape(
+def _find_shape(
     kind: Architecture, given: Sequence[int] | None, sample: np.ndarray | None
 ) -> tuple[int | str, ...]:
     """Return the shape of a sample.
@@ -154,7 +154,7 @@ def _shape(
     return shape
 
 
-def _words(kind: Architecture, given: int | None, data: Dataset | None) -> int:
+def _count_words(kind: Architecture, given: int | None, data: Dataset | None) -> int:
     """Return how many numbers of words there are.
 
     Raises:
@@ -173,7 +173,7 @@ def _words(kind: Architecture, given: int | None, data: Dataset | None) -> int:
     return count
 
 
-def _outputs(
+def _find_outputs(
     kind: Architecture, classes: int | Sequence[str] | None, data: Dataset | None
 ) -> tuple[Sequence[str] | None, int, bool]:
     """Return the names of the classes, the number of outputs, and whether these are values.

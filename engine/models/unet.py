@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.base.errors import ShapeError
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import TensorType
-from engine.models.initial import Initial, uniform
+from engine.models.initial import Initial, make_uniform
 from engine.models.layers import Layers
 
 
@@ -19,38 +19,42 @@ class UNet(Layers):
         super().__init__(seed)
         self.drawn = drawn
 
-    def rule(self, fan_in: int) -> Initial | None:
-        return uniform(fan_in) if self.drawn else None
+    def choose_rule(self, fan_in: int) -> Initial | None:
+        return make_uniform(fan_in) if self.drawn else None
 
-    def twice(self, x: str, name: str, ci: int, co: int) -> str:
+    def add_twice(self, x: str, name: str, ci: int, co: int) -> str:
         """Add two convolutions, each normalised and rectified."""
         for n in range(2):
-            y = self.convolution(x, f"{name}.{n}.conv", ci, co, 3, pad=1, rule=self.rule(9 * ci))
-            x, ci = self.op("Relu", self.batch_norm(y, f"{name}.{n}.norm", co)), co
+            y = self.add_convolution(
+                x, f"{name}.{n}.conv", ci, co, 3, pad=1, rule=self.choose_rule(9 * ci)
+            )
+            x, ci = self.add_op("Relu", self.add_batch_norm(y, f"{name}.{n}.norm", co)), co
         return x
 
-    def body(self, x: str, channels: int, levels: int, width: int) -> str:
+    def add_body(self, x: str, channels: int, levels: int, width: int) -> str:
         """Add all layers but the last; the result has `width` channels."""
         kept, y, ci = [], x, channels
         for level in range(levels):
-            kept.append(self.twice(y, f"down.{level}", ci, width << level))
+            kept.append(self.add_twice(y, f"down.{level}", ci, width << level))
             ci = width << level
-            y = self.op("MaxPool", kept[-1], kernel_shape=[2, 2], strides=[2, 2])
-        y = self.twice(y, "middle", ci, width << levels)
+            y = self.add_op("MaxPool", kept[-1], kernel_shape=[2, 2], strides=[2, 2])
+        y = self.add_twice(y, "middle", ci, width << levels)
         for level in reversed(range(levels)):
             co = width << level
             # PyTorch takes the fan-in of such a weight, [inputs, outputs, 2, 2], from its axis 1.
-            rule = self.rule(4 * co)
+            rule = self.choose_rule(4 * co)
             weights = (
-                self.parameter(f"up.{level}.weight", (2 * co, co, 2, 2), rule),
-                self.parameter(f"up.{level}.bias", (co,), rule),
+                self.add_parameter(f"up.{level}.weight", (2 * co, co, 2, 2), rule),
+                self.add_parameter(f"up.{level}.bias", (co,), rule),
             )
-            y = self.op("ConvTranspose", y, *weights, kernel_shape=[2, 2], strides=[2, 2])
-            y = self.twice(self.op("Concat", kept[level], y, axis=1), f"joined.{level}", 2 * co, co)
+            y = self.add_op("ConvTranspose", y, *weights, kernel_shape=[2, 2], strides=[2, 2])
+            y = self.add_twice(
+                self.add_op("Concat", kept[level], y, axis=1), f"joined.{level}", 2 * co, co
+            )
         return y
 
 
-def unet_small(
+def build_unet_small(
     shape: tuple[int, ...] = (3, 128, 128), outputs: int = 2, *, levels: int = 3, width: int = 16,
     seed: int = 0,
 ) -> Graph:  # fmt: skip
@@ -68,10 +72,12 @@ def unet_small(
             f"{1 << levels}"
         )
     to = UNet(seed, drawn=True)
-    y = to.body("x", channels, levels, width)
+    y = to.add_body("x", channels, levels, width)
     weights = [
-        to.parameter(f"head.{end}", size, uniform(width))
+        to.add_parameter(f"head.{end}", size, make_uniform(width))
         for end, size in (("weight", (outputs, width, 1, 1)), ("bias", (outputs,)))
     ]
-    to.last("Conv", y, *weights, kernel_shape=[1, 1])
-    return to.graph("unet_small", TensorType("f32", ("batch", *shape)), ("batch", outputs, *sides))
+    to.add_last("Conv", y, *weights, kernel_shape=[1, 1])
+    return to.make_graph(
+        "unet_small", TensorType("f32", ("batch", *shape)), ("batch", outputs, *sides)
+    )

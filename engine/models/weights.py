@@ -41,14 +41,14 @@ def read(path: str | os.PathLike[str]) -> Arrays:
     if suffix == ".safetensors":
         return safetensors.decode(files.read(place, "weights"), place)[0]
     if suffix in _TORCH:
-        return _of_torch(place)
+        return _read_torch(place)
     raise InputError(
         f"weights {place!r}: the suffix {suffix!r} is not known; supported: .onnx, .safetensors, "
         f"{', '.join(_TORCH)}"
     )
 
 
-def _of_torch(path: str) -> Arrays:
+def _read_torch(path: str) -> Arrays:
     """Return the parameters of a file of `torch.save`; no code in it runs."""
     torch = require("torch", "torch", f"weights {path!r}")
     file = io.BytesIO(files.read(path, "weights"))

@@ -18,7 +18,7 @@ def generate_graph_name(token: str) -> str:
     """A name for a value or node of the open model: `onnx::<token>::<number>`."""
     global _count
     accessor = model_accessor._GLOBAL_ACCESSOR
-    taken = set() if accessor is None else set(names(accessor.model))
+    taken = set() if accessor is None else set(list_names(accessor.model))
     while True:
         _count += 1
         name = f"onnx::{token}::{_count}"
@@ -26,14 +26,14 @@ def generate_graph_name(token: str) -> str:
             return name
 
 
-def names(model: ModelProto) -> list[str]:
+def list_names(model: ModelProto) -> list[str]:
     """Return the names of all values and nodes."""
     graph = model.graph
     named = [v.name for v in (*graph.input, *graph.initializer, *graph.node)]
     return named + [o for n in graph.node for o in n.output]
 
 
-def node_arg_exists(model: ModelProto, node_arg_name: str) -> bool:
+def has_node_arg(model: ModelProto, node_arg_name: str) -> bool:
     """Return whether a node of the model reads or makes a value of that name."""
     return any(node_arg_name in (*n.input, *n.output) for n in model.graph.node)
 

@@ -13,7 +13,7 @@ from engine.base.errors import InputError
 from engine.base.representation import represent
 from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.onnxblock._graph_utils import generate_graph_name
-from engine.onnxblock.model_accessor import current
+from engine.onnxblock.model_accessor import get_current
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -47,7 +47,7 @@ class Block(ABC):
         """
         from engine.graphs.offline import compose
 
-        self.base = current().model
+        self.base = get_current().model
         output = self.build(*args, **kwargs)
         compose.check(self.base)
         return output
@@ -56,8 +56,8 @@ class Block(ABC):
         """The open model, with the types of all values as far as they can be inferred."""
         from engine.graphs.offline import compose
 
-        compose.infer_shapes(current().model)
-        return current().model
+        compose.infer_shapes(get_current().model)
+        return get_current().model
 
     def append_node(
         self, op: str, *inputs: str, output: str = "", domain: str = "", **attrs: Any
@@ -69,7 +69,7 @@ class Block(ABC):
         compose.append(self.base, op, inputs, name, generate_graph_name(op), domain, **attrs)
         return name
 
-    def _constant(self, what: str, value: Any, dtype: str = "f32") -> str:
+    def _add_constant(self, what: str, value: Any, dtype: str = "f32") -> str:
         """Add a constant; returns its name."""
         from engine.graphs.offline import compose
 
@@ -77,7 +77,7 @@ class Block(ABC):
         self.base.graph.initializer.append(compose.constant(name, value, dtype))
         return name
 
-    def _dtype(self, name: str) -> str:
+    def _find_dtype(self, name: str) -> str:
         """The element type of a value, f32 where it is not known."""
         from engine.graphs.offline import compose
 
@@ -132,7 +132,9 @@ class Pow(Block):
         self._exponent = exponent
 
     def build(self, pow_input_name: str) -> str:
-        exponent = self._constant("pow_exponent", self._exponent, self._dtype(pow_input_name))
+        exponent = self._add_constant(
+            "pow_exponent", self._exponent, self._find_dtype(pow_input_name)
+        )
         return self.append_node("Pow", pow_input_name, exponent)
 
 
@@ -199,7 +201,7 @@ class Constant(Block):
         self._value = value_float
 
     def build(self) -> str:
-        return self._constant("initializer", [self._value])
+        return self._add_constant("initializer", [self._value])
 
 
 @check_arguments
@@ -227,9 +229,9 @@ class Clip(Block):
         self._bounds = {"clip_min": clip_min, "clip_max": clip_max}
 
     def build(self, clip_input_name: str) -> str:
-        dtype = self._dtype(clip_input_name)
+        dtype = self._find_dtype(clip_input_name)
         bounds = [
-            "" if value is None else self._constant(name, value, dtype)
+            "" if value is None else self._add_constant(name, value, dtype)
             for name, value in self._bounds.items()
         ]
         return self.append_node("Clip", clip_input_name, *bounds)
@@ -329,9 +331,9 @@ class Linear(Block):
         self._factors: dict[str, Any] = {"alpha": float(alpha), "beta": float(beta)}
 
     def build(self, linear_input_name: str) -> str:
-        dtype, rng = self._dtype(linear_input_name), np.random.default_rng()
+        dtype, rng = self._find_dtype(linear_input_name), np.random.default_rng()
         weights = [
-            self._constant(name, rng.standard_normal(shape), dtype)
+            self._add_constant(name, rng.standard_normal(shape), dtype)
             for name, shape in self._shapes.items()
         ]
         return self.append_node(

@@ -17,7 +17,7 @@ B = TypeVar("B", bound=Block)
 Method = Callable[..., Any]
 
 
-def parameters_of(
+def list_parameters(
     settings: type, without: Collection[str] = (), **annotations: str
 ) -> list[inspect.Parameter]:
     """Return the parameters of a class of settings.
@@ -31,22 +31,22 @@ def parameters_of(
     ]
 
 
-def taking(parameters: Sequence[inspect.Parameter], body: Callable[..., Any]) -> Method:
+def make_method(parameters: Sequence[inspect.Parameter], body: Callable[..., Any]) -> Method:
     """Return a method with these parameters that calls `body(self, **arguments)` by name."""
     me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = inspect.Signature([me, *parameters])
 
-    def method(*args: Any, **options: Any) -> Any:
+    def call_body(*args: Any, **options: Any) -> Any:
         bound = signature.bind(*args, **options)
         bound.apply_defaults()
         own = dict(bound.arguments)
         return body(own.pop("self"), **own)
 
-    method.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
-    return method
+    call_body.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
+    return call_body
 
 
-def block_of(settings: type, base: type[B], **methods: Method) -> type[B]:
+def make_block(settings: type, base: type[B], **methods: Method) -> type[B]:
     """Return a subclass of `base` with these methods, named and described as the settings."""
     body: dict[str, Any] = {"__doc__": settings.__doc__, "__module__": base.__module__}
     for name, method in methods.items():

@@ -14,8 +14,8 @@ from engine.base.arguments import DefaultName
 from engine.loss_types import LOSSES
 from engine.loss_types.base import NamedLoss
 from engine.onnxblock.blocks import Block
-from engine.onnxblock.derived import block_of, parameters_of, taking
-from engine.onnxblock.model_accessor import current
+from engine.onnxblock.derived import list_parameters, make_block, make_method
+from engine.onnxblock.model_accessor import get_current
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -38,7 +38,7 @@ class _LossBlock(Block):
         """Append the loss of the values of these names; targets come last."""
         from engine.graphs.offline import compose
 
-        reads, accessor = names[: self._loss.takes], current()
+        reads, accessor = names[: self._loss.takes], get_current()
 
         def append(graph: Graph) -> str:
             graph.targets = accessor.targets
@@ -49,7 +49,7 @@ class _LossBlock(Block):
         return compose.extend(self.base, append, reads)
 
 
-def _block(settings: type[NamedLoss]) -> type[_LossBlock]:
+def _make_block(settings: type[NamedLoss]) -> type[_LossBlock]:
     """Return the block of a loss."""
 
     def init(self: _LossBlock, **options: Any) -> None:
@@ -64,12 +64,12 @@ def _block(settings: type[NamedLoss]) -> type[_LossBlock]:
         Parameter(f"{t}_name", kind, annotation="str", default=DefaultName(t))
         for t in settings.targets
     ]
-    return block_of(
+    return make_block(
         settings,
         _LossBlock,
-        __init__=taking(parameters_of(settings), init),
-        build=taking(names, build),
+        __init__=make_method(list_parameters(settings), init),
+        build=make_method(names, build),
     )
 
 
-globals().update({kind.name: _block(settings) for kind, settings in LOSSES.items()})
+globals().update({kind.name: _make_block(settings) for kind, settings in LOSSES.items()})

@@ -54,7 +54,7 @@ class ModelAccessor:
 _GLOBAL_ACCESSOR: ModelAccessor | None = None  # the name is onnxruntime-training's: blocks read it
 
 
-def current() -> ModelAccessor:
+def get_current() -> ModelAccessor:
     """The accessor that is open.
 
     Raises:

@@ -9,13 +9,13 @@ from engine.base import arguments
 from engine.base.errors import ModelWarning, StateError
 from engine.base.signatures import check_arguments
 from engine.onnxblock.blocks import Block
-from engine.onnxblock.model_accessor import current
+from engine.onnxblock.model_accessor import get_current
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 
-def _names(output: str | list[str] | tuple[str, ...]) -> list[str]:
+def _list_names(output: str | list[str] | tuple[str, ...]) -> list[str]:
     return (
         [output] if isinstance(output, str) else arguments.check_names("output of a block", output)
     )
@@ -46,9 +46,9 @@ class ForwardBlock(Block):
         """
         from engine.graphs.offline import compose
 
-        self.base = current().model
+        self.base = get_current().model
         output = self.build(*args, **kwargs)
-        compose.set_outputs(self.base, _names(output))
+        compose.set_outputs(self.base, _list_names(output))
         compose.check(self.base)
         self._model = compose.copy_of(self.base)
         return output
@@ -107,9 +107,9 @@ class TrainingBlock(Block):
         from engine.graphs.io import onnx_io
         from engine.graphs.offline import compose, training
 
-        self.base = current().model
+        self.base = get_current().model
         output = self.build(*args, **kwargs)
-        compose.set_outputs(self.base, _names(output))
+        compose.set_outputs(self.base, _list_names(output))
         chosen = self._requires_grad or {}
         trainable = [name for name, value in chosen.items() if value]
         frozen = [name for name, value in chosen.items() if not value]

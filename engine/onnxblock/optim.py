@@ -18,7 +18,7 @@ from engine.base.signatures import ABOVE_0, check_arguments
 from engine.graphs.offline import optim_types
 from engine.graphs.offline.optim_types import OPTIMIZERS, Group, Method
 from engine.onnxblock.blocks import Block
-from engine.onnxblock.derived import block_of, parameters_of, taking
+from engine.onnxblock.derived import list_parameters, make_block, make_method
 from engine.onnxblock.models import ForwardBlock
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = ["AdamWOptimizer", "ClipGradNorm", "Group", "SGDOptimizer"]
 __all__ += [kind.name for kind in OPTIMIZERS]
 
 
-def clipped(
+def append_clipping(
     base: ModelProto, max_norm: float, gradients: Sequence[str]
 ) -> tuple[Sequence[str], str]:
     """Append what takes the norm over sequences of gradients, and return as `optimizers.clip`."""
@@ -52,7 +52,7 @@ class ClipGradNorm(Block):
         self._max_norm = max_norm
 
     def build(self, gradients_name: str) -> str:
-        return clipped(self.base, self._max_norm, [gradients_name])[0][0]
+        return append_clipping(self.base, self._max_norm, [gradients_name])[0][0]
 
 
 @check_arguments
@@ -77,8 +77,8 @@ _OF_MODELS = ("lr", "clip_grad", "adam_mode", "groups", "skip_nonfinite")  # not
 class AdamWOptimizer(_Node):
     """The node of `AdamW`."""
 
-    __init__ = taking(
-        parameters_of(optim_types.AdamW, without=_OF_MODELS),
+    __init__ = make_method(
+        list_parameters(optim_types.AdamW, without=_OF_MODELS),
         lambda self, **options: _Node.__init__(self, optim_types.AdamW(**options)),
     )
 
@@ -131,10 +131,10 @@ class _Optimizer(ForwardBlock):
         from engine.graphs.offline import compose, optimizers
 
         trainable, _ = parameters
-        kinds = _kinds(trainable)
+        kinds = _list_kinds(trainable)
         rule, parts = self._method.parts(kinds)
         compose.extend(self.base, lambda graph: optimizers.declare(graph, rule, kinds))
-        clipped, factor = self._clipped([f"gradients{part.ending}" for part in parts])
+        clipped, factor = self._append_clipping([f"gradients{part.ending}" for part in parts])
 
         def append(graph: Graph) -> str:
             flag = optimizers.append(graph, rule, clipped, parts, factor)
@@ -144,7 +144,7 @@ class _Optimizer(ForwardBlock):
 
         return compose.extend(self.base, append)
 
-    def _clipped(self, read: Sequence[str]) -> tuple[dict[str, str], str]:
+    def _append_clipping(self, read: Sequence[str]) -> tuple[dict[str, str], str]:
         """Return the value to read for each input of gradients, and the factor; see `append`."""
         clip, gradients = self._clip_grad, list(dict.fromkeys(read))
         if clip is None:
@@ -158,11 +158,11 @@ class _Optimizer(ForwardBlock):
                 f"parameters of several element types have {len(gradients)}: "
                 "give ClipGradNorm or the norm"
             )
-        _, factor = clipped(self.base, clip._max_norm, gradients)
+        _, factor = append_clipping(self.base, clip._max_norm, gradients)
         return dict(zip(gradients, gradients, strict=True)), factor
 
 
-def _kinds(trainable: list[TensorProto]) -> dict[str, str]:
+def _list_kinds(trainable: list[TensorProto]) -> dict[str, str]:
     """Return the element types of trainable parameters, by name."""
     if not trainable:
         raise InputError("an optimizer needs something to train: give TrainingBlock.requires_grad")
@@ -175,14 +175,14 @@ def _kinds(trainable: list[TensorProto]) -> dict[str, str]:
     return {t.name: names[t.data_type] for t in trainable}
 
 
-def _block(settings: type[Method]) -> type[_Optimizer]:
+def _make_block(settings: type[Method]) -> type[_Optimizer]:
     """Return the block of an optimizer; its `clip_grad` may be a block."""
 
     def init(self: _Optimizer, clip_grad: Block | float | None, **options: Any) -> None:
         _Optimizer.__init__(self, settings(**options), clip_grad)
 
-    parameters = parameters_of(settings, without=("lr",), clip_grad="Block | float | None")
-    return block_of(settings, _Optimizer, __init__=taking(parameters, init))
+    parameters = list_parameters(settings, without=("lr",), clip_grad="Block | float | None")
+    return make_block(settings, _Optimizer, __init__=make_method(parameters, init))
 
 
-globals().update({kind.name: _block(settings) for kind, settings in OPTIMIZERS.items()})
+globals().update({kind.name: _make_block(settings) for kind, settings in OPTIMIZERS.items()})

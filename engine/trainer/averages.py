@@ -101,18 +101,18 @@ class Averages:
         if self._values:
             storage.write(storage.Checkpoint(trainable={}, frozen=self._values), folder / FILE)
 
-    def state(self) -> dict[str, Any]:
+    def make_state(self) -> dict[str, Any]:
         """Return the position of the averages, in types of JSON."""
         return {"count": self._count, "epoch": self._epoch, "is_used": self.is_used}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Go on with what `state` and `write` have kept.
+        """Go on with what `make_state` and `write` have kept.
 
         Raises:
             FileError, CheckpointError: the averages are missing or damaged.
         """
         self._count, self._epoch = state["count"], state["epoch"]
-        self._values = values_in(folder / FILE) if self._count else {}
+        self._values = read_values(folder / FILE) if self._count else {}
 
 
 def load(learner: Learner, path: str | os.PathLike[str]) -> None:
@@ -126,25 +126,25 @@ def load(learner: Learner, path: str | os.PathLike[str]) -> None:
         return
     place = RunFolder(path).chosen()
     learner.read_checkpoint(place / CHECKPOINT)
-    set_values(learner, parameters_in(place))
+    set_values(learner, read_parameters(place))
 
 
-def parameters_in(folder: Path) -> dict[str, Array]:
+def read_parameters(folder: Path) -> dict[str, Array]:
     """Return the parameters in the folder of a checkpoint: the averaged ones where they are used.
 
     Raises:
         FileError, CheckpointError: they cannot be read.
     """
-    values = values_in(folder / CHECKPOINT)
+    values = read_values(folder / CHECKPOINT)
     if not (folder / FILE).is_file():
         return values
     state = RunFolder(folder).position(folder).get("averages")
     if state is not None and state["is_used"] and state["count"]:
-        values |= values_in(folder / FILE)
+        values |= read_values(folder / FILE)
     return values
 
 
-def values_in(path: Path) -> dict[str, Array]:
+def read_values(path: Path) -> dict[str, Array]:
     """Return the values of all parameters in a checkpoint.
 
     Raises:

@@ -74,7 +74,7 @@ class BatchTrainer:
         if all(isinstance(d, int) for shape in declared for d in shape):
             self.training_steps.shapes = [tuple(map(int, shape)) for shape in declared]
             if self.memory_budget is not None and self.optimizer is not None and self.state.loaded:
-                self.training_steps.last()
+                self.training_steps.get_last()
         if group is not None:
             from engine.trainer import ranks
 
@@ -160,7 +160,7 @@ class BatchTrainer:
     @property
     def skipped(self) -> int:
         """The number of updates skipped, including those before a checkpoint."""
-        return self.learner.need_optimizer().skipped
+        return self.learner.require_optimizer().skipped
 
     def take_over(self, folder: Path) -> None:
         """Go on with other artifacts of the same model, as where more of it is to be trained.
@@ -191,8 +191,8 @@ class BatchTrainer:
             GroupError: the share of another rank is refused; likewise.
         """
         if self.ranks is not None:
-            return self.ranks.accumulate(self.ranks.share(self.learner.checked(batch)))
-        return self.learner.add_batch(self.learner.arrays(self.session.training, batch))
+            return self.ranks.accumulate(self.ranks.share(self.learner.check_arrays(batch)))
+        return self.learner.add_batch(self.learner.make_arrays(self.session.training, batch))
 
     def update(self) -> None:
         """Update the parameters from the mean gradient of the batches since the last update.
@@ -202,7 +202,7 @@ class BatchTrainer:
             NonFiniteError: more updates in a row were skipped than `skip_limit`.
         """
         self.learner.advance()
-        self.learner.need_optimizer().check_skipped()
+        self.learner.require_optimizer().check_skipped()
 
     def drop_gradients(self) -> None:
         """Forget the batches that were accumulated since the last update.
@@ -228,15 +228,15 @@ class BatchTrainer:
             raise StateError(
                 f"{self.learner.pending} accumulated batches wait for update() or drop_gradients()"
             )
-        self.learner.need_optimizer()
+        self.learner.require_optimizer()
         check_finite = self.module.check_finite
-        loss = self._learn(self.learner.checked(batch), check_finite=check_finite)
+        loss = self._learn(self.learner.check_arrays(batch), check_finite=check_finite)
         if check_finite and not math.isfinite(loss):
             raise NonFiniteError(
                 f"training step: output {self.session.training.outputs[0]!r} is {loss}; no "
                 "parameter has changed"
             )
-        self.learner.need_optimizer().check_skipped()
+        self.learner.require_optimizer().check_skipped()
         return loss
 
     def _learn(self, arrays: Sequence[Array], *, check_finite: bool = False) -> float:
@@ -272,10 +272,10 @@ class BatchTrainer:
             EngineError: as `step` and `batches`.
         """
         from engine.trainer.rate_search import search
-        from engine.trainer.sizes import batches_for
+        from engine.trainer.sizes import make_batches
 
         model, shapes = self.session.training, self.training_steps.shapes
-        source = batches_for(
+        source = make_batches(
             model, data, batch_size, "the data", shuffle=True, seed=seed, names=self.inputs
         )
         try:
@@ -317,9 +317,9 @@ class BatchTrainer:
             InputError, DTypeError: the batch does not fit, or the budget is not a number of bytes.
             EngineError: the step cannot be planned for these shapes.
         """
-        from engine.trainer.dry_run import dry_run
+        from engine.trainer.dry_run import run_dry
 
-        return dry_run(self.learner, batch, memory_budget, variants)
+        return run_dry(self.learner, batch, memory_budget, variants)
 
     def summary(self, *batch: Any) -> Summary:
         """Return the layers, parameters, memory and cost of a step; nothing is run.
@@ -353,7 +353,7 @@ class BatchTrainer:
             StateError: there was no step yet, or there is no optimizer.
             EngineError: as `plan_of`.
         """
-        return self.training_steps.last()
+        return self.training_steps.get_last()
 
     @property
     def obstacle(self) -> str:
@@ -371,24 +371,24 @@ class BatchTrainer:
             StateError: there is no optimizer.
             EngineError: as `step` where the batch does not fit.
         """
-        self.learner.need_optimizer()
-        return self.training_steps.plan([array.shape for array in self.learner.checked(batch)])
+        self.learner.require_optimizer()
+        return self.training_steps.plan([array.shape for array in self.learner.check_arrays(batch)])
 
     # --- evaluation
 
     @property
     def ignore_index(self) -> int:
         """The target of positions that metrics leave out: as in the loss, or -100."""
-        index = self._of_loss("ignore_index")
+        index = self._get_of_loss("ignore_index")
         return -100 if index is None else int(index)
 
     @property
     def threshold(self) -> float | None:
         """The output above which a sample has a label; None unless it may have several."""
-        value = self._of_loss("threshold")
+        value = self._get_of_loss("threshold")
         return None if value is None else float(value)
 
-    def _of_loss(self, name: str) -> Any:
+    def _get_of_loss(self, name: str) -> Any:
         """Return an attribute of the loss; None if the loss is not known, or has none."""
         if self.recipe is None:
             return self.kept.get(name)
@@ -479,7 +479,7 @@ class BatchTrainer:
             EngineError: as `predict_batch` and `batches`.
         """
         from engine.trainer.evaluation import predict
-        from engine.trainer.places import open_unlabelled, rows_of
+        from engine.trainer.places import make_rows, open_unlabelled
 
         source, places = open_unlabelled(self.learner, data)
         outputs = predict(self.learner, source, batch_size)
@@ -488,7 +488,7 @@ class BatchTrainer:
         if isinstance(outputs, tuple):
             raise InputError(f"the model has the outputs {self.outputs}: predictions are of one")
         known = () if self.known is None else self.known.classes
-        return rows_of(places, outputs, known or self.classes or ())
+        return make_rows(places, outputs, known or self.classes or ())
 
     # --- files
 
@@ -505,7 +505,7 @@ class BatchTrainer:
         if self.ranks is None:
             self.learner.write_checkpoint(path)
         else:
-            self.ranks.level()
+            self.ranks.average_moved()
             self.ranks.check_same()
             self.ranks.lead(lambda: self.learner.write_checkpoint(path))
 
@@ -544,5 +544,5 @@ class BatchTrainer:
         if self.ranks is None:
             self.module.export_model_for_inferencing(path, names)
         else:
-            self.ranks.level()
+            self.ranks.average_moved()
             self.ranks.lead(lambda: self.module.export_model_for_inferencing(path, names))

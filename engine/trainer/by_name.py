@@ -80,11 +80,11 @@ def _open(
     from engine.data.kinds import KINDS
 
     path = Path(split_of(os.fspath(data), TRAIN))
-    kind = places.kind_of(path)
+    kind = places.find_kind(path)
     if kind not in _KINDS:
         raise InputError(
             f"{what}: {os.fspath(data)!r} holds {kind}, whose columns or lengths must be said: "
             "give Table, Texts or LabelledTexts"
         )
-    asked = _Asked(places.fitting(kind, feature, {}), classes)
+    asked = _Asked(places.fit_options(kind, feature, {}), classes)
     return KINDS[kind].open(asked, path, {})

@@ -67,7 +67,7 @@ class EarlyStopping(Callback):
         if fit.resumed_from is None:
             self.best, self.best_epoch, self.waited, self._values = None, None, 0, {}
         elif self.restore_best and self.best is not None:
-            kept = storage.read(fit.resumed_from / self._file(fit)).frozen
+            kept = storage.read(fit.resumed_from / self._name_file(fit)).frozen
             self._values = {n: a for n, a in kept.items() if not isinstance(a, NominalTensor)}
         self._stop_in_time(fit)  # a run that it has ended is over
 
@@ -101,7 +101,7 @@ class EarlyStopping(Callback):
         """Write the values of the best epoch into the checkpoint, beside the values of the last."""
         if self._values:
             content = storage.Checkpoint(trainable={}, frozen=self._values)
-            storage.write(content, folder / self._file(fit))
+            storage.write(content, folder / self._name_file(fit))
 
     def on_stop(self, fit: Fit) -> None:
         """Give the parameters the values of the best epoch, if that was asked for."""
@@ -120,6 +120,6 @@ class EarlyStopping(Callback):
         self.best, self.best_epoch = state["best"], state["best_epoch"]
         self.waited = state["waited"]
 
-    def _file(self, fit: Fit) -> str:
+    def _name_file(self, fit: Fit) -> str:
         """Return the file of the best values in a checkpoint; every such callback has its own."""
         return f"best_values_{fit.callbacks.index(self)}"

@@ -26,38 +26,39 @@ def adapt(loss: Any, weight: npt.NDArray[np.float32] | None, mixes: Sequence[str
         InputError: the loss has no classes, has weights already, or does not take shares.
     """
     if isinstance(loss, str):
-        loss = names.chosen(names.losses(), loss, "loss")()
+        loss = names.choose_named(names.list_losses(), loss, "loss")()
     if isinstance(loss, LossType):
         loss = LOSSES[loss]()
     if weight is not None:
-        loss = _weighted(loss, weight)
+        loss = _add_weight(loss, weight)
     if mixes and not (isinstance(loss, CrossEntropyLoss) and loss.probabilities):
         if not isinstance(loss, CrossEntropyLoss):
             raise InputError(
-                f"augment={mixes[0]!r} mixes labels, and {_called(loss)} does not take shares of "
+                f"augment={mixes[0]!r} mixes labels, and {_name_loss(loss)} does not take "
+                "shares of "
                 "classes: expected CrossEntropyLoss"
             )
         loss = replace(loss, probabilities=True)
     return loss
 
 
-def _weighted(loss: Any, weight: npt.NDArray[np.float32]) -> Any:
+def _add_weight(loss: Any, weight: npt.NDArray[np.float32]) -> Any:
     if isinstance(loss, FocalLoss) and loss.activation == "softmax":
         name = "alpha"
     elif isinstance(loss, CrossEntropyLoss | NLLLoss):
         name = "weight"
     else:
         raise InputError(
-            f"class_weight= is for losses over classes: {_called(loss)} is none; expected "
+            f"class_weight= is for losses over classes: {_name_loss(loss)} is none; expected "
             "CrossEntropyLoss, NLLLoss, or FocalLoss with activation='softmax'"
         )
     if getattr(loss, name) is not None:
         raise InputError(
-            f"class_weight=, and {_called(loss)} has its own {name}=: give one of the two"
+            f"class_weight=, and {_name_loss(loss)} has its own {name}=: give one of the two"
         )
     options: dict[str, Any] = {name: weight}  # of the subclass, a dataclass
     return replace(loss, **options)
 
 
-def _called(loss: Any) -> str:
+def _name_loss(loss: Any) -> str:
     return "a model that computes its own loss" if loss is None else type(loss).__name__

@@ -9,35 +9,37 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import BudgetError, InputError, suggest_nearest
-from engine.checking import Check, Subject, advice, check
+from engine.checking import Check, Subject, advise, check
 
 if TYPE_CHECKING:
     from engine.trainer.learner import Learner
 
 
-def dry_run(
+def run_dry(
     learner: Learner, batch: Sequence[Any], budget: int | str | None, variants: bool
 ) -> Check:
     """See `Trainer.check`."""
     wanted = learner.memory_budget if budget is None else budget
     return check(
-        _subject(learner),
-        shapes_of(learner.inputs, batch),
+        _make_subject(learner),
+        find_shapes(learner.inputs, batch),
         source=learner.folder,
         budget=None if wanted is None else arguments.check_nbytes("memory_budget", wanted),
         variants=arguments.check_flag("variants", variants),
     )
 
 
-def advised(learner: Learner, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
+def add_advice(
+    learner: Learner, shapes: Sequence[tuple[int, ...]], error: BudgetError
+) -> BudgetError:
     """Return the error of a step that does not fit the budget, with what would help."""
     assert learner.memory_budget is not None
     named = dict(zip(learner.inputs, shapes, strict=True))
-    told = advice(_subject(learner), named, learner.memory_budget)
+    told = advise(_make_subject(learner), named, learner.memory_budget)
     return error.add_advice(told) if told else error
 
 
-def _subject(learner: Learner) -> Subject:
+def _make_subject(learner: Learner) -> Subject:
     model, optimizer = learner.session.training, learner.optimizer
     update = None if optimizer is None else optimizer.model.source
     evaluation = learner.session.evaluation
@@ -50,7 +52,7 @@ def _subject(learner: Learner) -> Subject:
     )
 
 
-def shapes_of(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+def find_shapes(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a batch of arrays or shapes, by the names of the inputs.
 
     Raises:
@@ -65,13 +67,13 @@ def shapes_of(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int
                     f"the batch lacks the input {name!r}; it has {known}"
                     f"{suggest_nearest(name, map(str, given))}"
                 )
-        return {name: _shape(name, given[name]) for name in names}
+        return {name: _find_shape(name, given[name]) for name in names}
     if len(batch) != len(names):
         raise InputError(f"a step takes {len(names)} inputs {list(names)}, got {len(batch)}")
-    return {name: _shape(name, value) for name, value in zip(names, batch, strict=True)}
+    return {name: _find_shape(name, value) for name, value in zip(names, batch, strict=True)}
 
 
-def _shape(name: str, value: Any) -> tuple[int, ...]:
+def _find_shape(name: str, value: Any) -> tuple[int, ...]:
     """Return the shape of an array; a tuple of whole numbers is one itself."""
     if isinstance(value, tuple):
         return arguments.check_shape(f"input {name!r}", value)

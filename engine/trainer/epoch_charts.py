@@ -15,13 +15,13 @@ MOST = 8  # charts that are drawn unless more are asked for, as metrics may have
 VALIDATION = "val_"  # before the name of a column of the validation
 
 
-def chart_names(rows: Sequence[Mapping[str, float]]) -> list[str]:
+def list_charts(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the columns that have a chart, the loss first; validation columns share theirs."""
     names = (name.removeprefix(VALIDATION) for row in rows for name in row)
     return sorted(dict.fromkeys(n for n in names if n not in APART), key=lambda n: n != "loss")
 
 
-def epoch_charts(
+def make_charts(
     rows: Sequence[Mapping[str, float]], names: Iterable[str], best: int | None = None
 ) -> list[Chart]:
     """Return a chart for each of these columns that has a finite value.
@@ -31,7 +31,7 @@ def epoch_charts(
     charts = []
     for name in names:
         kind: Kind = "share" if is_share(name) else "bytes" if name == "memory" else "number"
-        lines = _lines(rows, name)
+        lines = _make_lines(rows, name)
         title = name if len(lines) != 1 else lines[0].label
         charts.append(
             draw_lines(
@@ -42,7 +42,7 @@ def epoch_charts(
     return [chart for chart in charts if chart is not None]
 
 
-def _lines(rows: Sequence[Mapping[str, float]], name: str) -> list[Line]:
+def _make_lines(rows: Sequence[Mapping[str, float]], name: str) -> list[Line]:
     lines = []
     for colour, column in enumerate((name, f"{VALIDATION}{name}")):
         if any(column in row for row in rows):

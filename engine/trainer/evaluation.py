@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError, ShapeError
 from engine.data import batches
-from engine.data.shares import turns
+from engine.data.shares import list_turns
 from engine.distributed.group import gather_values
-from engine.trainer.inputs import samples_of, words
-from engine.trainer.metrics.named import results_of
-from engine.trainer.sizes import BATCH_SIZE, batches_for, fixed_batch, padded
+from engine.trainer.inputs import count_samples, split_batch
+from engine.trainer.metrics.named import list_results
+from engine.trainer.sizes import BATCH_SIZE, find_fixed_batch, make_batches, pad_samples
 
 if TYPE_CHECKING:
     from engine.data import Batches
@@ -65,19 +65,19 @@ def evaluate(
     for metric in metrics:
         metric.reset()
     names, model, state = learner.inputs, learner.session.training, learner.state
-    source = batches_for(
+    source = make_batches(
         learner.evaluation, data, batch_size, "evaluation", names=names, classes=classes
     )
-    total = _length(source)
+    total = _count_batches(source)
     columns = ["loss", *learner.part_names]
     losses, samples, draws = [0.0] * len(columns), 0, state.draws
 
     def count(index: int, batch: Any) -> None:
         nonlocal samples
-        arrays = learner.arrays(model, words(batch))
+        arrays = learner.make_arrays(model, split_batch(batch))
         values, outputs = learner.evaluate_batch(arrays)
-        loss, inputs = values[0], learner.measured(arrays)
-        weight = samples_of(inputs)
+        loss, inputs = values[0], learner.make_measured(arrays)
+        weight = count_samples(inputs)
         losses[:] = [total + value * weight for total, value in zip(losses, values, strict=True)]
         samples += weight
         for metric in metrics:
@@ -101,7 +101,7 @@ def evaluate(
     if not samples:
         raise InputError("the data to evaluate on yield no batches")
     means = {name: total / samples for name, total in zip(columns, losses, strict=True)}
-    return {**means, **results_of(metrics, source.classes)}
+    return {**means, **list_results(metrics, source.classes)}
 
 
 def _with_others(
@@ -116,7 +116,7 @@ def _with_others(
     error, was_interrupted = None, False
     place = (ranks.group.rank, ranks.group.size) if is_divided else (0, 1)
     try:
-        for index, batch in turns(source, *place):
+        for index, batch in list_turns(source, *place):
             count(index, batch)
     except EvaluationInterrupted:
         was_interrupted = True
@@ -130,13 +130,13 @@ def _with_others(
 def predict(learner: Learner, data: Any, batch_size: int | None) -> Array | tuple[Array, ...]:
     """See `Trainer.predict`."""
     model = learner.prediction
-    fixed = fixed_batch(model)
+    fixed = find_fixed_batch(model)
     size = fixed or (BATCH_SIZE if batch_size is None else batch_size)
     parts: dict[str, list[Array]] = {name: [] for name in learner.outputs}
     for batch in batches(data, batch_size=size, names=learner.features).epoch():
-        arrays = learner.arrays(model, words(batch))
-        samples = samples_of(dict(enumerate(arrays)))
-        for name, whole in learner.predict_batch(padded(model, arrays, samples)).items():
+        arrays = learner.make_arrays(model, split_batch(batch))
+        samples = count_samples(dict(enumerate(arrays)))
+        for name, whole in learner.predict_batch(pad_samples(model, arrays, samples)).items():
             array = whole[:samples] if whole.shape[:1] == (fixed,) else whole
             parts[name].append(array)
             if len(parts[name]) > 1 and array.shape[:1] != (samples,):
@@ -150,7 +150,7 @@ def predict(learner: Learner, data: Any, batch_size: int | None) -> Array | tupl
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _length(source: Batches) -> int | None:
+def _count_batches(source: Batches) -> int | None:
     """Return the number of batches of an epoch; None if it is unknown."""
     try:
         return len(source)

@@ -52,7 +52,7 @@ class Forward:
 
     @classmethod
     def of(cls, graph: Graph) -> Forward:
-        """Return a model that has no file yet, for `write` or `saved` to make."""
+        """Return a model that has no file yet, for `write` or `save` to make."""
         from engine.graphs.io import onnx_io
 
         made = cls(onnx_io.to_bytes(graph), graph)
@@ -108,7 +108,7 @@ class Forward:
         self._is_changed = self._has_adapters = True
         return adapted
 
-    def chosen(self, patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+    def choose_parameters(self, patterns: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the names of the parameters to train, and of the others.
 
         Raises:
@@ -134,7 +134,7 @@ class Forward:
             onnx_io.save(self.graph, path)
             self.source, self.graph, self._is_changed = path, onnx_io.load(path), False
 
-    def saved(
+    def save(
         self, folder: str | os.PathLike[str]
     ) -> onnx.ModelProto | str | os.PathLike[str] | bytes:
         """Return a path, bytes or message of the model as it is now.

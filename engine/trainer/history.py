@@ -22,7 +22,7 @@ from engine.base.errors import (
 from engine.drawing import amounts
 from engine.drawing.text_table import align_cells
 from engine.system import files
-from engine.trainer.metrics.named import declared_column, is_share
+from engine.trainer.metrics.named import find_declaration, is_share
 from engine.training.mode import Mode
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def direction(column: str, mode: Mode | None = None) -> Mode:
         return "min"
     if _MORE.search(column):
         return "max"
-    declared = declared_column(column)
+    declared = find_declaration(column)
     if declared is not None:
         return declared.mode
     raise InputError(
@@ -175,11 +175,11 @@ class History:
             if name.endswith(".csv"):
                 return cls(
                     [
-                        {column: _number(cell) for column, cell in row.items() if cell != ""}
+                        {column: _parse_number(cell) for column, cell in row.items() if cell != ""}
                         for row in foreign_text.read_table(text)
                     ]
                 )
-            return cls([_row(json.loads(line)) for line in text.splitlines() if line.strip()])
+            return cls([_parse_row(json.loads(line)) for line in text.splitlines() if line.strip()])
         except (ValueError, TypeError, AttributeError, csv.Error) as error:
             raise FileError(f"{name!r} is not a history: {error}") from error
 
@@ -211,7 +211,7 @@ class History:
             InputError: the history has no rows; or the name `best` does not say what is better.
         """
         from engine.drawing.plot import Plot
-        from engine.trainer.epoch_charts import MOST, VALIDATION, chart_names, epoch_charts
+        from engine.trainer.epoch_charts import MOST, VALIDATION, list_charts, make_charts
 
         if not self.rows:
             raise InputError("the history has no epochs to draw")
@@ -219,33 +219,33 @@ class History:
             self[name]
         names = dict.fromkeys(name.removeprefix(VALIDATION) for name in columns)
         marked = None if best is None else int(self.best(best)["epoch"])
-        return Plot(epoch_charts(self.rows, names or chart_names(self.rows)[:MOST], marked))
+        return Plot(make_charts(self.rows, names or list_charts(self.rows)[:MOST], marked))
 
     def __repr__(self) -> str:
         if not self.rows:
             return "History(no epochs)"
         ended = f"stopped: {self.stop_reason}" if self.stop_reason else ""
-        return (align_cells([self.columns, *self._cells()]) + ended).rstrip()
+        return (align_cells([self.columns, *self._list_cells()]) + ended).rstrip()
 
     def _repr_html_(self) -> str:
         from engine.drawing.page import escape, make_table  # imports html, hashlib, base64
 
         ended = f"<p>stopped: {escape(self.stop_reason)}</p>" if self.stop_reason else ""
-        cells = [[escape(cell) for cell in row] for row in self._cells()]
+        cells = [[escape(cell) for cell in row] for row in self._list_cells()]
         return make_table([escape(column) for column in self.columns], cells) + ended
 
-    def _cells(self) -> list[list[str]]:
+    def _list_cells(self) -> list[list[str]]:
         """Return the rows as texts, epochs from 1 on; of a long history the first and the last."""
         shown = self.rows
         if len(shown) > SHOWN:
             shown = [*shown[: SHOWN // 4], *shown[SHOWN // 4 - SHOWN :]]
-        cells = [[_cell(name, row.get(name)) for name in self.columns] for row in shown]
+        cells = [[_format_cell(name, row.get(name)) for name in self.columns] for row in shown]
         if len(shown) < len(self.rows):
             cells.insert(SHOWN // 4, ["..." for _ in self.columns])
         return cells
 
 
-def _cell(column: str, value: float | None) -> str:
+def _format_cell(column: str, value: float | None) -> str:
     """Format a value of a column; a missing one is empty."""
     if value is None:
         return ""
@@ -258,9 +258,9 @@ def _cell(column: str, value: float | None) -> str:
     return forms[column](value) if column in forms else amounts.measure(value, is_share(column))
 
 
-def _number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
     return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
 
 
-def _row(values: Mapping[str, float | None]) -> dict[str, float]:
+def _parse_row(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else value + 0 for name, value in values.items()}

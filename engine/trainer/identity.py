@@ -36,7 +36,7 @@ WORDS = {  # what messages call them
 NEEDED = ("inputs", "parameters", "edgegrad", "model", "optimizer")
 
 
-def identity(learner: Learner, **options: object) -> dict[str, Any]:
+def identify(learner: Learner, **options: object) -> dict[str, Any]:
     """Return everything that a run is tied to, in types of JSON.
 
     options: the ones of `fit` that decide what happens in a step.
@@ -82,8 +82,8 @@ def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
     for name in (*here, *there):
         if here.get(name) != there.get(name):
             raise refuse(
-                f"another model: parameter {name!r} is {_typed(here.get(name))} here and "
-                f"{_typed(there.get(name))} in the run"
+                f"another model: parameter {name!r} is {_name_type(here.get(name))} here and "
+                f"{_name_type(there.get(name))} in the run"
             )
     versions = ""
     if mine["edgegrad"] != saved["edgegrad"]:
@@ -100,5 +100,5 @@ def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
             raise refuse(f"{words} is {mine.get(key)!r} here and {saved.get(key)!r} in the run")
 
 
-def _typed(kind: list[Any] | None) -> str:
+def _name_type(kind: list[Any] | None) -> str:
     return "missing" if kind is None else f"{kind[0]}{kind[1:]}"

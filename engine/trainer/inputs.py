@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-def arrays_of(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[Array]:
+def make_arrays(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[Array]:
     """Return the inputs of a model from a batch, in order and of the model's element types.
 
     batch: arrays, or one mapping of them by name.  It may hold more than the model takes: labels
@@ -53,12 +53,12 @@ def arrays_of(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[
     return [_cast(model, name, value) for name, value in pairs]
 
 
-def samples_of(arrays: Mapping[Any, Any]) -> int:
+def count_samples(arrays: Mapping[Any, Any]) -> int:
     """Return the number of samples of a batch: the first dimension of its first array with one."""
     return next((len(a) for a in arrays.values() if np.ndim(a)), 1)
 
 
-def words(batch: Any) -> tuple[Any, ...]:
+def split_batch(batch: Any) -> tuple[Any, ...]:
     """Return a batch of a source of data as the words of `Trainer.step`."""
     return batch if isinstance(batch, tuple) else (batch,)
 
@@ -70,17 +70,19 @@ def _cast(model: Model, name: str, value: Any) -> Array:
     if isinstance(value, np.ndarray) and value.dtype == kind and value.ndim == len(shape):
         return value
     if name in model.interface.texts:
-        return model.array(name, value)
+        return model.make_array(name, value)
     if kind == np.int64 and len(shape) == 1 and np.ndim(value) == 2 and np.shape(value)[1] > 1:
         from engine.data.labels import from_one_hot
 
         return from_one_hot(arguments.make_array(f"input {name!r}", value), f"input {name!r}")
     if model.interface.notes.get(SHARES) == name and np.ndim(value) == len(shape) - 1:
-        return _shares(name, arguments.make_array(f"input {name!r}", value), shape, kind)
+        return _make_shares(name, arguments.make_array(f"input {name!r}", value), shape, kind)
     return arguments.cast(f"input {name!r}", value, kind)
 
 
-def _shares(name: str, labels: Array, shape: tuple[int | str, ...], kind: np.dtype[Any]) -> Array:
+def _make_shares(
+    name: str, labels: Array, shape: tuple[int | str, ...], kind: np.dtype[Any]
+) -> Array:
     """Return numbers of classes as shares of classes, on axis 1.
 
     Raises:

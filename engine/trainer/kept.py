@@ -37,7 +37,7 @@ def open_run(
             f"{artifacts!r} has no {TRAINING}: the run was made by an older version, or its folder "
             "was copied in part; make the trainer as the run did, and load() the folder"
         )
-    asked = _checked(run)
+    asked = _check_entries(run)
     known: dict[str, Any] = {"seed": asked["model_seed"], **asked["parts"], **options}
     made = make(artifacts, outputs=asked["outputs"], group=group, **known)
     assert place is not None
@@ -49,7 +49,7 @@ def open_run(
     return made
 
 
-def _checked(run: RunFolder) -> dict[str, Any]:
+def _check_entries(run: RunFolder) -> dict[str, Any]:
     """Return the entries of run.json that a trainer takes over, each of its type.
 
     Raises:
@@ -68,7 +68,7 @@ def _checked(run: RunFolder) -> dict[str, Any]:
     return {**values, "parts": parts}
 
 
-def _parts(what: str, value: Any) -> dict[str, Any]:
+def _check_parts(what: str, value: Any) -> dict[str, Any]:
     """Return the options of the parts of a batch."""
     if not isinstance(value, list) or len(value) != 2:
         raise InputError(f"{what}={value!r}; expected [micro_batches, own_statistics]")
@@ -81,7 +81,7 @@ def _parts(what: str, value: Any) -> dict[str, Any]:
 
 _ENTRIES = {
     "model_seed": arguments.count,
-    "parts": _parts,
+    "parts": _check_parts,
     "learning_rate": arguments.check_real,
     "classes": arguments.check_names,
     "outputs": arguments.check_names,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from engine.base.errors import CheckpointError, FileError, ShapeError, StateError
 from engine.system.files import SHARES, is_inside
-from engine.trainer.inputs import arrays_of
+from engine.trainer.inputs import make_arrays
 from engine.training import artifact_set
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
@@ -129,7 +129,7 @@ class Learner:
         """The memory limit for the plan of a step, in bytes; None: no limit."""
         return self.options.budget
 
-    def need_optimizer(self) -> Optimizer:
+    def require_optimizer(self) -> Optimizer:
         """Return the optimizer.
 
         Raises:
@@ -146,16 +146,16 @@ class Learner:
         Raises:
             StateError: there is no optimizer.
         """
-        return self.need_optimizer().get_learning_rate()
+        return self.require_optimizer().get_learning_rate()
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        self.need_optimizer().set_learning_rate(rate)
+        self.require_optimizer().set_learning_rate(rate)
 
     @property
     def steps(self) -> int:
         """The number of updates done, including those before a checkpoint."""
-        return self.need_optimizer().steps
+        return self.require_optimizer().steps
 
     @property
     def skips_nonfinite(self) -> bool:
@@ -164,25 +164,25 @@ class Learner:
 
     # --- batches and their gradients
 
-    def arrays(self, model: Model, batch: Sequence[Any]) -> list[Array]:
+    def make_arrays(self, model: Model, batch: Sequence[Any]) -> list[Array]:
         """Return the inputs of a model from a batch, see `engine.trainer.inputs`."""
-        return arrays_of(model, batch, self.inputs)
+        return make_arrays(model, batch, self.inputs)
 
-    def checked(self, batch: Sequence[Any]) -> list[Array]:
+    def check_arrays(self, batch: Sequence[Any]) -> list[Array]:
         """Return the inputs of the training model from a batch, checked."""
         model = self.session.training
-        return model.arrays(self.arrays(model, batch))
+        return model.make_arrays(self.make_arrays(model, batch))
 
     def add_batch(self, arrays: Sequence[Array]) -> float:
         """Add the gradients of a batch to those since the last update; returns its loss.
 
         arrays: the inputs of the training model.
         """
-        loss = self.loss_of(self.session.run(self.session.training, arrays))
+        loss = self.read_loss(self.session.run(self.session.training, arrays))
         self.pending += 1
         return loss
 
-    def loss_of(self, outputs: Sequence[Array]) -> float:
+    def read_loss(self, outputs: Sequence[Array]) -> float:
         """Return the loss among the outputs of the training model; keep the parts that it is of."""
         if self.part_names:
             self.parts = [float(part.item()) for part in outputs[1 : 1 + len(self.part_names)]]
@@ -194,7 +194,7 @@ class Learner:
         Raises:
             StateError: there is no optimizer, or no batch since the last update.
         """
-        optimizer = self.need_optimizer()
+        optimizer = self.require_optimizer()
         if not self.pending:
             raise StateError("no batch has been accumulated since the last update")
         if self.sum_gradients is not None:
@@ -220,7 +220,7 @@ class Learner:
 
     # --- evaluation
 
-    def measured(self, batch: Sequence[Array]) -> dict[str, Array]:
+    def make_measured(self, batch: Sequence[Array]) -> dict[str, Array]:
         """Return the inputs of a batch by name, with classes where the loss takes their shares."""
         inputs = dict(zip(self.inputs, batch, strict=True))
         shares = self.session.training.interface.notes.get(SHARES, "")
@@ -231,18 +231,18 @@ class Learner:
     @cached_property
     def outputs(self) -> list[str]:
         """Names of the model's outputs."""
-        return self.session.need_eval().model_outputs()
+        return self.session.require_eval().list_model_outputs()
 
     @cached_property
     def evaluation(self) -> Model:
         """The eval model with the loss and the model's outputs."""
-        model = self.session.need_eval()
+        model = self.session.require_eval()
         return model.select([model.outputs[0], *self.part_names, *self.outputs], "evaluation")
 
     @cached_property
     def prediction(self) -> Model:
         """The eval model with the model's outputs alone."""
-        return self.session.need_eval().select(self.outputs, "prediction")
+        return self.session.require_eval().select(self.outputs, "prediction")
 
     @property
     def features(self) -> list[str]:
@@ -261,19 +261,19 @@ class Learner:
     def evaluate_batch(self, batch: Sequence[Any]) -> tuple[list[float], dict[str, Array]]:
         """Compute the loss of a batch, then the parts that it is of, and the model's outputs."""
         model, count = self.evaluation, 1 + len(self.part_names)
-        values = self.session.run(model, self.arrays(model, batch))
+        values = self.session.run(model, self.make_arrays(model, batch))
         losses = [float(value.item()) for value in values[:count]]
         return losses, dict(zip(self.outputs, values[count:], strict=True))
 
     def predict_batch(self, features: Sequence[Any]) -> dict[str, Array]:
         """See `Trainer.predict_batch`."""
         model = self.prediction
-        values = self.session.run(model, self.arrays(model, features))
+        values = self.session.run(model, self.make_arrays(model, features))
         return dict(zip(self.outputs, values, strict=True))
 
     # --- checkpoints
 
-    def files(self) -> dict[str, str]:
+    def list_files(self) -> dict[str, str]:
         """Return the names of the files of the artifacts, each with its name without the prefix."""
         models = [self.session.training, self.session.evaluation]
         kept = {self.prefix + name: name for name in (*artifact_set.NAMES, "checkpoint")}

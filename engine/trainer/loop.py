@@ -24,17 +24,17 @@ from engine.base.errors import (
     NonFiniteError,
     StateError,
 )
-from engine.data.samples import Batch, size
+from engine.data.samples import Batch, count_samples
 from engine.data.shares import Share
 from engine.distributed.agreement import is_agreed
 from engine.trainer import identity, nonfinite, runs
-from engine.trainer.averages import Averages, parameters_in, set_values
+from engine.trainer.averages import Averages, read_parameters, set_values
 from engine.trainer.evaluation import EvaluationBatch, EvaluationInterrupted
 from engine.trainer.fit import HOOKS, Callback, Fit
 from engine.trainer.history import RESERVED, History, is_better
 from engine.trainer.interrupts import Interrupts
 from engine.trainer.measuring import TrainingMetrics
-from engine.trainer.ranks import words
+from engine.trainer.ranks import split_part
 from engine.trainer.request import Request
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Constant
@@ -94,7 +94,7 @@ class Loop:
         self.waiting = 0  # batches since the last step
         self.rate: float | None = None  # that the schedule gave last
         self.is_saved = False  # whether the last checkpoint is of what is trained by now
-        self.identity = identity.identity(
+        self.identity = identity.identify(
             trainer.learner,
             samples=train.samples,
             batches=asked.batches,
@@ -146,7 +146,7 @@ class Loop:
             try:
                 with self.interrupts:
                     self.call("on_fit_begin")
-                    self._epochs()
+                    self._run_epochs()
                     if self.averages is not None:
                         self.averages.apply()
                     if fit.stop_reason is not None:
@@ -181,7 +181,7 @@ class Loop:
             self.ranks.check_alike({**told, "the number of epochs": self.fit.epochs})
         if self.asked.folder is None:
             return
-        checkpoint = self._lead(self._found)
+        checkpoint = self._lead(self._find_checkpoint)
         if checkpoint is None:
             return
         last, position = Path(checkpoint[0]), checkpoint[1]
@@ -195,13 +195,13 @@ class Loop:
             ) from error
         self._lead(lambda: self._describe(resumed=last.name))
 
-    def _found(self) -> tuple[str, Mapping[str, Any]] | None:
+    def _find_checkpoint(self) -> tuple[str, Mapping[str, Any]] | None:
         """Return the last checkpoint of the folder and its position; None: a new run begins."""
         folder = self.run_folder
         assert folder is not None
         last, learner = folder.last, self.trainer.learner
         if last is None:
-            folder.keep_artifacts(learner.folder, learner.files())
+            folder.keep_artifacts(learner.folder, learner.list_files())
             self._describe()
             return None
         if not self.asked.resume:
@@ -212,7 +212,7 @@ class Loop:
         position = folder.position(last)
         identity.check(self.identity, position.get("identity"), folder.path)
         if not (folder.path / runs.ARTIFACTS / runs.TRAINING).is_file():
-            folder.keep_artifacts(learner.folder, learner.files())
+            folder.keep_artifacts(learner.folder, learner.list_files())
         return os.fspath(last), position
 
     def _describe(self, **more: str) -> None:
@@ -265,7 +265,7 @@ class Loop:
                 saved.remove(entry)
                 callback.restore(entry[1])
 
-    def _position(self, is_next: bool = False) -> dict[str, Any]:
+    def _make_position(self, is_next: bool = False) -> dict[str, Any]:
         """Return the position of the run, in types of JSON.
 
         is_next: whether that is the beginning of the next epoch, and not this one.
@@ -301,9 +301,9 @@ class Loop:
             "monitor": fit.monitor,
             "best": self.best,
             "schedule": [type(self.schedule).__name__, self.schedule.state()],
-            "callbacks": [each for c in fit.callbacks if (each := _state_of(c))[1]],
+            "callbacks": [each for c in fit.callbacks if (each := _read_state(c))[1]],
             "identity": self.identity,
-            "averages": None if self.averages is None else self.averages.state(),
+            "averages": None if self.averages is None else self.averages.make_state(),
         }
 
     def _restore_best(self) -> None:
@@ -323,15 +323,15 @@ class Loop:
         assert self.run_folder is not None
         best = self.run_folder.best
         if best is not None:
-            set_values(self.trainer.learner, parameters_in(best))
+            set_values(self.trainer.learner, read_parameters(best))
 
-    def _evaluated(self) -> contextlib.AbstractContextManager[None]:
+    def _use_evaluated(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which the trainer has the parameters that are evaluated."""
         return contextlib.nullcontext() if self.averages is None else self.averages.swapped()
 
     # --- an epoch
 
-    def _epochs(self) -> None:
+    def _run_epochs(self) -> None:
         fit = self.fit
         for epoch in range(fit.epoch, fit.epochs):
             if fit.stop_reason is not None:
@@ -352,12 +352,12 @@ class Loop:
             if self.trainer.skips_nonfinite:
                 fit.logs["skipped"] = fit.skipped
             if fit.batch:
-                fit.logs["loss"] = self._mean_loss()
+                fit.logs["loss"] = self._compute_mean_loss()
             self._set_rate()
             fit.logs["lr"] = self.trainer.learning_rate
             self.call("on_epoch_begin")
             begin = monotonic() - self.epoch_seconds
-            with self._keeping(self._position):
+            with self._keeping(self._make_position):
                 self._train_epoch()
             is_whole = fit.stop_reason is None or fit.batch == fit.batches
             if not fit.batch:
@@ -397,7 +397,7 @@ class Loop:
         source: Iterator[Any] = self.asked.train.epoch(fit.epoch, fit.batch)
         learn: Callable[[Any], tuple[float, int]] = self._learn
         if self.ranks is not None:
-            source = self.ranks.shares(self.asked.train, fit.epoch, fit.batch)
+            source = self.ranks.list_shares(self.asked.train, fit.epoch, fit.batch)
             learn = partial(self._learn_share, self.ranks)
         self.waiting = 0
         try:
@@ -424,7 +424,7 @@ class Loop:
                         self._add_parts(parts, count)
                 else:  # of a step that is skipped
                     fit.lossless += count
-                logs["loss"] = self._mean_loss()
+                logs["loss"] = self._compute_mean_loss()
                 self.is_saved = False
                 for hook in on_batch_end:
                     hook(fit)
@@ -433,7 +433,7 @@ class Loop:
                         hook(fit)
                     if every and not fit.step % every:
                         self.training_seconds = clock() - begin
-                        self._save(self._position())
+                        self._save(self._make_position())
                 if interrupts.requested:
                     fit.stop(INTERRUPTED)
                 elif clock() > deadline:
@@ -467,7 +467,7 @@ class Loop:
             NonFiniteError: more updates in a row were skipped than may be.
         """
         fit, steps = self.fit, self.trainer.training_steps
-        optimizer = self.trainer.learner.need_optimizer()
+        optimizer = self.trainer.learner.require_optimizer()
         if not optimizer.skipped_in_a_row:
             return True
         fit.skipped += 1
@@ -479,12 +479,12 @@ class Loop:
             optimizer.check_skipped()
         place = f"{self._place()}: {optimizer.skipped_in_a_row} updates in a row were skipped"
         if self.ranks is not None:
-            raise self.ranks.nonfinite(
-                lambda own: nonfinite.error(steps, words(batch), own, place),
+            raise self.ranks.explain_nonfinite(
+                lambda own: nonfinite.make_error(steps, split_part(batch), own, place),
                 is_skip=True,
             )
         words_of = batch if isinstance(batch, tuple) else (batch,)
-        raise nonfinite.error(steps, words_of, None, place)
+        raise nonfinite.make_error(steps, words_of, None, place)
 
     def _add_parts(self, learner: Learner, count: int) -> None:
         """Count the parts of the loss of a batch of so many samples."""
@@ -493,7 +493,7 @@ class Loop:
             self.part_sums[name] = self.part_sums.get(name, 0.0) + value * count
             self.fit.logs[name] = self.part_sums[name] / samples
 
-    def _mean_loss(self) -> float:
+    def _compute_mean_loss(self) -> float:
         """Return the mean of the finite losses of the samples of this epoch; NaN if none was."""
         count = self.fit.samples - self.fit.lossless
         return self.loss_sum / count if count else math.nan
@@ -509,7 +509,7 @@ class Loop:
         try:
             if self.asked.accumulate == 1:
                 loss = trainer.training_steps.learn(
-                    trainer.learner.checked(arrays), check_finite=True
+                    trainer.learner.check_arrays(arrays), check_finite=True
                 )
             else:
                 loss = trainer.accumulate(*arrays)
@@ -518,8 +518,8 @@ class Loop:
         if not math.isfinite(loss) and not trainer.skips_nonfinite:
             if self.asked.accumulate > 1:
                 trainer.refuse_gradients()
-            raise nonfinite.error(trainer.training_steps, arrays, loss, self._place())
-        return loss, len(arrays[0]) if arrays is batch else size(batch)
+            raise nonfinite.make_error(trainer.training_steps, arrays, loss, self._place())
+        return loss, len(arrays[0]) if arrays is batch else count_samples(batch)
 
     def _learn_share(self, ranks: Ranks, part: Share | Exception) -> tuple[float, int]:
         """Learn as `_learn` does, with the batch divided over ranks; the numbers are of all."""
@@ -534,7 +534,9 @@ class Loop:
             if self.asked.accumulate > 1:
                 self.trainer.refuse_gradients()
             steps, place = self.trainer.training_steps, self._place()
-            raise ranks.nonfinite(lambda own: nonfinite.error(steps, words(part), own, place))
+            raise ranks.explain_nonfinite(
+                lambda own: nonfinite.make_error(steps, split_part(part), own, place)
+            )
         return loss, part.total
 
     def _place(self) -> str:
@@ -564,23 +566,23 @@ class Loop:
         fit = self.fit
         self.epoch_seconds = monotonic() - begin
         if self.ranks is not None:
-            self.ranks.level()
+            self.ranks.average_moved()
         nonfinite.check_parameters(self.trainer.learner)
         if self.measuring is not None:
-            fit.logs |= self.measuring.results(fit.classes)
-        before = {} if self.run_folder is None else self._position()
+            fit.logs |= self.measuring.compute_results(fit.classes)
+        before = {} if self.run_folder is None else self._make_position()
         if self.averages is not None and is_whole:
             self.averages.add_epoch(fit.epoch)
         is_interrupted = fit.stop_reason == INTERRUPTED
         if not is_interrupted:
-            with self._keeping(lambda: before), self._evaluated():
+            with self._keeping(lambda: before), self._use_evaluated():
                 is_interrupted = not self._validate()
         if is_interrupted:
             fit.stop(INTERRUPTED)
             self._save(before, must=True)
             return
         self.epoch_seconds = monotonic() - begin
-        row = self._row()
+        row = self._make_row()
         fit.history.rows.append(row)
         if not is_whole:
             self._save(before, is_best=self.best is None, must=True)
@@ -590,7 +592,7 @@ class Loop:
         is_best = is_better(value, self.best, self.asked.mode)
         if is_best:
             self.best, fit.best_epoch = value, fit.epoch
-        with self._keeping(lambda: before), self._evaluated():
+        with self._keeping(lambda: before), self._use_evaluated():
             if is_best and self.asked.restore == "best" and self.asked.folder is None:
                 mine = {name: p.data.copy() for name, p in self.trainer.state.parameters}
                 self.best_values = {**fit.constants, **mine}
@@ -604,7 +606,7 @@ class Loop:
         if self.asked.checkpoint_every is None or is_kept or is_last:
             if self.measuring is not None:
                 self.measuring.start()
-            position = {**self._position(is_next=True), "value": value}
+            position = {**self._make_position(is_next=True), "value": value}
             self._save(position, is_best=is_best, must=is_last)
 
     def _validate(self) -> bool:
@@ -613,7 +615,7 @@ class Loop:
             return True
         fit, hooks = self.fit, self.hooks["on_evaluate_batch_end"]
 
-        def seen(batch: EvaluationBatch) -> None:
+        def note_batch(batch: EvaluationBatch) -> None:
             fit.evaluation = batch
             for hook in hooks:
                 hook(fit)
@@ -623,7 +625,7 @@ class Loop:
         self.call("on_evaluate_begin")
         try:
             results = self.trainer.evaluate(
-                self.asked.validation, metrics=self.asked.metrics, each=seen
+                self.asked.validation, metrics=self.asked.metrics, each=note_batch
             )
         except EvaluationInterrupted:  # a run that is resumed goes on from before the validation
             return False
@@ -633,7 +635,7 @@ class Loop:
         self.call("on_evaluate_end")
         return True
 
-    def _row(self) -> dict[str, float]:
+    def _make_row(self) -> dict[str, float]:
         fit = self.fit
         taken = [name for name in fit.logs if name in RESERVED]
         if taken:
@@ -646,7 +648,7 @@ class Loop:
         row["seconds"] = self.epoch_seconds
         if self.training_seconds > 0:
             row["samples_per_second"] = fit.samples / self.training_seconds
-        if memory := _peak_memory():
+        if memory := _measure_peak_memory():
             row["memory"] = memory
         return row
 
@@ -663,11 +665,11 @@ class Loop:
         if self.asked.folder is None:
             return
         if self.ranks is not None:
-            self.ranks.level()
+            self.ranks.average_moved()
             self.ranks.check_same()
         nonfinite.check_parameters(self.trainer.learner)
         if self.measuring is not None:
-            position = {**position, "measured": self.measuring.state()}
+            position = {**position, "measured": self.measuring.list_state()}
         self.is_saved = self._lead(lambda: self._write(position, is_best, must))
 
     def _write(self, position: Mapping[str, Any], is_best: bool, must: bool) -> bool:
@@ -703,7 +705,7 @@ class Loop:
         return True
 
 
-def _state_of(callback: Callback) -> tuple[str, dict[str, Any]]:
+def _read_state(callback: Callback) -> tuple[str, dict[str, Any]]:
     """Return the name of a callback's class and its state.
 
     Raises:
@@ -717,7 +719,7 @@ def _state_of(callback: Callback) -> tuple[str, dict[str, Any]]:
     return name, state
 
 
-def _peak_memory() -> int:
+def _measure_peak_memory() -> int:
     """Return the peak resident size of this process in bytes; 0 where Windows does not tell."""
     if sys.platform == "win32":
         return 0

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError, NameNotFoundError
 from engine.distributed.group import gather_values
-from engine.trainer.inputs import samples_of
-from engine.trainer.metrics.named import results_of
+from engine.trainer.inputs import count_samples
+from engine.trainer.metrics.named import list_results
 
 if TYPE_CHECKING:
     from engine.distributed.group import Group
@@ -90,20 +90,20 @@ class TrainingMetrics:
         loss = float(outputs[0].item())
         if not self.is_counting or not np.isfinite(loss):
             return
-        inputs = self._learner.measured(arrays)
+        inputs = self._learner.make_measured(arrays)
         losses = 1 + len(self._learner.part_names)
         named = dict(zip(self._learner.outputs, outputs[losses:], strict=True))
         for metric in self._metrics:
-            metric.update(named, inputs, loss, samples_of(inputs))
+            metric.update(named, inputs, loss, count_samples(inputs))
 
-    def results(self, classes: Sequence[str] | None) -> dict[str, float]:
+    def compute_results(self, classes: Sequence[str] | None) -> dict[str, float]:
         """Return the results by column, of all ranks together."""
         whole = copy.deepcopy(self._metrics)
-        for metric, partials in zip(whole, self.state(), strict=True):
+        for metric, partials in zip(whole, self.list_state(), strict=True):
             metric.merge(partials)
-        return results_of(whole, classes)
+        return list_results(whole, classes)
 
-    def state(self) -> list[list[Any]]:
+    def list_state(self) -> list[list[Any]]:
         """Return what each metric has counted, rank by rank, in types of JSON."""
         mine = [metric.partial() for metric in self._metrics]
         told = [mine] if self._group is None else gather_values(self._group, mine)

@@ -21,41 +21,41 @@ _SCHEDULES = (
 )  # fmt: skip
 
 
-def words_of(name: str) -> str:
+def spell_name(name: str) -> str:
     """Return a class's name for options: CrossEntropyLoss is cross_entropy, KLDivLoss kl_div."""
     base = name.removesuffix("Loss") or name
     return re.sub(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", base).lower()
 
 
-def losses() -> dict[str, type[Loss]]:
+def list_losses() -> dict[str, type[Loss]]:
     """Return the losses by name."""
-    return {words_of(kind.__name__): kind for kind in LOSSES.values()}
+    return {spell_name(kind.__name__): kind for kind in LOSSES.values()}
 
 
-def optimizers() -> dict[str, type[OptimizerSpec]]:
+def list_optimizers() -> dict[str, type[OptimizerSpec]]:
     """Return the optimizers by name."""
     return {kind.__name__.lower(): kind for kind in OPTIMIZERS.values()}
 
 
 def schedule_kinds() -> dict[str, type[Schedule]]:
     """Return the schedules by name."""
-    return {words_of(kind.__name__): kind for kind in _SCHEDULES}
+    return {spell_name(kind.__name__): kind for kind in _SCHEDULES}
 
 
-def named_schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
+def make_schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
     """Return the schedule of a name, with its options; place: the beginning of messages.
 
     Raises:
         InputError, DTypeError: there is none of that name, or an option does not fit.
     """
     try:
-        kind = chosen(schedule_kinds(), name, "schedule")
+        kind = choose_named(schedule_kinds(), name, "schedule")
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
     return option_tables.make(kind, options, f"{place} {name}")
 
 
-def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
+def choose_named(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
     """Return the class of a name; capitals, `_` and `-` do not count.
 
     what: what is chosen, in messages.
@@ -63,8 +63,8 @@ def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
     Raises:
         InputError: there is none of that name.
     """
-    plain = {_plain(each): each for each in known}
-    match = plain.get(_plain(name))
+    plain = {_simplify(each): each for each in known}
+    match = plain.get(_simplify(name))
     if match is None:
         raise InputError(
             f"no {what} {name!r}{suggest_nearest(name, known) or '; known: ' + ', '.join(known)}"
@@ -72,5 +72,5 @@ def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
     return known[match]
 
 
-def _plain(name: str) -> str:
+def _simplify(name: str) -> str:
     return re.sub(r"[_-]", "", name.lower()).removesuffix("loss")

@@ -30,13 +30,15 @@ def check_parameters(learner: Learner) -> None:
             kept = None if learner.state.gradients_gone else parameter.grad
             gradient = "" if kept is None else describe(kept)
             raise NonFiniteError(
-                f"parameter {name!r} has {values}: {_last_update(learner)}"
+                f"parameter {name!r} has {values}: {_describe_last_update(learner)}"
                 f"{gradient and f', and its gradient has {gradient}'}. Earlier checkpoints are as "
                 f"they were. {ADVICE}"
             )
 
 
-def error(steps: Steps, batch: Sequence[Any], loss: float | None, place: str) -> NonFiniteError:
+def make_error(
+    steps: Steps, batch: Sequence[Any], loss: float | None, place: str
+) -> NonFiniteError:
     """Return the error that tells where a batch, which was just computed, got its bad values from.
 
     batch: as `Trainer.accumulate` took it.
@@ -44,7 +46,7 @@ def error(steps: Steps, batch: Sequence[Any], loss: float | None, place: str) ->
     place: which batch it is, in the message.
     """
     try:
-        origin = _origin(steps, batch)
+        origin = _describe_origin(steps, batch)
     except EngineError as problem:  # as a lack of memory for the copies
         origin = f"where that began cannot be told: {problem}"
     told = "" if loss is None else f"the loss is {loss}; "
@@ -54,25 +56,25 @@ def error(steps: Steps, batch: Sequence[Any], loss: float | None, place: str) ->
     )
 
 
-def _last_update(learner: Learner) -> str:
+def _describe_last_update(learner: Learner) -> str:
     if not learner.steps:
         return "it was so before the first update"
     return f"the update of step {learner.steps} or one before it made it so"
 
 
-def _origin(steps: Steps, batch: Sequence[Any]) -> str:
+def _describe_origin(steps: Steps, batch: Sequence[Any]) -> str:
     """Describe the origin of the values that spoil a batch, for the message."""
     learner = steps.learner
     session, model = learner.session, learner.session.training
-    arrays = learner.arrays(model, batch)
+    arrays = learner.make_arrays(model, batch)
     with session.memory.lock.take():
-        bound = steps.program([a.shape for a in arrays])
+        bound = steps.get_program([a.shape for a in arrays])
         draws = learner.state.draws - bound.draws  # the batch has counted itself
-        origin = search(session, model, bound, arrays, draws, _scalars(learner))
+        origin = search(session, model, bound, arrays, draws, _list_scalars(learner))
     if origin is None:
         return "computed once more, it was finite"
     if origin.kind == "parameter":
-        return f"{origin}: {_last_update(learner)}"
+        return f"{origin}: {_describe_last_update(learner)}"
     return str(origin)
 
 
@@ -80,15 +82,15 @@ def find(steps: Steps, batch: Sequence[Any]) -> NonFinite | None:
     """See `Trainer.find_nonfinite`."""
     learner = steps.learner
     session, model = learner.session, learner.session.training
-    arrays = learner.checked(batch)
+    arrays = learner.check_arrays(batch)
     with session.memory.lock.take():
         shapes = [a.shape for a in arrays]
-        planned = model.program if learner.optimizer is None else steps.whole_program
+        planned = model.get_program if learner.optimizer is None else steps.get_whole_program
         bound = planned(shapes)
-        return search(session, model, bound, arrays, learner.state.draws, _scalars(learner))
+        return search(session, model, bound, arrays, learner.state.draws, _list_scalars(learner))
 
 
-def _scalars(learner: Learner) -> dict[str, float]:
+def _list_scalars(learner: Learner) -> dict[str, float]:
     """Return the scalars that the optimizer reads beside gradients and states."""
     if learner.optimizer is None:
         return {}

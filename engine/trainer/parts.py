@@ -37,7 +37,7 @@ class Splitter:
         """Forget what is known of the models that the trainer had."""
         self._losses.clear()
 
-    def rows(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, dict[str, int]]:
+    def count_rows(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, dict[str, int]]:
         """Return the number of samples of a batch, and the rows of one sample in each input.
 
         They are on the first axis of inputs where the model leaves its size open.
@@ -45,18 +45,18 @@ class Splitter:
         Raises:
             InputError: the batch has one sample, or the inputs do not tell how many.
         """
-        samples = self.samples(shapes)
+        samples = self.count_samples(shapes)
         if samples < 2:
             raise InputError("a batch cannot be trained on in parts: it is one sample")
-        return samples, self.rows_of(shapes, samples)
+        return samples, self.count_rows_of(shapes, samples)
 
-    def samples(self, shapes: Sequence[tuple[int, ...]]) -> int:
+    def count_samples(self, shapes: Sequence[tuple[int, ...]]) -> int:
         """Return the number of samples of a batch.
 
         Raises:
             InputError: the inputs do not tell.
         """
-        given = self._first(shapes)
+        given = self._find_first(shapes)
         samples, why = min(given.values(), default=1), ""
         if not given:
             why = "the model fixes how many samples it has"
@@ -66,11 +66,11 @@ class Splitter:
             raise InputError(f"a batch cannot be trained on in parts: {why}")
         return samples
 
-    def rows_of(self, shapes: Sequence[tuple[int, ...]], samples: int) -> dict[str, int]:
+    def count_rows_of(self, shapes: Sequence[tuple[int, ...]], samples: int) -> dict[str, int]:
         """Of each input that holds the samples, how many places of its first axis each has."""
-        return {name: size // samples for name, size in self._first(shapes).items()}
+        return {name: size // samples for name, size in self._find_first(shapes).items()}
 
-    def _first(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    def _find_first(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """Return the first dimension of the inputs where the model leaves that open."""
         model = self._learner.session.training
         return {
@@ -79,7 +79,7 @@ class Splitter:
             if shape and isinstance(model.interface.inputs[name].shape[0], str)
         }
 
-    def loss(self, shapes: Sequence[tuple[int, ...]], *, combines: bool = False) -> Loss:
+    def find_loss(self, shapes: Sequence[tuple[int, ...]], *, combines: bool = False) -> Loss:
         """Return how the loss is made of the samples of a batch of these shapes.
 
         combines: whether what computes the parts combines the statistics of batch normalisations.
@@ -94,7 +94,7 @@ class Splitter:
             from engine.graphs.offline.sample_values import MixedError
 
             model, slots = self._learner.session.training, self._learner.state.slots
-            _, rows = self.rows(shapes)
+            _, rows = self.count_rows(shapes)
             known = dict(zip(model.inputs, shapes, strict=True))
             known |= {name: slots[name].shape for name in model.parameters}
             try:
@@ -109,26 +109,28 @@ class Splitter:
             self._losses[key] = loss
         return self._losses[key]
 
-    def shapes(self, shapes: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    def find_shapes(self, shapes: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
         """Return the shapes of the first of `count` parts."""
-        samples, rows = self.rows(shapes)
+        samples, rows = self.count_rows(shapes)
         size = -(-samples // count)
         names = self._learner.inputs
         return [
             (size * rows[n], *s[1:]) if n in rows else s for n, s in zip(names, shapes, strict=True)
         ]
 
-    def program(self, shapes: Sequence[tuple[int, ...]], count: int) -> Program:
+    def get_program(self, shapes: Sequence[tuple[int, ...]], count: int) -> Program:
         """Return the program of the first of `count` parts; the caller must hold `memory.lock`.
 
         Raises:
             InputError: the batch cannot be trained on in parts.
-            EngineError: as `Model.program`.
+            EngineError: as `Model.get_program`.
         """
-        is_told = self.loss(shapes).is_told
-        return self._learner.session.training.program(self.shapes(shapes, count), is_part=is_told)
+        is_told = self.find_loss(shapes).is_told
+        return self._learner.session.training.get_program(
+            self.find_shapes(shapes, count), is_part=is_told
+        )
 
-    def gradients(self, arrays: Sequence[Array], count: int) -> float:
+    def compute_gradients(self, arrays: Sequence[Array], count: int) -> float:
         """Put the gradients of a batch into region grad, in `count` parts; returns its loss.
 
         Raises:
@@ -137,7 +139,7 @@ class Splitter:
         """
         module, state = self._learner.module, self._learner.state
         shapes = [a.shape for a in arrays]
-        reduced, parts = self.loss(shapes), list(self._parts(arrays, count))
+        reduced, parts = self.find_loss(shapes), list(self._split(arrays, count))
         weights = [reduced.weight(named, samples) for samples, named in parts]
         total = sum(weights) if reduced.is_mean else 1.0
         if not total:  # no sample counts: the loss is what the model makes of that
@@ -152,9 +154,9 @@ class Splitter:
                 if reduced.is_told:
                     share = weight / total
                 elif before and weight != before:  # what is added next has another weight
-                    _scale(state, before / weight)
+                    _scale_gradients(state, before / weight)
                 outputs = module.session.run(module.session.training, list(named.values()), share)
-                loss += weight / total * self._learner.loss_of(outputs)
+                loss += weight / total * self._learner.read_loss(outputs)
                 for place, part in enumerate(self._learner.parts):
                     parted[place] += weight / total * part
                 before = weight
@@ -165,14 +167,14 @@ class Splitter:
             module.lazy_reset_grad()
             raise
         if before != total and not reduced.is_told:
-            _scale(state, before / total)
+            _scale_gradients(state, before / total)
         self._learner.parts = parted
         return loss
 
-    def _parts(self, arrays: Sequence[Array], count: int) -> Iterator[tuple[int, dict[str, Array]]]:
+    def _split(self, arrays: Sequence[Array], count: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """Yield the parts of a batch, their samples and inputs; all are as large but the last."""
         names = self._learner.inputs
-        samples, rows = self.rows([a.shape for a in arrays])
+        samples, rows = self.count_rows([a.shape for a in arrays])
         size = -(-samples // count)
         for begin in range(0, samples, size):
             end = min(begin + size, samples)
@@ -185,7 +187,7 @@ class Splitter:
             )
 
 
-def _scale(state: CheckpointState, factor: float) -> None:
+def _scale_gradients(state: CheckpointState, factor: float) -> None:
     """Multiply all gradients."""
     for gradients in state.gradients():
         gradients *= factor

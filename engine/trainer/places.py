@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from engine.base.errors import InputError
 from engine.data.array_files import is_array_file
-from engine.data.dataset import root_of
+from engine.data.dataset import find_root
 from engine.data.files import DecodedFiles
-from engine.data.folders import TEST, TRAIN, VALIDATION, default_validation, split_of
+from engine.data.folders import TEST, TRAIN, VALIDATION, choose_validation, split_of
 from engine.data.frames import is_frame
 from engine.data.kinds import KINDS, Loose
 from engine.data.known import Known
 from engine.data.loader import Batches, DatasetBatches
-from engine.data.places import check_exists, check_sample, fitting, kind_of
+from engine.data.places import check_exists, check_sample, find_kind, fit_options
 from engine.data.tables import Table
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def is_path(data: Any) -> bool:
 
 def remember(learner: Learner, data: Batches) -> None:
     """Let a learner remember its training data, unless they were given as a path."""
-    dataset = root_of(data.dataset) if isinstance(data, DatasetBatches) else None
+    dataset = find_root(data.dataset) if isinstance(data, DatasetBatches) else None
     if learner.known is not None and learner.known.kind is not None and dataset is learner.opened:
         return
     learner.known = Known(
@@ -65,7 +65,7 @@ def open_training(
         root = Path(data)
         check_exists(root)
         place = Path(split_of(root, TRAIN))
-        known = replace(_settled(learner, place), classes=classes)
+        known = replace(_settle_kind(learner, place), classes=classes)
         assert known.kind is not None
         dataset = KINDS[known.kind].open(known, place, {})
         name = learner.inputs[0]
@@ -73,7 +73,7 @@ def open_training(
         learner.known = replace(known, classes=list(dataset.classes or ()))
         learner.opened = dataset
         if validation is None:
-            validation = default_validation(root)
+            validation = choose_validation(root)
         data = dataset
     if isinstance(validation, int | float) and validation == 0:
         return data, None
@@ -82,9 +82,9 @@ def open_training(
     return data, validation
 
 
-def _settled(learner: Learner, place: Path) -> Known:
+def _settle_kind(learner: Learner, place: Path) -> Known:
     """Return the kind of the data at a path, and options that the model decides."""
-    kind = kind_of(place)
+    kind = find_kind(place)
     if kind == "csv":
         raise InputError(
             f"{os.fspath(place)!r} is a table, which does not say what is to be predicted: give "
@@ -93,10 +93,10 @@ def _settled(learner: Learner, place: Path) -> Known:
     inputs = learner.session.training.interface.inputs
     feature, target = inputs[learner.inputs[0]], inputs[learner.inputs[-1]]
     given = {"labelled": len(target.shape) == 1} if kind == "text" else {}
-    return Known(kind=kind, options=fitting(kind, feature, given))
+    return Known(kind=kind, options=fit_options(kind, feature, given))
 
 
-def _known(learner: Learner, place: Path) -> Known:
+def _find_known(learner: Learner, place: Path) -> Known:
     """Return how files at a path become samples for a learner.
 
     Raises:
@@ -104,7 +104,7 @@ def _known(learner: Learner, place: Path) -> Known:
     """
     known = learner.known
     if known is None:
-        return _settled(learner, place)
+        return _settle_kind(learner, place)
     if known.kind is None and known.reader is None:
         form = "a table" if known.preparation is not None else "data that were not files"
         raise InputError(
@@ -128,7 +128,7 @@ def open_labelled(learner: Learner, data: Any, splits: Sequence[str] = (TEST, VA
         return data
     check_exists(Path(data))
     place = Path(split_of(data, *splits))
-    known = _known(learner, place)
+    known = _find_known(learner, place)
     if known.reader is not None:
         return known.reader.like(place)
     assert known.kind is not None
@@ -147,16 +147,16 @@ def open_unlabelled(learner: Learner, data: Any) -> tuple[Any, list[dict[str, An
     if not is_path(data):
         return data, None
     check_exists(Path(data))
-    known = _known(learner, Path(data))
+    known = _find_known(learner, Path(data))
     if known.reader is not None:
         loose = known.reader.like(Path(data), labelled=False)
         return Loose(loose.paths, loose.read), [{"file": path} for path in loose.paths]
     assert known.kind is not None
-    places, samples = KINDS[known.kind].unlabelled(known, [Path(data)], {})
+    places, samples = KINDS[known.kind].open_unlabelled(known, [Path(data)], {})
     return samples, places
 
 
-def rows_of(
+def make_rows(
     places: Sequence[Mapping[str, Any]],
     outputs: Array,
     classes: Sequence[str],
@@ -169,7 +169,7 @@ def rows_of(
         return [
             {**place, "values": row.tolist()} for place, row in zip(places, outputs, strict=True)
         ]
-    shares = probabilities(outputs)
+    shares = compute_probabilities(outputs)
     return [
         {
             **place,
@@ -181,7 +181,7 @@ def rows_of(
     ]
 
 
-def probabilities(scores: Array) -> Array:
+def compute_probabilities(scores: Array) -> Array:
     """Return softmax(scores) over the last axis, in float64; probabilities as they are."""
     if (scores >= 0).all() and np.allclose(scores.sum(-1), 1, atol=1e-3):
         return scores.astype(np.float64)

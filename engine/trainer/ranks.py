@@ -21,7 +21,7 @@ import numpy as np
 from engine.base.errors import DTypeError, GroupError, InputError, LabelError, NonFiniteError
 from engine.base.package import VERSION
 from engine.data.loader import Batches
-from engine.data.shares import ONE, Share, bounds, shares
+from engine.data.shares import ONE, Share, find_bounds, list_shares
 from engine.distributed.agreement import Agreement, mark_agreed
 from engine.distributed.group import Array, Group, gather_values, name_ranks, share
 from engine.plan import noise
@@ -100,7 +100,7 @@ class Ranks(Agreement):
             self.group.broadcast(rate)
             self._learner.learning_rate = float(rate[0])
 
-    def level(self) -> None:
+    def average_moved(self) -> None:
         """Replace what training moves without a gradient by the mean over the ranks.
 
         These are the running statistics of batch normalisations, which each rank takes over its own
@@ -115,7 +115,7 @@ class Ranks(Agreement):
         if not names:
             return
         arrays = [state.parameters[name].data for name in names]
-        mine = np.array([_short_digest(array) for array in arrays], np.int64)
+        mine = np.array([_compute_short_digest(array) for array in arrays], np.int64)
         first = mine.copy()
         self.group.broadcast(first)
         differs = (mine != first).astype(np.int64)
@@ -154,10 +154,10 @@ class Ranks(Agreement):
         """Return this rank's share of a batch that all ranks have."""
         shapes = [array.shape for array in arrays]
         splitter = self._steps.splitter
-        total = splitter.samples(shapes)
-        begin, end = bounds(total, self.group.rank, self.group.size)
+        total = splitter.count_samples(shapes)
+        begin, end = find_bounds(total, self.group.rank, self.group.size)
         first, last = (begin, end) if end > begin else ONE
-        rows = splitter.rows_of(shapes, total)
+        rows = splitter.count_rows_of(shapes, total)
         return Share(
             total,
             end - begin,
@@ -167,7 +167,7 @@ class Ranks(Agreement):
             ),
         )
 
-    def shares(self, source: Batches, number: int, start: int) -> Iterator[Share | Exception]:
+    def list_shares(self, source: Batches, number: int, start: int) -> Iterator[Share | Exception]:
         """Yield this rank's shares of the batches of an epoch, from batch `start` on.
 
         An exception instead of a share is the error with which reading it has ended.
@@ -175,7 +175,7 @@ class Ranks(Agreement):
         Raises:
             GroupError: other ranks have more batches.
         """
-        parts = shares(source, self.group.rank, self.group.size, number, start)
+        parts = list_shares(source, self.group.rank, self.group.size, number, start)
         try:
             while True:
                 try:
@@ -201,16 +201,16 @@ class Ranks(Agreement):
         Raises:
             EngineError: as `Trainer.step`; GroupError where that was on another rank.
         """
-        self._factor, part = 0.0, self._checked(share, is_step=True)
+        self._factor, part = 0.0, self._check_share(share, is_step=True)
         if part.is_parted:
-            loss = self._behind(part, self._steps.gradients, is_step=True)
+            loss = self._run_after(part, self._steps.compute_gradients, is_step=True)
             is_held = check_finite and not self._learner.skips_nonfinite
             if is_held and not math.isfinite(loss):
                 self._learner.refuse_gradients()
             else:
                 self._learner.advance()
             return loss
-        return self._beside(
+        return self._run_beside(
             part, lambda arrays: self._steps.learn(arrays, check_finite=check_finite)
         )
 
@@ -226,16 +226,16 @@ class Ranks(Agreement):
         learner = self._learner
         if not learner.pending:
             self._factor = 0.0
-        part = self._checked(share, is_step=False)
+        part = self._check_share(share, is_step=False)
         if not part.is_parted:
-            return self._beside(part, learner.add_batch)
+            return self._run_beside(part, learner.add_batch)
 
         def run(arrays: Sequence[Array]) -> float:
             return float(learner.session.run(learner.session.training, arrays)[0].item())
 
-        return self._behind(part, run, is_step=False)
+        return self._run_after(part, run, is_step=False)
 
-    def _checked(self, share: Share | Exception, *, is_step: bool) -> _Part:
+    def _check_share(self, share: Share | Exception, *, is_step: bool) -> _Part:
         """Return the work of this rank on its share, once all ranks know their shares.
 
         is_step: whether an update with this batch alone follows.
@@ -244,7 +244,7 @@ class Ranks(Agreement):
         try:
             if isinstance(share, Exception):
                 raise share
-            part.arrays = self._learner.checked(words(share))
+            part.arrays = self._learner.check_arrays(split_part(share))
             self._weigh(part, share, is_step)
         except Exception as problem:
             error = problem
@@ -262,18 +262,18 @@ class Ranks(Agreement):
         part.samples = share.own / share.total
         part.weight, combines, is_told = float(share.own), False, False
         if share.total > 1:
-            rows = splitter.rows_of(shapes, own)
+            rows = splitter.count_rows_of(shapes, own)
             whole = [
                 (rows[name] * share.total, *shape[1:]) if name in rows else shape
                 for name, shape in zip(names, shapes, strict=True)
             ]
-            loss = splitter.loss(whole, combines=True)
+            loss = splitter.find_loss(whole, combines=True)
             part.is_mean, is_told = loss.is_mean, loss.is_told
             if share.own:
                 part.weight = loss.weight(dict(zip(names, part.arrays, strict=True)), share.own)
             if not is_step and not splitter.own_statistics:
                 try:
-                    splitter.loss(whole)
+                    splitter.find_loss(whole)
                 except InputError:
                     combines = True
         self._learner.session.training.ranks = self._membership
@@ -317,7 +317,7 @@ class Ranks(Agreement):
         else:  # no sample counts: the loss is what the model makes of that
             part.factor = float(rank == 0)
 
-    def _beside(self, part: _Part, run: Callable[[Sequence[Array]], float]) -> float:
+    def _run_beside(self, part: _Part, run: Callable[[Sequence[Array]], float]) -> float:
         """Run a training step that adds gradients over the ranks itself; returns the joint loss."""
         self._is_added = True
         self._membership.share, self._membership.samples = part.factor, part.samples
@@ -328,7 +328,7 @@ class Ranks(Agreement):
         self._loss = loss
         return loss
 
-    def _behind(
+    def _run_after(
         self, part: _Part, run: Callable[[Sequence[Array]], float], *, is_step: bool
     ) -> float:
         """Add the gradients of a share, as they are without the other ranks, to region grad.
@@ -394,7 +394,7 @@ class Ranks(Agreement):
             self._learner.state.gradients_gone = False
         self._factor = 1.0
 
-    def nonfinite(
+    def explain_nonfinite(
         self, tell: Callable[[float], NonFiniteError], *, is_skip: bool = False
     ) -> NonFiniteError:
         """Return the error of a batch with a loss or gradients not finite, the same on all ranks.
@@ -453,11 +453,11 @@ def join(learner: Learner, group: Group, steps: Steps) -> Ranks:
     return ranks
 
 
-def words(part: Share) -> Sequence[Any]:
+def split_part(part: Share) -> Sequence[Any]:
     """Return the batch of a share as the words of `Trainer.step`."""
     return [part.batch] if isinstance(part.batch, dict) else part.batch
 
 
-def _short_digest(array: Array) -> int:
+def _compute_short_digest(array: Array) -> int:
     digest = hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

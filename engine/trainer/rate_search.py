@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.base.errors import InputError, StateError
-from engine.trainer.inputs import words
+from engine.trainer.inputs import split_batch
 from engine.trainer.learner import Array, Learner
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def search(
     rates, losses, smoothed = list[float](), list[float](), list[float]()
     mean = 0.0
     with _unchanged(learner):
-        batches = _repeated(source)
+        batches = _repeat(source)
         for step in range(steps):
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
             learner.learning_rate = rate
-            loss = learn(learner.checked(words(next(batches))))
+            loss = learn(learner.check_arrays(split_batch(next(batches))))
             if not math.isfinite(loss):
                 break
             mean = _SMOOTH * mean + (1 - _SMOOTH) * loss
@@ -104,10 +104,10 @@ def search(
                 break
     if not rates:
         raise InputError(f"the loss of the first batch is not finite at the rate {lowest}")
-    return RateSearch(rates, losses, smoothed, _steepest(rates, smoothed))
+    return RateSearch(rates, losses, smoothed, _find_steepest(rates, smoothed))
 
 
-def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
+def _find_steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
     """Return the rate at which the smoothed loss falls fastest; None: it falls nowhere."""
     first = min(_SKIPPED, len(rates) // 4)
     if len(rates) - first < 3:
@@ -117,7 +117,7 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
     return rates[first + at] if slopes[at] < 0 else None
 
 
-def _repeated(source: Batches) -> Iterator[Any]:
+def _repeat(source: Batches) -> Iterator[Any]:
     """Yield the batches of one epoch after another.
 
     Raises:
@@ -141,7 +141,7 @@ def _unchanged(learner: Learner) -> Iterator[None]:
     Raises:
         StateError: there is no optimizer, or accumulated batches wait for an update.
     """
-    state, optimizer = learner.state, learner.need_optimizer()
+    state, optimizer = learner.state, learner.require_optimizer()
     if learner.pending:
         raise StateError(
             f"{learner.pending} accumulated batches wait for update() or drop_gradients()"

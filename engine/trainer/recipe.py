@@ -36,7 +36,7 @@ class Recipe:
     @property
     def named_loss(self) -> LossType | Loss | Block | Mapping[str, Any] | None:
         """The loss, made if it was given by its name."""
-        return _named(self.loss) if isinstance(self.loss, str) else self.loss
+        return _name_output(self.loss) if isinstance(self.loss, str) else self.loss
 
     def write(
         self, forward: Forward, train: Sequence[str], folder: str | os.PathLike[str]
@@ -48,8 +48,8 @@ class Recipe:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        trained, frozen = forward.chosen(train)
-        self.make(forward.saved(folder), trained, frozen, folder)
+        trained, frozen = forward.choose_parameters(train)
+        self.make(forward.save(folder), trained, frozen, folder)
         return trained, frozen
 
     def make(
@@ -66,9 +66,9 @@ class Recipe:
         """
         loss, optimizer = self.named_loss, self.optimizer
         if isinstance(loss, Mapping):
-            loss = {output: _named(each) for output, each in loss.items()}
+            loss = {output: _name_output(each) for output, each in loss.items()}
         if isinstance(optimizer, str):
-            optimizer = names.chosen(names.optimizers(), optimizer, "optimizer")()
+            optimizer = names.choose_named(names.list_optimizers(), optimizer, "optimizer")()
         generate_artifacts(
             model,
             requires_grad=train,
@@ -82,8 +82,12 @@ class Recipe:
         )
 
 
-def _named(given: Any) -> Any:
+def _name_output(given: Any) -> Any:
     """Return the loss of an output, which may be a name, or a pair of a name and a weight."""
     if isinstance(given, tuple | list) and len(given) == 2:
-        return _named(given[0]), given[1]
-    return names.chosen(names.losses(), given, "loss")() if isinstance(given, str) else given
+        return _name_output(given[0]), given[1]
+    return (
+        names.choose_named(names.list_losses(), given, "loss")()
+        if isinstance(given, str)
+        else given
+    )

@@ -27,7 +27,7 @@ from engine.trainer.history import direction
 from engine.trainer.metric import Given, Metric
 from engine.trainer.places import open_training, remember
 from engine.trainer.schedules import Schedule, schedule_of
-from engine.trainer.sizes import batches_for
+from engine.trainer.sizes import make_batches
 from engine.trainer.unfreeze import Unfreezing
 from engine.training.mode import Mode
 from engine.training.settings import FitOptions
@@ -123,16 +123,16 @@ def request(
     model, names = trainer.session.training, trainer.inputs
     more: dict[str, Any] = {"balanced": True} if balanced else {}
     more |= {} if augment is None else {"augment": augment}
-    data = batches_for(
+    data = make_batches(
         model, train, batch_size, "training data", shuffle=shuffle, seed=options.seed, names=names,
         **more,
     )  # fmt: skip
     check_classes(trainer, data.classes)
-    weights, loss = _class_loss(trainer, data, options.class_weight)
+    weights, loss = _weigh_classes(trainer, data, options.class_weight)
     remember(trainer.learner, data)
     held_out = None
     if validation is not None:
-        held_out = batches_for(
+        held_out = make_batches(
             model, validation, batch_size, "validation data", names=names,
             classes=list(data.classes or ()) or None,
         )  # fmt: skip
@@ -144,7 +144,7 @@ def request(
     if options.train_metrics and not measured:
         raise InputError("train_metrics=True without metrics: give metrics=, such as 'accuracy'")
     monitor = options.monitor or ("loss" if held_out is None else "val_loss")
-    mode = _mode(monitor, options, measured, data, held_out, trainer.learner.part_names)
+    mode = _choose_mode(monitor, options, measured, data, held_out, trainer.learner.part_names)
     place = None if folder is None else Path(folder)
     from engine.trainer.reports import default
 
@@ -158,7 +158,7 @@ def request(
         callbacks=[*callbacks, *default(progress, place)],
         folder=place,
         resume=resume,
-        unfreezing=_unfreezing(trainer, options.unfreeze, loss, weights is not None),
+        unfreezing=_make_unfreezing(trainer, options.unfreeze, loss, weights is not None),
         weights=None if weights is None else weights.tolist(),
         **decided,
     )
@@ -172,16 +172,16 @@ def _schedule(given: Any) -> Schedule:
     """
     if not isinstance(given, str | Mapping):
         return schedule_of(given)
-    from engine.trainer.names import named_schedule
+    from engine.trainer.names import make_schedule
 
     table = {"name": given} if isinstance(given, str) else dict(given)
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise InputError(f'schedule={given!r}: expected a key "name", as {{"name": "cosine"}}')
-    return named_schedule(name, table, "schedule")
+    return make_schedule(name, table, "schedule")
 
 
-def _class_loss(
+def _weigh_classes(
     trainer: BatchTrainer, data: Batches, given: Any
 ) -> tuple[npt.NDArray[np.float32] | None, Any]:
     """Return the factors of classes, and a loss for these and for changes that mix labels.
@@ -225,7 +225,7 @@ def _class_loss(
     return weights, adapt(trainer.recipe.loss, weights, mixes)
 
 
-def _unfreezing(
+def _make_unfreezing(
     trainer: BatchTrainer, given: Mapping[str, int] | None, loss: Any, is_weighted: bool
 ) -> Unfreezing | None:
     """Return what makes artifacts anew while the run goes on; None: nothing does."""
@@ -247,7 +247,7 @@ def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
     return dataset.split(share, seed=seed)
 
 
-def _mode(
+def _choose_mode(
     monitor: str,
     options: FitOptions,
     metrics: Sequence[Metric],

@@ -91,14 +91,14 @@ class RunFolder:
             FileError: the file that names it cannot be read.
             CheckpointError: it names none.
         """
-        return self._named("last")
+        return self._find_named("last")
 
     @property
     def best(self) -> Path | None:
         """The folder of the best checkpoint, as `last`."""
-        return self._named("best")
+        return self._find_named("best")
 
-    def _named(self, which: str) -> Path | None:
+    def _find_named(self, which: str) -> Path | None:
         path = self.path / which
         if not os.path.lexists(path):
             return None
@@ -106,7 +106,7 @@ class RunFolder:
         checkpoint = self.checkpoints / name.decode(errors="replace").strip()
         if (
             checkpoint.parent != self.checkpoints
-            or _number(checkpoint) is None
+            or _parse_number(checkpoint) is None
             or not (checkpoint / CHECKPOINT).is_file()
         ):
             raise CheckpointError(
@@ -122,7 +122,7 @@ class RunFolder:
             FileError: the file cannot be read.
             CheckpointError: it is damaged, or of another version.
         """
-        return self._content(checkpoint / POSITION, "position of a run")
+        return self._read_content(checkpoint / POSITION, "position of a run")
 
     def request(self) -> dict[str, Any]:
         """Read the content of run.json.
@@ -132,9 +132,9 @@ class RunFolder:
             CheckpointError: it is damaged, or of another version.
         """
         path = self.path / RUN
-        return self._content(path, "request of a run")
+        return self._read_content(path, "request of a run")
 
-    def _content(self, path: Path, what: str) -> dict[str, Any]:
+    def _read_content(self, path: Path, what: str) -> dict[str, Any]:
         """Read a file of JSON in this format."""
         name = os.fspath(path)
         data = files.read(name, what)
@@ -261,7 +261,9 @@ class RunFolder:
             FileError, CheckpointError: a position cannot be read.
         """
         valued = []
-        for number, path in sorted((n, p) for p in self.checkpoints.iterdir() if (n := _number(p))):
+        for number, path in sorted(
+            (n, p) for p in self.checkpoints.iterdir() if (n := _parse_number(p))
+        ):
             value = self.position(path).get("value")
             if value is not None and value == value:
                 valued.append((value if mode == "min" else -value, number, path))
@@ -269,7 +271,7 @@ class RunFolder:
 
     def _remove_old(self, keep: int, best: Sequence[Path]) -> None:
         """Remove all checkpoints but the newest, the best and the last one."""
-        known = sorted((n, p) for p in self.checkpoints.iterdir() if (n := _number(p)))
+        known = sorted((n, p) for p in self.checkpoints.iterdir() if (n := _parse_number(p)))
         named = {self.best, self.last, *best}
         for _, path in known[: max(len(known) - keep, 0)]:
             if path not in named:
@@ -291,7 +293,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
-def _number(path: Path) -> tuple[int, int] | None:
+def _parse_number(path: Path) -> tuple[int, int] | None:
     """Return the step of a checkpoint, and the number of older ones of that step; or None."""
     match = re.fullmatch(r"(\d{8,})(?:-(\d+))?", path.name)
     return (int(match[1]), int(match[2] or 0)) if match else None

@@ -42,7 +42,7 @@ class Schedule(ABC):
     """
 
     def __init__(self, warmup: float = 0) -> None:
-        self.warmup = _steps("warmup", warmup)
+        self.warmup = _check_steps("warmup", warmup)
 
     __repr__ = represent
 
@@ -55,7 +55,7 @@ class Schedule(ABC):
             InputError: the total must be known, and is not.
         """
         total = self.total(total)
-        warmup = _resolved("warmup", self.warmup, total)
+        warmup = _resolve_steps("warmup", self.warmup, total)
         if step < warmup:
             return base * (step + 1) / warmup
         return base * self.factor(step - warmup, None if total is None else total - warmup)
@@ -198,15 +198,15 @@ class Step(Schedule):
         super().__init__(warmup)
         if (every is None) == (not at):
             raise InputError(f"Step: every={every}, at={list(at)}: give one of the two")
-        self.every = None if every is None else _steps("every", every)
-        self.at = [_steps("at", a) for a in at]
+        self.every = None if every is None else _check_steps("every", every)
+        self.at = [_check_steps("at", a) for a in at]
         self.drop = factor
 
     def factor(self, step: int, total: int | None) -> float:
         if self.every is None:
-            count = sum(step >= _resolved("at", a, total) for a in self.at)
+            count = sum(step >= _resolve_steps("at", a, total) for a in self.at)
         else:
-            count = step // max(_resolved("every", self.every, total), 1)
+            count = step // max(_resolve_steps("every", self.every, total), 1)
         return float(self.drop**count)
 
 
@@ -298,7 +298,7 @@ class Plateau(Schedule):
         self.waited, self.resting = state["waited"], state["resting"]
 
 
-def _steps(what: str, value: float) -> float:
+def _check_steps(what: str, value: float) -> float:
     """Return a number of steps: a whole number from 0 on, or a share of all steps below 1."""
     steps = arguments.check_real(what, value)
     if steps < 0 or (steps >= 1 and steps != int(steps)):
@@ -306,7 +306,7 @@ def _steps(what: str, value: float) -> float:
     return steps
 
 
-def _resolved(what: str, steps: float, total: int | None) -> int:
+def _resolve_steps(what: str, steps: float, total: int | None) -> int:
     """Return a number of steps that may be a share of the total."""
     if steps == int(steps):
         return int(steps)

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 BATCH_SIZE = 32  # of models that take any
 
 
-def fixed_batch(model: Model) -> int | None:
+def find_fixed_batch(model: Model) -> int | None:
     """Return the number of samples that the first dimension of a model's inputs fixes, or None."""
     shapes = [model.interface.inputs[name].shape for name in model.inputs]
     first = {shape[0] for shape in shapes if shape}
@@ -28,7 +28,7 @@ def fixed_batch(model: Model) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def batches_for(
+def make_batches(
     model: Model, source: Any, batch_size: int | None, what: str, **options: Any
 ) -> Batches:
     """Batches of a size that a model takes; options: of `engine.data.batches`.
@@ -42,7 +42,7 @@ def batches_for(
     If the samples do not make whole batches of a fixed size, a `ModelWarning` says how many are
     left out.
     """
-    fixed = fixed_batch(model)
+    fixed = find_fixed_batch(model)
     size = batch_size
     if size is None:
         size = BATCH_SIZE if fixed is None else fixed
@@ -68,9 +68,9 @@ def batches_for(
     return batches(source, batch_size=size, **{**options, "drop_last": True})
 
 
-def padded(model: Model, arrays: Sequence[Array], samples: int) -> list[Array]:
+def pad_samples(model: Model, arrays: Sequence[Array], samples: int) -> list[Array]:
     """Repeat the last sample of a batch, up to the number of samples that a model fixes."""
-    missing = (fixed_batch(model) or 0) - samples
+    missing = (find_fixed_batch(model) or 0) - samples
     if missing <= 0:
         return list(arrays)
     return [

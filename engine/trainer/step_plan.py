@@ -16,7 +16,7 @@ REGION_NAMES = {  # for people
 }  # fmt: skip
 
 
-def batch_ports(plan: Plan) -> list[Port]:
+def list_batch_ports(plan: Plan) -> list[Port]:
     """Return the inputs of a plan that callers pass."""
     ours = (FAULT, NOISE, RESET, RATE, COUNT, CHECK)
     return [port for port in plan.inputs if port.name not in ours]
@@ -56,7 +56,7 @@ class StepPlan:
         """The bytes of all regions."""
         return sum(self.regions.values())
 
-    def region_bytes(self, region: str) -> int:
+    def compute_region_bytes(self, region: str) -> int:
         """Return the bytes of a region, 0 when a step does not use it."""
         return self.regions.get(region, 0)
 
@@ -83,7 +83,7 @@ class StepPlan:
         return norm and f"in region work until the norm of all is known, which {norm!r} clips to"
 
     def __str__(self) -> str:
-        takes = ", ".join(f"{port.name} {list(port.shape)}" for port in batch_ports(self.plan))
+        takes = ", ".join(f"{port.name} {list(port.shape)}" for port in list_batch_ports(self.plan))
         parts = f", a batch in {self.micro_batches} parts" if self.micro_batches > 1 else ""
         plans = "one plan" if self.update is None else f"two plans, as {self.obstacle}"
         held = ", ".join(

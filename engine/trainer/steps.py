@@ -70,10 +70,10 @@ class Steps:
         self.shapes = [array.shape for array in arrays]
         count = self.count(self.shapes)
         if count > 1:
-            loss = self.splitter.gradients(arrays, count)
+            loss = self.splitter.compute_gradients(arrays, count)
             learner.pending = 1
         elif not self.obstacle:
-            return learner.loss_of(self._joined.run(arrays, check_finite=check_finite))
+            return learner.read_loss(self._joined.run(arrays, check_finite=check_finite))
         else:
             loss = learner.add_batch(arrays)
         if check_finite and not math.isfinite(loss):
@@ -82,7 +82,7 @@ class Steps:
             learner.advance()
         return loss
 
-    def gradients(self, arrays: Sequence[Array]) -> float:
+    def compute_gradients(self, arrays: Sequence[Array]) -> float:
         """Put the gradients of a batch into region grad; returns its loss.
 
         Raises:
@@ -90,12 +90,12 @@ class Steps:
         """
         count = self.count([array.shape for array in arrays])
         if count > 1:
-            return self.splitter.gradients(arrays, count)
+            return self.splitter.compute_gradients(arrays, count)
         module = self.learner.module
         module.lazy_reset_grad()
         return float(module.session.run(module.session.training, arrays)[0].item())
 
-    def last(self) -> StepPlan:
+    def get_last(self) -> StepPlan:
         """Return the plan of the last step.
 
         Raises:
@@ -114,28 +114,28 @@ class Steps:
             StateError: there is no optimizer.
         """
         learner, obstacle = self.learner, ""
-        optimizer, module = learner.need_optimizer(), learner.module
+        optimizer, module = learner.require_optimizer(), learner.module
         count = self.count(shapes)
         with module.session.memory.lock.take():
             if count > 1:
                 obstacle = f"a batch is trained on in {count} parts"
-                program = self.splitter.program(shapes, count)
+                program = self.splitter.get_program(shapes, count)
             else:
-                program, obstacle = self.whole_program(shapes), self.obstacle
+                program, obstacle = self.get_whole_program(shapes), self.obstacle
             update = optimizer.plan() if obstacle else None
             paths, budget = module.session.training.paths, learner.memory_budget
             return StepPlan(program.plan, update, obstacle, budget, count, paths)
 
-    def program(self, shapes: Shapes) -> Program:
+    def get_program(self, shapes: Shapes) -> Program:
         """Return the program last run for these shapes; the caller must hold the lock."""
         if self.learner.state.gradients_gone:
-            return self._joined.program(shapes)
-        return self.learner.session.training.program(shapes)
+            return self._joined.get_program(shapes)
+        return self.learner.session.training.get_program(shapes)
 
     @cached_property
     def _joined(self) -> JoinedStep:
         """The training step as one plan."""
-        return JoinedStep(self.learner.module, self.learner.need_optimizer())
+        return JoinedStep(self.learner.module, self.learner.require_optimizer())
 
     def count(self, shapes: Shapes) -> int:
         """In how many parts a batch is trained on; the plan for that is made.
@@ -146,28 +146,28 @@ class Steps:
         key = tuple(shapes)
         if key not in self._counts:
             if self._micro_batches is not None and self._micro_batches > 1:
-                self._counts[key] = min(self._micro_batches, self.splitter.samples(shapes))
+                self._counts[key] = min(self._micro_batches, self.splitter.count_samples(shapes))
             else:
                 try:
-                    self._counts[key] = self._least_count(shapes)
+                    self._counts[key] = self._find_least_count(shapes)
                 except BudgetError as error:
-                    from engine.trainer.dry_run import advised
+                    from engine.trainer.dry_run import add_advice
 
-                    raise advised(self.learner, shapes, error) from None
+                    raise add_advice(self.learner, shapes, error) from None
         return self._counts[key]
 
-    def _least_count(self, shapes: Shapes) -> int:
+    def _find_least_count(self, shapes: Shapes) -> int:
         """Count the parts where the budget alone decides: halve a batch until its parts fit."""
         module = self.learner.module
         with module.session.memory.lock.take():
             try:
-                self.whole_program(shapes)
+                self.get_whole_program(shapes)
                 return 1
             except BudgetError as error:
                 refused = error
             try:
-                samples, _ = self.splitter.rows(shapes)
-                self.splitter.loss(shapes)
+                samples, _ = self.splitter.count_rows(shapes)
+                self.splitter.find_loss(shapes)
             except InputError as reason:
                 raise refused.add_advice(str(reason)) from None
             size = samples
@@ -175,17 +175,17 @@ class Steps:
                 size = -(-size // 2)
                 count = -(-samples // size)
                 try:
-                    self.splitter.program(shapes, count)
+                    self.splitter.get_program(shapes, count)
                     return count
                 except BudgetError as error:
                     refused = min(refused, error, key=lambda e: e.least)
         raise refused
 
-    def whole_program(self, shapes: Shapes) -> Program:
+    def get_whole_program(self, shapes: Shapes) -> Program:
         """Return the program of a step on a whole batch; the caller must hold the lock."""
         if not self.obstacle:
             try:
-                return self._joined.program(shapes)
+                return self._joined.get_program(shapes)
             except NotJoinableError as error:
                 self.obstacle = str(error)
-        return self.learner.session.training.program(shapes)
+        return self.learner.session.training.get_program(shapes)

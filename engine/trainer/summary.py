@@ -102,8 +102,8 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        layers = align_cells([HEAD, *map(_cells, self.layers)], left=3) if self.layers else ""
-        return layers + "\n".join(self._lines())
+        layers = align_cells([HEAD, *map(_make_cells, self.layers)], left=3) if self.layers else ""
+        return layers + "\n".join(self._list_lines())
 
     def __repr__(self) -> str:
         return str(self)
@@ -111,10 +111,12 @@ class Summary:
     def _repr_html_(self) -> str:
         from engine.drawing.page import escape, make_table
 
-        rows = [[escape(cell) for cell in _cells(layer)] for layer in self.layers]
-        return make_table(HEAD, rows) + "".join(f"<p>{escape(line)}</p>" for line in self._lines())
+        rows = [[escape(cell) for cell in _make_cells(layer)] for layer in self.layers]
+        return make_table(HEAD, rows) + "".join(
+            f"<p>{escape(line)}</p>" for line in self._list_lines()
+        )
 
-    def _lines(self) -> Iterator[str]:
+    def _list_lines(self) -> Iterator[str]:
         """Yield the sums, and what a step takes."""
         yield (
             f"{self.parameters:,} parameters ({amounts.format_size(self.nbytes)}), "
@@ -135,7 +137,8 @@ class Summary:
         )
         if self.layers and self.flops is not None and self.step_flops is not None:
             yield (
-                f"products of a step: {_flops(self.step_flops)}, {_flops(self.flops)} in the "
+                f"products of a step: {_format_flops(self.step_flops)}, "
+                f"{_format_flops(self.flops)} in the "
                 "forward pass"
             )
 
@@ -150,32 +153,32 @@ def summarize(learner: Learner, steps: Steps, batch: Sequence[Any] = ()) -> Summ
         EngineError: a step on the batch cannot be planned.
     """
     if batch:
-        from engine.trainer.dry_run import shapes_of
+        from engine.trainer.dry_run import find_shapes
 
-        steps.plan(list(shapes_of(learner.inputs, batch).values()))
-    plan, slots = planned(learner), learner.state.slots
-    inputs = _inputs(learner, plan)
+        steps.plan(list(find_shapes(learner.inputs, batch).values()))
+    plan, slots = find_plan(learner), learner.state.slots
+    inputs = _find_inputs(learner, plan)
     layers: tuple[Layer, ...] = ()
     with contextlib.suppress(MissingPackageError):
-        layers = tuple(_layers(learner, inputs, plan))
+        layers = tuple(_list_layers(learner, inputs, plan))
     return Summary(
         inputs,
         layers,
         sum(slot.size for slot in slots.values()),
         sum(slot.size for slot in slots.values() if slot.trainable),
-        sum(map(_nbytes, slots.values())),
-        regions_of(learner, plan),
+        sum(map(_count_bytes, slots.values())),
+        count_regions(learner, plan),
         plan is not None,
     )
 
 
-def planned(learner: Learner) -> Plan | None:
+def find_plan(learner: Learner) -> Plan | None:
     """Return the last plan that computes gradients; None if no step is planned."""
     plans = learner.module.plans()
     return next((p for p in plans if any(s.phase == "bwd" for s in p.steps)), None)
 
 
-def regions_of(learner: Learner, plan: Plan | None) -> dict[str, int]:
+def count_regions(learner: Learner, plan: Plan | None) -> dict[str, int]:
     """Return the bytes of regions: of a plan, or those that the state has."""
     if plan is not None:
         sizes = dict(plan.regions)
@@ -192,20 +195,20 @@ def describe(learner: Learner) -> list[str]:
     lines = [
         f"Trainer({learner.folder!r}) of {takes}",
         f"{sum(slot.size for slot in slots):,} parameters "
-        f"({amounts.format_size(sum(map(_nbytes, slots)))}), {trained:,} trained",
+        f"({amounts.format_size(sum(map(_count_bytes, slots)))}), {trained:,} trained",
     ]
     if learner.optimizer is not None:
         rate = f"{learner.learning_rate:g}"
         lines[1] += f"; {learner.steps:,} steps done, learning rate {rate}"
-    plan = planned(learner)
+    plan = find_plan(learner)
     if plan is None:
         return [*lines, "no step is planned yet"]
-    shapes = ", ".join(f"{n} {list(s)}" for n, s in _inputs(learner, plan).items())
-    size = amounts.format_size(sum(regions_of(learner, plan).values()))
+    shapes = ", ".join(f"{n} {list(s)}" for n, s in _find_inputs(learner, plan).items())
+    size = amounts.format_size(sum(count_regions(learner, plan).values()))
     return [*lines, f"a step on {shapes}: {size}, {len(plan.steps):,} kernel calls"]
 
 
-def _inputs(learner: Learner, plan: Plan | None) -> dict[str, Shape]:
+def _find_inputs(learner: Learner, plan: Plan | None) -> dict[str, Shape]:
     """Return the shapes of the inputs of a step: of a plan, or as the model declares them."""
     declared = learner.session.training.interface.inputs
     known: dict[str, Shape] = {name: declared[name].shape for name in learner.inputs}
@@ -216,12 +219,14 @@ def _inputs(learner: Learner, plan: Plan | None) -> dict[str, Shape]:
 # --- layers
 
 
-def _layers(learner: Learner, inputs: Mapping[str, Shape], plan: Plan | None) -> Iterator[Layer]:
+def _list_layers(
+    learner: Learner, inputs: Mapping[str, Shape], plan: Plan | None
+) -> Iterator[Layer]:
     from engine.graphs.passes.infer import infer
 
     model = learner.session.evaluation or learner.session.training
     graph, slots = _forward(model.graph.copy(), learner), learner.state.slots
-    flops = None if plan is None else _flops_of_nodes(plan)
+    flops = None if plan is None else _count_node_flops(plan)
     sizes = {n: [d for d in s if isinstance(d, int)] for n, s in inputs.items()}
     for name, shape in inputs.items():
         if name in graph.inputs and len(sizes[name]) == len(shape):
@@ -229,16 +234,16 @@ def _layers(learner: Learner, inputs: Mapping[str, Shape], plan: Plan | None) ->
     types: Mapping[str, Any] = {}
     with contextlib.suppress(EngineError):  # values of inputs decide shapes
         types = infer(graph).types
-    rows = _grouped(_computing(graph.nodes, slots, types), model.paths, slots)
+    rows = _group_nodes(_drop_shape_nodes(graph.nodes, slots, types), model.paths, slots)
     seen = set[str]()
     for title, members in rows.items():
         own = [n for node in members for n in node.reads() if n in slots and n not in seen]
         own = list(dict.fromkeys(own))
         seen.update(own)
-        yield _layer(title, members, [slots[n] for n in own], types, flops)
+        yield _make_layer(title, members, [slots[n] for n in own], types, flops)
     left = [slot for name, slot in slots.items() if name not in seen]
     if left:
-        yield _layer(REST, [], left, types, flops)
+        yield _make_layer(REST, [], left, types, flops)
 
 
 def _forward(graph: Graph, learner: Learner) -> Graph:
@@ -255,7 +260,7 @@ def _forward(graph: Graph, learner: Learner) -> Graph:
     return graph
 
 
-def _computing(
+def _drop_shape_nodes(
     nodes: Sequence[Node], slots: Mapping[str, Slot], types: Mapping[str, Any]
 ) -> list[Node]:
     """Return nodes without those that compute whole numbers, such as shapes."""
@@ -268,7 +273,7 @@ def _computing(
     ]
 
 
-def _grouped(
+def _group_nodes(
     nodes: Sequence[Node], paths: Paths, slots: Mapping[str, Slot]
 ) -> dict[str, list[Node]]:
     """Return the nodes of each layer: of a module; or one that reads parameters, and those after
@@ -286,7 +291,7 @@ def _grouped(
     return rows
 
 
-def _layer(
+def _make_layer(
     name: str,
     nodes: Sequence[Node],
     slots: Sequence[Slot],
@@ -301,13 +306,13 @@ def _layer(
         made[-1].shape if made else None,
         sum(slot.size for slot in slots),
         sum(slot.size for slot in slots if slot.trainable),
-        sum(map(_nbytes, slots)),
+        sum(map(_count_bytes, slots)),
         None if counts is None else sum(forward for forward, _ in counts),
         None if counts is None else sum(step for _, step in counts),
     )
 
 
-def _flops_of_nodes(plan: Plan) -> dict[str, tuple[int, int]] | None:
+def _count_node_flops(plan: Plan) -> dict[str, tuple[int, int]] | None:
     """Return the operations of the forward pass and of a step, by the names of forward nodes.
 
     None where the packages that know kernels are missing.
@@ -327,7 +332,7 @@ def _flops_of_nodes(plan: Plan) -> dict[str, tuple[int, int]] | None:
     return counts
 
 
-def _nbytes(slot: Slot) -> int:
+def _count_bytes(slot: Slot) -> int:
     return slot.size * ITEMSIZE[slot.dtype]
 
 
@@ -335,7 +340,7 @@ def _sum(counts: Iterator[int | None]) -> int:
     return sum(count or 0 for count in counts)
 
 
-def _cells(layer: Layer) -> tuple[str, ...]:
+def _make_cells(layer: Layer) -> tuple[str, ...]:
     shape = "" if layer.output is None else "×".join(map(str, layer.output)) or "1"
     trained = "all" if layer.trained == layer.parameters else f"{layer.trained:,}" or "0"
     has = layer.parameters > 0
@@ -346,12 +351,12 @@ def _cells(layer: Layer) -> tuple[str, ...]:
         f"{layer.parameters:,}" if has else "",
         trained if has and layer.trained else "frozen" if has else "",
         amounts.format_size(layer.nbytes) if has else "",
-        _flops(layer.flops) if layer.flops else "",
-        _flops(layer.step_flops) if layer.step_flops else "",
+        _format_flops(layer.flops) if layer.flops else "",
+        _format_flops(layer.step_flops) if layer.step_flops else "",
     )
 
 
-def _flops(count: int) -> str:
+def _format_flops(count: int) -> str:
     """Format operations in decimal units: 1.2 GFLOP."""
     for unit, factor in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
         if count >= factor:

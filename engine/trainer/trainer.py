@@ -205,13 +205,13 @@ class Trainer(BatchTrainer):
             ModelError: the weights are of another architecture.
             EngineError: as `from_onnx`.
         """
-        from engine.models.catalog import architecture
+        from engine.models.catalog import find_architecture
         from engine.trainer.by_name import begin
 
         seed = TrainerOptions(**options).seed or 0
         made = begin(
-            architecture(name), classes=classes, data=data, input_shape=input_shape, words=words,
-            weights=weights, seed=seed,
+            find_architecture(name), classes=classes, data=data, input_shape=input_shape,
+            words=words, weights=weights, seed=seed,
         )  # fmt: skip
         if made.loss_inputs and not options.get("loss_inputs"):
             options["loss_inputs"] = made.loss_inputs

@@ -173,7 +173,7 @@ class Unfreezing:
         onnx_io.save(graph, forward)
         with warnings.catch_warnings():  # of the model, which was warned about when it was read
             warnings.simplefilter("ignore", ModelWarning)
-            optimizer = _restricted(recipe.optimizer, wanted, self._paths)
+            optimizer = _restrict(recipe.optimizer, wanted, self._paths)
             loss = self.loss if has_loss else recipe.loss
             made_by = replace(recipe, optimizer=optimizer, loss=loss)
             made_by.make(forward, wanted, frozen, folder)
@@ -190,7 +190,7 @@ class Unfreezing:
             del self.constants[name]
 
 
-def _restricted(
+def _restrict(
     optimizer: OptimType | OptimizerSpec | Block | str | None, names: list[str], paths: Paths
 ) -> OptimType | OptimizerSpec | Block | str | None:
     """Return an optimizer whose groups hold only parameters of these names.

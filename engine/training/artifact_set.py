@@ -68,7 +68,7 @@ def check(path: Source, mine: SetId, other: Source, known: SetId) -> None:
     """
     if not (_is_path(path) and _is_path(other) and mine.models and known.models):
         return
-    (here, name), (there, second) = _parts(path), _parts(other)
+    (here, name), (there, second) = _split_path(path), _split_path(other)
     if not name or not second or here != there:
         return
     with_optimizer = name == NAMES[2] and second in CHECKPOINTS
@@ -86,7 +86,7 @@ def _is_path(source: Source) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(source, str | os.PathLike)
 
 
-def _parts(path: str | os.PathLike[str]) -> tuple[str, str]:
+def _split_path(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Split the path of a file of a set into folder with prefix, and name; "" if it has no name.
 
     The paths of all files of the set begin with the first part.

@@ -73,16 +73,16 @@ class Session:
             InputError, DTypeError, ShapeError: naming the input.
             UnsupportedOpError: naming the node.
         """
-        arrays = self._arrays(inputs)
+        arrays = self._make_arrays(inputs)
         with self._memory.lock.take():
-            program = self._program(arrays)
+            program = self._make_program(arrays)
             for name, place in program.inputs.items():
                 np.copyto(place, arrays[name])
             program.run(self._draws)
             self._draws += program.draws
             return tuple(program.outputs[name].copy() for name in self._model.outputs)
 
-    def _arrays(self, given: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+    def _make_arrays(self, given: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
         names = self._model.inputs
         if not isinstance(given, Mapping):
             if len(given) != len(names):
@@ -94,16 +94,16 @@ class Session:
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"the model also takes the inputs {missing}")
-        return {name: self._model.array(name, given[name]) for name in names}
+        return {name: self._model.make_array(name, given[name]) for name in names}
 
-    def _program(self, arrays: Mapping[str, Array]) -> Any:
+    def _make_program(self, arrays: Mapping[str, Array]) -> Any:
         """Return the program for these inputs; each value that planning asks for becomes part of
         it.
         """
         shapes = [a.shape for a in arrays.values()]
         while True:
             try:
-                return self._model.program(shapes, {n: arrays[n] for n in self._deciding})
+                return self._model.get_program(shapes, {n: arrays[n] for n in self._deciding})
             except UnknownValueError as error:
                 new = [n for n in error.inputs if n not in self._deciding]
                 if not new:

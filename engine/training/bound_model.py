@@ -60,7 +60,7 @@ class BoundModel(ModelFile):
         self.deciding: set[str] = set()
         self.ranks: Membership | None = None
         if self.records is not None:
-            memory.prepared |= self.records.kernel_sets(self.digest, threads)
+            memory.prepared |= self.records.list_kernel_sets(self.digest, threads)
         names = set(state.names)
         self.parameters = [n for n in self.interface.inputs if n in names]
         # By the names of what is trained, as inputs and outputs of users may end alike.
@@ -82,7 +82,7 @@ class BoundModel(ModelFile):
         """Where in the module that it was exported from its tensors and nodes stand."""
         return Paths.of(self.interface.notes, KEY)
 
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+    def list_parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the parameters as this model declares them.
 
         Raises:
@@ -90,7 +90,7 @@ class BoundModel(ModelFile):
         """
         return {n: self.interface.inputs[n].dims for n in self.parameters}
 
-    def arrays(self, given: Sequence[Any]) -> list[Array]:
+    def make_arrays(self, given: Sequence[Any]) -> list[Array]:
         """Return the caller's inputs as arrays, checked in number, element type and rank.
 
         Entries that are None are skipped, as onnxruntime-training does.  An input may have no
@@ -105,7 +105,7 @@ class BoundModel(ModelFile):
             raise InputError(
                 f"the {self.what} takes {len(self.inputs)} inputs {self.inputs}, got {len(values)}"
             )
-        arrays = {n: self.array(n, v) for n, v in zip(self.inputs, values, strict=True)}
+        arrays = {n: self.make_array(n, v) for n, v in zip(self.inputs, values, strict=True)}
         declared = {n: self.interface.inputs[n].shape for n in arrays}
         batched = [n for n, shape in declared.items() if shape and isinstance(shape[0], str)]
         sizes = [arrays[n].shape[0] for n in batched] or [a.size for a in arrays.values()]
@@ -114,7 +114,7 @@ class BoundModel(ModelFile):
             raise InputError(f"input {name!r} is empty: shape {list(array.shape)}")
         return list(arrays.values())
 
-    def array(self, name: str, value: Any) -> Array:
+    def make_array(self, name: str, value: Any) -> Array:
         """Return one of the caller's inputs as an array, checked in element type and rank.
 
         Raises:
@@ -139,7 +139,7 @@ class BoundModel(ModelFile):
             )
         return array
 
-    def regions(self) -> dict[str, int]:
+    def list_regions(self) -> dict[str, int]:
         """Return the sizes of the regions that outlive a run, but for region state.
 
         Of region frozen it is as much as this model has its constants in.

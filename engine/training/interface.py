@@ -126,7 +126,7 @@ class Interface:
             },
         )
 
-    def located(
+    def locate_constants(
         self,
         values: Mapping[str, Array],
         data: mapping.Content,
@@ -160,11 +160,11 @@ class Interface:
             if at < 0:
                 made.append(content)
         small = tuple(place for place in external if place[2] <= decide)
-        stamp = external_digest(model, small)
+        stamp = compute_external_digest(model, small)
         located = replace(self, large=tuple(large), made=b"".join(made))
         return replace(located, external=small, stamp=stamp)
 
-    def contents(self, data: mapping.Content, model: str = "") -> Iterator[tuple[str, Array]]:
+    def list_contents(self, data: mapping.Content, model: str = "") -> Iterator[tuple[str, Array]]:
         """Yield the large constants by name, with their values, which are views.
 
         data: the file of the model.  model: its path.
@@ -223,21 +223,21 @@ class Interface:
         external = [(name, at, size) for name, at, size in known["external"]]
         made = raw[_COUNT.size + size :]
         for each in large:
-            _need(_are(str, each.name, each.dtype, each.file) and _are(int, *each.shape))
-            _need(all(n >= 0 for n in each.shape) and (each.at is None or _are(int, each.at)))
+            _require(_are(str, each.name, each.dtype, each.file) and _are(int, *each.shape))
+            _require(all(n >= 0 for n in each.shape) and (each.at is None or _are(int, each.at)))
             begin, end = each.at or 0, nbytes if each.at is not None and not each.file else None
-            _need(begin >= 0 and (end is None or begin + each.nbytes <= end))
+            _require(begin >= 0 and (end is None or begin + each.nbytes <= end))
         for _, *numbers in external:
-            _need(_are(int, *numbers) and min(numbers) >= 0)
+            _require(_are(int, *numbers) and min(numbers) >= 0)
         for name in [*(name for name, *_ in external), *(c.file for c in large if c.file)]:
-            _need(_are(str, name) and files.is_inside(name))
+            _require(_are(str, name) and files.is_inside(name))
         if sum(c.nbytes for c in large if c.at is None) != len(made):
             raise ValueError("constants of another size")
         inputs = {name: Declared(dtype, tuple(shape)) for name, dtype, shape in known["inputs"]}
         names = [*inputs, *known["outputs"], *known["texts"], *known["constants"], known["stamp"]]
         notes = dict(known["notes"])
-        _need(_are(str, *names, *(d.dtype for d in inputs.values()), *notes, *notes.values()))
-        _need(all(type(n) in (int, str) for d in inputs.values() for n in d.shape))
+        _require(_are(str, *names, *(d.dtype for d in inputs.values()), *notes, *notes.values()))
+        _require(all(type(n) in (int, str) for d in inputs.values() for n in d.shape))
         return cls(
             inputs,
             tuple(known["outputs"]),
@@ -251,7 +251,7 @@ class Interface:
         )
 
 
-def _need(condition: bool) -> None:
+def _require(condition: bool) -> None:
     if not condition:
         raise ValueError("no interface")
 
@@ -260,7 +260,7 @@ def _are(kind: type, *values: object) -> bool:
     return all(type(value) is kind for value in values)
 
 
-def external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
+def compute_external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
     """Return the digest of what is in files beside a model; "" of nothing.
 
     places: as `Interface.external`.
@@ -278,7 +278,7 @@ def external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
     return digest.hexdigest()
 
 
-def pieces(
+def list_pieces(
     large: Sequence[Large], frozen: Mapping[str, int], data: mapping.Content
 ) -> list[bytes | tuple[int, int]]:
     """Return the file of a model without the constants that region frozen holds.

@@ -27,7 +27,7 @@ class JoinedStep:
         self._session, self._optimizer = module.session, optimizer
         self._model = module.session.training
 
-    def program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+    def get_program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
         """Return the program for these shapes of the inputs of the training model.
 
         The caller must hold the lock.
@@ -38,7 +38,7 @@ class JoinedStep:
             ShapeError, UnsupportedOpError: as `Module.__call__`.
         """
         update = Update(self._optimizer.model, self._optimizer.layout())
-        return self._model.program(shapes, update=update)
+        return self._model.get_program(shapes, update=update)
 
     def run(self, arrays: Sequence[Array], *, check_finite: bool) -> tuple[Array, ...]:
         """Do one step; returns the outputs of the training model, the loss first.
@@ -49,12 +49,15 @@ class JoinedStep:
 
         Raises:
             LabelError: a class label, an index or a length is out of range.  Nothing has changed.
-            StateError: another Optimizer was made for the state, or as `program`.
+            StateError: another Optimizer was made for the state, or as `get_program`.
         """
         state = self._session.state
         with self._session.memory.lock.take():
             state.settle()
-            program, after = self.program([a.shape for a in arrays]), self._optimizer.after_step()
+            program, after = (
+                self.get_program([a.shape for a in arrays]),
+                self._optimizer.after_step(),
+            )
             for name, array in zip(self._model.inputs, arrays, strict=True):
                 np.copyto(program.inputs[name], array)
             for name, value in (

@@ -20,9 +20,9 @@ def freeze_constants(models: Sequence[ModelFile], memory: Memory) -> None:
     single: list[Array] = []
     asked: list[tuple[ModelFile, str, int]] = []
     for model in models:
-        for name, array in model.contents():
+        for name, array in model.list_contents():
             known = kept.setdefault(name, [])
-            at = next((k for other, k in known if _same(array, other)), len(single))
+            at = next((k for other, k in known if _is_same(array, other)), len(single))
             if at == len(single):
                 known.append((array, at))
                 single.append(array)
@@ -34,7 +34,7 @@ def freeze_constants(models: Sequence[ModelFile], memory: Memory) -> None:
         model.freeze()
 
 
-def _same(a: Array, b: Array) -> bool:
+def _is_same(a: Array, b: Array) -> bool:
     """Return whether two constants are equal to the last bit; at one place in memory they are."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False

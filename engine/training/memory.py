@@ -95,14 +95,14 @@ class Memory:
         """The bytes that all regions of a plan may have together: what is mapped is not counted."""
         return None if self.budget is None else self.budget + self.mapped
 
-    def head_start(self) -> None:
+    def begin_compiling(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
         from engine.kernels.binaries import source
 
         with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
             source.current().head_start()
 
-    def regions(self, state: CheckpointState) -> dict[str, Bytes]:
+    def get_regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """Return the bytes of every region that all programs share."""
         return {**state.regions, "work": self.work, "frozen": self.frozen}
 
@@ -125,11 +125,11 @@ class Memory:
             state.allocate_gradients()
         if moves:
             for program in self.others:
-                program.bind(self.regions(state))
+                program.bind(self.get_regions(state))
             for program in self.programs.values():
-                program.bind({**self.regions(state), "io": self.io})
+                program.bind({**self.get_regions(state), "io": self.io})
 
-    def used(self, key: tuple[Any, ...]) -> Program | None:
+    def use_program(self, key: tuple[Any, ...]) -> Program | None:
         """Return a program that is kept, from now on the one used last."""
         program = self.programs.pop(key, None)
         if program is not None:

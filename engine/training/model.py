@@ -77,7 +77,7 @@ class Model(BoundModel):
             model.freeze()
         return model
 
-    def program(
+    def get_program(
         self,
         shapes: Sequence[tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
@@ -116,13 +116,13 @@ class Model(BoundModel):
             *shapes,
             *((name, v.tobytes()) for name, v in values.items()),
         )
-        program = self.memory.used(key)
+        program = self.memory.use_program(key)
         if program is None:
             with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
                 named = dict(zip(self.inputs, shapes, strict=True))
-                plan, file = self._planned(named, values, update, is_part)
+                plan, file = self._make_plan(named, values, update, is_part)
             self.memory.grow(plan, self.state)
-            shared = {**self.memory.regions(self.state), "io": self.memory.io}
+            shared = {**self.memory.get_regions(self.state), "io": self.memory.io}
             resolve, constants = self.memory.kernels.resolve, self.memory.constants
             group = None if self.ranks is None else self.ranks.group
             program = Program(plan, resolve, shared, constants, file, group)
@@ -131,7 +131,7 @@ class Model(BoundModel):
 
     # --- plans
 
-    def _kept(
+    def _find_or_make(
         self, kind: str, what: str, asked: object, make: Callable[[], Plan]
     ) -> tuple[Plan, bytes | None]:
         """Return a plan from the records, or make one and keep it; and its file if it is kept.
@@ -141,13 +141,13 @@ class Model(BoundModel):
         records = self.records
         if records is None:
             return make(), None
-        setting = self.setting()
-        key = plan_cache.key(
+        setting = self.make_setting()
+        key = plan_cache.make_key(
             kind,
             self.digest,
             self.what,
             sorted((n, astuple(slot)) for n, slot in self.state.slots.items()),
-            self.regions(),
+            self.list_regions(),
             sorted(self.frozen.items()),
             setting,
             self.closed,
@@ -157,13 +157,13 @@ class Model(BoundModel):
             asked,
         )
         made_for = self.memory.kernels.target.name if self.closed else setting[0]
-        for find in (records.prepared, records.cached):
+        for find in (records.read_prepared, records.read_cached):
             raw = find(key)
             with contextlib.suppress(PlanError, ValueError):  # ValueError: not one plan
                 if raw is None:
                     continue
                 (plan,) = plan_file.from_bytes(raw, made_for)
-                if find == records.prepared and not self._stays_inside(plan, raw, records):
+                if find == records.read_prepared and not self._stays_inside(plan, raw, records):
                     continue
                 if all(spec in self.memory.kernels for spec in plan.specs):
                     if switch("DEBUG") == "1":
@@ -188,8 +188,8 @@ class Model(BoundModel):
         raw: the plan as it was read.
         """
         target = self.memory.kernels.target
-        passed = plan_cache.key("stays inside", raw, target)
-        if records.cached(passed) is not None:
+        passed = plan_cache.make_key("stays inside", raw, target)
+        if records.read_cached(passed) is not None:
             return True
         from engine.kernels.analysis.bounds import check
         from engine.kernels.vocabulary.call import Machine
@@ -202,40 +202,40 @@ class Model(BoundModel):
         records.put(passed, b"")
         return True
 
-    def planned(
+    def make_plan(
         self,
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None = None,
         update: Update | None = None,
     ) -> Plan:
         """Return the plan as `plan` does, from the records if it is there; otherwise keep it."""
-        return self._planned(shapes, values, update)[0]
+        return self._make_plan(shapes, values, update)[0]
 
-    def _planned(
+    def _make_plan(
         self,
         shapes: Mapping[str, tuple[int, ...]],
         values: Mapping[str, Array] | None,
         update: Update | None,
         is_part: bool = False,
     ) -> tuple[Plan, bytes | None]:
-        """Return the plan as `planned` does, with its file if it is kept."""
+        """Return the plan as `make_plan` does, with its file if it is kept."""
         known = [(n, a.dtype.str, a.shape, a.tobytes()) for n, a in (values or {}).items()]
         inputs = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
         mine = ("part",) if is_part else self.ranks and self.ranks.key
-        return self._kept(
+        return self._find_or_make(
             "plan",
             f"planned for {inputs}",
             (list(shapes.items()), known, update and update.key, mine),
             lambda: self.plan(shapes, values, update, is_part),
         )
 
-    def planned_update(self, layout: Layout) -> Plan:
+    def plan_update(self, layout: Layout) -> Plan:
         """Return the plan of this optimizer model for these states.
 
         It comes from the records if it is there; otherwise it is made, and kept in them.
         """
         make = partial(self._planners.update, layout)
-        return self._kept("update", "planned", layout.key, make)[0]
+        return self._find_or_make("update", "planned", layout.key, make)[0]
 
     def plan(
         self,
@@ -246,7 +246,7 @@ class Model(BoundModel):
     ) -> Plan:
         """Plan this model for input shapes; inputs that have `values` become constants.
 
-        update, is_part: see `program`.
+        update, is_part: see `get_program`.
 
         So do large constants that turn out to be needed: the sizes of a Split decide shapes, and a
         batch normalisation leaves constant statistics as they are.
@@ -260,19 +260,19 @@ class Model(BoundModel):
                     raise
                 self.deciding |= new
 
-    def states(self) -> Layout:
+    def lay_out_states(self) -> Layout:
         """Lay out the states that an optimizer model keeps for the trained parameters.
 
         Raises:
             ModelError, DTypeError: it is not an optimizer model for these parameters.
         """
         kinds, slots = self.state.trainable_kinds(), self.state.slots
-        states = self._states(kinds)
+        states = self._list_states(kinds)
         return lay_out(states, {n: (slots[n].dtype, slots[n].shape) for n in kinds if n in slots})
 
-    def _states(self, kinds: Mapping[str, str]) -> tuple[State, ...]:
+    def _list_states(self, kinds: Mapping[str, str]) -> tuple[State, ...]:
         """Return the states for parameters of these types, from the records or the graph."""
-        key = plan_cache.key("states", self.digest, list(kinds.items()))
+        key = plan_cache.make_key("states", self.digest, list(kinds.items()))
         raw = None if self.records is None else self.records.get(key)
         if raw is not None:
             with contextlib.suppress(ValueError, TypeError, RecursionError):
@@ -287,7 +287,7 @@ class Model(BoundModel):
 
     def skips_updates(self) -> bool:
         """Return whether this optimizer model updates nothing if a gradient is NaN or infinite."""
-        key = plan_cache.key("skips", self.digest)
+        key = plan_cache.make_key("skips", self.digest)
         raw = None if self.records is None else self.records.get(key)
         if raw in (b"0", b"1"):
             return raw == b"1"
@@ -299,7 +299,7 @@ class Model(BoundModel):
             self.records.put(key, b"1" if skips else b"0")
         return skips
 
-    def guarded(self) -> bytes:
+    def make_guarded(self) -> bytes:
         """Return this optimizer model as one that updates nothing if a gradient is not finite.
 
         Raises:
@@ -316,12 +316,12 @@ class Model(BoundModel):
     def load(self, plan: Plan) -> Program:
         """Compile and bind a plan that is kept, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)
-        regions = self.memory.regions(self.state)
+        regions = self.memory.get_regions(self.state)
         program = Program(plan, self.memory.kernels.resolve, regions, self.memory.constants)
         self.memory.others.append(program)
         return program
 
-    def model_outputs(self) -> list[str]:
+    def list_model_outputs(self) -> list[str]:
         """Return the names of the outputs of the forward model that this eval model was made of.
 
         The file has them in its metadata.  Elsewhere they are the outputs after the loss, or the
@@ -333,7 +333,7 @@ class Model(BoundModel):
         known = self.interface.notes.get("outputs")
         if known is None and self.outputs[1:]:
             return self.outputs[1:]
-        key = plan_cache.key("outputs", self.digest)
+        key = plan_cache.make_key("outputs", self.digest)
         if known is None and self.records is not None:
             raw = self.records.get(key)
             known = None if raw is None else raw.decode(errors="replace")
@@ -394,7 +394,7 @@ def open_models(
     if second is not None:
         artifact_set.check(first.source, first.artifacts, second.source, second.artifacts)
     freeze_constants(both, memory)
-    slots = state.slots or state.layout(_nominal_shapes(both, state))
+    slots = state.slots or state.layout(_list_nominal_shapes(both, state))
     checks.check(first, slots)
     checks.check_training(first, slots)
     if second is not None:
@@ -404,11 +404,13 @@ def open_models(
     return first, second
 
 
-def _nominal_shapes(models: Sequence[Model], state: CheckpointState) -> dict[str, tuple[int, ...]]:
+def _list_nominal_shapes(
+    models: Sequence[Model], state: CheckpointState
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all parameters as models declare them, the first model that does."""
     shapes: dict[str, tuple[int, ...]] = {}
     for model in reversed(models):
-        shapes |= model.parameter_shapes()
+        shapes |= model.list_parameter_shapes()
     missing = sorted({name for name, _ in state.parameters} - set(shapes))
     if missing:
         raise StateError(f"the nominal checkpoint holds {missing}, whose shapes no model declares")

@@ -19,7 +19,7 @@ from engine.system import forks
 from engine.system.files import NOTE
 from engine.training import artifact_set, plan_cache
 from engine.training.artifact_set import SetId
-from engine.training.interface import Interface, external_digest, pieces
+from engine.training.interface import Interface, compute_external_digest, list_pieces
 from engine.training.memory import Memory
 from engine.training.plan_cache import Records
 
@@ -84,7 +84,7 @@ class ModelFile:
             self._graphs = self._load(None)
             self.interface = Interface.of(*self._graphs, FROZEN_BYTES)
 
-    def setting(self) -> plan_cache.Setting:
+    def make_setting(self) -> plan_cache.Setting:
         """Return the kernel set, target and number of threads that plans of this model run on."""
         kernels = self.memory.kernels
         return kernels.name, kernels.target.name, self.threads
@@ -112,10 +112,10 @@ class ModelFile:
         else:
             path = arguments.check_path("model", source)
             data, records = mapping.read(path, "model"), make(os.path.dirname(path))
-        self.digest = self.content_digest = plan_cache.digest(data)
+        self.digest = self.content_digest = plan_cache.digest_model(data)
         if self.selected is not None:
-            self.digest = plan_cache.key("selected", self.digest, self.selected)
-        key = plan_cache.key("interface", self.digest, FROZEN_BYTES)
+            self.digest = plan_cache.make_key("selected", self.digest, self.selected)
+        key = plan_cache.make_key("interface", self.digest, FROZEN_BYTES)
         raw = records.get(key)
         if raw is not None:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
@@ -123,7 +123,7 @@ class ModelFile:
                 stamps = interface.notes.get(mapping.STAMPS.removeprefix(NOTE))
                 if stamps is not None:
                     mapping.check_stamps(stamps, self._path)
-                if external_digest(self._path, interface.external) == interface.stamp:
+                if compute_external_digest(self._path, interface.external) == interface.stamp:
                     self._keep(interface, records)
                     self._pieces = [data]
                     return interface
@@ -134,7 +134,7 @@ class ModelFile:
         interface = Interface.of(graph, folded, FROZEN_BYTES)
         if _may_be_kept(graph):
             beside = graph.external, self._path, FOLD_BYTES
-            known = interface.located(folded.initializers, data, *beside)
+            known = interface.locate_constants(folded.initializers, data, *beside)
             records.put(key, known.to_bytes())
             self._keep(known, records)
             records.tell(self.digest, None)
@@ -148,7 +148,7 @@ class ModelFile:
         """
         self.records = records
         if interface.external:
-            self.digest = plan_cache.key("external", self.digest, interface.stamp)
+            self.digest = plan_cache.make_key("external", self.digest, interface.stamp)
 
     @property
     def _path(self) -> str:
@@ -167,7 +167,7 @@ class ModelFile:
             from engine.graphs.offline.export import select
 
             graph = select(graph, self.selected)
-        return graph, folded(graph)
+        return graph, fold_constants(graph)
 
     @contextlib.contextmanager
     def planning(self, purpose: str, records: Records | None) -> Iterator[None]:
@@ -189,10 +189,10 @@ class ModelFile:
                 raise
             complaint, folder = "", None
             if records is not None and records.beside is not None:
-                complaint = records.complaint(self.digest, self.setting())
+                complaint = records.explain_unusable(self.digest, self.make_setting())
             if records is not None:
                 folder = records.folder
-            command = plan_cache.command(folder, self.threads)
+            command = plan_cache.make_command(folder, self.threads)
             raise MissingPackageError(
                 f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
                 f"it is not installed (pip install edgegrad); {complaint}or run `{command}` where "
@@ -201,17 +201,17 @@ class ModelFile:
         finally:
             self._purpose = outer
 
-    def _loaded(self) -> tuple[Graph, Graph]:
+    def _load_graphs(self) -> tuple[Graph, Graph]:
         """Return the graph as loaded, and after constant folding; read them if they were not."""
         if self._graphs is None:
             with self.planning("read", self.records):
-                self._graphs = self._load(self._joined())
+                self._graphs = self._load(self._join_content())
             self._pieces = []
             if self.frozen:
                 self.freeze()
         return self._graphs
 
-    def _joined(self) -> Content:
+    def _join_content(self) -> Content:
         """Return the file of the model again, of its pieces and what region frozen holds."""
         if len(self._pieces) == 1 and isinstance(self._pieces[0], mapping.MappedFile):
             return self._pieces[0]
@@ -226,14 +226,14 @@ class ModelFile:
     @property
     def graph(self) -> Graph:
         """The model as loaded."""
-        return self._loaded()[0]
+        return self._load_graphs()[0]
 
     @property
     def constants(self) -> Graph:
         """The model after constant folding."""
-        return self._loaded()[1]
+        return self._load_graphs()[1]
 
-    def contents(self) -> Iterator[tuple[str, Array]]:
+    def list_contents(self) -> Iterator[tuple[str, Array]]:
         """Yield the large constants by name, with their values."""
         if self._graphs is not None:
             values = self._graphs[1].initializers
@@ -241,17 +241,17 @@ class ModelFile:
         else:
             (data,) = self._pieces
             assert not isinstance(data, tuple)
-            yield from self.interface.contents(data, self._path)
+            yield from self.interface.list_contents(data, self._path)
 
     def freeze(self) -> None:
         """Let region frozen hold the large constants, which have their places there, alone."""
         if self._graphs is None:
             frozen, (data,) = self.memory.frozen, self._pieces
             assert not isinstance(data, tuple)
-            for each, (name, array) in zip(self.interface.large, self.contents(), strict=True):
+            for each, (name, array) in zip(self.interface.large, self.list_contents(), strict=True):
                 if self.frozen[name] not in self.memory.laid:
                     make_view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
-            self._pieces = [*pieces(self.interface.large, self.frozen, data)]
+            self._pieces = [*list_pieces(self.interface.large, self.frozen, data)]
             self.interface = replace(self.interface, made=b"")
             return
         graph, folded = self._graphs
@@ -274,17 +274,17 @@ def _may_be_kept(graph: Graph) -> bool:
     """
     from engine.kernels.vocabulary.op import MS, OURS
 
-    return _domains(graph) <= {"", MS, OURS}
+    return _list_domains(graph) <= {"", MS, OURS}
 
 
-def _domains(graph: Graph) -> set[str]:
+def _list_domains(graph: Graph) -> set[str]:
     """Return the domains of all nodes, including the nodes of subgraphs."""
     domains = {node.domain for node in graph.nodes}
     inner = (getattr(value, "graph", None) for n in graph.nodes for value in n.attrs.values())
-    return domains.union(*(_domains(body) for body in inner if body is not None))
+    return domains.union(*(_list_domains(body) for body in inner if body is not None))
 
 
-def folded(graph: Graph) -> Graph:
+def fold_constants(graph: Graph) -> Graph:
     """Return a copy of a graph whose constants are folded, if it has large ones."""
     from engine.graphs.passes.control import has_control_flow
     from engine.graphs.passes.foreign import give_pool_grads_input

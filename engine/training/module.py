@@ -34,7 +34,7 @@ class Optimizer(Protocol):
     @property
     def session(self) -> Session: ...
 
-    def ready(self) -> Program: ...
+    def make_ready(self) -> Program: ...
 
 
 @check_arguments(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1)
@@ -104,11 +104,11 @@ class Module:
     def check_finite(self, value: bool) -> None:
         self.session.check_finite = value
 
-    def _model(self) -> Model:
-        return self.session.training if self.training else self.session.need_eval()
+    def _get_model(self) -> Model:
+        return self.session.training if self.training else self.session.require_eval()
 
     def __repr__(self) -> str:
-        model, declared = self._model(), self._model().interface.inputs
+        model, declared = self._get_model(), self._get_model().interface.inputs
         takes = ", ".join(f"{name} {declared[name]}" for name in model.inputs)
         mode = "training" if self.training else "eval"
         return (
@@ -137,13 +137,15 @@ class Module:
             StateError: there is no eval model, a nominal state has no values yet, or a signal
                 handler calls this inside another step.
         """
-        model = self._model()
+        model = self._get_model()
         if named_inputs:
             raise InputError(
                 f"the {model.what} takes its inputs by position, in the order {model.inputs}; "
                 f"got the keywords {list(named_inputs)}"
             )
-        results = tuple(_like(user_inputs, array) for array in self.session.run(model, user_inputs))
+        results = tuple(
+            _convert_like(user_inputs, array) for array in self.session.run(model, user_inputs)
+        )
         return results[0] if len(results) == 1 else results
 
     def find_nonfinite(self, *user_inputs: Any) -> NonFinite | None:
@@ -161,10 +163,10 @@ class Module:
         """
         from engine.training.nonfinite import search
 
-        model = self._model()
-        arrays = model.arrays(user_inputs)
+        model = self._get_model()
+        arrays = model.make_arrays(user_inputs)
         with self.session.memory.lock.take():
-            bound = model.program([a.shape for a in arrays])
+            bound = model.get_program([a.shape for a in arrays])
             return search(self.session, model, bound, arrays, self.session.state.draws, {})
 
     def train(self, mode: bool = True) -> Module:
@@ -182,11 +184,11 @@ class Module:
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs a call takes in the current mode."""
-        return list(self._model().inputs)
+        return list(self._get_model().inputs)
 
     def output_names(self) -> list[str]:
         """Return the names of the outputs a call returns in the current mode."""
-        return list(self._model().outputs)
+        return list(self._get_model().outputs)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """Return the number of elements of all parameters, or of those that are trained."""
@@ -205,8 +207,8 @@ class Module:
             StateError: a nominal state has no values yet.
             DTypeError: a parameter is not float32.
         """
-        self._need_values()
-        parts = [self._flat(n) for n in self._order(trainable_only)]
+        self._require_values()
+        parts = [self._get_flat(n) for n in self._order(trainable_only)]
         joined = (
             np.concatenate([p.reshape(-1) for p in parts]) if parts else np.zeros(0, np.float32)
         )
@@ -235,26 +237,26 @@ class Module:
             raise DTypeError(f"the buffer is {values.dtype}: Only float is supported (float32)")
         names = self._order(trainable_only)
         for name in names:
-            self._need_float(name)
+            self._require_float(name)
         if not state.loaded:
             state.allocate()
         self.session.forget_statistics()
         at, flat = 0, values.reshape(-1)
         for name in names:
-            target = self._flat(name)
+            target = self._get_flat(name)
             target[...] = flat[at : at + target.size].reshape(target.shape)
             at += target.size
 
-    def _flat(self, name: str) -> Array:
-        self._need_float(name)
+    def _get_flat(self, name: str) -> Array:
+        self._require_float(name)
         return self.session.state.view("param", name)
 
-    def _need_float(self, name: str) -> None:
+    def _require_float(self, name: str) -> None:
         dtype = self.session.state.slots[name].dtype
         if dtype != "f32":
             raise DTypeError(f"parameter {name!r} is {dtype}: Only float is supported (float32)")
 
-    def _need_values(self) -> None:
+    def _require_values(self) -> None:
         if not self.session.state.loaded:
             raise StateError(
                 "the state was made from a nominal checkpoint. "
@@ -274,14 +276,16 @@ class Module:
             NameNotFoundError: the eval model has no tensor of such a name.
             FileError: the file cannot be written.
         """
-        self.session.need_eval().export(self._values(), graph_output_names, inference_model_uri)
+        self.session.require_eval().export(
+            self._get_values(), graph_output_names, inference_model_uri
+        )
 
     def inference_model_to_bytes(self, graph_output_names: list[str]) -> bytes:
         """Return the inference model as bytes, see `export_model_for_inferencing`."""
-        return self.session.need_eval().export(self._values(), graph_output_names, None)
+        return self.session.require_eval().export(self._get_values(), graph_output_names, None)
 
-    def _values(self) -> dict[str, Array]:
-        self._need_values()
+    def _get_values(self) -> dict[str, Array]:
+        self._require_values()
         return {n: self.session.state.view("param", n) for n in self.session.state.names}
 
     def profile(
@@ -301,7 +305,7 @@ class Module:
                 optimizer belongs to another module, or the mode is not training.
             EngineError: kernels that measure are neither shipped nor can be compiled.
         """
-        model = self._model()
+        model = self._get_model()
         if optimizer is not None and (
             optimizer.session is not self.session or model is not self.session.training
         ):
@@ -310,10 +314,10 @@ class Module:
                 if optimizer.session is not self.session
                 else "an eval step has no update: profile it without an optimizer"
             )
-        arrays = model.arrays(user_inputs)
+        arrays = model.make_arrays(user_inputs)
         with self.session.memory.lock.take():
-            update = None if optimizer is None else optimizer.ready()
-            program = model.program([a.shape for a in arrays])
+            update = None if optimizer is None else optimizer.make_ready()
+            program = model.get_program([a.shape for a in arrays])
 
             def prepare(number: int) -> tuple[int, int | None]:
                 for name, array in zip(model.inputs, arrays, strict=True):
@@ -339,22 +343,22 @@ class Module:
             ShapeError: a shape does not fit its input.
             UnsupportedOpError: naming the node.
         """
-        if len(shapes) != len(self._model().inputs):
-            raise InputError(f"expected shapes of {self._model().inputs}, got {len(shapes)}")
-        model = self._model()
+        if len(shapes) != len(self._get_model().inputs):
+            raise InputError(f"expected shapes of {self._get_model().inputs}, got {len(shapes)}")
+        model = self._get_model()
         sizes = [
             arguments.check_shape(f"input {n!r}", s)
             for n, s in zip(model.inputs, shapes, strict=True)
         ]
         with self.session.memory.lock.take():
-            return model.program(sizes).plan
+            return model.get_program(sizes).plan
 
     def plans(self) -> list[Plan]:
         """Return the plans in memory, of all modes and shapes; the one used last is the first."""
         return [program.plan for program in reversed(list(self.session.memory.programs.values()))]
 
 
-def _like(inputs: Sequence[Any], array: Array) -> Any:
+def _convert_like(inputs: Sequence[Any], array: Array) -> Any:
     """Return an array in the form in which the inputs of a step came.
 
     Inputs that all are OrtValues make it an OrtValue.  Their class is asked for it, as onnxruntime

@@ -84,12 +84,15 @@ class NonFinite:
             passed = ", ".join(map(self.paths.title_node, self.forward_nodes))
             text += f" of the backward pass of {passed}"
         if self.inputs:
-            read = (f"{n!r} from {_number(low)} to {_number(high)}" for n, low, high in self.inputs)
+            read = (
+                f"{n!r} from {_format_number(low)} to {_format_number(high)}"
+                for n, low, high in self.inputs
+            )
             text += f", which read {', '.join(read)}"
         return text
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.4g}"
 
 
@@ -126,7 +129,7 @@ def search(
     if model.ranks is not None:
         model.ranks.fill(program)
     origin = _Search(program, plan, model.outputs[0]).run(draws, session.seed)
-    return None if origin is None else _told(session, model, plan, origin, arrays)
+    return None if origin is None else _describe(session, model, plan, origin, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ class _Search:
             if origin is None:
                 origin = self.look(plan.steps[done:i], begin)
                 if origin is None and i < len(plan.steps):
-                    begin = self.first_read(i)
+                    begin = self.find_first_read(i)
                     if plan.steps[i].phase == "opt":
                         origin = begin
             if origin is not None and not goes_on:
@@ -181,7 +184,7 @@ class _Search:
             wrote = [arg.buffer for arg in step.args if arg.mode in ("w", "u")]
             for number in wrote:
                 buffer = self.plan.buffers[number]
-                bad = _bad(self.program, buffer)
+                bad = _copy_bad(self.program, buffer)
                 self.origins.pop(number, None)
                 if bad is not None:
                     mine = begin or _Origin(buffer, bad, step, self.read(step))
@@ -199,7 +202,7 @@ class _Search:
             (self.plan.buffers[n].name, *self.ranges[n]) for n in numbers if n in self.ranges
         )
 
-    def first_read(self, i: int) -> _Origin | None:
+    def find_first_read(self, i: int) -> _Origin | None:
         """Return where bad values began that a step, or its group, is about to read, or None.
 
         Of several, one with NaN is taken before one with infinities alone.
@@ -211,7 +214,7 @@ class _Search:
             for arg in step.args:
                 if arg.mode in ("r", "u") and arg.buffer >= 0 and arg.buffer not in made:
                     buffer = self.plan.buffers[arg.buffer]
-                    bad = _bad(self.program, buffer)
+                    bad = _copy_bad(self.program, buffer)
                     if bad is not None:
                         known = self.origins.get(arg.buffer) or _Origin(buffer, bad, None, ())
                         origins.append((known, bool(np.isnan(bad).any())))
@@ -223,7 +226,7 @@ class _Search:
         return origins[0][0] if origins else None
 
 
-def _told(
+def _describe(
     session: Session, model: Model, plan: Plan, origin: _Origin, arrays: Sequence[Array]
 ) -> NonFinite:
     """Describe an origin."""
@@ -236,7 +239,7 @@ def _told(
         if step.source in {plan.steps[each.step].source for each in list_collectives(plan)}:
             kind = "elsewhere"
         elif kind != "update":
-            nodes = tuple(_computing(model, plan, name)) or nodes
+            nodes = tuple(_list_computing(model, plan, name)) or nodes
         if kind == "backward":
             forward = tuple(dict.fromkeys(node.partition("_Grad/")[0] for node in nodes))
     elif name in model.inputs:
@@ -263,7 +266,7 @@ def _told(
     )
 
 
-def _computing(model: Model, plan: Plan, name: str) -> list[str]:
+def _list_computing(model: Model, plan: Plan, name: str) -> list[str]:
     """Return the nodes that one step of the plan does at once to compute a value, in order.
 
     They are those on the way from values that the plan keeps.  Empty if the model's graph does not
@@ -296,7 +299,7 @@ def _copy(session: Session, model: Model, plan: Plan) -> Program:
     return Program(plan, memory.kernels.resolve, regions, memory.constants, group=group)
 
 
-def _bad(program: Program, buffer: Buffer) -> Array | None:
+def _copy_bad(program: Program, buffer: Buffer) -> Array | None:
     """Return a copy of the values of a buffer if some are not finite."""
     values = program.read_memory(buffer)
     if values.dtype.kind != "f" or np.isfinite(values).all():
@@ -307,7 +310,7 @@ def _bad(program: Program, buffer: Buffer) -> Array | None:
 # --- words
 
 
-def _kinds(values: Array) -> Iterator[tuple[str, int]]:
+def _count_kinds(values: Array) -> Iterator[tuple[str, int]]:
     """Yield the kinds of values that are not finite, by the place of their first, with counts."""
     masks = {"NaN": np.isnan(values), "inf": np.isposinf(values), "-inf": np.isneginf(values)}
     counts = [(int(bad.argmax()), word, int(bad.sum())) for word, bad in masks.items()]
@@ -317,8 +320,8 @@ def _kinds(values: Array) -> Iterator[tuple[str, int]]:
 def _count(values: Array) -> str:
     """Return in words which of some values are not finite."""
     if values.size == 1:
-        return _word(values.reshape(-1)[0])
-    told = [f"{word} in {count}" for word, count in _kinds(values)]
+        return _describe_value(values.reshape(-1)[0])
+    told = [f"{word} in {count}" for word, count in _count_kinds(values)]
     return f"{' and '.join(told)} of {values.size} values"
 
 
@@ -332,8 +335,10 @@ def describe(values: Array) -> str:
     index = np.unravel_index(int(bad.argmax()), values.shape)
     more = int(bad.sum()) - 1
     place = f" at {[int(i) for i in index]}" if index else ""
-    return f"{_word(values[index])}{place}" + (f" and {more} more such values" if more else "")
+    return f"{_describe_value(values[index])}{place}" + (
+        f" and {more} more such values" if more else ""
+    )
 
 
-def _word(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return "NaN" if np.isnan(value) else "-inf" if value < 0 else "inf"

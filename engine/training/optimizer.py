@@ -73,10 +73,10 @@ class Optimizer:
         mine, state, train = self.model, self._state, self.session.training
         artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
-        self.model.states()  # refuses a model that does not fit
+        self.model.lay_out_states()  # refuses a model that does not fit
         self._skips = self.model.skips_updates()
         if skip_nonfinite and not self._skips:
-            self.model, self._skips = self._open(self.model.guarded()), True
+            self.model, self._skips = self._open(self.model.make_guarded()), True
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
@@ -132,7 +132,7 @@ class Optimizer:
 
         Where the checkpoint was read such that its states lie as in the region, they become it.
         """
-        state, layout = self._state, self.model.states()
+        state, layout = self._state, self.model.lay_out_states()
         saved = self._latest.states
         self._check(saved, layout)
         memory, state.moments = state.moments, None
@@ -215,7 +215,7 @@ class Optimizer:
             self._allocate()
         if self._layout is None:
             own = self._latest.steps_before
-            self._layout = replace(self.model.states(), steps_before=own)
+            self._layout = replace(self.model.lay_out_states(), steps_before=own)
         return self._layout
 
     def step(self) -> None:
@@ -238,7 +238,7 @@ class Optimizer:
         if self._state.gradients_gone:
             raise StateError("the last step kept no gradients: there is nothing to update from")
         with self.session.memory.lock.take():
-            program, state = self.ready(), self._state
+            program, state = self.make_ready(), self._state
             (flag,) = program.outputs.values()
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
@@ -274,7 +274,7 @@ class Optimizer:
                 f"{ADVICE}"
             )
 
-    def ready(self) -> Program:
+    def make_ready(self) -> Program:
         """Return the program of the update with its inputs set for the next step.
 
         The caller must hold the lock.
@@ -284,7 +284,7 @@ class Optimizer:
         """
         if self._program is None:
             layout = self.layout()
-            self._program = self.model.load(self.model.planned_update(layout))
+            self._program = self.model.load(self.model.plan_update(layout))
         group = self.after_step()
         self._program.inputs["step"][0] = group.step
         self._program.inputs["learning_rate"][0] = self._rate
@@ -292,7 +292,7 @@ class Optimizer:
 
     def plan(self) -> Plan:
         """Return the plan of the update, as a plan of its own."""
-        return self.model.planned_update(self.layout())
+        return self.model.plan_update(self.layout())
 
     def after_step(self) -> OptimizerGroup:
         """Return the optimizer group as it will be after the next step.

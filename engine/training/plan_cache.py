@@ -50,34 +50,34 @@ Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, t
 
 
 @functools.cache
-def sources() -> str:
+def digest_sources() -> str:
     """Return the digest of the version and of all sources that decide what a record holds."""
     paths: list[str] = []
     for room in _ROOMS:
         for folder, _, names in os.walk(os.path.realpath(FOLDER / room)):
             paths += [os.path.join(folder, name) for name in names if name.endswith(_SOURCES)]
     digest = hashlib.sha256(VERSION.encode())
-    for content in sorted(map(_digest_of, paths)):
+    for content in sorted(map(_digest_file, paths)):
         digest.update(content)
     return digest.hexdigest()
 
 
-def _digest_of(path: str) -> bytes:
+def _digest_file(path: str) -> bytes:
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).digest()
 
 
-def key(kind: str, *parts: object) -> str:
+def make_key(kind: str, *parts: object) -> str:
     """Return the key of a record of a kind; parts: values whose `repr` says all that they are."""
-    return hashlib.sha256(repr((sources(), kind, *parts)).encode()).hexdigest()
+    return hashlib.sha256(repr((digest_sources(), kind, *parts)).encode()).hexdigest()
 
 
-def digest(data: mapping.Content) -> str:
+def digest_model(data: mapping.Content) -> str:
     """Return the digest of the file of a model."""
     return hashlib.sha256(data).hexdigest()
 
 
-def folder() -> Path | None:
+def find_folder() -> Path | None:
     """Return the folder of records in the cache folder; None if there is none to trust."""
     base = cache.find_cache_dir()
     return base / "plans" if base is not None and cache.is_trusted(base / "plans") else None
@@ -90,7 +90,7 @@ def folder() -> Path | None:
 class PreparedModels:
     """The models and settings that `edgegrad prepare` has made plans for.
 
-    sources: as `sources()` of the package that made them.
+    sources: as `digest_sources()` of the package that made them.
     models: the digests of the files of models, with what each model is.
     settings: what the plans run on.
     """
@@ -168,7 +168,7 @@ class Prepared:
         self._places = places
         self.made = PreparedModels(index["version"], index["sources"], index["models"], settings)
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the keys of all records."""
         return list(self._places)
 
@@ -186,12 +186,12 @@ class Prepared:
 
 
 @functools.cache
-def _opened(path: str, stamp: tuple[int, int]) -> Prepared:
+def _open_prepared(path: str, stamp: tuple[int, int]) -> Prepared:
     """Return the prepared file at a path, read once as long as it does not change."""
     return Prepared(path)
 
 
-def _text(setting: Setting) -> str:
+def _describe_setting(setting: Setting) -> str:
     name, target, threads = setting
     return f"kernel set {name}, {target}, {threads} thread{'s' if threads > 1 else ''}"
 
@@ -214,9 +214,9 @@ class Records:
                 status = os.stat(path)
             except OSError:
                 return
-            self.beside = _opened(path, (status.st_mtime_ns, status.st_size))
+            self.beside = _open_prepared(path, (status.st_mtime_ns, status.st_size))
 
-    def prepared(self, name: str) -> bytes | None:
+    def read_prepared(self, name: str) -> bytes | None:
         """Return the record of a key beside the artifacts, whoever wrote it; None if none is."""
         if self.beside is None or switch("DEBUG") == "2":  # which prints what planning does
             return None
@@ -229,9 +229,9 @@ class Records:
             _told.add(told)
             warnings.warn(told, CacheWarning, stacklevel=2)
 
-    def cached(self, name: str) -> bytes | None:
+    def read_cached(self, name: str) -> bytes | None:
         """Return the record of a key in the cache folder; None if there is none."""
-        kept = folder()
+        kept = find_folder()
         if kept is None or switch("DEBUG") == "2":
             return None
         content = cache.read(cache.Entry(kept / name, _RECORD, name))
@@ -241,27 +241,27 @@ class Records:
 
     def get(self, name: str) -> bytes | None:
         """Return the record of a key; None if there is none."""
-        content = self.prepared(name)
-        return self.cached(name) if content is None else content
+        content = self.read_prepared(name)
+        return self.read_cached(name) if content is None else content
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a record in the cache folder; what is long not used goes while that is too large."""
-        kept = folder()
+        kept = find_folder()
         if kept is not None and len(content) <= CACHE_BYTES // 2:
             cache.write(cache.Entry(kept / name, _RECORD, name), content)
             cache.limit_size(kept, CACHE_BYTES)
 
-    def kernel_sets(self, model: str, threads: int) -> set[str]:
+    def list_kernel_sets(self, model: str, threads: int) -> set[str]:
         """Return the names of the kernel sets for which plans of a model are prepared.
 
         model: the digest of its file.
         """
         made = None if self.beside is None else self.beside.made
-        if made is None or made.sources != sources() or model not in made.models:
+        if made is None or made.sources != digest_sources() or model not in made.models:
             return set()
         return {name for name, _, number in made.settings if number == threads}
 
-    def complaint(self, model: str, setting: Setting | None) -> str:
+    def explain_unusable(self, model: str, setting: Setting | None) -> str:
         """Return why a model cannot use the prepared records; "" if it can, or there are none.
 
         model: the digest of its file.  setting: what its plans run on, if that is asked for, too.
@@ -271,28 +271,28 @@ class Records:
         made, why = self.beside.made, ""
         if made is None:
             why = self.beside.wrong
-        elif made.sources != sources():
+        elif made.sources != digest_sources():
             why = f"was made by another version of edgegrad ({made.version})"
         elif model not in made.models:
             why = f"was made for other models ({', '.join(sorted(set(made.models.values())))})"
         elif setting is not None and setting not in made.settings:
-            known = "; ".join(_text(each) for each in made.settings)
-            why = f"was made for {known}, and this is {_text(setting)}"
+            known = "; ".join(_describe_setting(each) for each in made.settings)
+            why = f"was made for {known}, and this is {_describe_setting(setting)}"
         return f"{self.beside.path} {why}; " if why else ""
 
     def tell(self, model: str, setting: Setting | None) -> None:
-        """Warn, once, of what is wrong with the prepared records; see `complaint`."""
-        complaint = self.complaint(model, setting)
+        """Warn, once, of what is wrong with the prepared records; see `explain_unusable`."""
+        complaint = self.explain_unusable(model, setting)
         if complaint and complaint not in _told:
             _told.add(complaint)
             warnings.warn(
-                f"{complaint}plans are made anew; to renew it, run `{command(self.folder)}`",
+                f"{complaint}plans are made anew; to renew it, run `{make_command(self.folder)}`",
                 CacheWarning,
                 stacklevel=2,
             )
 
 
-def command(folder: str | None, threads: int | None = None) -> str:
+def make_command(folder: str | None, threads: int | None = None) -> str:
     """Return the command that makes prepared records for the artifacts in a folder."""
     number = "" if threads is None else f" --threads {threads}"
     return f"edgegrad prepare {folder or 'ARTIFACTS'} --batch N{number}"

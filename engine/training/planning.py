@@ -17,7 +17,7 @@ from engine.base.errors import BudgetError, StateError
 from engine.plan.plan import DONE, Plan
 from engine.plan.states import Layout
 from engine.training.bound_model import BoundModel
-from engine.training.model_file import BUFFER, ModelFile, folded
+from engine.training.model_file import BUFFER, ModelFile, fold_constants
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -70,7 +70,7 @@ class Planners:
         """Plan the model for input shapes; inputs that have `values` become constants.
 
         So do its large constants that are in `deciding`.  update, is_part: see
-        `Model.program`.
+        `Model.get_program`.
 
         Raises:
             UnknownValueError: other values decide shapes, too; the error names them.
@@ -91,7 +91,7 @@ class Planners:
             del bound[name]
         frozen = {n: place for n, place in model.frozen.items() if n not in model.deciding}
         places |= {name: Place("frozen", offset) for name, offset in frozen.items()}
-        sizes = model.regions()
+        sizes = model.list_regions()
         if update is not None:
             sizes = {**sizes, "grad": 0, "state": update.layout.nbytes}
         elif model.memory.budget is not None:  # what the optimizer keeps counts, whatever runs
@@ -101,7 +101,7 @@ class Planners:
         key = (*places.items(), *sizes.items(), *known, update and update.key, ranks, is_part)
         planner = self.made.pop(key, None)
         if planner is None:
-            graph, outputs = self._graph(is_part), model.outputs
+            graph, outputs = self._copy_graph(is_part), model.outputs
             for name in frozen:
                 graph.inputs[name] = type_of(graph.initializers.pop(name))
             for name, value in values.items():
@@ -109,10 +109,10 @@ class Planners:
                 graph.initializers[name] = value
             name = model.what
             if update is not None:
-                graph, states = self._joined(graph, update)
+                graph, states = self._join(graph, update)
                 places |= {n: Place("state", offset) for n, offset in states.items()}
                 name, outputs = update.what, [*outputs, DONE]
-            planner = self._planner(graph, places, sizes, outputs, name)
+            planner = self._make_planner(graph, places, sizes, outputs, name)
         planner.budget = model.memory.room
         self.made[key] = planner
         while len(self.made) > PLANNERS:
@@ -120,13 +120,13 @@ class Planners:
         with self._counting():
             return planner.plan(bound)
 
-    def _graph(self, is_part: bool) -> Graph:
+    def _copy_graph(self, is_part: bool) -> Graph:
         """Copy the model's graph after constant folding; with ranks, the graph of one of them."""
         model = self._model
         if is_part:
             from engine.graphs.offline.shares import make_part_graph
 
-            return folded(make_part_graph(model.graph, model.outputs[0]))
+            return fold_constants(make_part_graph(model.graph, model.outputs[0]))
         if model.ranks is None:
             return model.constants.copy()
         from engine.graphs.offline.rank_graphs import Gradient, make_rank_graph
@@ -142,7 +142,7 @@ class Planners:
             statistics=model.ranks.statistics,
             is_tight=model.memory.budget is not None,
         )
-        return folded(graph)
+        return fold_constants(graph)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -159,7 +159,7 @@ class Planners:
                 error.least - mapped,
             ) from None
 
-    def _joined(self, graph: Graph, update: Update) -> tuple[Graph, dict[str, int]]:
+    def _join(self, graph: Graph, update: Update) -> tuple[Graph, dict[str, int]]:
         """Return a training graph that updates, and where the states among its inputs lie.
 
         Raises:
@@ -206,11 +206,11 @@ class Planners:
                 places[row.name + ends[kind]] = Place("state", flat.offset)
         optimizers.place(graph, kinds, begins, layout)
         optimizers.clip_in_steps(graph)
-        sizes = {**model.regions(), "grad": state.region_bytes("grad"), "state": layout.nbytes}
+        sizes = {**model.list_regions(), "grad": state.region_bytes("grad"), "state": layout.nbytes}
         outputs = [optimizers.updates(graph)[-1].outputs[0]]
-        return self._planner(graph, places, sizes, outputs).plan({})
+        return self._make_planner(graph, places, sizes, outputs).plan({})
 
-    def _planner(
+    def _make_planner(
         self,
         graph: Graph,
         places: Mapping[str, Any],

@@ -44,7 +44,7 @@ class Session:
     ) -> None:
         self.state, self.seed, self.check_finite = state, seed, check_finite
         self.memory = Memory()
-        self.memory.head_start()
+        self.memory.begin_compiling()
         self.training, self.evaluation = open_models(train, evaluation, state, self.memory, threads)
         self.training.ranks = ranks
         state.has_module = True
@@ -65,11 +65,11 @@ class Session:
         share: for a part of a batch, the weight of its loss in the loss of the batch, if the
             backward pass begins with that.
         """
-        arrays = model.arrays(user_inputs)
+        arrays = model.make_arrays(user_inputs)
         with self.memory.lock.take():
             self.state.settle()  # of an interrupted step, whose flag this run may overwrite
             overwrite = self.overwrite
-            program = model.program([a.shape for a in arrays], is_part=share is not None)
+            program = model.get_program([a.shape for a in arrays], is_part=share is not None)
             for name, array in zip(model.inputs, arrays, strict=True):
                 np.copyto(program.inputs[name], array)
             if share is not None:
@@ -132,7 +132,7 @@ class Session:
             f"{mode} step: output {model.outputs[0]!r} is {loss.ravel()[:4]}{advice}"
         )
 
-    def need_eval(self) -> Model:
+    def require_eval(self) -> Model:
         """Return the eval model.
 
         Raises:

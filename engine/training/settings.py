@@ -20,11 +20,11 @@ from engine.training.mode import Mode
 SKIP_LIMIT = 10  # updates in a row that may be skipped
 
 
-def _budget(what: str, value: Any) -> int | None:
+def _check_budget(what: str, value: Any) -> int | None:
     return None if value is None else arguments.check_nbytes(what, value)
 
 
-def _groups(words: Sequence[str]) -> bool | list[list[str]]:
+def _parse_groups(words: Sequence[str]) -> bool | list[list[str]]:
     """Return the tied parameters of words such as `A=B`, or of `auto`."""
     return True if list(words) == ["auto"] else [word.split("=") for word in words]
 
@@ -48,7 +48,7 @@ class StepOptions:
         "outputs and all intermediate values; a number, or text such as 48 MB.  Values that do "
         "not fit are computed a second time in the backward pass; a batch that still does not "
         "fit is trained on in parts, see docs/memory.md.  By default no limit: the fastest step.",
-        check=_budget,
+        check=_check_budget,
         metavar="BYTES",
     )
     micro_batches: int | None = declare_option(
@@ -76,7 +76,7 @@ class StepOptions:
     @property
     def budget(self) -> int | None:
         """The memory limit in bytes; None: no limit."""
-        return _budget("memory_budget", self.memory_budget)
+        return _check_budget("memory_budget", self.memory_budget)
 
 
 @check_arguments
@@ -114,7 +114,7 @@ class ArtifactOptions:
         "a warning that lists the groups found.",
         flag="--tie",
         metavar="A=B",
-        words=_groups,
+        words=_parse_groups,
     )
 
     @property

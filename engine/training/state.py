@@ -50,7 +50,7 @@ LEARNING_RATE, DRAWS = "edgegrad.learning_rate", "edgegrad.draws"
 SKIPPED = "edgegrad.skipped"
 
 
-def short_dtype(dtype: Any, where: str) -> str:
+def name_dtype(dtype: Any, where: str) -> str:
     """Return the engine's name of a numpy element type.
 
     Raises:
@@ -256,7 +256,7 @@ class Pending:
     draws: int
 
 
-def in_layout(trainable: Iterable[str], dtypes: Mapping[str, str]) -> list[str]:
+def sort_by_layout(trainable: Iterable[str], dtypes: Mapping[str, str]) -> list[str]:
     """Return trainable parameters in the order in which they lie: by element type, then by name."""
     return sorted(trainable, key=lambda name: (dtypes[name], name))
 
@@ -275,7 +275,7 @@ def lay_out_slots(
         DTypeError: a trainable parameter is neither f32 nor f64.
     """
     offset, slots, trained = 0, dict[str, Slot](), set(trainable)
-    for name in (*in_layout(trainable, dtypes), *sorted(frozen)):
+    for name in (*sort_by_layout(trainable, dtypes), *sorted(frozen)):
         dtype, shape = dtypes[name], tuple(shapes[name])
         is_trained = name in trained
         if is_trained and dtype not in FLOATS:
@@ -305,7 +305,7 @@ class _Room:
         if known.nominal:
             return
         stored: dict[str, Any] = {**known.trainable, **known.frozen}  # all are `Stored`
-        dtypes = {n: short_dtype(t.dtype, f"parameter {n!r}") for n, t in stored.items()}
+        dtypes = {n: name_dtype(t.dtype, f"parameter {n!r}") for n, t in stored.items()}
         shapes = {n: t.shape for n, t in stored.items()}
         slots = lay_out_slots(list(known.trainable), list(known.frozen), dtypes, shapes)
         self.param = allocate(_end_of(slots.values()), what="parameters")
@@ -313,7 +313,7 @@ class _Room:
             slot = slots[name]
             tensor.array = make_view(self.param, slot.offset, slot.dtype, slot.shape)
         if len(known.optimizer_groups) == 1:
-            trained = in_layout(known.trainable, dtypes)
+            trained = sort_by_layout(known.trainable, dtypes)
             self._allocate_moments(known.optimizer_groups[0].states, trained)
 
     def _allocate_moments(
@@ -328,7 +328,7 @@ class _Room:
         *begins, end = accumulate(sizes, initial=0)
         self.moments = allocate(end, what="optimizer state")
         for tensor, begin in zip(tensors, begins, strict=True):
-            kind = short_dtype(tensor.dtype, "optimizer state")
+            kind = name_dtype(tensor.dtype, "optimizer state")
             tensor.array = make_view(self.moments, begin, kind, tensor.shape)
 
 
@@ -374,7 +374,7 @@ class CheckpointState:
         self._properties = Properties(values)
         self._trainable, self._frozen = list(content.trainable), list(content.frozen)
         self._dtypes = {
-            name: short_dtype(t.dtype, f"parameter {name!r}")
+            name: name_dtype(t.dtype, f"parameter {name!r}")
             for name, t in (*content.trainable.items(), *content.frozen.items())
         }
         self.groups = list(content.optimizer_groups)
@@ -588,7 +588,7 @@ class CheckpointState:
 
     def trainable_names(self) -> list[str]:
         """Return the names of the trained parameters, in the order in which they lie."""
-        return in_layout(self._trainable, self._dtypes)
+        return sort_by_layout(self._trainable, self._dtypes)
 
     def gradients(self) -> list[Array]:
         """Return region grad as one flat array for each element type of the trained parameters.

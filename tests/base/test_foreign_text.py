@@ -133,7 +133,7 @@ def test_numbers_of_devices_that_are_called_as_columns_of_the_server(tmp_path: P
         done = Round(number, results=3, metrics=dict(told))
         made._note(done, {})
         made._note(done, {"loss": 0.25})
-    rows = made.output.history(2)
+    rows = made.output.read_history(2)
     assert [row["round"] for row in rows] == ["1", "2"]
     assert float(rows[1]["seconds"]) >= 0
     assert rows[1]["server_loss"] == "0.25"
@@ -141,7 +141,7 @@ def test_numbers_of_devices_that_are_called_as_columns_of_the_server(tmp_path: P
         "devices_round": "77.0", "devices_seconds": "-1.0", "devices_server_loss": "9.0",
         "=eval": "1.0", "eval_loss": "0.5",
     } == rows[1]  # fmt: skip
-    assert [row["round"] for row in made.output.history(1)] == ["1"]
+    assert [row["round"] for row in made.output.read_history(1)] == ["1"]
     (made.output.path / HISTORY).write_text("round,loss\n1,2,3\n")
     with pytest.raises(FileError, match=r"history.csv' is not a history of rounds"):
-        made.output.history(2)
+        made.output.read_history(2)

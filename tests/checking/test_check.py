@@ -20,18 +20,20 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Node
 from engine.kernels.analysis.cost import nominal
 from engine.kernels.vocabulary.op import TensorType
-from engine.models.images import cnn, mlp
+from engine.models.images import build_cnn, build_mlp
 from engine.plan.plan import format_bytes
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.state import CheckpointState
 
 SHAPES = {"x": (16, 784), "labels": (16,)}
-needs_figures = pytest.mark.skipif(process.base() is None, reason="the system tells no memory")
+needs_figures = pytest.mark.skipif(
+    process.measure_base() is None, reason="the system tells no memory"
+)
 
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_artifacts(mlp(), tmp_path_factory.mktemp("mlp"))
+    return write_artifacts(build_mlp(), tmp_path_factory.mktemp("mlp"))
 
 
 def subject_of(folder: Path, threads: int = 2) -> Subject:
@@ -75,15 +77,15 @@ def test_variants_have_figures_of_their_own_plans(artifacts: Path) -> None:
 
 def test_training_fewer_is_what_artifacts_for_fewer_are(artifacts: Path, tmp_path: Path) -> None:
     """A variant cuts the training model; artifacts made for it have the same plan."""
-    from engine.checking.subject import layers, training_only
+    from engine.checking.subject import list_layers, train_only
 
     subject = subject_of(artifacts)
-    (_, last) = layers(subject)
-    write_artifacts(mlp(), tmp_path, tuple(last))
-    cut, made = training_only(subject, last), subject_of(tmp_path)
+    (_, last) = list_layers(subject)
+    write_artifacts(build_mlp(), tmp_path, tuple(last))
+    cut, made = train_only(subject, last), subject_of(tmp_path)
     assert cut.trained == made.trained
     for mine, theirs in zip(
-        cut.open().plans(SHAPES), made.open().plans(SHAPES), strict=True
+        cut.open().make_plans(SHAPES), made.open().make_plans(SHAPES), strict=True
     ):  # which have the frozen parameters as constants
         for region in ("grad", "state", "work", "io"):
             assert mine.compute_region_bytes(region) == theirs.compute_region_bytes(region), region
@@ -138,7 +140,7 @@ def run(*words: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_command_ends_with_what_it_found(tmp_path: Path) -> None:
-    graph = cnn()
+    graph = build_cnn()
     onnx_io.save(graph, tmp_path / "good.onnx")
     words = ("--batch", 4, "--brief", "--threads", 1)
     status, found = run(tmp_path / "good.onnx", *words, "--budget", "1MB")

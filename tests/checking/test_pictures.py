@@ -20,7 +20,7 @@ from engine.data import (
     RandomResizedCrop,
     batches,
 )
-from engine.data.augment import _box
+from engine.data.augment import _draw_box
 from engine.data.images import IMAGENET_MEAN, IMAGENET_STD
 from engine.data.samples import Sample
 from engine.errors import (
@@ -267,7 +267,9 @@ def test_a_resized_crop_keeps_to_its_area_and_ratio() -> None:
     field = np.stack([rows, columns], -1)
     crop = RandomResizedCrop((16, 16), scale=(0.2, 0.5))
     for i in range(50):
-        left, top, right, bottom = _box((50, 80), crop.scale, crop.ratio, np.random.default_rng(i))
+        left, top, right, bottom = _draw_box(
+            (50, 80), crop.scale, crop.ratio, np.random.default_rng(i)
+        )
         assert 0 <= left < right <= 80
         assert 0 <= top < bottom <= 50
         assert 0.19 < (right - left) * (bottom - top) / 4000 < 0.52
@@ -276,7 +278,9 @@ def test_a_resized_crop_keeps_to_its_area_and_ratio() -> None:
         assert part.shape == (16, 16, 2)
         height = (bottom - top) / 16  # of the source, to a pixel of the result
         np.testing.assert_allclose(np.diff(part[2:-2, 8, 0]), height, rtol=0.15)
-    assert _box((1, 500), crop.scale, crop.ratio, RNG) == (249, 0, 250, 1), "none fits: the middle"
+    assert _draw_box((1, 500), crop.scale, crop.ratio, RNG) == (249, 0, 250, 1), (
+        "none fits: the middle"
+    )
 
 
 def test_a_resized_crop_of_bytes_is_pillows(folder: Path) -> None:

@@ -15,7 +15,7 @@ from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
-from engine.models.images import cnn
+from engine.models.images import build_cnn
 from engine.plan.plan import Plan
 from engine.tools import cli
 from engine.tools.dev.browser import Page, browser
@@ -28,7 +28,7 @@ TITLES = "[...document.querySelectorAll('main > section > h2')].map(e => e.textC
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(cnn(), {"x": (2, 1, 28, 28)}, target=host(), threads=2)
+    return make_plan(build_cnn(), {"x": (2, 1, 28, 28)}, target=host(), threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_line_is_what_lives(plan: Plan) -> None:
     """Its highest point is the bound of the plan, counted anew."""
-    assert max(picture._live(plan)) == plan.lower_bound
+    assert max(picture._count_live_bytes(plan)) == plan.lower_bound
 
 
 def test_the_page_says_it_without_a_script(plan: Plan) -> None:
@@ -78,9 +78,9 @@ def test_within_a_budget_one_ladder_is_made(
             variants.append(variant[0])
             yield variant
 
-    found = dry_run._variants
+    found = dry_run._list_variants
     monkeypatch.setattr(planner, "Ladder", Counted)
-    monkeypatch.setattr(dry_run, "_variants", counted)
+    monkeypatch.setattr(dry_run, "_list_variants", counted)
     monkeypatch.setattr(dry_run, "VARIANTS", 2)
     path = tmp_path / "plan.html"
     words = ["plan", str(MLP), "--batch", "64", "--budget"]

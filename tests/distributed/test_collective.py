@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_finite_holds_back_all_updates() -> None:
             step(mine, cut, x, LABELS)
         assert values(mine)["head.weight"] == before
         batch = [x[slice(*cut)], LABELS[slice(*cut)]]
-        return mine.steps, str(nonfinite.error(mine.training_steps, batch, np.nan, "step 1"))
+        return mine.steps, str(nonfinite.make_error(mine.training_steps, batch, np.nan, "step 1"))
 
     (steps, innocent), (others, guilty) = ranks_of((0, 10, 20), work)
     assert (steps, others) == (0, 0)

@@ -11,7 +11,7 @@ from engine.errors import CheckpointError, InputError, NonFiniteError, StateErro
 from engine.federated import parameters
 from engine.federated.learner import Kept
 from engine.federated.local import Learner
-from engine.federated.local_options import LocalOptions, seed_of
+from engine.federated.local_options import LocalOptions, derive_seed
 from engine.federated.parameters import Arrays
 from tests.support import tiny
 
@@ -21,7 +21,7 @@ OPTIONS = LocalOptions(batch_size=8, seed=3, keep_optimizer=True)
 
 
 def sent(learner: Learner) -> Arrays:
-    names = parameters.trainable(learner.trainer) + parameters.statistics(learner.trainer)
+    names = parameters.trainable(learner.trainer) + parameters.list_statistics(learner.trainer)
     return parameters.get(learner.trainer, names)
 
 
@@ -106,6 +106,6 @@ def test_what_cannot_be_trained_on_is_refused() -> None:
 
 
 def test_seeds_of_neighbours_have_nothing_in_common() -> None:
-    found = {seed_of(a, b, c) for a in range(8) for b in range(8) for c in (0, 1, 2**63 + 1)}
+    found = {derive_seed(a, b, c) for a in range(8) for b in range(8) for c in (0, 1, 2**63 + 1)}
     assert len(found) == 8 * 8 * 3
     assert all(0 <= seed < 2**32 for seed in found)

@@ -34,9 +34,9 @@ def test_the_buffer_is_that_of_onnxruntime() -> None:
 
 
 def test_running_statistics_are_known_by_name() -> None:
-    assert parameters.statistics(tiny.made(tiny.NORMED)) == ["norm.mean", "norm.var"]
-    assert parameters.statistics(tiny.made(tiny.NORMED, frozen_batch_norm=True)) == []
-    assert parameters.statistics(tiny.made()) == []
+    assert parameters.list_statistics(tiny.made(tiny.NORMED)) == ["norm.mean", "norm.var"]
+    assert parameters.list_statistics(tiny.made(tiny.NORMED, frozen_batch_norm=True)) == []
+    assert parameters.list_statistics(tiny.made()) == []
 
 
 def test_what_was_learned_is_added_to_what_was_sent() -> None:

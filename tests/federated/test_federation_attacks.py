@@ -23,16 +23,16 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from bench import federation_attacks
 from engine.errors import InputError, MessageError
 from engine.federated.flower import simulate
-from engine.federated.flower.masks import MASKS, keystream
+from engine.federated.flower.masks import MASKS, draw_keystream
 from engine.federated.flower.mods import protect
 from engine.federated.flower.nodes import OrderedGrid
 from engine.federated.flower.records import arrays_of, from_record, to_record
 from engine.federated.flower.replies import Limits
-from engine.federated.flower.robust import closest
+from engine.federated.flower.robust import find_closest
 from engine.federated.flower.rounds import Rounds
 from engine.federated.flower.secure import SecureGrid
 from engine.federated.flower.simulation import LocalGrid
-from engine.federated.flower.strategies import remembered, strategy_of
+from engine.federated.flower.strategies import make_strategy, read_state
 from engine.federated.folder import ANSWER, Folder
 from engine.federated.message import Message as FileMessage
 from engine.federated.message import fingerprint
@@ -101,10 +101,10 @@ def test_an_aggregate_that_is_not_finite_is_made_again_without_its_cause(
 
     made = {}
     for update in (spoiled, absent):
-        strategy = strategy_of(name, config)
+        strategy = make_strategy(name, config)
         arrays, _, grid = federated(strategy, app_of(update), 5, 3)
         made[update] = {n: a.tobytes() for n, a in arrays.items()}
-        memory = remembered(strategy)[0]
+        memory = read_state(strategy)[0]
         made[update] |= {n: a.tobytes() for n, a in memory.items()}
         assert all(np.isfinite(a).all() for a in memory.values())
         if update is spoiled:
@@ -178,7 +178,7 @@ def test_a_variance_cannot_be_negative(caplog: pytest.LogCaptureFixture) -> None
 
 def test_robust_strategies_take_the_median_of_statistics() -> None:
     grid = LocalGrid(app_of(lambda client, _: 40.0 if client == 1 else 0.5), 5, {})
-    rounds = Rounds(strategy_of("FedMedian", {"fraction-evaluate": 0.0}), statistics=["b"])
+    rounds = Rounds(make_strategy("FedMedian", {"fraction-evaluate": 0.0}), statistics=["b"])
     result = rounds.start(grid, to_record(START), num_rounds=1, timeout=9)
     assert np.array_equal(from_record(result.arrays)["b"], np.full(3, 1.5, np.float32))
 
@@ -192,9 +192,9 @@ def test_krum_chooses_by_the_distances_of_updates() -> None:
     middle = rng.standard_normal(50)
     updates = [middle + 1e-3 * (k + 1) * rng.standard_normal(50) for k in range(6)]
     updates += [middle + 5, middle - 5]
-    assert closest(updates, 2)[0] in range(3)
-    assert set(closest(updates, 2)[-2:]) == {6, 7}
-    strategy = strategy_of("Krum", {"fraction-evaluate": 0.0, "Krum.num-malicious-nodes": 1})
+    assert find_closest(updates, 2)[0] in range(3)
+    assert set(find_closest(updates, 2)[-2:]) == {6, 7}
+    strategy = make_strategy("Krum", {"fraction-evaluate": 0.0, "Krum.num-malicious-nodes": 1})
     made = {"w": np.full(50, 1e3, np.float32)}
     grid = LocalGrid(ClientApp(), 5, {})
     asked = list(strategy.configure_train(1, to_record(made), ConfigRecord({}), grid))
@@ -308,7 +308,7 @@ def test_masks_are_a_keystream_of_the_whole_seed() -> None:
     seed, alike = bytes(range(32)), bytes([*range(4, 8), *range(4), *range(8, 32)])
     one, other = (pseudo_rand_gen(each, MASKS, [(3,)])[0] for each in (seed, alike))
     assert np.array_equal(one, other)
-    first, again, third = (keystream(each, MASKS, shapes) for each in (seed, seed, alike))
+    first, again, third = (draw_keystream(each, MASKS, shapes) for each in (seed, seed, alike))
     assert [array.shape for array in first] == shapes
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first[1], third[1])

@@ -79,7 +79,7 @@ def test_a_client_trains_on_what_it_has(client: int) -> None:
     trainer, options = tiny.made(tiny.NORMED), LocalOptions(epochs=3, batch_size=8)
     learner, held = Learner(trainer), HELD[client]
     sent = parameters.get(
-        trainer, [*parameters.trainable(trainer), *parameters.statistics(trainer)]
+        trainer, [*parameters.trainable(trainer), *parameters.list_statistics(trainer)]
     )
     learner.begin(sent, options)
     learned = learner.train((tiny.X[held], tiny.LABELS[held]), options)

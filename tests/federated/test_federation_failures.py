@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
 
 from engine.federated.flower.mods import protect
-from engine.federated.flower.private import private
+from engine.federated.flower.private import add_privacy
 from engine.federated.flower.records import arrays_of, from_record, to_record
 from engine.federated.flower.rounds import Rounds
 from engine.federated.flower.simulation import LocalGrid
@@ -171,7 +171,7 @@ def check(
     "strategy",
     [
         FedAvg(fraction_evaluate=0),
-        private(
+        add_privacy(
             FedAvg(fraction_evaluate=0),
             Privacy("server-fixed", 100.0, noise_multiplier=0, clients=CLIENTS),
         ),

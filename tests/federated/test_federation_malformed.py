@@ -23,12 +23,12 @@ from flwr.clientapp import ClientApp
 from engine.federated import noise
 from engine.federated.flower import mods
 from engine.federated.flower.mods import protect
-from engine.federated.flower.private import private
+from engine.federated.flower.private import add_privacy
 from engine.federated.flower.records import arrays_of, from_record, to_record
 from engine.federated.flower.replies import Limits
 from engine.federated.flower.rounds import Rounds
 from engine.federated.flower.simulation import LocalGrid
-from engine.federated.flower.strategies import strategy_of
+from engine.federated.flower.strategies import make_strategy
 from engine.federated.privacy import options
 from engine.federated.schema import Number
 
@@ -315,21 +315,21 @@ def federated(
         return found
 
     by_client = (
-        (lambda values, norm, _: values * (norm / max(norm, noise.length_of(values))))
+        (lambda values, norm, _: values * (norm / max(norm, noise.measure_length(values))))
         if mode.get("privacy") == "local"
-        else noise.noisy
+        else noise.add_noise
     )  # of the clients, which are in the order of random ids
     privacy, encoding = options(mode)
     numbers = {"num-examples": Number(True, 1, 1 if privacy.kind == "local" else 10**6, True)}
     if privacy.kind == "client-adaptive":
         numbers[mods.NOT_CLIPPED] = Number(True, 0, 1, True)
     grid = Hostile(spoil, duplicate, mode)
-    strategy = strategy_of(mode.get("strategy", "FedAvg"), {"fraction-evaluate": 0.0, **mode})
+    strategy = make_strategy(mode.get("strategy", "FedAvg"), {"fraction-evaluate": 0.0, **mode})
     limits = Limits(numbers, ratio=0.0 if privacy.central else 100.0)
-    rounds = Rounds(private(strategy, privacy), encoding=encoding, limits=limits)
+    rounds = Rounds(add_privacy(strategy, privacy), encoding=encoding, limits=limits)
     with monkeypatch.context() as patch:
-        patch.setattr(noise, "gaussian", drawn)
-        patch.setattr(noise, "noisy", by_client)
+        patch.setattr(noise, "draw_gaussian", drawn)
+        patch.setattr(noise, "add_noise", by_client)
         result = rounds.start(grid, to_record(START), num_rounds=ROUNDS, timeout=9)
     return {n: a.tobytes() for n, a in from_record(result.arrays).items()}, rounds
 

@@ -30,7 +30,7 @@ SIGNIFICANT = 5.0  # standard errors
 def test_samples_are_those_of_a_discrete_gaussian(bits: int) -> None:
     """By chi squared, of every integer that is expected five times or more."""
     count = 200_000
-    found = noise.gaussian(count, bits)
+    found = noise.draw_gaussian(count, bits)
     sizes = np.arange(-40 << bits, (40 << bits) + 1)
     likely = np.exp(-(sizes**2) / (2.0 * 4**bits))
     expected = count * likely / likely.sum()
@@ -43,18 +43,18 @@ def test_samples_are_those_of_a_discrete_gaussian(bits: int) -> None:
 
 def test_fine_grids_have_the_moments_of_the_normal_distribution() -> None:
     count = 200_000
-    found = noise.gaussian(count, noise.MOST_BITS) / 2.0**noise.MOST_BITS
+    found = noise.draw_gaussian(count, noise.MOST_BITS) / 2.0**noise.MOST_BITS
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         error = SIGNIFICANT * math.sqrt(variance / count)
         assert abs((found**power).mean() - moment) < error, power
-    low = (noise.gaussian(count, noise.MOST_BITS) & 0xFF).astype(np.float64)
+    low = (noise.draw_gaussian(count, noise.MOST_BITS) & 0xFF).astype(np.float64)
     assert abs(low.mean() - 127.5) < SIGNIFICANT * 73.9 / math.sqrt(count)  # no coarser grid
 
 
 @pytest.mark.parametrize(("numerator", "bits"), [(0, 3), (3, 3), (8, 3), (1, 49), (1 << 49, 49)])
 def test_events_have_the_probability_of_an_exponential(numerator: int, bits: int) -> None:
     count = 100_000
-    found = noise._happens(np.full(count, numerator, np.uint64), bits)
+    found = noise._draw_events(np.full(count, numerator, np.uint64), bits)
     wanted = math.exp(-numerator / 2**bits)
     error = SIGNIFICANT * math.sqrt(wanted * (1 - wanted) / count)
     assert abs(float(found.mean()) - wanted) <= error
@@ -69,10 +69,10 @@ def test_noise_is_from_the_generator_of_the_system(monkeypatch: pytest.MonkeyPat
         return bytes(np.random.default_rng(len(asked)).integers(0, 256, size, np.uint8))
 
     monkeypatch.setattr(os, "urandom", counted)
-    one = noise.gaussian(100, 24)
+    one = noise.draw_gaussian(100, 24)
     assert sum(asked) > 8 * 100
     asked.clear()
-    assert np.array_equal(noise.gaussian(100, 24), one)
+    assert np.array_equal(noise.draw_gaussian(100, 24), one)
 
 
 # --- integers
@@ -81,7 +81,7 @@ def test_noise_is_from_the_generator_of_the_system(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("multiplier", [0.001, 0.1, 1.0, 3.7, 1000.0])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_clipped_updates_are_integers_within_the_norm(multiplier: float, size: int) -> None:
-    steps, bits = noise.grid_of(multiplier)
+    steps, bits = noise.choose_grid(multiplier)
     assert 2**bits / steps >= multiplier > 2**bits / (steps + 1)
     rng = np.random.default_rng(size)
     for length in (0.0, 0.3, 0.7, 1e30):
@@ -105,7 +105,7 @@ def test_norms_that_rounding_would_exceed_are_shrunk() -> None:
 def test_updates_that_are_not_finite_are_refused() -> None:
     for value in (np.nan, np.inf):
         with pytest.raises(NonFiniteError, match="norm of an update that is to be clipped"):
-            noise.noisy(np.array([1.0, value]), 1.0, 1.0)
+            noise.add_noise(np.array([1.0, value]), 1.0, 1.0)
 
 
 # --- audits
@@ -163,11 +163,11 @@ def central(privacy: Privacy) -> Mechanism:
     from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp.strategy import FedAvg
 
-    from engine.federated.flower.private import private
+    from engine.federated.flower.private import add_privacy
     from engine.federated.flower.records import from_record, to_record
     from engine.federated.flower.simulation import LocalGrid
 
-    strategy = private(FedAvg(), privacy)
+    strategy = add_privacy(FedAvg(), privacy)
     sent = to_record({"w": np.zeros(2, np.float32)})
     grid = LocalGrid(Any, 2, {})  # type: ignore[arg-type]  # nobody is asked
     asked = list(strategy.configure_train(1, sent, ConfigRecord({}), grid))
@@ -197,7 +197,7 @@ def local(privacy: Privacy) -> Mechanism:
 
     def run(there: bool) -> float:
         update = np.array([100.0 if there else -100.0])
-        return float(noise.noisy(update, privacy.clipping_norm, privacy.multiplier)[0])
+        return float(noise.add_noise(update, privacy.clipping_norm, privacy.multiplier)[0])
 
     return run
 
@@ -214,11 +214,11 @@ def test_an_audit_measures_less_than_is_promised_and_finds_half_the_noise(
 ) -> None:
     promised = privacy.spent(1)
     assert promised == pytest.approx(1.66, abs=0.01)
-    _, bits = noise.grid_of(privacy.multiplier)
+    _, bits = noise.choose_grid(privacy.multiplier)
     for part, is_caught in ((1, False), (2, True)):
-        drawn = noise.gaussian(4 * RUNS, bits) // part  # at once, which is quicker
+        drawn = noise.draw_gaussian(4 * RUNS, bits) // part  # at once, which is quicker
         pool = iter(drawn.reshape(-1, 2))
-        monkeypatch.setattr(noise, "gaussian", lambda count, _, pool=pool: next(pool)[:count])
+        monkeypatch.setattr(noise, "draw_gaussian", lambda count, _, pool=pool: next(pool)[:count])
         found = measured(made(privacy))
         monkeypatch.undo()
         assert found > 0

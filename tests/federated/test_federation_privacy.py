@@ -13,7 +13,7 @@ import pytest
 
 from engine import Trainer
 from engine.errors import EngineError, InputError
-from engine.federated.privacy import KINDS, Privacy, epsilon_of, options, rho_of
+from engine.federated.privacy import KINDS, Privacy, epsilon_of, find_rho, options
 from tests.support import tiny
 
 pytest.importorskip("flwr", reason="needs flwr")
@@ -24,9 +24,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 
 from engine.federated.flower import client_app, server_app, simulate
 from engine.federated.flower.mods import protect
-from engine.federated.flower.private import private
+from engine.federated.flower.private import add_privacy
 from engine.federated.flower.records import arrays_of, from_record, to_record
-from engine.federated.flower.replies import nbytes
+from engine.federated.flower.replies import count_bytes
 from engine.federated.flower.simulation import LocalGrid
 from tests.support import tiny_federation
 
@@ -102,9 +102,9 @@ def test_epsilon_is_that_of_published_accountants(kind: str, z: float, rounds: i
 def test_local_noise_is_the_least_for_its_epsilon(epsilon: float) -> None:
     local = Privacy("local", clipping_norm=2, epsilon=epsilon)
     assert local.spent(1) == pytest.approx(epsilon) == local.spent(1, replacing=True)
-    assert epsilon_of(rho_of(epsilon, 1e-6), 1e-6) == pytest.approx(epsilon)
+    assert epsilon_of(find_rho(epsilon, 1e-6), 1e-6) == pytest.approx(epsilon)
     rho = (2 * 2) ** 2 / (2 * local.sigma**2)
-    assert rho == pytest.approx(rho_of(epsilon, 1e-5))
+    assert rho == pytest.approx(find_rho(epsilon, 1e-5))
     assert local.spent(1) < local.spent(4) < 4 * local.spent(1)
 
 
@@ -194,7 +194,7 @@ def test_encoded_updates_take_the_bytes_they_should(
     if send == "difference":
         grid = LocalGrid(_differences(update), 1, config)
     reply = reply_of(grid, sent)
-    assert bytes_sent <= nbytes(reply) <= bytes_sent + 600  # headers, names, notes
+    assert bytes_sent <= count_bytes(reply) <= bytes_sent + 600  # headers, names, notes
     assert reply.content["config"]["server-round"] == 1
     arrays = arrays_of(reply.content)
     if "update-values" not in config and "update-fraction" not in config:
@@ -256,7 +256,7 @@ def test_no_seed_repeats_noise() -> None:
     for kind in ("server-fixed", "client-fixed", "server-adaptive", "client-adaptive"):
         central = {"privacy": kind, "clients-per-round": 20, "noise-multiplier": 1.0}
         grid = grid_of(2, central, seeding)
-        made = [private(FedAvg(), options(central)[0]) for _ in range(2)]
+        made = [add_privacy(FedAvg(), options(central)[0]) for _ in range(2)]
         one, other = (aggregated(strategy, grid, sent) for strategy in made)
         assert np.mean(one != other) > 0.99
         if "adaptive" in kind:
@@ -287,7 +287,7 @@ def test_the_sum_is_divided_by_the_clients_that_are_asked(kind: str) -> None:
     }  # fmt: skip
     updates = [direction(k, 0.1 if k else 7) for k in range(5)]
     grid = grid_of(5, config, lambda _, c: updates[int(c.node_config["partition-id"])])
-    strategy = private(FedAvg(), options(config)[0])
+    strategy = add_privacy(FedAvg(), options(config)[0])
     got = aggregated(strategy, grid, np.zeros(SIZE, np.float32), failing=1)
     clipped = [updates[0] * (0.5 / 7), *updates[1:4]]
     noise, sigma = got - np.sum(clipped, axis=0) / 5, 1.5 * 0.5 / 5
@@ -311,7 +311,7 @@ def test_zeros_and_updates_that_are_not_clipped_do_no_harm(kind: str) -> None:
     class App(ClientApp):
         __call__ = staticmethod(app)
 
-    strategy = private(FedAvg(), options(config)[0])
+    strategy = add_privacy(FedAvg(), options(config)[0])
     got = aggregated(strategy, LocalGrid(App(), 2, config), np.zeros(50, np.float32))
     assert got == pytest.approx(updates[1] / 2e6, rel=1e-5)  # the norm 1 of two clients
 
@@ -325,7 +325,7 @@ def test_the_adaptive_norm_follows_the_quantile(kind: str, first: float) -> None
     }  # fmt: skip
     updates = [direction(k, k + 1, 50) for k in range(10)]
     grid = grid_of(10, config, lambda _, c: updates[int(c.node_config["partition-id"])])
-    strategy = private(FedAvg(), options(config)[0])
+    strategy = add_privacy(FedAvg(), options(config)[0])
     for _ in range(40):
         aggregated(strategy, grid, np.zeros(50, np.float32))
     assert 6.5 < getattr(strategy, "clipping_norm") < 8.5  # noqa: B009  # of two classes
@@ -334,7 +334,7 @@ def test_the_adaptive_norm_follows_the_quantile(kind: str, first: float) -> None
 def test_adaptive_noise_is_that_of_the_norm_that_was_clipped_to() -> None:
     config = {"privacy": "server-adaptive", "clipping-norm": 1.0, "clients-per-round": 20}
     grid = grid_of(2, config, lambda *_: np.full(SIZE, 1e-9, np.float32))  # far below the norm
-    strategy = private(FedAvg(), options(config)[0])
+    strategy = add_privacy(FedAvg(), options(config)[0])
     got = aggregated(strategy, grid, np.zeros(SIZE, np.float32))
     effective = (1.0**-2 - (2 * 1.0) ** -2) ** -0.5  # Andrew et al., theorem 1, sigma_b = 20 / 20
     assert got.std() == pytest.approx(effective / 20, rel=5 / np.sqrt(2 * SIZE))
@@ -342,10 +342,10 @@ def test_adaptive_noise_is_that_of_the_norm_that_was_clipped_to() -> None:
 
 def test_strategies_that_do_more_than_average_are_refused() -> None:
     with pytest.raises(InputError, match="FedAdam: noise is calibrated"):
-        private(FedAdam(), Privacy("server-fixed", clients=2))
+        add_privacy(FedAdam(), Privacy("server-fixed", clients=2))
     with pytest.raises(InputError, match="on the count of clipped updates alone has 2; supported"):
         Privacy("server-adaptive", noise_multiplier=5, clients=20)
-    assert isinstance(private(FedAdam(), Privacy("local")), FedAdam)
+    assert isinstance(add_privacy(FedAdam(), Privacy("local")), FedAdam)
 
 
 # --- a whole app

@@ -256,7 +256,7 @@ def test_a_strategy_of_flower_is_had_by_its_name(name: str, tmp_path: Path) -> N
 
 def test_records_keep_names_order_and_bits() -> None:
     trainer = tiny.made(tiny.NORMED)
-    names = parameters.trainable(trainer) + parameters.statistics(trainer)
+    names = parameters.trainable(trainer) + parameters.list_statistics(trainer)
     arrays = parameters.get(trainer, names)
     found = flower.from_record(flower.to_record(arrays))
     assert list(found) == names

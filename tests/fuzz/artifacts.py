@@ -98,7 +98,7 @@ def use(given: Set, rng: random.Random) -> str:
 
 def _batch(module: TrainingModule, rng: random.Random) -> list[np.ndarray]:
     """Random inputs of the current mode, labels below 2."""
-    model, made = module._model(), np.random.default_rng(rng.randrange(1 << 32))
+    model, made = module._get_model(), np.random.default_rng(rng.randrange(1 << 32))
     arrays = []
     for name in model.inputs:
         t = model.interface.inputs[name]

@@ -108,10 +108,10 @@ class Prepared(_File):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, plan_cache.PREPARED).write_bytes(data)
             records = plan_cache.Records(folder)
-            records.complaint("00", ("native", "x86-64", 1))
-            records.kernel_sets("00", 1)
+            records.explain_unusable("00", ("native", "x86-64", 1))
+            records.list_kernel_sets("00", 1)
             beside = records.beside
-            for name in () if beside is None else beside.names():
+            for name in () if beside is None else beside.list_names():
                 records.get(name)
 
 

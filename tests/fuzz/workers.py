@@ -97,7 +97,7 @@ def bounded() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, used + ADDRESSES))
     signal.signal(signal.SIGPROF, _too_slow)
-    plan_cache.folder = lambda: None  # plans of mutations are for nobody
+    plan_cache.find_folder = lambda: None  # plans of mutations are for nobody
 
 
 def _too_slow(number: int, frame: FrameType | None) -> None:

@@ -61,7 +61,7 @@ def test_frozen_weights_stay_in_their_file(tmp_path: Path) -> None:
         frozen = 4 * (96 * 64 + 64 * 128)
         assert trained.session.memory.mapped == (frozen if external is None else 0)
         assert len(list(folder.glob("constants.*.data"))) == (external is None)
-        held = process.regions(trained.plans(), trained.session.memory.mapped)
+        held = process.count_region_bytes(trained.plans(), trained.session.memory.mapped)
         assert held.get("frozen", 0) == (0 if external is None else frozen)  # what a check counts
         assert trained.eval()(x, target) == found[external][0]
         assert len(trained.session.memory.frozen) < 2 * frozen + mapping.PAGE

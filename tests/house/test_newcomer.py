@@ -195,7 +195,7 @@ class Signum(Method):
 
     def attributes(self) -> dict[str, Any]:
         names = ("momentum", "weight_decay")
-        return {name: arguments.real(name, getattr(self, name)) for name in names}
+        return {name: arguments.check_real(name, getattr(self, name)) for name in names}
 
     @staticmethod
     def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
@@ -266,7 +266,7 @@ from engine.tools.dev import optimizer_plans
 assert engine.Signum is artifacts.Signum
 from engine.trainer import names
 assert artifacts.OptimType.Signum.value == len(artifacts.OptimType)
-assert names.optimizers()["signum"] is artifacts.Signum
+assert names.list_optimizers()["signum"] is artifacts.Signum
 assert onnxblock.optim.Signum.__doc__
 assert "signum" in optimizer_plans.ROWS
 """,
@@ -301,8 +301,8 @@ OPTION = Addition(
     files={
         "engine/training/settings.py": [
             Edit(
-                "    unfreeze: Mapping[str, int] | None = option(\n",
-                '    most_steps: int | None = option(None, "Stop after these.", AT_LEAST_1)\n',
+                "    unfreeze: Mapping[str, int] | None = declare_option(\n",
+                '    most_steps: int | None = declare_option(None, "Stop then.", AT_LEAST_1)\n',
             )
         ],
         "engine/trainer/loop.py": [
@@ -333,7 +333,7 @@ except InputError as error:
 config = run_config.config_of({"fit": {"most_steps": 3}}, "run.toml")
 assert config.fit.most_steps == 3 and "most_steps = 3" in run_config.to_toml(config)
 told = CliRunner().invoke(command, ["--help"]).output
-assert "--most-steps" in told and "Stop after these." in told
+assert "--most-steps" in told and "Stop then." in told
 assert "| `most_steps` |" in Path("docs/commands.md").read_text("utf-8")
 """,
 )
@@ -348,7 +348,7 @@ METRIC = Addition(
                 '''class LogCosh(_Means):
     """The mean of log cosh(y - t) over all elements."""
 
-    declared = _declaration("log_cosh")
+    declared = _declare("log_cosh")
 
     def total(self, differences: Array) -> float:
         return float(np.log(np.cosh(differences)).sum())

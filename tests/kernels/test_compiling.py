@@ -257,7 +257,7 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
 ) -> None:
     """The executor, as the kernels of the plan, so that all are compiled side by side."""
     from engine.api import CheckpointState, Module
-    from engine.models.images import mlp
+    from engine.models.images import build_mlp
     from engine.tools.benchmark.workload import write_artifacts
 
     asked = []
@@ -266,12 +266,12 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
         asked.append([k.symbol for k in kernels])
         return {symbol: 1 for symbol in asked[-1]}
 
-    write_artifacts(mlp(), tmp_path)
+    write_artifacts(build_mlp(), tmp_path)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     assert len(load._coming) == 2, "processes start before the model is planned"
     monkeypatch.setattr(source.KernelSet, "resolve", resolve)
-    module.session.training.program([(4, 784), (4,)])
+    module.session.training.get_program([(4, 784), (4,)])
     assert asked[0][:2] == [LAUNCH.symbol, WORKER.symbol]
     assert len(asked[0]) > 10
 

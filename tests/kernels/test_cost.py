@@ -15,7 +15,7 @@ from engine.kernels.analysis.cost import efficiencies, nominal, seconds, step_se
 from engine.kernels.analysis.flops import Task, Use, tasks
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates
-from engine.models.mobilenets import mobilenet_v2
+from engine.models.mobilenets import build_mobilenet_v2
 from engine.plan.plan import KernelSpec
 from engine.runtime.roofline import Roofline
 
@@ -62,7 +62,7 @@ def test_formulas_of_many_instructions_take_longer() -> None:
 def test_a_faster_machine_takes_less(threads: int) -> None:
     """Each step; and the nominal machine is the same every time."""
     shape = (3, 96, 96)
-    plan = make_plan(mobilenet_v2(shape), {"x": (2, *shape)}, target=host(), threads=threads)
+    plan = make_plan(build_mobilenet_v2(shape), {"x": (2, *shape)}, target=host(), threads=threads)
     usual = nominal(threads)
     found = step_seconds(plan)
     assert found == step_seconds(plan, usual)

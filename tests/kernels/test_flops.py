@@ -15,7 +15,7 @@ from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import TensorType
-from engine.models.mobilenets import mobilenet_v2
+from engine.models.mobilenets import build_mobilenet_v2
 from engine.plan.plan import KernelSpec, Mode
 from engine.tools.benchmark.workloads import WORKLOADS
 from engine.tools.dev import ship
@@ -161,7 +161,9 @@ def test_every_case_has_work_that_can_be_counted() -> None:
 
 def test_what_a_group_has_just_written_is_near() -> None:
     """Of MobileNetV2, whose groups read again what they write, tile by tile."""
-    plan = make_plan(mobilenet_v2((3, 96, 96)), {"x": (2, 3, 96, 96)}, target=host(), threads=2)
+    plan = make_plan(
+        build_mobilenet_v2((3, 96, 96)), {"x": (2, 3, 96, 96)}, target=host(), threads=2
+    )
     found = work(plan)
     grouped = [w for s, w in zip(plan.steps, found, strict=True) if s.tiles]
     near = [w for w in grouped if len(w.moves) == 2]

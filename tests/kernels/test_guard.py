@@ -187,7 +187,7 @@ def forge_prepared(path: Path) -> None:
     found = plan_cache.Prepared(os.fspath(path))
     assert found.made is not None
     records = {}
-    for name in found.names():
+    for name in found.list_names():
         record = found.get(name)
         assert record is not None
         if record.startswith(plan_file.MAGIC):

@@ -44,10 +44,10 @@ print(*sorted({"llvmlite", "numba", "onnx", "engine.graphs"} & set(sys.modules))
 
 @needs_plain
 def test_a_warm_start_loads_no_compiler(tmp_path: Path) -> None:
-    from engine.models.images import mlp
+    from engine.models.images import build_mlp
     from engine.tools.benchmark.workload import write_artifacts
 
-    write_artifacts(mlp(), tmp_path)
+    write_artifacts(build_mlp(), tmp_path)
     for _ in range(2):  # the first one plans and compiles
         words = [sys.executable, "-c", STEP, str(tmp_path)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)

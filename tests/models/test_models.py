@@ -15,7 +15,7 @@ from engine.checkpoint import safetensors
 from engine.data.sources import dataset_of
 from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, ShapeError
 from engine.graphs.io import onnx_io
-from engine.models.catalog import ARCHITECTURES, Architecture, architecture
+from engine.models.catalog import ARCHITECTURES, Architecture, find_architecture
 from engine.models.named_model import make
 from engine.trainer.trainer import Trainer
 from tests.support.model_samples import batch, shape_of, small
@@ -115,4 +115,4 @@ def test_what_does_not_fit_is_refused(
     if "data" in given:
         given = given | {"data": dataset_of(given["data"])}
     with pytest.raises(error, match=text):
-        make(architecture(name), **given)
+        make(find_architecture(name), **given)

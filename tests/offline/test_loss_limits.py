@@ -17,7 +17,7 @@ from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import InputError, LabelError, ModelError, ShapeError
 from engine.loss_types import LOSSES
-from engine.trainer.names import chosen, losses
+from engine.trainer.names import choose_named, list_losses
 from tests.support.harness import gradient, identity, untyped
 from tests.support.places import DOCS
 
@@ -400,7 +400,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_has_every_loss() -> None:
     for name in ("cross_entropy", "focal", "ciou", "info_nce"):
-        assert chosen(losses(), name, "loss") in LOSSES.values()
+        assert choose_named(list_losses(), name, "loss") in LOSSES.values()
     page = (DOCS / "losses.md").read_text("utf-8")
     table = [line for line in page.splitlines() if line.startswith("| `")]
     told = {name for line in table for name in line.split("|")[1].replace("`", " ").split()}

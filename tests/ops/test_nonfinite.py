@@ -162,7 +162,7 @@ def test_the_search_touches_no_gradient_and_no_count() -> None:
     trainer = made(DROPPING)
     trainer.accumulate(X[:8], LABELS[:8])
     kept = trainer.state.regions["grad"].tobytes(), trainer.state.draws, values(trainer)
-    told = nonfinite.error(trainer.training_steps, (X[:8], LABELS[:8]), np.nan, "batch 0")
+    told = nonfinite.make_error(trainer.training_steps, (X[:8], LABELS[:8]), np.nan, "batch 0")
     assert "computed once more, it was finite" in str(told)
     assert kept == (trainer.state.regions["grad"].tobytes(), trainer.state.draws, values(trainer))
 

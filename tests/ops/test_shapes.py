@@ -12,8 +12,8 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.models.mobilenets import mobilenet_v2
-from engine.models.post_norm import transformer
+from engine.models.mobilenets import build_mobilenet_v2
+from engine.models.post_norm import build_transformer
 from engine.tools.benchmark.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -21,14 +21,17 @@ from engine.training.model import Model
 
 def encoder() -> Graph:
     """The transformer of the benchmarks, of any length."""
-    graph = transformer()
+    graph = build_transformer()
     graph.inputs["x"] = graph.inputs["x"].but(("batch", "length", 256))
     return graph
 
 
 CASES: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
     "transformer": (encoder(), [(2, 40, 256), (2, 41, 256), (3, 50, 256)]),
-    "mobilenet": (mobilenet_v2((3, 32, 32)), [(5, 3, 32, 32), (6, 3, 32, 32), (7, 3, 32, 32)]),
+    "mobilenet": (
+        build_mobilenet_v2((3, 32, 32)),
+        [(5, 3, 32, 32), (6, 3, 32, 32), (7, 3, 32, 32)],
+    ),
 }
 
 
@@ -39,7 +42,7 @@ def test_shapes_share_kernels(name: str, tmp_path: Path) -> None:
     write_artifacts(graph, tmp_path)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     model = Model(tmp_path / "training_model.onnx", state, Memory(), 1, "training model")
-    state.slots = state.layout(model.parameter_shapes())
+    state.slots = state.layout(model.list_parameter_shapes())
     plans = [model.plan({"x": s, "labels": s[:1]}) for s in shapes]
     assert {p.specs for p in plans} == {plans[0].specs}
 

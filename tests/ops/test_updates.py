@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, InputError, NonFiniteError
-from engine.federated.updates import Encoding, Update, flat, parted
+from engine.federated.updates import Encoding, Update, flatten, split_vector
 
 SHAPES = {"weight": (3, 4), "bias": (4,), "scale": ()}
 TOTAL = 17
@@ -17,7 +17,7 @@ TOTAL = 17
 
 def update(seed: int = 0, size: float = 1e-2) -> Update:
     rng = np.random.default_rng(seed)
-    return parted((rng.standard_normal(TOTAL) * size).astype(np.float32), SHAPES)
+    return split_vector((rng.standard_normal(TOTAL) * size).astype(np.float32), SHAPES)
 
 
 def finite(limit: float) -> st.SearchStrategy[np.ndarray]:
@@ -37,12 +37,12 @@ def test_dense_values_arrive_within_the_documented_error(
 
     @given(finite(limit))
     def arrive(vector: np.ndarray) -> None:
-        message = encoding.encode(parted(vector, SHAPES))
+        message = encoding.encode(split_vector(vector, SHAPES))
         got = encoding.decode(message, SHAPES)
         assert list(got) == list(SHAPES)
         assert [a.shape for a in got.values()] == list(SHAPES.values())
         assert sum(a.nbytes for a in message.values()) == encoding.nbytes(SHAPES)
-        error = np.abs(flat(got).astype(float) - vector)
+        error = np.abs(flatten(got).astype(float) - vector)
         assert (error <= relative * np.abs(vector.astype(float)) + absolute).all()
         again = encoding.encode(got)  # what arrived is sent without further loss
         assert all(np.array_equal(again[name], message[name]) for name in message)
@@ -72,12 +72,12 @@ def test_the_largest_elements_are_sent_and_the_rest_is_kept(
 ) -> None:
     encoding = Encoding(values, fraction)
     count = max(1, round(fraction * TOTAL))
-    message, residual = encoding.compensated(parted(vector, SHAPES), None)
+    message, residual = encoding.compensated(split_vector(vector, SHAPES), None)
     assert message["indices"].size == message["values"].size == count == encoding.count(SHAPES)
     assert sum(a.nbytes for a in message.values()) == encoding.nbytes(SHAPES)
     ranks = sorted(range(TOTAL), key=lambda i: (-abs(vector[i]), i))
     assert message["indices"].tolist() == sorted(ranks[:count])
-    got = flat(encoding.decode(message, SHAPES))
+    got = flatten(encoding.decode(message, SHAPES))
     assert np.array_equal(got + residual, vector)  # nothing is lost
 
 
@@ -88,9 +88,9 @@ def test_error_feedback_delivers_everything_in_time() -> None:
     arrived = np.zeros(TOTAL, np.float32)
     for _ in range(200):
         message, residual = encoding.compensated(constant, residual)
-        arrived += flat(encoding.decode(message, SHAPES))
-    assert np.allclose(arrived + residual, 200 * flat(constant), rtol=1e-4)
-    assert np.abs(residual).max() < 20 * np.abs(flat(constant)).max()
+        arrived += flatten(encoding.decode(message, SHAPES))
+    assert np.allclose(arrived + residual, 200 * flatten(constant), rtol=1e-4)
+    assert np.abs(residual).max() < 20 * np.abs(flatten(constant)).max()
 
 
 MALFORMED = {

@@ -77,7 +77,9 @@ def test_recomputation_changes_memory_and_no_number(monkeypatch: pytest.MonkeyPa
         grads = {n: np.array(p.grad) for n, p in state.parameters if p.requires_grad}
         results.append((loss, grads))
         sizes.append(
-            module.session.training.program([x.shape, y.shape]).plan.compute_region_bytes("work")
+            module.session.training.get_program([x.shape, y.shape]).plan.compute_region_bytes(
+                "work"
+            )
         )
     assert sizes[1] < 0.8 * sizes[0]
     (kept, before), (again, after) = results

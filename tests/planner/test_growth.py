@@ -25,7 +25,7 @@ from engine.graphs.offline.training import choose, make_artifacts
 from engine.graphs.planner import budget, place, search
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
-from engine.models.post_norm import minilm
+from engine.models.post_norm import build_minilm
 from engine.tools.benchmark.workload import Workload, parameters
 
 FEW, TIMES, MOST = 84, 4, 4.6  # nodes; how many times as many; by how much work may grow then
@@ -92,7 +92,7 @@ def test_ways_grow_about_as_the_layers_of_a_network_do(
     monkeypatch.setattr(search, "WAYS", 1 << 20)
     found = []
     for layers in (6, 12):
-        graph = partial(minilm, words=100, layers=layers)
+        graph = partial(build_minilm, words=100, layers=layers)
         one = Workload(f"encoder{layers}", (8, 128), graph, words=100)
         monkeypatch.setitem(deep.MODELS, one.name, one)
         (tmp_path / one.name).mkdir()

@@ -83,7 +83,7 @@ def trained(
     """The plan of a module, and the loss and the gradients of its step on random data, twice."""
     if how != WHOLE:
         monkeypatch.setattr(planner, "group", by_samples)
-    monkeypatch.setattr(plan_cache, "sources", lambda: how)
+    monkeypatch.setattr(plan_cache, "digest_sources", lambda: how)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=threads)
     rng = np.random.default_rng(batch)
@@ -182,7 +182,7 @@ def test_budgets_below_what_single_layers_touch(
         before = now
     assert len(ran) > 3
     monkeypatch.setattr(Ladder, "_by_samples", lambda *_: iter(()))
-    monkeypatch.setattr(plan_cache, "sources", lambda: WHOLE)
+    monkeypatch.setattr(plan_cache, "digest_sources", lambda: WHOLE)
     with pytest.raises(BudgetError) as whole:
         Joined(artifacts, 32).plan(1)
     work = [

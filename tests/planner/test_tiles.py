@@ -156,7 +156,7 @@ def module(
     """A module whose plans have groups, or none."""
     if not grouped:
         monkeypatch.setattr(planner, "group", lambda *_: None)
-        monkeypatch.setattr(plan_cache, "sources", lambda: "without groups")
+        monkeypatch.setattr(plan_cache, "digest_sources", lambda: "without groups")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     return state, Module(folder / "training_model.onnx", state, threads=threads)
 

@@ -433,7 +433,7 @@ def parts(model: Model, names: Mapping[str, str], report: Report) -> None:
         known = Check(training, with_buffers(training, {**fed, **values}, 0), report)
         batch = [fed[name] for name in one.inputs]
         for trainer in (two, three):
-            trainer.training_steps.gradients(batch)
+            trainer.training_steps.compute_gradients(batch)
     except InternalError:
         raise
     except EngineError as error:

@@ -122,7 +122,9 @@ def trains_as(folder: Path) -> str:
         assert model is not None
         values = model.graph.initializers
         found |= {float(v) for name in ("scale", "shift") for v in np.unique(values[name])}
-    found |= {1.0 if len(optimizer.model.states().states) == 2 else 2.0}  # AdamW has two, SGD none
+    found |= {
+        1.0 if len(optimizer.model.lay_out_states().states) == 2 else 2.0
+    }  # AdamW has two, SGD none
     assert len(found) == 1, f"{folder} trains as a mixture of {found}"
     return _word(found.pop())
 

@@ -24,7 +24,7 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.read, self.planned, self.folder = 0, 0, folder
-        monkeypatch.setattr(plan_cache, "folder", lambda: self.folder)
+        monkeypatch.setattr(plan_cache, "find_folder", lambda: self.folder)
         load, plan = onnx_io.load, Planner.plan
 
         def counted_load(*args: Any, **rest: Any) -> Any:

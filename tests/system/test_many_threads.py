@@ -30,20 +30,21 @@ def small(name: str, x: tuple[int, ...], build: object = None, **changes: object
 SMALL = {
     "mlp": small("mlp", (5, 784)),
     "cnn": small("cnn", (3, 1, 28, 28)),
-    "mobilenet": small("mobilenet", (2, *SIDES), partial(mobilenets.mobilenet_v2, SIDES)),
+    "mobilenet": small("mobilenet", (2, *SIDES), partial(mobilenets.build_mobilenet_v2, SIDES)),
     "mobilenet_v3": small(
-        "mobilenet_v3", (2, *SIDES), partial(mobilenets.mobilenet_v3_small, SIDES)
+        "mobilenet_v3", (2, *SIDES), partial(mobilenets.build_mobilenet_v3_small, SIDES)
     ),
-    "resnet18": small("resnet18", (2, *SIDES), partial(resnets.resnet18, SIDES)),
-    "vit": small("vit", (2, *SIDES), partial(pre_norm.vit_tiny, SIDES, width=36, layers=2)),
+    "resnet18": small("resnet18", (2, *SIDES), partial(resnets.build_resnet18, SIDES)),
+    "vit": small("vit", (2, *SIDES), partial(pre_norm.build_vit_tiny, SIDES, width=36, layers=2)),
     "minilm": small(
-        "minilm", (3, 16), partial(post_norm.minilm, 16, 100, 2, 48), words=100
+        "minilm", (3, 16), partial(post_norm.build_minilm, 16, 100, 2, 48), words=100
     ),
     "gpt2": small(
-        "gpt2", (3, 16), partial(pre_norm.gpt2, 16, 100, 2, 48), words=100, classes=100, labels=16
+        "gpt2", (3, 16), partial(pre_norm.build_gpt2, 16, 100, 2, 48),
+        words=100, classes=100, labels=16,
     ),
-    "wav2vec2": small("wav2vec2", (2, 1, 2000), partial(sounds.wav2vec2, 2000, 48)),
-    "lstm": small("lstm", (5, 7, 12), partial(recurrent.lstm, 7, 12, 20)),
+    "wav2vec2": small("wav2vec2", (2, 1, 2000), partial(sounds.build_wav2vec2, 2000, 48)),
+    "lstm": small("lstm", (5, 7, 12), partial(recurrent.build_lstm, 7, 12, 20)),
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def test_nothing_is_made_in_what_others_own(shared: Cache, monkeypatch: pytest.M
         with pytest.warns(CacheWarning, match="belongs to user"):
             cache.write(new, CONTENT)
         assert not cache.can_write(new.path.parent)
-        assert plan_cache.folder() is None
+        assert plan_cache.find_folder() is None
     assert not (shared.above / "x").exists()
 
 

@@ -47,22 +47,22 @@ def test_pictures_are_png_files(shape: tuple[int, int, int]) -> None:
 
 def test_what_looks_like_a_picture_is_one() -> None:
     image = np.linspace(-2, 3, 3 * 8 * 10, dtype=np.float32).reshape(3, 8, 10)
-    pixels = png.pixels(image)
+    pixels = png.make_pixels(image)
     assert pixels is not None
     assert pixels.shape == (8, 10, 3)
     assert (pixels.min(), pixels.max()) == (0, 255)
-    last = png.pixels(np.moveaxis(image, 0, -1))
+    last = png.make_pixels(np.moveaxis(image, 0, -1))
     assert last is not None
     assert np.array_equal(last, pixels)
-    assert png.pixels(np.zeros((5, 8, 8))) is None, "five channels"
-    assert png.pixels(np.zeros((1, 2, 8))) is None, "two rows"
-    assert png.pixels(np.zeros(64)) is None
+    assert png.make_pixels(np.zeros((5, 8, 8))) is None, "five channels"
+    assert png.make_pixels(np.zeros((1, 2, 8))) is None, "two rows"
+    assert png.make_pixels(np.zeros(64)) is None
     octets = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-    same = png.pixels(octets)
+    same = png.make_pixels(octets)
     assert same is not None
     assert np.array_equal(same, octets)
     assert same.base is None, "the batch that it is of is not kept"
-    large = png.pixels(np.zeros((1, 500, 200)))
+    large = png.make_pixels(np.zeros((1, 500, 200)))
     assert large is not None
     assert max(large.shape) <= png.MAX_SIDE
 
@@ -88,7 +88,7 @@ def test_a_trace_keeps_sums_when_points_are_joined() -> None:
     assert points[-1].step == 5 * MAX_POINTS
     assert all(p.rate == pytest.approx(80.0) for p in points)
     again = Trace()
-    again.restore(json.loads(json.dumps(trace.state())))
+    again.restore(json.loads(json.dumps(trace.make_state())))
     assert [p.step for p in again.points] == [p.step for p in points]
     assert again.seconds == trace.seconds
 

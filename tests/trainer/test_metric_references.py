@@ -33,7 +33,7 @@ from engine.trainer.metrics import (
     TopK,
     metrics_of,
 )
-from engine.trainer.metrics.named import declaration_of, known, results_of
+from engine.trainer.metrics.named import get_declaration, list_known, list_results
 from tests.support.places import ROOT
 
 Array = npt.NDArray[Any]
@@ -291,14 +291,14 @@ def test_targets_that_are_neither() -> None:
 
 
 def test_every_name_makes_a_metric_of_that_name() -> None:
-    for name, make in known().items():
+    for name, make in list_known().items():
         (metric,) = metrics_of(name)
         assert metric.name == name
         assert type(metric) is type(make())
         assert direction(f"val_{name}") == metric.mode == metric.declared.mode  # type: ignore[union-attr]  # has one
     assert direction("val_recall_hot dog") == "max"
     assert direction("val_error_rate") == "min"
-    assert len({declaration_of(kind).name for kind in METRICS}) == len(METRICS)
+    assert len({get_declaration(kind).name for kind in METRICS}) == len(METRICS)
 
 
 @pytest.mark.parametrize(
@@ -315,12 +315,12 @@ def test_columns_of_two_metrics_are_not_one() -> None:
     both = metrics_of(["f1_micro", "f1_per_class"])
     for metric in both:
         take(metric, scores, targets, (60,))
-    assert list(results_of(both, ["a", "b", "c"])) == ["f1_micro", "f1_a", "f1_b", "f1_c"]
+    assert list(list_results(both, ["a", "b", "c"])) == ["f1_micro", "f1_a", "f1_b", "f1_c"]
     with pytest.raises(InputError, match="two metrics have the column 'f1_micro'"):
-        results_of(both, ["macro", "micro", "c"])
+        list_results(both, ["macro", "micro", "c"])
 
 
 def test_the_page_lists_every_metric() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     assert page == with_table(page), "python -m engine.tools.dev.metric_table docs/metrics.md"
-    assert all(f"| `{declaration_of(kind).name}` |" in page for kind in METRICS)
+    assert all(f"| `{get_declaration(kind).name}` |" in page for kind in METRICS)

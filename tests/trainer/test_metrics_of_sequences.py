@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import DTypeError, NonFiniteError, ShapeError
 from engine.trainer.metrics import BLEU, ErrorRate
-from engine.trainer.metrics.sequences import distance
+from engine.trainer.metrics.sequences import measure_distance
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(8)
@@ -33,12 +33,12 @@ def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 
 def test_distances() -> None:
-    assert distance("kitten", "sitting") == 3
-    assert distance("", "abc") == distance("abc", "") == 3
-    assert distance("", "") == 0
+    assert measure_distance("kitten", "sitting") == 3
+    assert measure_distance("", "abc") == measure_distance("abc", "") == 3
+    assert measure_distance("", "") == 0
     for _ in range(60):
         first, second = (RNG.integers(0, 4, RNG.integers(0, 9)).tolist() for _ in range(2))
-        assert distance(first, second) == edits(first, second)
+        assert measure_distance(first, second) == edits(first, second)
 
 
 @pytest.mark.parametrize("layout", ["tokens", "onnx", "language"])

@@ -133,7 +133,7 @@ def test_every_option_of_what_is_chosen_by_name_can_be_read() -> None:
     from engine.trainer import names
 
     makers: list[Any] = [Csv, Images, Sounds, LabelledTexts, Texts]
-    for known in (names.losses(), names.optimizers(), names.schedule_kinds()):
+    for known in (names.list_losses(), names.list_optimizers(), names.schedule_kinds()):
         makers += known.values()
     for maker in makers:
         for option in tables.list_options(maker).values():

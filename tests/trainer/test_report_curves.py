@@ -14,8 +14,8 @@ from engine.reports import HtmlReport
 from engine.trainer.metrics.ranking import AUROC
 from engine.trainer.reports.curves import BINS, Calibration, Ranking
 from engine.trainer.reports.findings import MAX_ODDS, Findings
-from engine.trainer.reports.sections.calibration import calibration
-from engine.trainer.reports.sections.classes import Scores, ranking
+from engine.trainer.reports.sections.calibration import compute_calibration
+from engine.trainer.reports.sections.classes import Scores, rank_samples
 from engine.trainer.reports.thinned import Thinned
 from tests.support.report_runs import Run
 
@@ -46,10 +46,10 @@ def test_rankings_are_those_of_scikit_learn(ties: int, share: float) -> None:
     made = Ranking.of(is_class, scores)
     assert made is not None
     false, true, _ = metrics.roc_curve(is_class, scores, drop_intermediate=False)
-    assert np.allclose(made.roc(), (false, true))
+    assert np.allclose(made.compute_roc(), (false, true))
     precision, recall, _ = metrics.precision_recall_curve(is_class, scores)
     assert np.allclose(
-        [each[::-1] for each in made.precision_recall()], (precision[:-1], recall[:-1])
+        [each[::-1] for each in made.compute_precision_recall()], (precision[:-1], recall[:-1])
     )
     assert made.area == pytest.approx(metrics.roc_auc_score(is_class, scores))
     assert made.average_precision == pytest.approx(
@@ -93,7 +93,7 @@ def test_scores_of_classes_are_those_of_scikit_learn(parts: int) -> None:
         )
         average = metrics.average_precision_score(is_class, shares[:, label])
         assert scores.average_precision[label] == pytest.approx(average, abs=1e-5)
-    made = calibration(findings)
+    made = compute_calibration(findings)
     assert made is not None
     accuracy, mean = calibration_curve(labels == logits.argmax(1), shares.max(1), n_bins=BINS)
     assert np.allclose(made.accuracy, accuracy)
@@ -106,7 +106,7 @@ def test_one_score_for_two_classes_ranks_like_two() -> None:
     logits = (rng.standard_normal(300) + labels).astype(np.float32)
     expected = metrics.roc_auc_score(labels, logits)
     for scores in (logits, 1 / (1 + np.exp(-logits)), np.stack([-logits, logits], 1)):
-        made = ranking(found(labels, scores), 1)
+        made = rank_samples(found(labels, scores), 1)
         assert made is not None
         assert made.area == pytest.approx(expected, abs=1e-4)
 
@@ -151,7 +151,7 @@ def test_scores_that_are_not_finite_are_in_no_curve() -> None:
     logits[::2] = np.nan
     made = found(labels, logits)
     assert len(made.odds.rows) == 30
-    assert calibration(made) is not None
+    assert compute_calibration(made) is not None
 
 
 def test_the_page_has_tables_and_curves(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_page_has_tables_and_curves(tmp_path: Path) -> None:
     assert f'data-label="owl, {area:.3f}"' in parts["ranking"]
     assert "never" not in parts["ranking"], "no sample has this class"
     assert parts["ranking"].count('class="line"') == 6
-    made = calibration(run.report._last)  # type: ignore[arg-type]  # there was a validation
+    made = compute_calibration(run.report._last)  # type: ignore[arg-type]  # there was a validation
     assert made is not None
     assert f"error is {100 * made.error:.1f} %" in parts["calibration"]
     assert parts["calibration"].count("predictions</title>") == len(made.counts)

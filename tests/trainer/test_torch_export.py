@@ -143,17 +143,17 @@ def test_a_parameter_that_the_module_lacks_is_named(trainer: Trainer) -> None:
 
 def test_outputs_may_differ_by_rounding_alone() -> None:
     y, near, far = (np.array([1.0, last]) for last in (1000.0, 1000.5, 998.0))
-    assert torch_export._difference("y", near, y, 1e-3) == pytest.approx(5e-4)
+    assert torch_export._measure_difference("y", near, y, 1e-3) == pytest.approx(5e-4)
     with pytest.raises(ModelError, match=r"'y' is 2\.0e-03 from torch's, relative to the largest"):
-        torch_export._difference("y", far, y, 1e-3)
+        torch_export._measure_difference("y", far, y, 1e-3)
     with pytest.raises(ModelError, match="is nan from torch's"):
-        torch_export._difference("y", np.array([np.nan]), np.ones(1), 1e-3)
+        torch_export._measure_difference("y", np.array([np.nan]), np.ones(1), 1e-3)
 
 
 def test_of_a_chain_of_errors_the_first_cause_is_told_in_one_line() -> None:
     error = RuntimeError("the export failed\nsee the log")
     error.__cause__ = ValueError("\n  expected 4D input \n  more")
-    assert torch_program._reason(error) == "ValueError: expected 4D input"
+    assert torch_program._find_reason(error) == "ValueError: expected 4D input"
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,6 @@ def test_mutated_models(part: str) -> None:
 
 
 def feeds(module: Module) -> list[np.ndarray[Any, Any]]:
-    types = [module._model().graph.inputs[n] for n in module.input_names()]
+    types = [module._get_model().graph.inputs[n] for n in module.input_names()]
     shapes = [[d if isinstance(d, int) and d < 2**20 else 3 for d in t.shape] for t in types]
     return [np.ones(s, NUMPY[t.dtype]) for s, t in zip(shapes, types, strict=True)]

@@ -449,8 +449,8 @@ def placed(nodes: str) -> str:
 @pytest.mark.parametrize("nodes", WHOLE.values(), ids=WHOLE)
 def test_what_leaves_the_samples_as_they_are_is_seen(nodes: str) -> None:
     splitter = made(placed(nodes), optimizer=SGD(0.05)).training_steps.splitter
-    assert splitter.loss([X.shape, LABELS.shape]).is_mean
-    assert splitter.loss([(200, 6), (200,)]).is_mean  # constants are too large to be folded
+    assert splitter.find_loss([X.shape, LABELS.shape]).is_mean
+    assert splitter.find_loss([(200, 6), (200,)]).is_mean  # constants are too large to be folded
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_models_whose_samples_are_left_as_they_are_train_in_parts(name: str) -> 
 @pytest.mark.parametrize("nodes", MIXING.values(), ids=MIXING)
 def test_what_moves_samples_or_counts_them_is_refused(nodes: str) -> None:
     with pytest.raises(InputError, match=r"cannot be trained on in parts: node '"):
-        made(placed(nodes)).training_steps.splitter.loss([X.shape, LABELS.shape])
+        made(placed(nodes)).training_steps.splitter.find_loss([X.shape, LABELS.shape])
 
 
 def test_what_is_added_up_as_often_as_there_are_samples_is_refused() -> None:
@@ -484,7 +484,7 @@ def test_what_is_added_up_as_often_as_there_are_samples_is_refused() -> None:
     r = Tanh(t)""")
     for rows in (20, 2000):
         with pytest.raises(InputError, match="depends on how many samples a batch has"):
-            made(text).training_steps.splitter.loss([(rows, 6), (rows,)])
+            made(text).training_steps.splitter.find_loss([(rows, 6), (rows,)])
     mean = PLAIN.replace("float[N,3] scores", "float y").replace(
         "scores = Add(s, head.bias)",
         """scores = Add(s, head.bias)

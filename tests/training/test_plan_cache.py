@@ -28,7 +28,7 @@ from engine.graphs.io import onnx_io
 from engine.kernels.machine.target import host
 from engine.system import cache
 from engine.training import model_file, plan_cache
-from engine.training.interface import Interface, Large, pieces
+from engine.training.interface import Interface, Large, list_pieces
 from engine.training.model import Model
 from tests.support.harness import untyped
 from tests.support.places import GOLDENS, ROOT
@@ -103,7 +103,7 @@ def test_whatever_decides_a_plan_is_in_its_key(
     shutil.copy(MLP / "eval_model.onnx", other)
     train(other)
     assert again.planned == 3
-    monkeypatch.setattr(plan_cache, "sources", lambda: "another version")
+    monkeypatch.setattr(plan_cache, "digest_sources", lambda: "another version")
     assert again.of(train) == ALL
 
 
@@ -117,8 +117,8 @@ def test_every_file_that_decides_a_plan_is_among_the_sources(
         read.add(path)
         return b""
 
-    monkeypatch.setattr(plan_cache, "_digest_of", digest_of)
-    plan_cache.sources.__wrapped__()
+    monkeypatch.setattr(plan_cache, "_digest_file", digest_of)
+    plan_cache.digest_sources.__wrapped__()
     root = Path(engine.__file__).parent
     for room in ("kernels", "graphs"):
         for path in (root / room).resolve().rglob("*"):
@@ -130,13 +130,13 @@ def test_a_plan_of_another_kernel_set_is_not_used(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train()
-    setting = Model.setting
+    setting = Model.make_setting
 
     def other(model: Model) -> plan_cache.Setting:
         name, target, threads = setting(model)
         return f"another {name}", target, threads
 
-    monkeypatch.setattr(Model, "setting", other)
+    monkeypatch.setattr(Model, "make_setting", other)
     assert work.of(train) == ALL
 
 
@@ -376,15 +376,15 @@ def test_large_constants_are_not_kept_twice(work: Work, tmp_path: Path) -> None:
 def test_the_file_is_whole_again_when_its_graph_is_read() -> None:
     data = table(model_file.FROZEN_BYTES).SerializeToString()
     graph = onnx_io.load(data)
-    found = Interface.of(graph, graph, 1).located(graph.initializers, data)
+    found = Interface.of(graph, graph, 1).locate_constants(graph.initializers, data)
     assert Interface.from_bytes(found.to_bytes(), len(data)) == found
     assert all(constant.at is not None for constant in found.large)
     offsets, top = {}, 0
-    for name, array in found.contents(data):
+    for name, array in found.list_contents(data):
         np.testing.assert_array_equal(array, graph.initializers[name])
         offsets[name], top = top, top + array.nbytes
-    frozen = b"".join(array.tobytes() for _, array in found.contents(data))
-    parts = pieces(found.large, offsets, data)
+    frozen = b"".join(array.tobytes() for _, array in found.list_contents(data))
+    parts = list_pieces(found.large, offsets, data)
     assert sum(len(p) for p in parts if isinstance(p, bytes)) == len(data) - top
     again = b"".join(p if isinstance(p, bytes) else frozen[slice(*p)] for p in parts)
     assert again == data
@@ -522,5 +522,5 @@ def test_constants_at_one_place_of_the_file_are_left_out_once() -> None:
     """The bytes of equal constants may be found at the place of the first of them."""
     data = bytes(range(40))
     large = [Large("b", "f32", (4,), 8), Large("a", "f32", (4,), 8), Large("c", "f32", (2,), 30)]
-    parts = pieces(large, {"a": 0, "b": 64, "c": 128}, data)
+    parts = list_pieces(large, {"a": 0, "b": 64, "c": 128}, data)
     assert parts == [data[:8], (64, 80), data[24:30], (128, 136), data[38:]]

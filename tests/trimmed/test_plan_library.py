@@ -16,8 +16,8 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.models.mobilenets import mobilenet_v2, mobilenet_v3_small
-from engine.models.post_norm import minilm
+from engine.models.mobilenets import build_mobilenet_v2, build_mobilenet_v3_small
+from engine.models.post_norm import build_minilm
 from engine.tools import cli
 from engine.tools.benchmark.workload import write_artifacts
 from tests.support.builds import (
@@ -115,9 +115,9 @@ def test_plans_of_any_shape_train_like_the_engine(golden: bool, threads: int, wi
 
 
 FAMILIES = {
-    "mobilenet_v2": (mobilenet_v2((3, 32, 32)), (4, 3, 32, 32)),
-    "mobilenet_v3": (mobilenet_v3_small((3, 32, 32)), (4, 3, 32, 32)),
-    "minilm": (minilm(16, words=100, layers=2, width=48), (4, 16)),
+    "mobilenet_v2": (build_mobilenet_v2((3, 32, 32)), (4, 3, 32, 32)),
+    "mobilenet_v3": (build_mobilenet_v3_small((3, 32, 32)), (4, 3, 32, 32)),
+    "minilm": (build_minilm(16, words=100, layers=2, width=48), (4, 16)),
 }
 
 

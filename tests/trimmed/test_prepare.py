@@ -45,7 +45,7 @@ needs_level = pytest.mark.skipif(not HERE, reason="no kernels are shipped for th
 def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Work:
     """Counts what planning does; nothing is kept in the cache folder."""
     found = Work(monkeypatch, tmp_path / "plans")
-    monkeypatch.setattr(plan_cache, "folder", lambda: None)
+    monkeypatch.setattr(plan_cache, "find_folder", lambda: None)
     return found
 
 
@@ -466,8 +466,8 @@ def test_plans_of_the_cache_are_prepared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan that the cache folder had was not made, and so left out of the file."""
-    monkeypatch.setattr(plan_cache, "folder", lambda: tmp_path / "plans")
+    monkeypatch.setattr(plan_cache, "find_folder", lambda: tmp_path / "plans")
     plan_cache.Records().put("name", b"content")
-    assert plan_cache.Records().cached("name") == b"content"
-    assert prepare.Collected().cached("name") is None
-    assert prepare.Collected().prepared("name") is None
+    assert plan_cache.Records().read_cached("name") == b"content"
+    assert prepare.Collected().read_cached("name") is None
+    assert prepare.Collected().read_prepared("name") is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.base.errors import EngineError, InternalError
 from engine.base.sparse_update import SparseUpdate
-from engine.checking import Check, Subject, Suggestion, by_bytes, check, faults_of
+from engine.checking import Check, Subject, Suggestion, check, list_faults, sort_by_bytes
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
@@ -87,7 +87,7 @@ def check_path(
         except InternalError:
             raise
         except EngineError as error:
-            faults = tuple(faults_of(path))
+            faults = tuple(list_faults(path))
             if not faults:
                 raise
             threads = config.choose_threads(asked.threads)
@@ -96,11 +96,11 @@ def check_path(
             )
         result = _of_artifacts(Path(folder), asked, str(path), progress)
     if result.why:
-        return replace(result, faults=tuple(faults_of(path)) or result.faults)
+        return replace(result, faults=tuple(list_faults(path)) or result.faults)
     if asked.variants and result.figures is not None:
         most = result.figures.nbytes
         more = (s for s in _remade(path, graph, asked, made, progress) if s.figures.nbytes < most)
-        result = replace(result, suggestions=by_bytes([*result.suggestions, *more]))
+        result = replace(result, suggestions=sort_by_bytes([*result.suggestions, *more]))
     return result
 
 

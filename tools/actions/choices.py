@@ -24,18 +24,20 @@ def loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
     Raises:
         InputError, DTypeError: there is none of that name, or an option does not fit.
     """
-    return tables.make(_chosen(names.losses(), name, "loss", place), options, f"{place} {name}")
+    return tables.make(
+        _chosen(names.list_losses(), name, "loss", place), options, f"{place} {name}"
+    )
 
 
 def optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpec:
     """Return an optimizer with its options, as `loss`."""
-    kind = _chosen(names.optimizers(), name, "optimizer", place)
+    kind = _chosen(names.list_optimizers(), name, "optimizer", place)
     return tables.make(kind, options, f"{place} {name}")
 
 
 def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
     """Return a schedule with its options, as `loss`."""
-    return names.named_schedule(name, options, place)
+    return names.make_schedule(name, options, place)
 
 
 def tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> Tracker:
@@ -43,7 +45,7 @@ def tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> 
 
     folder: of the run; a tracker that writes files into a folder of its own has one in it.
     """
-    kind = _chosen(trackers.known(), name, "log", place)
+    kind = _chosen(trackers.list_known(), name, "log", place)
     known = tables.list_options(kind)
     given: dict[str, Any] = {"folder": folder / name.lower(), "run": None}
     given = {key: value for key, value in given.items() if key in known}
@@ -52,6 +54,6 @@ def tracker(name: str, options: Mapping[str, Any], place: str, folder: Path) -> 
 
 def _chosen(known: Mapping[str, type[Kind]], name: str, what: str, place: str) -> type[Kind]:
     try:
-        return names.chosen(known, name, what)
+        return names.choose_named(known, name, what)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None

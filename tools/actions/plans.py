@@ -14,7 +14,7 @@ from engine.base.errors import (
     PlanError,
     suggest_nearest,
 )
-from engine.checking import Subject, advice
+from engine.checking import Subject, advise
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
@@ -188,7 +188,7 @@ def training_steps(
         bound = batch_shapes(train, batch, shapes, len(batches) > 1)
         progress.say(f"planning a training step, batch {batch}")
         try:
-            by_batch[batch] = models.step(bound, asked.budget)
+            by_batch[batch] = models.plan_step(bound, asked.budget)
         except NotJoinableError:
             if asked.budget is None and asked.ranks is None:
                 return {}
@@ -196,7 +196,7 @@ def training_steps(
         except BudgetError as error:
             slots = train.state.slots
             subject = Subject.of(files["train"], files["optimizer"], slots, asked.threads)
-            raise error.add_advice(advice(subject, bound, asked.budget or 0)) from None
+            raise error.add_advice(advise(subject, bound, asked.budget or 0)) from None
     return by_batch
 
 
@@ -244,15 +244,15 @@ def _checked(tables: Tables) -> list[str]:
 def _check_prepared(path: Path) -> list[str]:
     prepared = plan_cache.Prepared(os.fspath(path))
     made = prepared.made
-    damaged = [name for name in prepared.names() if prepared.get(name) is None]
+    damaged = [name for name in prepared.list_names() if prepared.get(name) is None]
     if made is None or damaged:
-        raise PlanError(f"{path}: damaged; run `{plan_cache.command(os.fspath(path.parent))}`")
-    if made.sources != plan_cache.sources():
+        raise PlanError(f"{path}: damaged; run `{plan_cache.make_command(os.fspath(path.parent))}`")
+    if made.sources != plan_cache.digest_sources():
         raise PlanError(
             f"{path}: made by another version of edgegrad ({made.version}); run "
-            f"`{plan_cache.command(os.fspath(path.parent))}`"
+            f"`{plan_cache.make_command(os.fspath(path.parent))}`"
         )
-    for name in prepared.names():
+    for name in prepared.list_names():
         record = prepared.get(name) or b""
         if record.startswith(MAGIC):
             try:

@@ -14,7 +14,7 @@ from engine.base import foreign_text
 from engine.base.errors import InputError
 from engine.system import files
 from engine.tools.actions import run_data, runs
-from engine.trainer.places import rows_of
+from engine.trainer.places import make_rows
 from engine.trainer.trainer import Trainer
 
 FORMATS = (".csv", ".json")
@@ -42,7 +42,7 @@ def predict(
     outputs = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
     if isinstance(outputs, tuple):
         raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
-    return rows_of(places, outputs, config.data.classes)
+    return make_rows(places, outputs, config.data.classes)
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ class Collected(plan_cache.Records):
         super().__init__()
         self.found: dict[str, bytes] = {}
 
-    def cached(self, name: str) -> bytes | None:
+    def read_cached(self, name: str) -> bytes | None:
         """Return the record of a key, if this command has made it; the cache folder is not
         asked.
         """
@@ -81,7 +81,7 @@ def prepare(
             models[model.digest] = model.what
     made = plan_cache.PreparedModels(
         engine.__version__,
-        plan_cache.sources(),
+        plan_cache.digest_sources(),
         models,
         [(kernels.name, kernels.target.name, threads) for kernels, threads in settings],
     )
@@ -109,7 +109,7 @@ def _plan(
     )
     models = [train]
     if second is not None:
-        outputs = second.model_outputs()
+        outputs = second.list_model_outputs()
         evaluated = second.select([second.outputs[0], *outputs], "evaluation")
         models += [second, evaluated, second.select(outputs, "prediction")]
     memory.budget = budget
@@ -121,20 +121,20 @@ def _plan(
             optimizer, state, memory, threads, "optimizer model", records=lambda _: collected
         )
         progress.say(f"planning the {last.what}")
-        layout = last.states()
+        layout = last.lay_out_states()
         last.skips_updates()  # which a device asks before its first step
         state.regions["state"] = allocate(layout.nbytes)
-        plans.append(last.planned_update(layout))
+        plans.append(last.plan_update(layout))
         with contextlib.suppress(NotJoinableError):  # a Trainer then runs the two models
             for bound in (batch_shapes(train, *each) for each in bounds):
                 progress.say(f"planning the {Update.what} for {_text(bound)}")
-                plans.append(train.planned(bound, update=Update(last, layout)))
+                plans.append(train.make_plan(bound, update=Update(last, layout)))
             joined = True
     for model, each in itertools.product(models, bounds):
         bound = batch_shapes(model, *each)
         progress.say(f"planning the {model.what} for {_text(bound)}")
         try:
-            plans.append(model.planned(bound))
+            plans.append(model.make_plan(bound))
         except BudgetError:  # with gradients of its own; steps do without
             if model is not train or not joined:
                 raise

@@ -19,7 +19,7 @@ from engine.data.folders import (
     TEST,
     TRAIN,
     VALIDATION,
-    default_validation,
+    choose_validation,
     split_of,
 )
 from engine.data.kinds import KINDS
@@ -33,13 +33,13 @@ def settle(table: DataTable, feature: TensorType) -> DataTable:
     feature: the type of the model's first input.
 
     Raises:
-        FileError: as `places.kind_of`.
+        FileError: as `places.find_kind`.
         InputError: the model does not take data of this kind.
     """
     path = Path(split_of(table.path, TRAIN))
-    kind = places.kind_of(path) if table.kind == "auto" else table.kind
+    kind = places.find_kind(path) if table.kind == "auto" else table.kind
     return dataclasses.replace(
-        table, kind=kind, options=places.fitting(kind, feature, table.options)
+        table, kind=kind, options=places.fit_options(kind, feature, table.options)
     )
 
 
@@ -50,7 +50,7 @@ def open_training(table: DataTable) -> Dataset:
 
 def open_rest(table: DataTable, training: Dataset, seed: int) -> tuple[Dataset, Dataset | None]:
     """The data to train on, and those to validate with: set apart, of a split or another path."""
-    share = default_validation(table.path) if table.validation is None else table.validation
+    share = choose_validation(table.path) if table.validation is None else table.validation
     if isinstance(share, str):
         place = Path(split_of(share, VALIDATION, TEST))
         return training, open_data(table, place, learned_of(table, training))
@@ -84,7 +84,7 @@ def open_data(table: DataTable, path: Path, learned: Mapping[str, Any] | None = 
 def learned_of(table: DataTable, training: Dataset) -> dict[str, Any]:
     """Return the options that a dataset has learned from its training samples, for other data."""
     assert table.kind != "auto"
-    return KINDS[table.kind].learned(training)
+    return KINDS[table.kind].read_learned(training)
 
 
 def write_learned(table: DataTable, training: Dataset, folder: Path) -> None:
@@ -117,4 +117,4 @@ def unlabelled(
         InputError: there are no files.
     """
     assert table.kind != "auto"
-    return KINDS[table.kind].unlabelled(table, paths, learned)
+    return KINDS[table.kind].open_unlabelled(table, paths, learned)

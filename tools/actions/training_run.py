@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.base.errors import FileError, InputError, StateError
 from engine.base.fields import select_options
-from engine.data.changes import MIXING, changes_of
+from engine.data.changes import MIXING, find_changes
 from engine.data.dataset import Dataset
 from engine.data.labels import class_weights
 from engine.data.places import check_sample
@@ -27,7 +27,7 @@ from engine.distributed.launchers import find_launcher
 from engine.graphs.io import onnx_io
 from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import CrossEntropyLoss
-from engine.models.catalog import Architecture, architecture
+from engine.models.catalog import Architecture, find_architecture
 from engine.models.named_model import make
 from engine.system import files
 from engine.system.config import count_cores, switch
@@ -45,7 +45,7 @@ from engine.trainer.metrics import metrics_of
 from engine.trainer.rate_search import RateSearch
 from engine.trainer.recipe import Recipe
 from engine.trainer.runs import RUN, RunFolder
-from engine.trainer.sizes import batches_for
+from engine.trainer.sizes import make_batches
 from engine.trainer.trainer import Trainer
 from engine.training.settings import FitOptions, RecipeOptions, StepOptions
 
@@ -175,7 +175,7 @@ def _prepare(config: RunConfig, resume: bool) -> _Prepared:
         check_sample(dataset, name, feature)
         forward = Forward(source, graph)
     training, validation = _parts(config, dataset)
-    changes_of(config.data.augment, training)  # refuses what is not known, before any work
+    find_changes(config.data.augment, training)  # refuses what is not known, before any work
     run_data.open_test(config.data, training)  # refuses what cannot be read, before any work
     is_measured = validation is not None or config.fit.train_metrics
     measured = runs.metrics(config) if is_measured else config.fit.metrics or ()
@@ -212,7 +212,7 @@ def _train(
     trainer.forward, trainer.recipe = prepared.forward, _recipe(config, training)
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
     model, size = trainer.session.training, config.data.batch_size
-    batched = partial(batches_for, model, batch_size=size)
+    batched = partial(make_batches, model, batch_size=size)
     shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
     monitor = _monitor(config, validation is not None)
     unfreeze = dict(config.fit.unfreeze or {}) or None  # of a run.toml: {} for none
@@ -263,7 +263,7 @@ def find_rate(config: RunConfig, say: Say) -> RateSearch:
             say(line)
         config = prepared.config
         trainer = Trainer(prepared.artifacts, **vars(select_options(config.fit, StepOptions)))
-        source = batches_for(
+        source = make_batches(
             trainer.session.training, prepared.training, config.data.batch_size, "training data",
             names=trainer.inputs, augment=list(config.data.augment) or None,
             balanced=config.data.balanced, shuffle=config.data.shuffle,
@@ -298,7 +298,7 @@ def _existing(config: RunConfig) -> Path | Architecture:
     if not path.is_file():
         if path.exists() or path.suffix or len(path.parts) > 1:
             raise FileError(f"{path}: no such file")
-        return architecture(config.model.path)
+        return find_architecture(config.model.path)
     if config.model.weights:
         raise InputError(
             f"[model] weights: {path} has weights of its own; give the name of an architecture "

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models.images import cnn, mlp
-from engine.models.mobilenets import mobilenet_v2, mobilenet_v3_small
-from engine.models.post_norm import BERT_WORDS, minilm, transformer
-from engine.models.pre_norm import GPT2_WORDS, gpt2, vit_tiny
-from engine.models.recurrent import lstm
-from engine.models.resnets import resnet18, resnet50
-from engine.models.sound import RATE, wav2vec2
+from engine.models.images import build_cnn, build_mlp
+from engine.models.mobilenets import build_mobilenet_v2, build_mobilenet_v3_small
+from engine.models.post_norm import BERT_WORDS, build_minilm, build_transformer
+from engine.models.pre_norm import GPT2_WORDS, build_gpt2, build_vit_tiny
+from engine.models.recurrent import build_lstm
+from engine.models.resnets import build_resnet18, build_resnet50
+from engine.models.sound import RATE, build_wav2vec2
 from engine.tools.benchmark.workload import Workload
 
 _IMAGES = (8, 3, 224, 224)
 _WHOLE = (
-    Workload("mlp", (64, 784), mlp),
-    Workload("cnn", (64, 1, 28, 28), cnn),
-    Workload("mobilenet", _IMAGES, mobilenet_v2),
-    Workload("mobilenet_v3", _IMAGES, mobilenet_v3_small),
-    Workload("resnet18", _IMAGES, resnet18),
-    Workload("resnet50", _IMAGES, resnet50),
-    Workload("vit", _IMAGES, vit_tiny),
-    Workload("transformer", (8, 128, 256), transformer),
-    Workload("minilm", (8, 128), minilm, BERT_WORDS),
-    Workload("gpt2", (8, 128), gpt2, GPT2_WORDS, GPT2_WORDS, labels=128),
-    Workload("wav2vec2", (4, 1, RATE), wav2vec2),
-    Workload("lstm", (32, 100, 64), lstm),
+    Workload("mlp", (64, 784), build_mlp),
+    Workload("cnn", (64, 1, 28, 28), build_cnn),
+    Workload("mobilenet", _IMAGES, build_mobilenet_v2),
+    Workload("mobilenet_v3", _IMAGES, build_mobilenet_v3_small),
+    Workload("resnet18", _IMAGES, build_resnet18),
+    Workload("resnet50", _IMAGES, build_resnet50),
+    Workload("vit", _IMAGES, build_vit_tiny),
+    Workload("transformer", (8, 128, 256), build_transformer),
+    Workload("minilm", (8, 128), build_minilm, BERT_WORDS),
+    Workload("gpt2", (8, 128), build_gpt2, GPT2_WORDS, GPT2_WORDS, labels=128),
+    Workload("wav2vec2", (4, 1, RATE), build_wav2vec2),
+    Workload("lstm", (32, 100, 64), build_lstm),
 )
 _LAST = {
     "mobilenet": "classifier.1.", "mobilenet_v3": "classifier.3.", "resnet18": "fc.",

@@ -39,7 +39,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     required=True,
     metavar="NAME",
     help="The loss to minimise: "
-    + ", ".join(names.losses())
+    + ", ".join(names.list_losses())
     + "; none: minimise the model's first output.",
 )
 @click.option(
@@ -54,7 +54,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     default="adamw",
     show_default=True,
     metavar="NAME",
-    help="The optimizer: " + ", ".join(names.optimizers()) + "; or none.",
+    help="The optimizer: " + ", ".join(names.list_optimizers()) + "; or none.",
 )
 @click.option(
     "--optimizer-option",

@@ -104,7 +104,7 @@ def _tables() -> Iterator[str]:
             yield f"| `{field.name}` | {_type(option)} | {_default(option)} | {_cell(text)} |"
         yield ""
         if name == "model":
-            losses = ", ".join(f"`{each}`" for each in names.losses())
+            losses = ", ".join(f"`{each}`" for each in names.list_losses())
             yield f"`loss` is one of {losses}; [docs/losses.md](losses.md) has their options.\n"
         if name == "data":
             yield from _datasets()
@@ -113,7 +113,7 @@ def _tables() -> Iterator[str]:
 def _choices(name: str) -> Iterator[str]:
     makers: Mapping[str, Callable[..., Any]] = names.schedule_kinds()
     if name == "optimizer":
-        makers = names.optimizers()
+        makers = names.list_optimizers()
     default = getattr(run_config.RunConfig(), name).name
     yield f"`name` is one of these, by default `{default}`; the other keys are its options.\n"
     yield "| name | options |\n|---|---|"

@@ -22,7 +22,7 @@ from engine.data import (
     SpecAugment,
     TimeShift,
 )
-from engine.data.pictures import pillow
+from engine.data.pictures import import_pillow
 from engine.data.voices import speak
 from engine.tools.dev.pictures import PICTURES
 
@@ -53,7 +53,7 @@ def drawn_features(features: npt.NDArray[Any]) -> Bytes:
     """Draw the features of a sound: time to the right, low bands below, louder is brighter."""
     low, high = np.percentile(features, [1, 99])
     grey = np.clip((features[0][::-1] - low) / (high - low), 0, 1)
-    image = pillow().fromarray((255 * grey).astype(np.uint8)).resize((SIDE, SIDE))
+    image = import_pillow().fromarray((255 * grey).astype(np.uint8)).resize((SIDE, SIDE))
     return np.stack([np.asarray(image)] * 3, -1)
 
 
@@ -96,13 +96,13 @@ def main() -> None:
     shown = rows()
     step = SIDE + MARGIN
     size = (NAMES + step * (TIMES + 1), step * len(shown) + MARGIN)
-    sheet = pillow().new("RGB", size, "white")
+    sheet = import_pillow().new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
     for row, (name, pictures) in enumerate(shown.items()):
         top = MARGIN + row * step
         pen.text((MARGIN, top + SIDE // 2 - 10), name, fill="black", font_size=20)
         for column, picture in enumerate(pictures):
-            sheet.paste(pillow().fromarray(picture), (NAMES + column * step, top))
+            sheet.paste(import_pillow().fromarray(picture), (NAMES + column * step, top))
     PICTURES.mkdir(exist_ok=True)
     sheet.save(PICTURES / "augmentation.png", optimize=True)
 

@@ -6,7 +6,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from engine.trainer.metrics.named import METRICS, declaration_of
+from engine.trainer.metrics.named import METRICS, get_declaration
 
 _BEGIN = "<!-- metrics: made by `python -m engine.tools.dev.metric_table docs/metrics.md` -->\n"
 _END = "<!-- end of metrics -->\n"
@@ -18,7 +18,7 @@ def table() -> str:
     rows.append("|---|---|---|---|---|---|")
     meanings = []
     for kind in METRICS:
-        declared = declaration_of(kind)
+        declared = get_declaration(kind)
         cells = [
             f"`{declared.name}`", " ".join(f"`{end}`" for end in declared.variants),
             {"min": "less", "max": "more"}[declared.mode], declared.output, declared.targets,

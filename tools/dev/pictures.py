@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.data.pictures import pillow
+from engine.data.pictures import import_pillow
 from engine.tools.dev.browser import Browser, browser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ class Shot:
             page.ask(f"document.getElementById('{self.section}').scrollIntoView()")
         page.picture(target, whole=False)
         page.close()
-        image = pillow().open(target).convert("RGB")
+        image = import_pillow().open(target).convert("RGB")
         image.quantize(COLORS, dither=0).save(target, optimize=True)
 
 

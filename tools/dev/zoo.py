@@ -28,10 +28,10 @@ from engine.data.tokens import ByteTokenizer
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.levels import LEVELS
-from engine.models.catalog import architecture
+from engine.models.catalog import find_architecture
 from engine.models.layers import CLASSES
 from engine.models.named_model import make
-from engine.models.recurrent import gru
+from engine.models.recurrent import build_gru
 from engine.plan.plan import KernelSpec, Plan
 from engine.tools.actions.plans import PlanRequest, training_steps
 from engine.tools.benchmark.workload import Workload
@@ -58,7 +58,7 @@ _OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
 
 def named(name: str, shape: tuple[int, ...]) -> Workload:
     """Return a model by name as a workload, with what is random in its training."""
-    kind = architecture(name)
+    kind = find_architecture(name)
     words = ByteTokenizer.size if kind.takes("words") else 0
 
     def build() -> Graph:
@@ -69,7 +69,7 @@ def named(name: str, shape: tuple[int, ...]) -> Workload:
 
 MODELS = (
     *WORKLOADS.values(),
-    Workload("gru", (8, 24, 12), gru),
+    Workload("gru", (8, 24, 12), build_gru),
     *(named(name, shape) for name, shape in SAMPLES.items()),
 )
 

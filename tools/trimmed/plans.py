@@ -149,7 +149,7 @@ def make_plans(
     graphs, states, update = [m.graph for m in models.values()], lay_out((), {}), None
     optimizer = model(files["optimizer"], "optimizer model") if "optimizer" in files else None
     if optimizer is not None:
-        states = optimizer.states()
+        states = optimizer.lay_out_states()
         state.regions["state"] = allocate(states.nbytes)
         graphs.append(optimizer.graph)
     if joined:
@@ -159,7 +159,7 @@ def make_plans(
     every = {b: _plans(models, b, shapes, len(batches) > 1, progress, update) for b in batches}
     plans = dict(every[batches[0]])
     if optimizer is not None and update is None:
-        plans["optimizer"] = optimizer.planned_update(states)
+        plans["optimizer"] = optimizer.plan_update(states)
     listed = models["train"].parameters
     return Planned(
         plans=plans,

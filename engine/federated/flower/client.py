@@ -20,8 +20,8 @@ from engine.federated.flower.records import (
     EXAMPLES,
     METRICS,
     arrays_of,
-    config_of,
     load_kept,
+    read_config,
     store_kept,
     to_record,
 )
@@ -57,12 +57,12 @@ def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None
     @app.train(mods=[protect, *(mods or [])])
     @answering
     def train(message: Message, context: Context) -> RecordDict:
-        return _train(learners.of(context), data(context)[0], message, context)
+        return _train(learners.get(context), data(context)[0], message, context)
 
     @app.evaluate()
     @answering
     def evaluate(message: Message, context: Context) -> RecordDict:
-        return _evaluate(learners.of(context), data(context)[1], message, context)
+        return _evaluate(learners.get(context), data(context)[1], message, context)
 
     @app.query()
     @answering
@@ -84,7 +84,7 @@ class _Learners:
         self._config: dict[str, Any] | None = None
         self._learner: LocalLearner | None = None
 
-    def of(self, context: Context) -> LocalLearner:
+    def get(self, context: Context) -> LocalLearner:
         config = dict(context.run_config)
         if self._learner is None or config != self._config:
             self._learner, self._config = learner_of(self._make(config)), config
@@ -94,7 +94,7 @@ class _Learners:
 def _train(learner: LocalLearner, data: Any, message: Message, context: Context) -> RecordDict:
     """Train on the data of a client; return its results."""
     arrays, config = arrays_of(message.content), configuration(message, context)
-    options = _options(config, context)
+    options = _read_options(config, context)
     if data is None:
         raise InputError("there are no training data")
     learner.begin(arrays, options, load_kept(context.state))
@@ -116,7 +116,7 @@ def _evaluate(learner: LocalLearner, data: Any, message: Message, context: Conte
     """Evaluate the parameters of a round on the validation data of a client."""
     arrays, options = (
         arrays_of(message.content),
-        _options(configuration(message, context), context),
+        _read_options(configuration(message, context), context),
     )
     if data is None:
         raise InputError("there are no validation data")
@@ -128,15 +128,15 @@ def _evaluate(learner: LocalLearner, data: Any, message: Message, context: Conte
 
 def configuration(message: Message, context: Context) -> dict[str, Any]:
     """Return the configuration of the run, with the server's values for this round."""
-    return {**context.run_config, **config_of(message.content)}
+    return {**context.run_config, **read_config(message.content)}
 
 
-def _options(config: Mapping[str, Any], context: Context) -> LocalOptions:
+def _read_options(config: Mapping[str, Any], context: Context) -> LocalOptions:
     round_number = int(config.get("server-round", 0))
-    return local_options(config, round_number, int(identity(context)))
+    return local_options(config, round_number, int(identify(context)))
 
 
-def identity(context: Context) -> int:
+def identify(context: Context) -> int:
     """Return the number of a client: its partition, or its node if it has none."""
     return int(context.node_config.get(PARTITION, context.node_id))
 
@@ -148,7 +148,7 @@ def answering(answer: Answer) -> Callable[[Message, Context], Message]:
         try:
             return Message(answer(message, context), reply_to=message)
         except EngineError as error:
-            reason = f"client {identity(context)}: {type(error).__name__}: {error}"
+            reason = f"client {identify(context)}: {type(error).__name__}: {error}"
             _log.warning("%s", reason)
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             return Message(Error(code=code, reason=reason), reply_to=message)

@@ -64,8 +64,8 @@ def gateway_app(
         answers = _exchange(request, folders(context), seconds, pause)
         return RecordDict(
             {
-                ARRAYS: to_record(_mean_arrays(answers)),
-                METRICS: _mean_metrics(answers),
+                ARRAYS: to_record(_average_arrays(answers)),
+                METRICS: _average_metrics(answers),
                 CONFIG: ConfigRecord({"send": one_of(config, "send", SEND)}),
             }
         )
@@ -75,7 +75,7 @@ def gateway_app(
     def evaluate(message: Message, context: Context) -> RecordDict:
         _, request = _request("evaluate", message, context)
         answers = _exchange(request, folders(context), seconds, pause)
-        return RecordDict({METRICS: _mean_metrics(answers)})
+        return RecordDict({METRICS: _average_metrics(answers)})
 
     @app.query()
     @answering
@@ -143,17 +143,17 @@ def _exchange(
     return {name: answers[name] for name in places if name in answers}
 
 
-def _weights(answers: Answers) -> list[int]:
+def _list_weights(answers: Answers) -> list[int]:
     """Return the numbers of samples; if no device has any, all weights are equal."""
     counts = [int(answer.metrics[EXAMPLES]) for answer in answers.values()]
     return counts if any(counts) else [1] * len(counts)
 
 
-def _mean_arrays(answers: Answers) -> Arrays:
+def _average_arrays(answers: Answers) -> Arrays:
     """Return the mean of the parameters, weighted by samples, as float64 sums in the order of
     folders.
     """
-    weights, every = _weights(answers), list(answers.values())
+    weights, every = _list_weights(answers), list(answers.values())
     means = {}
     for name, first in every[0].arrays.items():
         total = np.zeros(first.shape, np.float64)
@@ -163,9 +163,9 @@ def _mean_arrays(answers: Answers) -> Arrays:
     return means
 
 
-def _mean_metrics(answers: Answers) -> MetricRecord:
+def _average_metrics(answers: Answers) -> MetricRecord:
     """Return the number of samples, and the means of the numbers that every device has."""
-    weights, every = _weights(answers), [answer.metrics for answer in answers.values()]
+    weights, every = _list_weights(answers), [answer.metrics for answer in answers.values()]
     means = MetricRecord({EXAMPLES: sum(int(metrics[EXAMPLES]) for metrics in every)})
     for name in every[0]:
         if name != EXAMPLES and all(name in metrics for metrics in every):

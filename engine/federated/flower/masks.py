@@ -1,12 +1,13 @@
 """Client's part of secure aggregation: Flower's SecAgg+ around a training.
 
-Flower's mod reads `FitIns` and `FitRes` of its older interface; `masked` translates.  The server
-receives the update of the client as integers with masks, which cancel in the sum only.
+Flower's mod reads `FitIns` and `FitRes` of its older interface; `mask_reply` translates.  The
+server receives the update of the client as integers with masks, which cancel in the sum only.
 `engine.federated.flower.secure` has the server's part.
 
 Flower 1.41 draws masks with a Mersenne Twister that is seeded with 32 bits, which a server can find
-by search.  `keystream` replaces it: ChaCha20 with a key of 256 bits, derived from the whole secret.
-Copies of the two functions of Flower that draw masks get it by name; Flower itself is not changed.
+by search.  `draw_keystream` replaces it: ChaCha20 with a key of 256 bits, derived from the whole
+secret. Copies of the two functions of Flower that draw masks get it by name; Flower itself is not
+changed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STEPS = 1 << 22  # integers from -range to range; Flower's default
 MASKS = 1 << 32  # bound of a sum: 1,024 clients
 
 
-def keystream(
+def draw_keystream(
     seed: bytes, limit: int, shapes: list[tuple[int, ...]]
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
     """Draw masks: arrays of uniform integers below 2**32 that depend on the seed alone.
@@ -59,11 +60,11 @@ def keystream(
 
 
 def with_masks(function: Any, **names: Any) -> Any:
-    """Return a copy of a function of Flower that draws its masks by `keystream`.
+    """Return a copy of a function of Flower that draws its masks by `draw_keystream`.
 
     names: other names and their new values.
     """
-    names_in = {**function.__globals__, "pseudo_rand_gen": keystream, **names}
+    names_in = {**function.__globals__, "pseudo_rand_gen": draw_keystream, **names}
     return FunctionType(function.__code__, names_in, function.__name__, function.__defaults__)
 
 
@@ -75,7 +76,9 @@ _secaggplus_mod = with_masks(
 )
 
 
-def masked(message: Message, context: Context, train: ClientAppCallable, largest: float) -> Message:
+def mask_reply(
+    message: Message, context: Context, train: ClientAppCallable, largest: float
+) -> Message:
     """Take part in secure aggregation; `train` replies with all parameters.
 
     largest: the largest magnitude of an element of an update.
@@ -87,7 +90,7 @@ def masked(message: Message, context: Context, train: ClientAppCallable, largest
     def fit(message: Message, context: Context) -> Message:
         instructions = recorddict_to_fitins(message.content, keep_input=True)
         names = json.loads(str(instructions.config.pop(NAMES)))
-        sent = named(names, instructions.parameters)
+        sent = name_values(names, instructions.parameters)
         message.content = RecordDict(
             {ARRAYS: to_record(sent), CONFIG: ConfigRecord(dict(instructions.config))}
         )
@@ -109,6 +112,6 @@ def masked(message: Message, context: Context, train: ClientAppCallable, largest
     return reply
 
 
-def named(names: list[str], values: Parameters) -> Arrays:
+def name_values(names: list[str], values: Parameters) -> Arrays:
     """Return parameters of Flower's older interface, which have no names, by name."""
     return dict(zip(names, parameters_to_ndarrays(values), strict=True))

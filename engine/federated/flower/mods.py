@@ -24,20 +24,20 @@ from flwr.clientapp.typing import ClientAppCallable
 from engine.base import arguments
 from engine.base.errors import InputError
 from engine.federated import noise, parameters
-from engine.federated.flower.masks import masked
+from engine.federated.flower.masks import mask_reply
 from engine.federated.flower.records import (
     ARRAYS,
     CONFIG,
     EXAMPLES,
     METRICS,
     arrays_of,
-    config_of,
     from_record,
+    read_config,
     to_record,
 )
 from engine.federated.parameters import Arrays
 from engine.federated.privacy import Privacy, options
-from engine.federated.updates import Encoding, parted
+from engine.federated.updates import Encoding, split_vector
 
 ROUND = "server-round"
 SEND = "send"
@@ -59,24 +59,24 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
 
         def train(message: Message, context: Context) -> Message:
             sent = arrays_of(message.content)
-            return _clipped(message, context, privacy, sent, call_next)
+            return _clip_reply(message, context, privacy, sent, call_next)
 
-        return masked(message, context, train, privacy.secure_range)
-    notes = {ROUND: config_of(message.content).get(ROUND, 0)}
+        return mask_reply(message, context, train, privacy.secure_range)
+    notes = {ROUND: read_config(message.content).get(ROUND, 0)}
     if privacy.kind == "none" and encoding.lossless:
         reply = call_next(message, context)
-        return reply if reply.has_error() else _noted(reply, notes)
+        return reply if reply.has_error() else _add_notes(reply, notes)
     sent = arrays_of(message.content)
-    reply = _clipped(message, context, privacy, sent, call_next)
+    reply = _clip_reply(message, context, privacy, sent, call_next)
     if reply.has_error():
         return reply
     if not encoding.lossless:
         update = parameters.difference(arrays_of(reply.content), sent)
-        reply.content[ARRAYS] = to_record(_encoded(update, encoding, context.state))
-    return _noted(reply, notes | encoding_notes(encoding))
+        reply.content[ARRAYS] = to_record(_encode(update, encoding, context.state))
+    return _add_notes(reply, notes | describe_encoding(encoding))
 
 
-def _clipped(
+def _clip_reply(
     message: Message,
     context: Context,
     privacy: Privacy,
@@ -84,33 +84,33 @@ def _clipped(
     call_next: ClientAppCallable,
 ) -> Message:
     """Return the reply of the training with all parameters, clipped and with noise for privacy."""
-    reply = _whole(sent, call_next)(message, context)
+    reply = _reply_whole(sent, call_next)(message, context)
     if reply.has_error() or privacy.kind == "none" or privacy.kind.startswith("server-"):
         return reply
     norm = privacy.clipping_norm
     if privacy.kind != "local":  # from the server, because an adaptive one changes
-        norm = arguments.check_real(NORM, config_of(message.content).get(NORM, norm))
+        norm = arguments.check_real(NORM, read_config(message.content).get(NORM, norm))
         if not 0 < norm < np.inf:
             raise InputError(f"the server's {NORM} is {norm}; expected a number above 0")
     update = update_of(arrays_of(reply.content), sent)
     if privacy.kind == "local":
-        update = noise.noisy(update, norm, privacy.multiplier)
+        update = noise.add_noise(update, norm, privacy.multiplier)
         numbers = MetricRecord({EXAMPLES: 1})  # other records would be sent without noise
     else:
-        length = noise.length_of(update)
+        length = noise.measure_length(update)
         update = update * (norm / max(norm, length))
         numbers = MetricRecord(dict(reply.content.metric_records[METRICS]))
         if privacy.adaptive:
             numbers[NOT_CLIPPED] = int(length <= norm)
     reply.content[METRICS] = numbers
-    reply.content[ARRAYS] = to_record(moved(sent, update))
+    reply.content[ARRAYS] = to_record(apply_update(sent, update))
     return reply
 
 
-def moved(sent: Arrays, update: np.ndarray[Any, Any]) -> Arrays:
+def apply_update(sent: Arrays, update: np.ndarray[Any, Any]) -> Arrays:
     """Return parameters plus an update whose elements are concatenated."""
     shapes = {name: array.shape for name, array in sent.items()}
-    return parameters.add(sent, parted(update, shapes))
+    return parameters.add(sent, split_vector(update, shapes))
 
 
 def update_of(new: Arrays, sent: Arrays) -> np.ndarray[Any, Any]:
@@ -121,14 +121,16 @@ def update_of(new: Arrays, sent: Arrays) -> np.ndarray[Any, Any]:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def encoding_notes(encoding: Encoding) -> dict[str, str | float]:
+def describe_encoding(encoding: Encoding) -> dict[str, str | float]:
     """Return a reply's notes on its encoding; none if it has the parameters unchanged."""
     if encoding.lossless:
         return {}
     return {"update-values": encoding.values, "update-fraction": float(encoding.fraction)}
 
 
-def _whole(sent: Arrays, call_next: ClientAppCallable) -> Callable[[Message, Context], Message]:
+def _reply_whole(
+    sent: Arrays, call_next: ClientAppCallable
+) -> Callable[[Message, Context], Message]:
     """Return the training with a reply of all parameters instead of their differences."""
 
     def answer(message: Message, context: Context) -> Message:
@@ -136,7 +138,7 @@ def _whole(sent: Arrays, call_next: ClientAppCallable) -> Callable[[Message, Con
         if reply.has_error():
             return reply
         new = arrays_of(reply.content)
-        if config_of(reply.content).get(SEND) == "difference":
+        if read_config(reply.content).get(SEND) == "difference":
             new = parameters.add(sent, new)
         records = {name: r for name, r in reply.content.items() if name != CONFIG}
         reply.content = RecordDict(records | {ARRAYS: to_record({n: new[n] for n in sent})})
@@ -145,7 +147,7 @@ def _whole(sent: Arrays, call_next: ClientAppCallable) -> Callable[[Message, Con
     return answer
 
 
-def _encoded(update: Arrays, encoding: Encoding, state: RecordDict) -> Mapping[str, Any]:
+def _encode(update: Arrays, encoding: Encoding, state: RecordDict) -> Mapping[str, Any]:
     """Return the arrays to send; `state` has the residual of the last message, and gets the new
     one.
     """
@@ -158,7 +160,7 @@ def _encoded(update: Arrays, encoding: Encoding, state: RecordDict) -> Mapping[s
     return message
 
 
-def _noted(reply: Message, notes: Mapping[str, Any]) -> Message:
+def _add_notes(reply: Message, notes: Mapping[str, Any]) -> Message:
     """Return a reply with notes in its record "config"."""
-    reply.content[CONFIG] = ConfigRecord({**config_of(reply.content), **notes})
+    reply.content[CONFIG] = ConfigRecord({**read_config(reply.content), **notes})
     return reply

@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from engine.federated.flower.records import config_of
+from engine.federated.flower.records import read_config
 
 PARTITION = "partition-id"
 _log = logging.getLogger("flwr")
@@ -93,7 +93,7 @@ class OrderedGrid(PassingGrid):
         for reply in self.grid.send_and_receive(messages, timeout=self._timeout):
             if not reply.has_error():
                 partition, node = (
-                    config_of(reply.content).get(PARTITION),
+                    read_config(reply.content).get(PARTITION),
                     reply.metadata.src_node_id,
                 )
                 if type(partition) is int and 0 <= partition < last and node in self._partitions:

@@ -44,7 +44,7 @@ class Parsed:
     notes: dict[str, Any]
 
 
-def parsed(reply: Message, schema: Schema) -> Parsed:
+def parse_reply(reply: Message, schema: Schema) -> Parsed:
     """Return the content of a reply; the schema of an evaluation has no tensors.
 
     Raises:
@@ -62,18 +62,20 @@ def parsed(reply: Message, schema: Schema) -> Parsed:
         is_optional = name == CONFIG or (name == ARRAYS and not schema.tensors)
         if names != [name] and not (is_optional and not names):
             raise InputError(f"it has records {names}; expected one of {name!r}")
-    numbers = schema.checked(dict(content.metric_records[METRICS]))
+    numbers = schema.check_numbers(dict(content.metric_records[METRICS]))
     arrays = Arrays()
     if schema.tensors:
         record = content.array_records[ARRAYS]
         schema.check_names(record)
-        arrays = {name: array_of(name, record[name], each) for name, each in schema.tensors.items()}
+        arrays = {
+            name: unpack_array(name, record[name], each) for name, each in schema.tensors.items()
+        }
         schema.check_tensors(arrays)
     notes = content.config_records.get(CONFIG)
     return Parsed(reply.metadata.src_node_id, arrays, numbers, dict(notes or {}))
 
 
-def array_of(name: str, array: Array, known: Tensor) -> np.ndarray[Any, Any]:
+def unpack_array(name: str, array: Array, known: Tensor) -> np.ndarray[Any, Any]:
     """Return an array of Flower, which must be a file of numpy in C order.
 
     Raises:
@@ -106,7 +108,7 @@ def read_array(what: str, data: bytes, known: Tensor) -> np.ndarray[Any, Any]:
         raise InputError(f"{what} cannot be read: its header is not one that numpy writes")
     kind, order, shape = header.groups()
     if kind not in (known.dtype.str, known.dtype.str.replace("<", "=")):
-        raise DTypeError(f"{what}: {_named(kind)}; sent was {known.dtype}")
+        raise DTypeError(f"{what}: {_name_type(kind)}; sent was {known.dtype}")
     dims = tuple(int(each) for each in shape.split(",") if each.strip())
     if dims != known.shape:
         raise ShapeError(
@@ -122,7 +124,7 @@ def read_array(what: str, data: bytes, known: Tensor) -> np.ndarray[Any, Any]:
     return np.frombuffer(bytearray(body), known.dtype).reshape(known.shape)
 
 
-def _named(kind: str) -> str:
+def _name_type(kind: str) -> str:
     """Return the name of an element type, as people write it."""
     try:
         return str(np.dtype(kind))

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from engine.base.errors import InputError
 from engine.federated import noise
-from engine.federated.flower.mods import NORM, NOT_CLIPPED, moved, update_of
+from engine.federated.flower.mods import NORM, NOT_CLIPPED, apply_update, update_of
 from engine.federated.flower.records import EXAMPLES, METRICS, arrays_of, from_record, to_record
 from engine.federated.parameters import Arrays
 from engine.federated.privacy import Privacy
@@ -30,7 +30,7 @@ _STEPS_WITHOUT_NOISE = 1 << 30
 _log = logging.getLogger("flwr")
 
 
-def private(strategy: Strategy, privacy: Privacy) -> Strategy:
+def add_privacy(strategy: Strategy, privacy: Privacy) -> Strategy:
     """Return a strategy with the server's part of privacy; the strategy itself if there is none.
 
     The replies that it gets must not be errors.
@@ -87,7 +87,7 @@ class Private(Strategy):
         if not usable:
             return None, None
         z = self.privacy.multiplier
-        steps, bits = noise.grid_of(z) if z else (_STEPS_WITHOUT_NOISE, 0)
+        steps, bits = noise.choose_grid(z) if z else (_STEPS_WITHOUT_NOISE, 0)
         total = np.zeros(sum(array.size for array in self._sent.values()), np.int64)
         balance = 0  # number of updates within the norm minus the others
         for reply in usable:
@@ -99,7 +99,7 @@ class Private(Strategy):
             balance += 1 if (not clipped if within is None else within == 1) else -1
             numbers[EXAMPLES] = 1
         if z:
-            total += noise.gaussian(total.size, bits)
+            total += noise.draw_gaussian(total.size, bits)
         mean = total * (self.clipping_norm / steps / self.privacy.clients)
         if len(usable) > self.privacy.clients:
             _log.warning(
@@ -112,7 +112,7 @@ class Private(Strategy):
         metrics = self.strategy.train_metrics_aggr_fn(
             [reply.content for reply in usable], self.strategy.weighted_by_key
         )
-        return to_record(moved(self._sent, mean)), metrics
+        return to_record(apply_update(self._sent, mean)), metrics
 
     def _adapt(self, balance: int) -> None:
         """Move the norm towards the quantile, by the share of updates within it.
@@ -121,8 +121,8 @@ class Private(Strategy):
             it by 1.
         """
         if sigma := 2 * self.privacy.count_sigma:
-            steps, bits = noise.grid_of(sigma)
-            share = float(balance * steps + noise.gaussian(1, bits)[0]) / steps
+            steps, bits = noise.choose_grid(sigma)
+            share = float(balance * steps + noise.draw_gaussian(1, bits)[0]) / steps
         else:
             share = float(balance)
         within = (share / self.privacy.clients + 1) / 2

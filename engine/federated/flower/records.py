@@ -44,7 +44,7 @@ def arrays_of(content: RecordDict) -> Arrays:
     return from_record(content.array_records[ARRAYS])
 
 
-def config_of(content: RecordDict) -> dict[str, Any]:
+def read_config(content: RecordDict) -> dict[str, Any]:
     """Return the configuration in a message, or an empty one."""
     return dict(content.config_records.get(CONFIG, ConfigRecord()))
 

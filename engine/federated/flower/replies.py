@@ -26,8 +26,8 @@ from flwr.app import Array, Message
 
 from engine.base.errors import EngineError, InputError
 from engine.federated import parameters
-from engine.federated.flower.mods import ROUND, SEND, encoding_notes, update_of
-from engine.federated.flower.parsing import Parsed, note_of, parsed
+from engine.federated.flower.mods import ROUND, SEND, describe_encoding, update_of
+from engine.federated.flower.parsing import Parsed, note_of, parse_reply
 from engine.federated.flower.records import arrays_of
 from engine.federated.local_options import SEND as SENT
 from engine.federated.parameters import Arrays
@@ -100,9 +100,9 @@ class Replies:
         self._number, self._purpose, self.left_out = number, purpose, {}
         self._nodes = [message.metadata.dst_node_id for message in messages]
         self._sent = arrays_of(messages[0].content) if messages else {}
-        self._bytes = sum(map(nbytes, messages))
+        self._bytes = sum(map(count_bytes, messages))
 
-    def usable(self, replies: Iterable[Message], *, told: bool = True) -> list[Reply]:
+    def select_usable(self, replies: Iterable[Message], *, told: bool = True) -> list[Reply]:
         """Return the replies that can be aggregated, all with the same numbers; log the reasons for
         others.
 
@@ -121,7 +121,7 @@ class Replies:
                     raise InputError("it has not been asked")
                 if times[node] > 1:
                     raise InputError(f"it has replied {times[node]} times")
-                kept.append(self._checked(reply))
+                kept.append(self._check(reply))
             except EngineError as error:
                 self.leave_out(node, f"{type(error).__name__}: {error}")
             except MemoryError as error:
@@ -129,7 +129,7 @@ class Replies:
         for node in self._nodes:
             if node not in times:
                 self.leave_out(node, "it has not replied in time")
-        return self._comparable(self._not_outlying(kept))
+        return self._make_comparable(self._drop_outlying(kept))
 
     def leave_out(self, node: int, reason: str) -> None:
         """Log and note for the history that a client has no part in this round, and why."""
@@ -138,7 +138,7 @@ class Replies:
             "round %d: node %d is left out of %s: %s", self._number, node, self._purpose, reason
         )
 
-    def _not_outlying(self, replies: list[Reply]) -> list[Reply]:
+    def _drop_outlying(self, replies: list[Reply]) -> list[Reply]:
         """Return the replies whose updates are within the ratio of `Limits`."""
         usual = median(reply.norm for reply in replies) if replies else 0.0
         most = self.limits.ratio * usual
@@ -153,7 +153,7 @@ class Replies:
                 )
         return [reply for reply in replies if reply.node not in self.left_out]
 
-    def _comparable(self, replies: list[Reply]) -> list[Reply]:
+    def _make_comparable(self, replies: list[Reply]) -> list[Reply]:
         """Return the replies with only the numbers common to all, as Flower's strategies
         require.
         """
@@ -170,22 +170,22 @@ class Replies:
             for r in replies
         ]
 
-    def _checked(self, reply: Message) -> Reply:
+    def _check(self, reply: Message) -> Reply:
         """Return a reply with all parameters.
 
         Raises:
             EngineError: the reply is unusable.
         """
         if self._purpose != "train":
-            return Reply(reply, {}, parsed(reply, Schema({}, NUMBERS)).numbers)
+            return Reply(reply, {}, parse_reply(reply, Schema({}, NUMBERS)).numbers)
         shapes = {name: array.shape for name, array in self._sent.items()}
         tensors = {name: Tensor(a.shape, a.dtype) for name, a in self._sent.items()}
         if not self.encoding.lossless:
             tensors = {n: Tensor(*each) for n, each in self.encoding.wire(shapes).items()}
-        content = parsed(reply, Schema(tensors, self.limits.numbers))
+        content = parse_reply(reply, Schema(tensors, self.limits.numbers))
         if (number := note_of(content.notes, ROUND, (int,))) != self._number:
             raise InputError(f"it is of round {number}")
-        new = self._parameters(content, shapes)
+        new = self._decode_parameters(content, shapes)
         after = {
             name: Tensor(a.shape, a.dtype, *([0.0] if name in self.limits.variances else []))
             for name, a in self._sent.items()
@@ -201,13 +201,13 @@ class Replies:
             }
         return Reply(reply, {name: new[name] for name in self._sent}, content.numbers, norm)
 
-    def _parameters(self, found: Parsed, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    def _decode_parameters(self, found: Parsed, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
         """Return the parameters that the arrays of a reply encode.
 
         Raises:
             EngineError: it has another encoding, or a malformed one.
         """
-        agreed = encoding_notes(self.encoding)
+        agreed = describe_encoding(self.encoding)
         told = {k: v for k, v in found.notes.items() if k.startswith("update-")}
         if told != agreed:
             text = repr(told or "none") if told else "none"
@@ -226,7 +226,7 @@ class Replies:
         """Log the bytes down and up, in total and for each client."""
         if not self._nodes:
             return
-        up = [nbytes(reply) for reply in replies if not reply.has_error()]
+        up = [count_bytes(reply) for reply in replies if not reply.has_error()]
         _log.info(
             "round %d: %s: %s bytes to %d clients (%s each), %s bytes from %d (%s each)",
             self._number,
@@ -240,7 +240,7 @@ class Replies:
         )
 
 
-def nbytes(message: Message) -> int:
+def count_bytes(message: Message) -> int:
     """Return the bytes of all records of a message: names, arrays, texts, and 8 for each number.
 
     They are counted as in Flower's records, whose own count stops at an empty text or list.
@@ -248,14 +248,16 @@ def nbytes(message: Message) -> int:
     if message.has_error():
         return 0
     records = message.content.values()
-    return sum(len(name) + _size(value) for record in records for name, value in record.items())
+    return sum(
+        len(name) + _measure_size(value) for record in records for name, value in record.items()
+    )
 
 
-def _size(value: object) -> int:
+def _measure_size(value: object) -> int:
     if isinstance(value, Array):
         return len(value.data)
     if isinstance(value, list):
-        return sum(map(_size, value))
+        return sum(map(_measure_size, value))
     if isinstance(value, str | bytes):
         return len(value)
     return 1 if isinstance(value, bool) else 8

@@ -57,14 +57,14 @@ class _ByDistance(MultiKrum):
             )  # fmt: skip
             return None, None
         updates = [update_of(arrays_of(reply.content), self._sent) for reply in usable]
-        best = closest(updates, self.num_malicious_nodes)[: self.num_nodes_to_select]
+        best = find_closest(updates, self.num_malicious_nodes)[: self.num_nodes_to_select]
         chosen = [usable[k] for k in sorted(best)]
         for reply in chosen:
             reply.content.metric_records[METRICS][EXAMPLES] = 1
         return FedAvg.aggregate_train(self, server_round, chosen)
 
 
-def closest(updates: Sequence[np.ndarray[Any, Any]], malicious: int) -> list[int]:
+def find_closest(updates: Sequence[np.ndarray[Any, Any]], malicious: int) -> list[int]:
     """Return the indices of the updates closest to others, the closest first; ties keep their
     order.
     """

@@ -34,9 +34,9 @@ from engine.federated.flower.records import (
     from_record,
     to_record,
 )
-from engine.federated.flower.replies import Limits, Replies, Reply, nbytes
+from engine.federated.flower.replies import Limits, Replies, Reply, count_bytes
 from engine.federated.flower.secure import SecureGrid
-from engine.federated.flower.strategies import remembered, snapshot, withstands
+from engine.federated.flower.strategies import read_state, take_snapshot, withstands
 from engine.federated.parameters import Arrays
 from engine.federated.updates import Encoding
 
@@ -119,20 +119,20 @@ class Rounds(Strategy):
         with self._seeded("train"):
             messages = list(
                 self.strategy.configure_train(
-                    self.round.number, to_record(trained), config, self._ordered(grid, "train")
+                    self.round.number, to_record(trained), config, self._order_grid(grid, "train")
                 )
             )
-        return self._sent("train", messages, averaged)
+        return self._add_statistics("train", messages, averaged)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new parameters, and the metrics of the training."""
-        came = self._received(replies)
+        came = self._order_replies(replies)
         if self._secure is not None:  # the bytes that travelled
             self.round.sent, self.round.received = self._secure.sent, self._secure.received
-        usable = self.replies.usable(came, told=self._secure is None)
-        arrays, metrics, used = self._sound(usable)
+        usable = self.replies.select_usable(came, told=self._secure is None)
+        arrays, metrics, used = self._combine_sound(usable)
         self.round.results, self.round.failures = used, self.replies.asked - used
         self.round.left_out = tuple(self.replies.left_out)
         if arrays is None:
@@ -143,20 +143,26 @@ class Rounds(Strategy):
         self.done(self.round, self._arrays)
         return to_record(self._arrays), metrics
 
-    def _sound(self, replies: list[Reply]) -> tuple[Arrays | None, MetricRecord | None, int]:
+    def _combine_sound(
+        self, replies: list[Reply]
+    ) -> tuple[Arrays | None, MetricRecord | None, int]:
         """Return the new parameters, the metrics, and the number of replies used.
 
         If the aggregate of all replies is not finite, it is made again without one of them, from
         the largest update to the smallest, until it is; if no single reply is the cause, without
         the two largest, the three largest, and so on: at most 2 n times for n replies.
         """
-        restore, order, why = snapshot(self.strategy), sorted(replies, key=lambda r: -r.norm), ""
+        restore, order, why = (
+            take_snapshot(self.strategy),
+            sorted(replies, key=lambda r: -r.norm),
+            "",
+        )
         tries = [[], *([each] for each in order)]
         tries += [order[:count] for count in range(2, len(order) + 1)]
         for without in tries:
             nodes = {reply.node for reply in without}
             kept = [reply for reply in replies if reply.node not in nodes]
-            made = self._aggregated(kept)
+            made = self._try_aggregate(kept)
             if not isinstance(made, str):
                 for reply in without:
                     self.replies.leave_out(reply.node, f"with it, {why}")
@@ -166,7 +172,7 @@ class Rounds(Strategy):
         _log.warning("round %d: %s", self.round.number, why)
         return None, None, 0
 
-    def _aggregated(
+    def _try_aggregate(
         self, replies: Sequence[Reply]
     ) -> tuple[Arrays | None, MetricRecord | None] | str:
         """Return the strategy's aggregate of replies, or the reason why it is unusable."""
@@ -182,14 +188,14 @@ class Rounds(Strategy):
                 arrays, metrics = self.strategy.aggregate_train(self.round.number, messages)
                 if arrays is None:
                     return None, metrics
-                made = from_record(arrays) | self._averaged(parts)
+                made = from_record(arrays) | self._average(parts)
                 new = {name: made[name].astype(a.dtype) for name, a in self._arrays.items()}
         except (ArithmeticError, ValueError, AppExitException) as error:
             return f"the strategy fails: {type(error).__name__}: {error}"
         for name, array in new.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return f"parameter {name!r} becomes NaN or infinite"
-        for name, array in remembered(self.strategy)[0].items():
+        for name, array in read_state(self.strategy)[0].items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return f"{name} of the strategy becomes NaN or infinite"
         return new, metrics
@@ -202,7 +208,7 @@ class Rounds(Strategy):
             {name: array for name, array in arrays.items() if name in apart},
         )
 
-    def _averaged(self, parts: Sequence[tuple[Arrays, float]]) -> Arrays:
+    def _average(self, parts: Sequence[tuple[Arrays, float]]) -> Arrays:
         """Return the averages of running statistics, weighted by samples, in float64."""
         total, averages = sum(weight for _, weight in parts), Arrays()
         for name in self.statistics:
@@ -224,16 +230,19 @@ class Rounds(Strategy):
         with self._seeded("evaluate"):
             messages = list(
                 self.strategy.configure_evaluate(
-                    self.round.number, to_record(trained), config, self._ordered(grid, "evaluate")
+                    self.round.number,
+                    to_record(trained),
+                    config,
+                    self._order_grid(grid, "evaluate"),
                 )
             )
-        return self._sent("evaluate", messages, averaged)
+        return self._add_statistics("evaluate", messages, averaged)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the metrics of the evaluation by devices."""
-        usable = self.replies.usable(self._received(replies))
+        usable = self.replies.select_usable(self._order_replies(replies))
         for reply in usable:
             reply.message.content = RecordDict({METRICS: MetricRecord(dict(reply.numbers))})
         messages = [reply.message for reply in usable]
@@ -243,7 +252,7 @@ class Rounds(Strategy):
 
     # --- both
 
-    def _ordered(self, grid: Grid, purpose: str) -> Grid:
+    def _order_grid(self, grid: Grid, purpose: str) -> Grid:
         """Return the grid, with its nodes in order if the strategy chooses some of them."""
         inner: Any = self.strategy
         while hasattr(inner, "strategy"):
@@ -269,7 +278,7 @@ class Rounds(Strategy):
         finally:
             names["random"] = kept
 
-    def _sent(
+    def _add_statistics(
         self, purpose: str, messages: Sequence[Message], averaged: Arrays
     ) -> Sequence[Message]:
         """Return messages with the statistics added to the parameters, in the order of the
@@ -282,14 +291,14 @@ class Rounds(Strategy):
                 if id(record) not in done:
                     done[id(record)] = to_record(from_record(record) | averaged)
                 message.content = RecordDict({**message.content, ARRAYS: done[id(record)]})
-        self.round.sent += sum(map(nbytes, messages))
+        self.round.sent += sum(map(count_bytes, messages))
         self.replies.ask(self.round.number, purpose, messages)
         return messages
 
-    def _received(self, replies: Iterable[Message]) -> list[Message]:
+    def _order_replies(self, replies: Iterable[Message]) -> list[Message]:
         """Return replies in an order that does not depend on which device was first."""
-        ordered = sorted(replies, key=_digest)
-        self.round.received += sum(map(nbytes, ordered))
+        ordered = sorted(replies, key=_compute_digest)
+        self.round.received += sum(map(count_bytes, ordered))
         return ordered
 
     def _note(self, metrics: MetricRecord | None) -> None:
@@ -298,7 +307,7 @@ class Rounds(Strategy):
                 self.round.metrics[name] = float(value)
 
 
-def _digest(message: Message) -> bytes:
+def _compute_digest(message: Message) -> bytes:
     """Return a sort key for a reply: its content, whoever sent it."""
     digest = hashlib.sha256()
     if message.has_error():

@@ -70,7 +70,7 @@ from engine.federated.flower.mods import ROUND
 from engine.federated.flower.nodes import PassingGrid
 from engine.federated.flower.parsing import read_array
 from engine.federated.flower.records import ARRAYS, CONFIG, EXAMPLES, METRICS, arrays_of, to_record
-from engine.federated.flower.replies import nbytes
+from engine.federated.flower.replies import count_bytes
 from engine.federated.schema import Tensor
 
 _SHARES = 1.0  # shares of a client's secret: one for each other client
@@ -163,14 +163,14 @@ class _CheckingGrid(PassingGrid):
     ) -> Iterable[Message]:
         """Send messages, and wait for their replies."""
         asked = list(messages)
-        self.sent += sum(map(nbytes, asked))
+        self.sent += sum(map(count_bytes, asked))
         requests = {message.metadata.dst_node_id: message for message in asked}
         said = {  # a client in this process removes some of it
             node: dict(message.content.config_records[RECORD_KEY_CONFIGS])
             for node, message in requests.items()
         }
         came = list(self.grid.send_and_receive(asked, timeout=timeout))
-        self.received += sum(map(nbytes, came))
+        self.received += sum(map(count_bytes, came))
         replies: dict[int, Message] = {}
         for reply in came:
             node = reply.metadata.src_node_id
@@ -196,7 +196,7 @@ class _CheckingGrid(PassingGrid):
         fields = dict(reply.content.config_records[RECORD_KEY_CONFIGS])
         stage = asked[Key.STAGE]
         if stage == Stage.SETUP:
-            keys = _bytes([fields[Key.PUBLIC_KEY_1], fields[Key.PUBLIC_KEY_2]])
+            keys = _read_bytes([fields[Key.PUBLIC_KEY_1], fields[Key.PUBLIC_KEY_2]])
             if len(set(keys)) < 2 or self._keys & set(keys):
                 raise InputError("its public keys are not its own")
             for key in keys:
@@ -204,7 +204,7 @@ class _CheckingGrid(PassingGrid):
             self._keys |= set(keys)
         elif stage == Stage.SHARE_KEYS:
             others = {int(n) for n in asked if n != Key.STAGE} - {reply.metadata.src_node_id}
-            _pairs(fields[Key.DESTINATION_LIST], fields[Key.CIPHERTEXT_LIST], others)
+            _check_pairs(fields[Key.DESTINATION_LIST], fields[Key.CIPHERTEXT_LIST], others)
         elif stage == Stage.COLLECT_MASKED_VECTORS:
             arrays = fields[Key.MASKED_PARAMETERS]
             if not isinstance(arrays, list) or len(arrays) != len(self.shapes):
@@ -215,32 +215,35 @@ class _CheckingGrid(PassingGrid):
                     raise InputError(f"a masked number is not from 0 to {MASKS - 1}")
             recorddict_to_fitres(reply.content, keep_input=True)
         elif stage == Stage.UNMASK:
-            nodes = {*_whole(asked[Key.ACTIVE_NODE_ID_LIST]), *_whole(asked[Key.DEAD_NODE_ID_LIST])}
-            _pairs(fields[Key.NODE_ID_LIST], fields[Key.SHARE_LIST], nodes)
+            nodes = {
+                *_read_integers(asked[Key.ACTIVE_NODE_ID_LIST]),
+                *_read_integers(asked[Key.DEAD_NODE_ID_LIST]),
+            }
+            _check_pairs(fields[Key.NODE_ID_LIST], fields[Key.SHARE_LIST], nodes)
 
 
-def _pairs(nodes: Any, values: Any, expected: set[int]) -> None:
+def _check_pairs(nodes: Any, values: Any, expected: set[int]) -> None:
     """Refuse lists unless they have some bytes for every expected node, and for no other.
 
     Raises:
         InputError: the lists do not fit.
     """
-    senders = _whole(nodes)
+    senders = _read_integers(nodes)
     if (
         len(senders) != len(set(senders))
         or set(senders) != expected
-        or len(_bytes(values)) != len(senders)
+        or len(_read_bytes(values)) != len(senders)
     ):
         raise InputError(f"it has {len(senders)} shares; expected one for each of {len(expected)}")
 
 
-def _whole(values: Any) -> list[int]:
+def _read_integers(values: Any) -> list[int]:
     if not isinstance(values, list) or not all(type(each) is int for each in values):
         raise InputError(f"{values!r:.80} is not a list of integers")
     return values
 
 
-def _bytes(values: Any) -> list[bytes]:
+def _read_bytes(values: Any) -> list[bytes]:
     if not isinstance(values, list) or not all(
         type(each) is bytes and len(each) <= _LONGEST for each in values
     ):

@@ -16,7 +16,7 @@ from engine.base.errors import InputError, StateError
 from engine.federated import parameters, privacy
 from engine.federated.flower.client import MakeTrainer
 from engine.federated.flower.mods import NOT_CLIPPED
-from engine.federated.flower.private import private
+from engine.federated.flower.private import add_privacy
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.replies import Limits
 from engine.federated.flower.rounds import Round, Rounds
@@ -24,10 +24,10 @@ from engine.federated.flower.secure import SecureGrid
 from engine.federated.flower.server_options import ServerOptions
 from engine.federated.flower.strategies import (
     NEED_EACH,
-    options_of,
+    make_strategy,
+    read_options,
+    read_state,
     remember,
-    remembered,
-    strategy_of,
 )
 from engine.federated.local_options import matches
 from engine.federated.output import MODEL, Output
@@ -79,18 +79,18 @@ class Federation:
         self.trainer, self.options = trainer, ServerOptions.of(config)
         self.privacy, encoding = privacy.options(config)
         self._check_combination()
-        strategy = private(strategy_of(self.options.strategy, config), self.privacy)
+        strategy = add_privacy(make_strategy(self.options.strategy, config), self.privacy)
         strategy = strategy if wrap is None else wrap(strategy, config)
         self.output = Output(self.options.output or "runs", self.options.resume)
         self._tied = {
             "strategy": self.options.strategy,
-            "options": options_of(self.options.strategy, config),
+            "options": read_options(self.options.strategy, config),
             "seed": self.options.seed,
             "privacy": asdict(self.privacy),
         }
         self._rows: list[dict[str, Any]] = []
         before = 0 if self.output.begin is None else self._resume(strategy)
-        moved = parameters.statistics(trainer) if self.options.averages_statistics else []
+        moved = parameters.list_statistics(trainer) if self.options.averages_statistics else []
         trained = parameters.trainable(trainer)
         self.names = [n for n in (*trained, *moved) if not matches(n, self.options.local)]
         averaged = [n for n in moved if n in self.names]
@@ -103,7 +103,7 @@ class Federation:
         self.rounds = Rounds(
             strategy,
             encoding=encoding,
-            limits=self._limits(config, averaged),
+            limits=self._make_limits(config, averaged),
             statistics=averaged,
             seed=self.options.seed,
             timeout=self.options.timeout,
@@ -131,7 +131,7 @@ class Federation:
                 "updates there"
             )
 
-    def _limits(self, config: Mapping[str, Any], averaged: list[str]) -> Limits:
+    def _make_limits(self, config: Mapping[str, Any], averaged: list[str]) -> Limits:
         """Return the limits for replies.
 
         averaged: the running statistics that travel.
@@ -144,7 +144,9 @@ class Federation:
         if options.strategy == "QFedAvg":
             loss = str(config.get("QFedAvg.train-loss-key", "train_loss"))
             numbers[loss] = Number(least=0.0, required=True)
-        negative = parameters.statistics(self.trainer, parameters.VARIANCES) if averaged else []
+        negative = (
+            parameters.list_statistics(self.trainer, parameters.VARIANCES) if averaged else []
+        )
         return Limits(
             numbers,
             frozenset(negative),
@@ -170,7 +172,7 @@ class Federation:
         self.trainer.load(self.output.begin / "checkpoint")
         remember(strategy, arrays, numbers)
         before = int(position["round"])
-        self._rows = self.output.history(before)
+        self._rows = self.output.read_history(before)
         return before
 
     def run(self, grid: Grid, data: Any = None) -> None:
@@ -200,7 +202,7 @@ class Federation:
     def _save(self, done: Round, arrays: Arrays) -> None:
         """Write the checkpoint of a round whose replies have been aggregated."""
         parameters.apply(self.trainer, arrays, self.names)
-        memory = remembered(self.rounds.strategy)
+        memory = read_state(self.rounds.strategy)
         self.output.save(done.number, self.trainer, memory, self._tied, self.options.keep)
         self._note(done, {})
 
@@ -235,7 +237,7 @@ class Federation:
             "received_bytes": done.received,
             "seconds": round(time.monotonic() - done.begun, 3),
         }
-        row |= {_column(name, row): value for name, value in done.metrics.items()}
+        row |= {_name_column(name, row): value for name, value in done.metrics.items()}
         row |= {f"{_SERVER}{name}": value for name, value in found.items()}
         if self._rows and int(self._rows[-1]["round"]) == done.number:
             del self._rows[-1]
@@ -243,7 +245,7 @@ class Federation:
         self.output.write_history(self._rows)
 
 
-def _column(name: str, row: Mapping[str, Any]) -> str:
+def _name_column(name: str, row: Mapping[str, Any]) -> str:
     """Return the column of a number from devices, distinct from the server's own."""
     is_taken = name in row or name.startswith(_SERVER)
     return f"devices_{name}" if is_taken else name

@@ -35,7 +35,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.base.errors import InputError
-from engine.federated.local_options import SEND, local_options, number, one_of, text, whole, words
+from engine.federated.local_options import (
+    SEND,
+    local_options,
+    one_of,
+    read_integer,
+    read_number,
+    read_text,
+    read_words,
+)
 from engine.federated.schema import LARGEST, MAX_EXAMPLES
 
 STRATEGY = (
@@ -72,22 +80,22 @@ class ServerOptions:
         """
         one_of(config, "send", SEND)  # refused here, before every device refuses it
         local_options(config)
-        examples = whole(config, "max-examples", MAX_EXAMPLES)
+        examples = read_integer(config, "max-examples", MAX_EXAMPLES)
         if not 1 <= examples <= LARGEST:
             raise InputError(f"max-examples={examples}; supported: 1 to {LARGEST:g}")
         return cls(
-            rounds=whole(config, "num-server-rounds", 3),
-            timeout=number(config, "round-timeout", 3600),
+            rounds=read_integer(config, "num-server-rounds", 3),
+            timeout=read_number(config, "round-timeout", 3600),
             max_examples=examples,
-            norm_ratio=number(config, "max-norm-ratio", 100),
-            update_norm=number(config, "max-update-norm", 0),
-            strategy=text(config, "strategy", "FedAvg"),
+            norm_ratio=read_number(config, "max-norm-ratio", 100),
+            update_norm=read_number(config, "max-update-norm", 0),
+            strategy=read_text(config, "strategy", "FedAvg"),
             averages_statistics=one_of(config, "statistics", ("average", "local")) == "average",
-            local=words(config, "local"),
-            metrics=words(config, "metrics"),
-            batch_size=whole(config, "batch-size", 0) or None,
-            seed=whole(config, "seed", 0),
-            output=text(config, "output", ""),
-            resume=text(config, "resume", ""),
-            keep=whole(config, "keep-rounds", 0) or None,
+            local=read_words(config, "local"),
+            metrics=read_words(config, "metrics"),
+            batch_size=read_integer(config, "batch-size", 0) or None,
+            seed=read_integer(config, "seed", 0),
+            output=read_text(config, "output", ""),
+            resume=read_text(config, "resume", ""),
+            keep=read_integer(config, "keep-rounds", 0) or None,
         )

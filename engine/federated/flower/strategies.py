@@ -25,7 +25,7 @@ NEED_EACH = (*ROBUST, "QFedAvg")
 _OURS: dict[str, type[Strategy]] = {"Krum": SoundKrum, "MultiKrum": SoundMultiKrum}
 
 
-def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
+def make_strategy(name: str, config: Mapping[str, Any]) -> Strategy:
     """Return a strategy of `flwr.serverapp.strategy` with its options in a configuration.
 
     Raises:
@@ -38,7 +38,7 @@ def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
             f"strategy={name!r}: Flower has "
             f"{', '.join(sorted(known))}{suggest_nearest(name, known)}"
         )
-    given = options_of(name, config)
+    given = read_options(name, config)
     accepted = inspect.signature(known[name]).parameters
     for option in given:
         if option not in accepted:
@@ -66,7 +66,7 @@ def _aggregates(kind: Any) -> bool:
     )
 
 
-def options_of(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a strategy: the common ones, and the ones in the table of its name."""
     chosen = {key: config[key] for key in STRATEGY if key in config}
     own = f"{name}."
@@ -76,37 +76,41 @@ def options_of(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def withstands(strategy: Strategy) -> bool:
     """Return whether a strategy, or one inside it, is made to withstand malicious clients."""
-    kinds = {type(each).__name__.removeprefix("Sound") for each in _chain(strategy)}
+    kinds = {type(each).__name__.removeprefix("Sound") for each in _list_chain(strategy)}
     return not kinds.isdisjoint(ROBUST)
 
 
-def snapshot(strategy: Strategy) -> Callable[[], None]:
+def take_snapshot(strategy: Strategy) -> Callable[[], None]:
     """Return a function that restores the current state of a strategy and of those inside it."""
-    kept = [(each, {k: _copied(v) for k, v in vars(each).items()}) for each in _chain(strategy)]
+    kept = [
+        (each, {k: _copy_value(v) for k, v in vars(each).items()}) for each in _list_chain(strategy)
+    ]
 
     def restore() -> None:
         for each, attributes in kept:
             vars(each).clear()
-            vars(each).update({name: _copied(value) for name, value in attributes.items()})
+            vars(each).update({name: _copy_value(value) for name, value in attributes.items()})
 
     return restore
 
 
-def _chain(strategy: Any) -> list[Strategy]:
+def _list_chain(strategy: Any) -> list[Strategy]:
     """Return a strategy and those inside of it."""
-    inner = [_chain(value) for value in vars(strategy).values() if isinstance(value, Strategy)]
+    inner = [_list_chain(value) for value in vars(strategy).values() if isinstance(value, Strategy)]
     return [strategy, *(each for chains in inner for each in chains)]
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """Return the value of an attribute, with arrays of its own."""
-    kind = _kind(value)
+    kind = _find_kind(value)
     if kind is None:
         return value
-    return _made({name: np.array(array) for name, array in _items(value, kind).items()}, kind)
+    return _restore_kind(
+        {name: np.array(array) for name, array in _list_items(value, kind).items()}, kind
+    )
 
 
-def remembered(strategy: Strategy) -> tuple[Arrays, Numbers]:
+def read_state(strategy: Strategy) -> tuple[Arrays, Numbers]:
     """Return the state in a strategy's attributes: arrays by name, and the rest for JSON.
 
     Arrays are searched in attributes that are lists, dicts or records, and in strategies inside
@@ -115,20 +119,20 @@ def remembered(strategy: Strategy) -> tuple[Arrays, Numbers]:
     arrays, numbers = Arrays(), Numbers()
     for name, value in vars(strategy).items():
         if isinstance(value, Strategy):
-            inner = remembered(value)
+            inner = read_state(value)
             arrays |= {f"{name}.{each}": array for each, array in inner[0].items()}
             numbers |= {f"{name}.{each}": number for each, number in inner[1].items()}
         elif isinstance(value, bool | int | float | str):
             numbers[name] = value
-        elif (kind := _kind(value)) is not None:
-            items = _items(value, kind)
+        elif (kind := _find_kind(value)) is not None:
+            items = _list_items(value, kind)
             numbers[f"{name}:{kind}"] = list(items)  # files have their own order
             arrays |= {f"{name}/{each}": array for each, array in items.items()}
     return arrays, numbers
 
 
 def remember(strategy: Strategy, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Restore the state that `remembered` has returned for a strategy of the same kind.
+    """Restore the state that `read_state` has returned for a strategy of the same kind.
 
     Raises:
         CheckpointError: the strategy was of another kind.
@@ -147,10 +151,14 @@ def remember(strategy: Strategy, arrays: Mapping[str, Any], numbers: Mapping[str
         if not kind:
             setattr(owner, attribute, value)
             continue
-        setattr(owner, attribute, _made({each: arrays[f"{name}/{each}"] for each in value}, kind))
+        setattr(
+            owner,
+            attribute,
+            _restore_kind({each: arrays[f"{name}/{each}"] for each in value}, kind),
+        )
 
 
-def _kind(value: Any) -> str | None:
+def _find_kind(value: Any) -> str | None:
     """Return how an attribute holds arrays, or None."""
     if isinstance(value, ArrayRecord):
         return "record"
@@ -161,13 +169,13 @@ def _kind(value: Any) -> str | None:
     return None
 
 
-def _items(value: Any, kind: str) -> Arrays:
+def _list_items(value: Any, kind: str) -> Arrays:
     if kind == "record":
         return from_record(value)
     return dict(value) if kind == "dict" else {str(i): array for i, array in enumerate(value)}
 
 
-def _made(arrays: Arrays, kind: str) -> Any:
+def _restore_kind(arrays: Arrays, kind: str) -> Any:
     if kind == "record":
         return to_record(arrays)
     return arrays if kind == "dict" else [arrays[str(i)] for i in range(len(arrays))]

@@ -133,8 +133,8 @@ class MeanAveragePrecision(AveragedMetric):
     def _take(self, boxes: Array, wanted: Array) -> None:
         """Match the detections of an image with its objects."""
         boxes, wanted = boxes.astype(np.float64), wanted.astype(np.float64)
-        detected = np.column_stack([_corners(boxes[:, :4], self.form), boxes[:, 4:]])
-        objects = np.column_stack([_corners(wanted[:, :4], self.form), wanted[:, 4:]])
+        detected = np.column_stack([_convert_to_corners(boxes[:, :4], self.form), boxes[:, 4:]])
+        objects = np.column_stack([_convert_to_corners(wanted[:, :4], self.form), wanted[:, 4:]])
         for label in sorted({*detected[:, 5].tolist(), *objects[:, 4].tolist()}):
             mine = detected[detected[:, 5] == label]
             mine = mine[np.argsort(-mine[:, 4], kind="stable")][: self.detections]
@@ -144,19 +144,19 @@ class MeanAveragePrecision(AveragedMetric):
         """Match the detections of a class in an image, from the highest score on."""
         is_crowd = objects[:, 5] == 1 if objects.shape[1] == 6 else np.zeros(len(objects), bool)
         low, high = _AREAS[self.area]
-        sizes = _sizes(objects)
+        sizes = _compute_areas(objects)
         ignored = is_crowd | (sizes < low) | (sizes > high)
         order = np.argsort(ignored, kind="stable")
         objects, is_crowd, ignored = objects[order], is_crowd[order], ignored[order]
-        overlap = _overlaps(detected, objects, is_crowd)
-        own = _sizes(detected)
+        overlap = _compute_overlaps(detected, objects, is_crowd)
+        own = _compute_areas(detected)
         outside = (own < low) | (own > high)
         shape = len(detected), len(self.overlaps)
         right, left_out = np.zeros(shape, bool), np.zeros(shape, bool)
         for column, least in enumerate(self.overlaps):
             taken = np.zeros(len(objects), bool)
             for row in range(len(detected)):
-                match = _best(overlap[row], min(least, 1 - 1e-10), taken & ~is_crowd, ignored)
+                match = _find_best(overlap[row], min(least, 1 - 1e-10), taken & ~is_crowd, ignored)
                 if match < 0:
                     left_out[row, column] = outside[row]
                     continue
@@ -178,7 +178,7 @@ class MeanAveragePrecision(AveragedMetric):
         self._kept.append(matches)
 
     def partial(self) -> list[Any]:
-        return [text_of(array) for array in self._joined() or ()]
+        return [text_of(array) for array in self._join_matches() or ()]
 
     def merge(self, partials: Sequence[list[Any]]) -> None:
         self.reset()
@@ -186,36 +186,36 @@ class MeanAveragePrecision(AveragedMetric):
             if part:
                 self._keep(_Matches(*(array_of(*each) for each in part)))
 
-    def _joined(self) -> _Matches | None:
+    def _join_matches(self) -> _Matches | None:
         if not self._kept:
             return None
         return _Matches(*(np.concatenate(each) for each in zip(*self._kept, strict=True)))
 
-    def _values(self) -> dict[int, float]:
+    def _compute_values(self) -> dict[int, float]:
         """Return the average precision of each class that has objects."""
-        kept = self._joined()
+        kept = self._join_matches()
         if kept is None:
             return {}
         counts: dict[int, int] = {}
         for label, count in kept.objects.tolist():
             counts[label] = counts.get(label, 0) + count
         return {
-            label: float(np.mean(_precisions(kept, label, count)))
+            label: float(np.mean(_compute_precisions(kept, label, count)))
             for label, count in sorted(counts.items())
             if count
         }
 
     def result(self) -> float:
-        values = list(self._values().values())
+        values = list(self._compute_values().values())
         return float(np.mean(values)) if values else math.nan
 
     def each(self, classes: int) -> Array:
-        values = self._values()
+        values = self._compute_values()
         count = max([*values, classes - 1], default=-1) + 1
         return np.array([values.get(label, math.nan) for label in range(count)])
 
 
-def _corners(boxes: Array, form: Form) -> Array:
+def _convert_to_corners(boxes: Array, form: Form) -> Array:
     """Return boxes by two corners."""
     if form == "xyxy":
         return boxes
@@ -225,24 +225,24 @@ def _corners(boxes: Array, form: Form) -> Array:
     return np.concatenate([first, first + size], axis=1)
 
 
-def _sizes(boxes: Array) -> Array:
+def _compute_areas(boxes: Array) -> Array:
     sizes: Array = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     return sizes
 
 
-def _overlaps(detected: Array, objects: Array, is_crowd: Array) -> Array:
+def _compute_overlaps(detected: Array, objects: Array, is_crowd: Array) -> Array:
     """Return the intersections over unions; of a crowd, over the detection alone."""
     low = np.maximum(detected[:, None, :2], objects[None, :, :2])
     high = np.minimum(detected[:, None, 2:4], objects[None, :, 2:4])
     common = np.prod(np.maximum(high - low, 0), axis=2)
-    own = _sizes(detected)[:, None]
-    whole = np.where(is_crowd, own, own + _sizes(objects) - common)
+    own = _compute_areas(detected)[:, None]
+    whole = np.where(is_crowd, own, own + _compute_areas(objects) - common)
     overlaps: Array = np.zeros_like(common)
     np.divide(common, whole, out=overlaps, where=whole > 0)
     return overlaps
 
 
-def _best(overlaps: Array, least: float, taken: Array, ignored: Array) -> int:
+def _find_best(overlaps: Array, least: float, taken: Array, ignored: Array) -> int:
     """Return the object that a detection matches, -1 for none; the last of equal ones.
 
     Objects that count go before those that are ignored, also where these overlap more.
@@ -254,7 +254,7 @@ def _best(overlaps: Array, least: float, taken: Array, ignored: Array) -> int:
     return -1
 
 
-def _precisions(kept: _Matches, label: int, objects: int) -> list[float]:
+def _compute_precisions(kept: _Matches, label: int, objects: int) -> list[float]:
     """Return the average precision of a class at each overlap, over 101 recalls."""
     mine = kept.classes == label
     order = np.argsort(-kept.scores[mine], kind="stable")

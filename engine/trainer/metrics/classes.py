@@ -85,7 +85,7 @@ class ClassMetric(Metric):
                 f"metric {self.name!r}: expected targets of whole numbers (classes), "
                 f"got {targets.dtype}"
             )
-        axis = self._axis(scores, targets)
+        axis = self._find_axis(scores, targets)
         rows = np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis])
         return self.counted(rows, targets.reshape(-1))
 
@@ -97,7 +97,7 @@ class ClassMetric(Metric):
                 return rows[counted], targets[counted]
         return rows, targets
 
-    def _axis(self, scores: Array, targets: Array) -> int:
+    def _find_axis(self, scores: Array, targets: Array) -> int:
         shape = scores.shape
         choices = (1, scores.ndim - 1) if self.axis is None else (self.axis % max(scores.ndim, 1),)
         for axis in choices:

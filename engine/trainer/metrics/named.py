@@ -17,23 +17,23 @@ METRICS: tuple[Callable[..., Metric], ...] = tuple(
 _TOP = re.compile(r"top([1-9]\d*)")
 
 
-def declaration_of(kind: Any) -> Declaration:
+def get_declaration(kind: Any) -> Declaration:
     """Return the declaration of a metric of this package."""
     declared: Declaration = kind.declared
     return declared
 
 
-def known() -> dict[str, Callable[[], Metric]]:
+def list_known() -> dict[str, Callable[[], Metric]]:
     """Return all names, each with a function that makes its metric; top5 stands for any number."""
     made: dict[str, Callable[[], Metric]] = {}
     for kind in METRICS:
-        declared = declaration_of(kind)
+        declared = get_declaration(kind)
         for ending, options in {"": {}, **declared.variants}.items():
-            made[declared.name + ending] = _maker(kind, options)
+            made[declared.name + ending] = _make_maker(kind, options)
     return made
 
 
-def _maker(kind: Callable[..., Metric], options: Mapping[str, Any]) -> Callable[[], Metric]:
+def _make_maker(kind: Callable[..., Metric], options: Mapping[str, Any]) -> Callable[[], Metric]:
     return lambda: kind(**options)
 
 
@@ -57,7 +57,7 @@ def metrics_of(
         several = list(several)
     except TypeError:
         raise DTypeError(f"metrics: expected a list, got {type(given).__name__}") from None
-    metrics = [_metric(each, ignore_index, threshold) for each in several]
+    metrics = [_make_metric(each, ignore_index, threshold) for each in several]
     names = [metric.name for metric in metrics]
     for name in names:
         if names.count(name) > 1 or name == "loss":
@@ -83,7 +83,7 @@ def check_named(metrics: Sequence[Metric], parts: Sequence[str]) -> None:
             )
 
 
-def _metric(given: Any, ignore_index: int | None, threshold: float | None) -> Metric:
+def _make_metric(given: Any, ignore_index: int | None, threshold: float | None) -> Metric:
     if isinstance(given, Metric):
         return given
     if isinstance(given, type) and issubclass(given, Metric):
@@ -94,14 +94,14 @@ def _metric(given: Any, ignore_index: int | None, threshold: float | None) -> Me
         raise DTypeError(
             f"metrics: expected a name, a Metric or a function, got {type(given).__name__}"
         )
-    made = _named(given)
+    made = _make_named(given)
     for option, value in (("ignore_index", ignore_index), ("threshold", threshold)):
         if hasattr(made, option):
             setattr(made, option, value)
     return made
 
 
-def _named(name: str) -> Metric:
+def _make_named(name: str) -> Metric:
     """Return the metric of a name.
 
     Raises:
@@ -109,9 +109,9 @@ def _named(name: str) -> Metric:
     """
     if top := _TOP.fullmatch(name):
         return classes.TopK(int(top[1]))
-    makers = known()
+    makers = list_known()
     if name not in makers:
-        names = [declaration_of(kind).name for kind in METRICS]
+        names = [get_declaration(kind).name for kind in METRICS]
         raise InputError(
             f"no metric {name!r}; known: {', '.join(names)}{suggest_nearest(name, makers)}"
         )
@@ -120,7 +120,7 @@ def _named(name: str) -> Metric:
     return metric
 
 
-def results_of(metrics: Sequence[Metric], classes: Sequence[str] | None) -> dict[str, float]:
+def list_results(metrics: Sequence[Metric], classes: Sequence[str] | None) -> dict[str, float]:
     """Return the results of metrics by column.
 
     classes: the names of the classes; None: unknown.
@@ -140,7 +140,7 @@ def results_of(metrics: Sequence[Metric], classes: Sequence[str] | None) -> dict
 
 
 @lru_cache
-def declared_column(column: str) -> Declaration | None:
+def find_declaration(column: str) -> Declaration | None:
     """Return the declaration of the metric whose name a column of the history has.
 
     The name of the metric stands at the end, or is followed by `_` and a variant or a class.  None:
@@ -148,7 +148,7 @@ def declared_column(column: str) -> Declaration | None:
     """
     matches: list[tuple[int, Declaration]] = []
     for kind in METRICS:
-        declared = declaration_of(kind)
+        declared = get_declaration(kind)
         name = r"top\d+" if kind is classes.TopK else re.escape(declared.name)
         endings = "|".join(re.escape(e) for e in declared.variants if not e.startswith("_"))
         per_class = "(_.+)?" if declared.variants else ""
@@ -160,5 +160,5 @@ def declared_column(column: str) -> Declaration | None:
 
 def is_share(column: str) -> bool:
     """Return whether a column has the name of a metric that is shown in percent."""
-    declared = declared_column(column)
+    declared = find_declaration(column)
     return declared is not None and declared.is_share

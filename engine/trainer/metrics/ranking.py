@@ -132,15 +132,15 @@ class Ranking(AveragedMetric, ClassMetric):
     def result(self) -> float:
         if not self._kept:
             return math.nan
-        values, sizes = self._values(is_each=False)
+        values, sizes = self._compute_values(is_each=False)
         defined = ~np.isnan(values)
         weights = sizes[defined] if self.average == "weighted" else np.ones(int(defined.sum()))
         return float(np.average(values[defined], weights=weights)) if weights.any() else math.nan
 
     def each(self, classes: int) -> Array:
-        return self._values(is_each=True)[0] if self._kept else np.full(classes, math.nan)
+        return self._compute_values(is_each=True)[0] if self._kept else np.full(classes, math.nan)
 
-    def _values(self, is_each: bool) -> tuple[Array, Array]:
+    def _compute_values(self, is_each: bool) -> tuple[Array, Array]:
         """Return the areas of the questions, and how often each is the target.
 
         is_each: whether two classes are two questions.
@@ -149,7 +149,7 @@ class Ranking(AveragedMetric, ClassMetric):
         if targets.ndim == 1 and scores.shape[1] == 1:
             questions = [(scores[:, 0], targets == 1)]
         elif targets.ndim == 1:
-            shares = _shares(scores)
+            shares = _compute_shares(scores)
             self.refuse_nan(shares)  # of several infinities in a position
             chosen = range(1, 2) if scores.shape[1] == 2 and not is_each else range(scores.shape[1])
             questions = [(shares[:, k], targets == k) for k in chosen]
@@ -161,7 +161,7 @@ class Ranking(AveragedMetric, ClassMetric):
         if self.average == "micro":
             several = zip(*questions, strict=True)
             questions = [tuple(np.concatenate(list(each)) for each in several)]  # type: ignore[list-item]  # two arrays
-        areas = [self.area(*descending(*question)) for question in questions]
+        areas = [self.area(*count_descending(*question)) for question in questions]
         return np.array(areas), np.array([int(positive.sum()) for _, positive in questions])
 
 
@@ -175,7 +175,7 @@ def array_of(dtype: str, shape: Sequence[int], text: str) -> Array:
     return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
 
 
-def _shares(scores: Array) -> Array:
+def _compute_shares(scores: Array) -> Array:
     """Return numbers that have the order of the shares of the classes.
 
     Of other scores than shares they are the log-odds of the softmax, which stay apart where shares
@@ -198,7 +198,7 @@ def log_odds(scores: Array) -> Array:
     return rows
 
 
-def descending(scores: Array, positive: Array) -> tuple[Array, Array]:
+def count_descending(scores: Array, positive: Array) -> tuple[Array, Array]:
     """Return how many rows and how many positive rows have each score, from the highest on."""
     order = np.argsort(scores)[::-1]
     ordered = scores[order]
@@ -208,7 +208,7 @@ def descending(scores: Array, positive: Array) -> tuple[Array, Array]:
     return rows, right
 
 
-def _declaration(name: str, empty: str) -> Declaration:
+def _declare(name: str, empty: str) -> Declaration:
     return Declaration(
         name, mode="max", is_share=True, output=DECISIONS, targets=LABELS, empty=empty,
         variants=AVERAGES,
@@ -222,7 +222,7 @@ class AUROC(Ranking):
     the higher score; equal scores count half.
     """
 
-    declared = _declaration(
+    declared = _declare(
         "auroc", "NaN for a class without a positive or without another position; left out of means"
     )
 
@@ -236,7 +236,7 @@ class AUROC(Ranking):
 class AveragePrecision(Ranking):
     """Σ (Rₙ - Rₙ₋₁) Pₙ over the distinct scores as thresholds, with precision P and recall R."""
 
-    declared = _declaration(
+    declared = _declare(
         "average_precision", "NaN for a class without a positive position; left out of means"
     )
 

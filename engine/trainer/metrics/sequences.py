@@ -64,7 +64,7 @@ class SequenceMetric(Metric):
                 f"metric {self.name!r}: expected targets (n, s) of whole numbers (tokens), got "
                 f"{list(targets.shape)} of {targets.dtype}"
             )
-        tokens = self._tokens(scores, targets)
+        tokens = self._predict_tokens(scores, targets)
         steps, counts = (
             None if name is None else self.tensor("input", inputs, name, 0)
             for name in (self.lengths, self.target_lengths)
@@ -72,9 +72,9 @@ class SequenceMetric(Metric):
         for index, (row, wanted) in enumerate(zip(tokens, targets, strict=True)):
             mine = row if steps is None else row[: int(steps[index])]
             goal = wanted if counts is None else wanted[: int(counts[index])]
-            self.count(*self._sequences(mine, goal))
+            self.count(*self._cut_sequences(mine, goal))
 
-    def _tokens(self, scores: Array, targets: Array) -> Array:
+    def _predict_tokens(self, scores: Array, targets: Array) -> Array:
         """Return the predicted tokens (n, s)."""
         shape, fits = scores.shape, None
         if self.blank is not None and scores.ndim == 3:
@@ -93,7 +93,7 @@ class SequenceMetric(Metric):
         tokens: Array = scores.argmax(fits)
         return tokens
 
-    def _sequences(self, row: Array, wanted: Array) -> tuple[list[int], list[int]]:
+    def _cut_sequences(self, row: Array, wanted: Array) -> tuple[list[int], list[int]]:
         """Return the tokens of a sample that count, predicted and wanted."""
         if self.ignore_index is not None:
             counted = wanted != self.ignore_index
@@ -105,9 +105,9 @@ class SequenceMetric(Metric):
             before = [None, *predicted[:-1]]
             pairs = zip(predicted, before, strict=True)
             predicted = [token for token, last in pairs if token not in (last, self.blank)]
-        return self._ended(predicted), self._ended(wanted.tolist())
+        return self._cut_at_end(predicted), self._cut_at_end(wanted.tolist())
 
-    def _ended(self, tokens: list[int]) -> list[int]:
+    def _cut_at_end(self, tokens: list[int]) -> list[int]:
         return tokens[: tokens.index(self.end)] if self.end in tokens else tokens
 
     @abstractmethod
@@ -149,10 +149,10 @@ class ErrorRate(MeanMetric, SequenceMetric):
         super().__init__(names[unit] if name is None else name, **options)
 
     def count(self, predicted: list[int], wanted: list[int]) -> None:
-        first, second = self._units(predicted), self._units(wanted)
-        self.add(distance(first, second), len(second))
+        first, second = self._split_units(predicted), self._split_units(wanted)
+        self.add(measure_distance(first, second), len(second))
 
-    def _units(self, tokens: list[int]) -> Sequence[Any]:
+    def _split_units(self, tokens: list[int]) -> Sequence[Any]:
         if self.decode is None:
             return tokens
         text = self.decode(tokens)
@@ -186,7 +186,7 @@ class BLEU(SequenceMetric):
     def count(self, predicted: list[int], wanted: list[int]) -> None:
         counts = [len(predicted), len(wanted)]
         for size in range(1, self.grams + 1):
-            mine, others = Counter(_grams(predicted, size)), Counter(_grams(wanted, size))
+            mine, others = Counter(_list_grams(predicted, size)), Counter(_list_grams(wanted, size))
             counts += [(mine & others).total(), mine.total()]
         self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
 
@@ -208,11 +208,11 @@ class BLEU(SequenceMetric):
         return math.exp(sum(logs) / self.grams + min(0.0, 1 - wanted / length))
 
 
-def _grams(tokens: list[int], size: int) -> Iterator[tuple[int, ...]]:
+def _list_grams(tokens: list[int], size: int) -> Iterator[tuple[int, ...]]:
     return zip(*(tokens[start:] for start in range(size)), strict=False)
 
 
-def distance(first: Sequence[Any], second: Sequence[Any]) -> int:
+def measure_distance(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return the least number of insertions, deletions and replacements (Levenshtein 1965)."""
     numbers: dict[Any, int] = {}
     a, b = (

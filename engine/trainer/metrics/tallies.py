@@ -130,8 +130,8 @@ class ClassTallies(AveragedMetric, Tallies):
         if not self._positions:
             return math.nan
         if self.average == "micro":
-            return float(self._values(*self._counts.sum(1, keepdims=True))[0])
-        values = self._values(right, predicted, wanted)
+            return float(self._compute_values(*self._counts.sum(1, keepdims=True))[0])
+        values = self._compute_values(right, predicted, wanted)
         if self.average == "binary":
             return float(values[1])
         occurs = np.full(len(values), True) if self._is_labels else predicted + wanted > 0
@@ -142,16 +142,16 @@ class ClassTallies(AveragedMetric, Tallies):
         return float(np.average(values[counted], weights=weights))
 
     def each(self, classes: int) -> Array:
-        values = self._values(*self._counts)
+        values = self._compute_values(*self._counts)
         return values if self._positions else values * math.nan
 
-    def _values(self, right: Array, predicted: Array, wanted: Array) -> Array:
+    def _compute_values(self, right: Array, predicted: Array, wanted: Array) -> Array:
         top, bottom = self.quotient(right, predicted, wanted)
         values = np.full(len(top), self.zero_division, np.float64)
         return np.divide(top, bottom, out=values, where=bottom > 0)
 
 
-def _declaration(name: str) -> Declaration:
+def _declare(name: str) -> Declaration:
     return Declaration(
         name, mode="max", is_share=True, output=DECISIONS, targets=LABELS, empty=_UNDEFINED,
         variants={**AVERAGES, **BINARY},
@@ -161,7 +161,7 @@ def _declaration(name: str) -> Declaration:
 class Precision(ClassTallies):
     """TP / (TP + FP): the share of the predictions of a class that are right."""
 
-    declared = _declaration("precision")
+    declared = _declare("precision")
 
     def quotient(self, right: Array, predicted: Array, wanted: Array) -> tuple[Array, Array]:
         return right, predicted
@@ -170,7 +170,7 @@ class Precision(ClassTallies):
 class Recall(ClassTallies):
     """TP / (TP + FN): the share of the positions of a class that are found."""
 
-    declared = _declaration("recall")
+    declared = _declare("recall")
 
     def quotient(self, right: Array, predicted: Array, wanted: Array) -> tuple[Array, Array]:
         return right, wanted
@@ -179,7 +179,7 @@ class Recall(ClassTallies):
 class F1(ClassTallies):
     """2 TP / (2 TP + FP + FN): the harmonic mean of precision and recall."""
 
-    declared = _declaration("f1")
+    declared = _declare("f1")
 
     def quotient(self, right: Array, predicted: Array, wanted: Array) -> tuple[Array, Array]:
         return 2 * right, predicted + wanted
@@ -188,13 +188,13 @@ class F1(ClassTallies):
 class Dice(F1):
     """2 TP / (2 TP + FP + FN) over all positions: the overlap of masks; F1 by another name."""
 
-    declared = _declaration("dice")
+    declared = _declare("dice")
 
 
 class IoU(ClassTallies):
     """TP / (TP + FP + FN) over all positions: the Jaccard index of masks."""
 
-    declared = _declaration("iou")
+    declared = _declare("iou")
 
     def quotient(self, right: Array, predicted: Array, wanted: Array) -> tuple[Array, Array]:
         return right, predicted + wanted - right

@@ -58,7 +58,7 @@ class _Means(MeanMetric, ValueMetric):
         """Return the sum of the function over the differences."""
 
 
-def _declaration(name: str) -> Declaration:
+def _declare(name: str) -> Declaration:
     return Declaration(
         name, mode="min", is_share=False, output=_VALUES, targets=_SAME, empty=_NOTHING,
         variants={},
@@ -68,7 +68,7 @@ def _declaration(name: str) -> Declaration:
 class MSE(_Means):
     """The mean of (y - t)² over all elements."""
 
-    declared = _declaration("mse")
+    declared = _declare("mse")
 
     def total(self, differences: Array) -> float:
         return float(np.square(differences).sum())
@@ -77,7 +77,7 @@ class MSE(_Means):
 class RMSE(MSE):
     """The square root of the mean of (y - t)² over all elements."""
 
-    declared = _declaration("rmse")
+    declared = _declare("rmse")
 
     def result(self) -> float:
         return math.sqrt(super().result())
@@ -86,7 +86,7 @@ class RMSE(MSE):
 class MAE(_Means):
     """The mean of |y - t| over all elements."""
 
-    declared = _declaration("mae")
+    declared = _declare("mae")
 
     def total(self, differences: Array) -> float:
         return float(np.abs(differences).sum())
@@ -163,7 +163,7 @@ class R2(AveragedMetric, ValueMetric):
             if samples:
                 self._add(int(samples), np.array(several).reshape(3, -1))
 
-    def _values(self) -> Array:
+    def _compute_values(self) -> Array:
         """Return the score of each value of a sample."""
         _, spread, errors = self._sums
         if self._samples < 2:
@@ -172,14 +172,14 @@ class R2(AveragedMetric, ValueMetric):
         return np.where(spread > 0, 1 - errors / np.where(spread > 0, spread, 1), constant)
 
     def result(self) -> float:
-        values, weights = self._values(), self._sums[1]
+        values, weights = self._compute_values(), self._sums[1]
         if self._samples < 2 or not len(values):
             return math.nan
         is_weighted = self.average == "weighted" and weights.any()
         return float(np.average(values, weights=weights if is_weighted else None))
 
     def each(self, classes: int) -> Array:
-        return self._values()
+        return self._compute_values()
 
     def results(self, classes: Sequence[str] | None = None) -> dict[str, float]:
         return super().results(None)  # names of classes do not name values

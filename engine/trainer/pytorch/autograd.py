@@ -46,18 +46,18 @@ _DETACH, _DETACH_IN_PLACE = "aten::detach", "aten::detach_"
 
 
 @functools.cache
-def _library(torch: Any) -> Any:
+def _make_library(torch: Any) -> Any:
     """Return the operators, which torch knows from the first export on."""
     made = torch.library.Library(LIBRARY, "FRAGMENT")
     for name, (_, inputs) in _OPS.items():
         made.define(f"{name}({', '.join(f'Tensor {i}' for i in inputs)}) -> Tensor")
         made.impl(name, lambda y, *_: y.clone(), "CompositeExplicitAutograd")
-        batched = functools.partial(_batched, torch, f"{LIBRARY}::{name}")
+        batched = functools.partial(_batch_op, torch, f"{LIBRARY}::{name}")
         torch.library.register_vmap(f"{LIBRARY}::{name}", batched, lib=made)
     return made
 
 
-def _batched(torch: Any, name: str, info: Any, dims: Sequence[int | None], *given: Any) -> Any:
+def _batch_op(torch: Any, name: str, info: Any, dims: Sequence[int | None], *given: Any) -> Any:
     """Return what an operator of ours makes of tensors that `vmap` has joined, and their axis.
 
     dims: of each tensor the axis along which it is joined; None: it is one for all.
@@ -75,16 +75,16 @@ def _batched(torch: Any, name: str, info: Any, dims: Sequence[int | None], *give
         if dims[2] is None:  # one x for all: its gradient is the sum
             dx = dx.sum(0)
         first = [y, dy, x, dx]
-    made = _op(torch, name.partition("::")[2])(*first)
+    made = _get_op(torch, name.partition("::")[2])(*first)
     return made, None if dims[0] is None else 0
 
 
-def _op(torch: Any, name: str) -> Any:
-    _library(torch)
+def _get_op(torch: Any, name: str) -> Any:
+    _make_library(torch)
     return getattr(getattr(torch.ops, LIBRARY), name).default
 
 
-def translations(torch: Any) -> dict[Any, Callable[..., Any]]:
+def list_translations(torch: Any) -> dict[Any, Callable[..., Any]]:
     """Return the translations by which `torch.onnx.export` writes the operators."""
     import onnxscript
 
@@ -92,11 +92,11 @@ def translations(torch: Any) -> dict[Any, Callable[..., Any]]:
 
     opset = onnxscript.values.Opset(OURS, 1)
 
-    def translation(name: str, inputs: Sequence[str]) -> Callable[..., Any]:
+    def make_translation(name: str, inputs: Sequence[str]) -> Callable[..., Any]:
         op = onnxscript.values.Op(opset, name, schema_of(OURS, name, inputs))
         return lambda *given: op(*given)
 
-    return {_op(torch, own): translation(*row) for own, row in _OPS.items()}
+    return {_get_op(torch, own): make_translation(*row) for own, row in _OPS.items()}
 
 
 # --- while the module is traced
@@ -178,11 +178,11 @@ class Notes:
             return result
         unmarked = {id(t) for t in ctx._without_gradient}
         flows = [self.is_float(y) and id(y) not in unmarked for y in outputs]
-        stopped = [_op(torch, "stop_gradient")(y) if self.is_float(y) else y for y in outputs]
-        made = self._redirected(function, ctx, args, stopped, flows) if any(flows) else stopped
+        stopped = [_get_op(torch, "stop_gradient")(y) if self.is_float(y) else y for y in outputs]
+        made = self._redirect(function, ctx, args, stopped, flows) if any(flows) else stopped
         return tuple(made) if isinstance(result, tuple) else made[0]
 
-    def _redirected(
+    def _redirect(
         self,
         function: Any,
         ctx: _Context,
@@ -197,7 +197,7 @@ class Notes:
         torch = self.torch
         own = [y for y, is_own in zip(outputs, flows, strict=True) if is_own]
         whole = own[0] if len(own) == 1 else _join(torch, own)
-        cotangent = _op(torch, "cotangent")(whole)
+        cotangent = _get_op(torch, "cotangent")(whole)
         parts = iter([cotangent] if len(own) == 1 else _split(cotangent, own))
         dys = [
             next(parts) if is_own
@@ -215,7 +215,7 @@ class Notes:
             if dx is not None and self.is_float(x):
                 if tuple(dx.shape) != tuple(x.shape):
                     dx = dx.sum_to_size(x.shape)
-                whole = _op(torch, "redirect")(whole, cotangent, x, dx.to(x.dtype))
+                whole = _get_op(torch, "redirect")(whole, cotangent, x, dx.to(x.dtype))
         wholes = iter([whole] if len(own) == 1 else _split(whole, own))
         return [next(wholes) if is_own else y for y, is_own in zip(outputs, flows, strict=True)]
 
@@ -228,37 +228,38 @@ class Notes:
         except Exception as error:  # of whatever class: the code is not ours
             raise UnsupportedOpError(
                 f"{what} {name}, which {self.place()} calls, cannot be traced: "
-                f"{type(error).__name__}: {_first_line(error)}; write it with torch's operations "
+                f"{type(error).__name__}: {_cut_first_line(error)}; write it with torch's "
+                "operations "
                 "on tensors alone, or the forward so that torch's own gradient is right, as "
                 "x + (y - x).detach() for a value y with the gradient of x"
             ) from error
 
     # --- hooks
 
-    def hook(self, tensor: Any, change: Any, *_: Any, **__: Any) -> Any:
+    def note_hook(self, tensor: Any, change: Any, *_: Any, **__: Any) -> Any:
         """Note what a hook makes of the gradient of a tensor; `stop` lets readers see it."""
-        cotangent = _op(self.torch, "cotangent")(tensor)
+        cotangent = _get_op(self.torch, "cotangent")(tensor)
         with self.torch.no_grad(), self._explaining("the hook", change):
             dx = change(cotangent)
         if dx is not None:
-            stopped = _op(self.torch, "stop_gradient")(tensor)
-            self.kept.append(_op(self.torch, "redirect")(stopped, cotangent, tensor, dx))
+            stopped = _get_op(self.torch, "stop_gradient")(tensor)
+            self.kept.append(_get_op(self.torch, "redirect")(stopped, cotangent, tensor, dx))
         return contextlib.nullcontext()  # in the place of a handle
 
-    def hook_parameters(self, hooks: Mapping[str, Sequence[Any]]) -> None:
+    def note_parameter_hooks(self, hooks: Mapping[str, Sequence[Any]]) -> None:
         """Note what hooks make of the gradients of parameters, by their names."""
         for name, changes in hooks.items():
             for change in changes:
-                self.hook(self.module.get_parameter(name), change)
+                self.note_hook(self.module.get_parameter(name), change)
 
-    def gradient(self, *_: Any, **__: Any) -> Any:
+    def refuse_gradient(self, *_: Any, **__: Any) -> Any:
         """Refuse gradients that the forward pass computes."""
         raise UnsupportedOpError(
             f"{self.place()} computes gradients by torch.autograd while it runs forward, and "
             "gradients of gradients are not exported; write the derivative out"
         )
 
-    def branch(self, *_: Any, **__: Any) -> Any:
+    def refuse_branch(self, *_: Any, **__: Any) -> Any:
         """Refuse branches by values, whose gradients torch cannot compute under fixed draws."""
         raise UnsupportedOpError(
             f"{self.place()} calls torch.cond, whose gradient is not exported; compute both "
@@ -292,7 +293,7 @@ def _has_setup(torch: Any, function: Any) -> bool:
     return function.setup_context is not base.setup_context
 
 
-def hooks_of(module: Any) -> dict[str, list[Any]]:
+def list_hooks(module: Any) -> dict[str, list[Any]]:
     """Return the hooks of the parameters of a module, which change their gradients, by name.
 
     Raises:
@@ -350,11 +351,11 @@ def recording(notes: Notes) -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = [
         (torch.autograd.Function, "apply", classmethod(apply)),
         (tensor, "data", property(lambda self: self.detach(), data.__set__)),
-        (tensor, "register_hook", lambda self, change: notes.hook(self, change)),
+        (tensor, "register_hook", lambda self, change: notes.note_hook(self, change)),
         (guard, "__enter__", enter),
         (guard, "__exit__", leave),
-        (torch.autograd, "_engine_run_backward", notes.gradient),
-        (torch, "cond", notes.branch),
+        (torch.autograd, "_engine_run_backward", notes.refuse_gradient),
+        (torch, "cond", notes.refuse_branch),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, value in changed:
@@ -394,7 +395,7 @@ def stop(torch: Any, traced: Any, kept: int = 0) -> list[str]:
     has_gradient = {n for n in graph.nodes if n.name in signature.inputs_to_parameters}
     job = _Stops(torch, traced.graph_module, has_gradient)
     if kept:
-        job.hooked(kept)
+        job.redirect_hooked(kept)
     job.run()
     for old, new in job.renamed.items():
         signature.replace_all_uses(old, new)
@@ -439,7 +440,7 @@ class _Stops:
         if name in (_DETACH, _DETACH_IN_PLACE):
             if takes:
                 self._check_alone(node, takes[0])
-                node.target = _op(self.torch, "stop_gradient")
+                node.target = _get_op(self.torch, "stop_gradient")
                 if name == _DETACH_IN_PLACE:
                     takes[0].replace_all_uses_with(node, lambda user: self.is_after(user, node))
             return
@@ -447,17 +448,17 @@ class _Stops:
         bodies = [part for part in inner if isinstance(part, self.torch.fx.GraphModule)]
         if name in _REGIONS and not node.args[0]:
             if takes:
-                self._region(node, bodies[0])
+                self._stop_region(node, bodies[0])
             return
         for body in bodies:
             inputs = {n for n in body.graph.nodes if n.op == "placeholder"}
             _Stops(self.torch, body, inputs).run()
         if takes and name != f"{LIBRARY}::stop_gradient":
             self.flows.add(node)
-            for written in _written(node):
+            for written in _list_written(node):
                 self.flows |= self.families[written]
 
-    def _region(self, node: Any, body: Any) -> None:
+    def _stop_region(self, node: Any, body: Any) -> None:
         """Stop what a region without gradients hands on, or what it takes if it writes to that."""
         inside = _Stops(self.torch, body, set())
         inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
@@ -468,28 +469,28 @@ class _Stops:
                 if outer in self.flows:
                     raise UnsupportedOpError(
                         "a value with a gradient is changed in place under no_grad"
-                        f"{_line(inner)}; make a new value: x = x + change.detach()"
+                        f"{_find_line(inner)}; make a new value: x = x + change.detach()"
                     )
         if any(n in given for _, written in inside.changes for n in inside.families[written]):
             with self.graph.inserting_before(node):
                 for outer in dict.fromkeys(n for n in node.args[2:] if n in self.flows):
-                    node.replace_input_with(outer, self._stopped(outer))
+                    node.replace_input_with(outer, self._stop_value(outer))
             return
         for user in list(node.users):
             if user.users:
                 with self.graph.inserting_after(user):
-                    made = self._stopped(user)
+                    made = self._stop_value(user)
                 user.replace_all_uses_with(made, lambda reader, made=made: reader is not made)
                 self.renamed[user.name] = made.name
 
-    def _stopped(self, node: Any) -> Any:
+    def _stop_value(self, node: Any) -> Any:
         """Return a node that stops the gradient of a value, if that is of floats."""
-        made = self.graph.call_function(_op(self.torch, "stop_gradient"), (node,))
+        made = self.graph.call_function(_get_op(self.torch, "stop_gradient"), (node,))
         made.meta = dict(node.meta)
         self.families[made] = {made}
         return made
 
-    def hooked(self, count: int) -> None:
+    def redirect_hooked(self, count: int) -> None:
         """Let what reads a value with a hook read what takes its place."""
         (end,) = (n for n in self.graph.nodes if n.op == "output")
         for made in end.args[0][-count:]:
@@ -498,8 +499,8 @@ class _Stops:
             early = [n for n in early if n not in (stopped, cotangent, made)]
             if early:
                 raise UnsupportedOpError(
-                    f"register_hook{_line(made)} on a value that was read before"
-                    f"{_line(early[0])}; register the hook where the value is made"
+                    f"register_hook{_find_line(made)} on a value that was read before"
+                    f"{_find_line(early[0])}; register the hook where the value is made"
                 )
             value.replace_all_uses_with(made, lambda user, made=made: self.is_after(user, made))
 
@@ -510,7 +511,7 @@ class _Stops:
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             return
-        given = _given(node)
+        given = _list_arguments(node)
         for argument in schema.arguments:
             value, alias = given.get(argument.name), argument.alias_info
             if alias is None or value not in self.families:
@@ -534,18 +535,19 @@ class _Stops:
 
         A copy takes its place, which would not see that.
         """
-        mine = self._views(node)
+        mine = self._list_views(node)
         others = self.families[node] - mine
         for change, written in self.changes:
             if change in self.families[node] and self.is_after(change, node):
                 rest = others if written in mine else mine
                 if any(self.is_after(user, change) for n in rest - {change} for user in n.users):
                     raise UnsupportedOpError(
-                        f"a value and its detach(){_line(node)} share memory that is changed in "
-                        f"place{_line(change)}; write detach().clone()"
+                        f"a value and its detach(){_find_line(node)} share memory that is "
+                        "changed in "
+                        f"place{_find_line(change)}; write detach().clone()"
                     )
 
-    def _views(self, node: Any) -> set[Any]:
+    def _list_views(self, node: Any) -> set[Any]:
         """Return the nodes of a family that were made of this one."""
         users = {node}
         for other in self.graph.nodes:
@@ -560,28 +562,28 @@ def _name(node: Any) -> str:
     return str(schema.name if schema is not None else getattr(node.target, "__name__", ""))
 
 
-def _given(node: Any) -> dict[str, Any]:
+def _list_arguments(node: Any) -> dict[str, Any]:
     """Return the arguments of a node by their names."""
     names = [argument.name for argument in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _written(node: Any) -> list[Any]:
+def _list_written(node: Any) -> list[Any]:
     """Return the arguments that a node writes to."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    given = _given(node)
+    given = _list_arguments(node)
     aliases = [a for a in schema.arguments if a.alias_info is not None]
     written = [given.get(a.name) for a in aliases if a.alias_info.is_write]
     return [value for value in written if hasattr(value, "users")]
 
 
-def _line(node: Any) -> str:
+def _find_line(node: Any) -> str:
     """Return where in the module's code a node is from, as " (file.py, line 3)"."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f" ({os.path.basename(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
 
 
-def _first_line(error: BaseException) -> str:
+def _cut_first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

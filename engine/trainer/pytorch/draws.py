@@ -1,8 +1,8 @@
 """Random numbers that torch and the engine draw alike, so that what they compute can be compared.
 
 A draw is a field: an array of numbers that its shape decides.  While a module runs under
-`fixed(torch)`, what it draws is made of these, and `fix(graph)` puts them in the place of a graph's
-random nodes.
+`fix_draws(torch)`, what it draws is made of these, and `fix(graph)` puts them in the place of a
+graph's random nodes.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def uniform(shape: Sequence[int]) -> Array:
+def draw_uniform(shape: Sequence[int]) -> Array:
     """Return the uniform numbers of a shape, in (0, 1) and away from both ends."""
-    return _generator(shape).uniform(0.001, 0.999, tuple(shape))
+    return _make_generator(shape).uniform(0.001, 0.999, tuple(shape))
 
 
-def normal(shape: Sequence[int], number: int = 0) -> Array:
+def draw_normal(shape: Sequence[int], number: int = 0) -> Array:
     """Return the normal numbers of a shape; there are as many such fields as one likes."""
-    return _generator(shape, number).standard_normal(tuple(shape))
+    return _make_generator(shape, number).standard_normal(tuple(shape))
 
 
-def _generator(shape: Sequence[int], number: int = 0) -> np.random.Generator:
+def _make_generator(shape: Sequence[int], number: int = 0) -> np.random.Generator:
     return np.random.default_rng([number, zlib.crc32(repr(tuple(map(int, shape))).encode())])
 
 
 # --- torch
 
 
-def fixed(torch: Any) -> Any:
+def fix_draws(torch: Any) -> Any:
     """Return a context in which torch draws these numbers.
 
     Its `drawn` counts what was; `unknown` are operators whose numbers it does not know.
@@ -57,7 +57,7 @@ def fixed(torch: Any) -> Any:
             drawn = func(*args, **(kwargs or {}))
             if torch.Tag.nondeterministic_seeded not in func.tags:
                 return drawn
-            given = {**_named(func, args), **(kwargs or {})}
+            given = {**_list_arguments(func, args), **(kwargs or {})}
             if given.get("dropout_p") == 0:  # attention that drops nothing
                 return drawn
             self.drawn += 1
@@ -69,7 +69,7 @@ def fixed(torch: Any) -> Any:
                 if given["train"] is False:
                     return found
                 keep = 1 - given["p"]
-                mask = _tensor(torch, uniform(found[1].shape), torch.float64) < keep
+                mask = _make_tensor(torch, draw_uniform(found[1].shape), torch.float64) < keep
                 found[1].copy_(mask)
                 found[0].copy_(given["input"] * mask / keep)
                 return found
@@ -78,52 +78,53 @@ def fixed(torch: Any) -> Any:
                 self.unknown.add(str(func))
                 return found
             shape = tuple(found.shape)
-            found.copy_(rule(lambda make: _tensor(torch, make(shape), torch.float64), given))
+            found.copy_(rule(lambda make: _make_tensor(torch, make(shape), torch.float64), given))
             return found
 
     return Fixed()
 
 
-def _named(func: Any, args: Sequence[Any]) -> dict[str, Any]:
+def _list_arguments(func: Any, args: Sequence[Any]) -> dict[str, Any]:
     """Return the arguments of an operator by their names, those that were left out as well."""
     schema = func._schema.arguments
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
     return {**defaults, **dict(zip([a.name for a in schema], args, strict=False))}
 
 
-def _tensor(torch: Any, value: Array, dtype: Any) -> Any:
+def _make_tensor(torch: Any, value: Array, dtype: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
 
 
 Draw = Callable[[Callable[[Sequence[int]], Array]], Any]
 
 
-def _normal(draw: Draw, given: dict[str, Any]) -> Any:
-    return given.get("mean", 0.0) + given.get("std", 1.0) * draw(normal)
+def _draw_normal(draw: Draw, given: dict[str, Any]) -> Any:
+    return given.get("mean", 0.0) + given.get("std", 1.0) * draw(draw_normal)
 
 
-def _bernoulli(draw: Draw, given: dict[str, Any]) -> Any:
+def _draw_bernoulli(draw: Draw, given: dict[str, Any]) -> Any:
     chance = given.get("p")
-    return draw(uniform) < (given["self"] if chance is None else chance)
+    return draw(draw_uniform) < (given["self"] if chance is None else chance)
 
 
 # The values that each operator makes of a field, by its name and its arguments.
 _RULES: dict[str, Callable[[Draw, dict[str, Any]], Any]] = {
-    **dict.fromkeys(("rand", "rand_like"), lambda draw, given: draw(uniform)),
-    **dict.fromkeys(("randn", "randn_like"), lambda draw, given: draw(normal)),
-    **dict.fromkeys(("normal", "normal_", "normal_functional"), _normal),
-    **dict.fromkeys(("bernoulli", "bernoulli_"), _bernoulli),
+    **dict.fromkeys(("rand", "rand_like"), lambda draw, given: draw(draw_uniform)),
+    **dict.fromkeys(("randn", "randn_like"), lambda draw, given: draw(draw_normal)),
+    **dict.fromkeys(("normal", "normal_", "normal_functional"), _draw_normal),
+    **dict.fromkeys(("bernoulli", "bernoulli_"), _draw_bernoulli),
     **dict.fromkeys(
         ("uniform", "uniform_"),
-        lambda draw, given: given["from"] + (given["to"] - given["from"]) * draw(uniform),
+        lambda draw, given: given["from"] + (given["to"] - given["from"]) * draw(draw_uniform),
     ),
     **dict.fromkeys(
-        ("exponential", "exponential_"), lambda draw, given: -draw(uniform).log() / given["lambd"]
+        ("exponential", "exponential_"),
+        lambda draw, given: -draw(draw_uniform).log() / given["lambd"],
     ),
     **dict.fromkeys(
         ("randint", "randint_like"),
         lambda draw, given: (
-            draw(uniform) * (given["high"] - given.get("low", 0)) + given.get("low", 0)
+            draw(draw_uniform) * (given["high"] - given.get("low", 0)) + given.get("low", 0)
         ).floor(),
     ),
 }
@@ -137,7 +138,7 @@ RANDOM = {
 }
 
 
-def first_random(graph: Graph) -> Node | None:
+def find_random(graph: Graph) -> Node | None:
     """Return the first node that draws random numbers, dropouts left out."""
     return next((n for n in graph.nodes if n.op in RANDOM and not n.domain), None)
 
@@ -157,7 +158,7 @@ def fix(graph: Graph) -> set[str]:
     names = Names(graph)
     nodes, unknown = [], set()
     for node in graph.nodes:
-        made = None if node.domain else _fixed(graph, names, node, known.types, known.constants)
+        made = None if node.domain else _fix_node(graph, names, node, known.types, known.constants)
         if made is None and not node.domain and node.op in RANDOM:
             unknown.add(node.op)
         nodes += [node] if made is None else made
@@ -165,20 +166,22 @@ def fix(graph: Graph) -> set[str]:
     return unknown
 
 
-def _fixed(graph: Graph, names: Names, node: Node, types: Any, constants: Any) -> list[Node] | None:
+def _fix_node(
+    graph: Graph, names: Names, node: Node, types: Any, constants: Any
+) -> list[Node] | None:
     """Return the nodes in the place of one; None if it is not random."""
     from engine.graphs.ir.graph import Node
 
     y = node.outputs[0]
     if node.op in ("RandomNormal", "RandomNormalLike"):
         own = {"mean": 0.0, "scale": 1.0, **node.attrs}
-        value = own["mean"] + own["scale"] * normal(types[y].dims)
+        value = own["mean"] + own["scale"] * draw_normal(types[y].dims)
     elif node.op in ("RandomUniform", "RandomUniformLike"):
         own = {"low": 0.0, "high": 1.0, **node.attrs}
-        value = own["low"] + (own["high"] - own["low"]) * uniform(types[y].dims)
+        value = own["low"] + (own["high"] - own["low"]) * draw_uniform(types[y].dims)
     elif node.op == "Bernoulli":
         x, less = node.inputs[0], names.fresh(f"{y}_less")
-        field = _constant(graph, names, uniform(types[x].dims), types[x].dtype)
+        field = _add_constant(graph, names, draw_uniform(types[x].dims), types[x].dtype)
         to = node.attrs.get("dtype", next(k for k, t in OF_ONNX.items() if t == types[y].dtype))
         return [
             Node("Less", (field, x), (less,), {}, "", names.fresh(f"{node.name}_less")),
@@ -186,8 +189,8 @@ def _fixed(graph: Graph, names: Names, node: Node, types: Any, constants: Any) -
         ]
     elif node.op == "Dropout" and len(node.inputs) > 2 and constants.get(node.inputs[2], False):
         ratio = float(constants.get(node.inputs[1], np.array(0.5))) if node.inputs[1] else 0.5
-        mask = uniform(types[y].dims) < 1 - ratio
-        scale = _constant(graph, names, mask / (1 - ratio), types[y].dtype)
+        mask = draw_uniform(types[y].dims) < 1 - ratio
+        scale = _add_constant(graph, names, mask / (1 - ratio), types[y].dtype)
         for name in filter(None, node.outputs[1:]):
             graph.initializers[name] = mask
         return [Node("Mul", (node.inputs[0], scale), (y,), {}, "", node.name)]
@@ -197,7 +200,7 @@ def _fixed(graph: Graph, names: Names, node: Node, types: Any, constants: Any) -
     return []
 
 
-def _constant(graph: Graph, names: Names, value: Array, dtype: str) -> str:
+def _add_constant(graph: Graph, names: Names, value: Array, dtype: str) -> str:
     name = names.fresh("draw")
     graph.initializers[name] = value.astype(NUMPY[dtype])
     return name

@@ -118,7 +118,7 @@ def export(
             from torch's, relative to the largest of them if that is above 1.
         check_gradients: whether the gradients of the example, in training mode, are compared with
             torch's, see engine/trainer/pytorch/gradients.py.  By default they are if the parameters
-            have up to `torch_gradients.MOST_BYTES`.
+            have up to `gradients.MOST_BYTES`.
 
     Raises:
         MissingPackageError: torch or onnxscript is not installed.
@@ -130,7 +130,7 @@ def export(
 
     A `ModelWarning` names the nodes through which no gradient can flow.
     """
-    torch = _torch()
+    torch = _import_torch()
     _check_module(torch, module)
     call = ModuleCall.read(torch, module, example, axes)
     given = os.fspath(path)
@@ -138,7 +138,7 @@ def export(
     trained = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
     if not trained:
         raise InputError("no parameter of the module requires a gradient")
-    frozen = _frozen_norms(torch, module)
+    frozen = _list_frozen_norms(torch, module)
     with in_mode(module, trains=True), silently(torch):
         program, outputs, moved = program_of(torch, module, call, opset)
     for name in moved:
@@ -216,7 +216,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
         MissingPackageError: torch is not installed.
         NameNotFoundError, ShapeError, DTypeError: a parameter does not fit.  Nothing has changed.
     """
-    torch = _torch("torch")
+    torch = _import_torch("torch")
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module: expected a torch.nn.Module, found {type(module).__name__}")
     own = {**dict(module.named_parameters(remove_duplicate=False)),
@@ -250,7 +250,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
 # --- what is given
 
 
-def _torch(*packages: str) -> Any:
+def _import_torch(*packages: str) -> Any:
     """Return the package torch, which with all `packages` is installed."""
     missing = [p for p in packages or PACKAGES if importlib.util.find_spec(p) is None]
     if missing:
@@ -279,7 +279,7 @@ def _check_module(torch: Any, module: Any) -> None:
             )
 
 
-def _frozen_norms(torch: Any, module: Any) -> list[str]:
+def _list_frozen_norms(torch: Any, module: Any) -> list[str]:
     """Return the running means of the batch normalisations that stay in evaluation mode."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     if not module.training:
@@ -294,7 +294,7 @@ def _frozen_norms(torch: Any, module: Any) -> list[str]:
 def _write(program: Any, module: Any, path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        program.save(path, external_data=_size(module) > ONE_FILE)
+        program.save(path, external_data=_measure_size(module) > ONE_FILE)
     except OSError as error:
         raise FileError(f"cannot write {path!r}: {error.strerror or error}") from error
 
@@ -309,7 +309,7 @@ def _checks(module: Any, asked: bool | None) -> bool:
         UnsupportedOpError: they are not, and a submodule has hooks which may change them.
     """
     if asked is None:
-        asked = _size(module) <= torch_gradients.MOST_BYTES
+        asked = _measure_size(module) <= torch_gradients.MOST_BYTES
     if arguments.check_flag("check_gradients", asked):
         return True
     for name, part in module.named_modules():
@@ -322,7 +322,7 @@ def _checks(module: Any, asked: bool | None) -> bool:
     return False
 
 
-def _size(module: Any) -> int:
+def _measure_size(module: Any) -> int:
     """Return the bytes of the parameters."""
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
@@ -342,7 +342,7 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
     table = support.supported(onnx_io.to_proto(graph))
     paths = Paths.of(graph.metadata)
 
-    def told(rows: Sequence[Support]) -> str:
+    def describe(rows: Sequence[Support]) -> str:
         lines = []
         for row in rows[:SHOWN]:
             lines.append(f"{row.op} {paths.title_node(row.node)}: {row.reason}")
@@ -352,13 +352,13 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
     wrong = [row for row in table if row.status == support.UNSUPPORTED]
     if wrong:
         raise UnsupportedOpError(
-            f"the engine cannot run these nodes; replace the parts of the module:{told(wrong)}"
+            f"the engine cannot run these nodes; replace the parts of the module:{describe(wrong)}"
         )
     dead = [row for row in table if row.status == support.FORWARD]
     if dead:
         warnings.warn(
             "no gradient flows through these nodes: replace the parts of the module, or train only "
-            f"parameters after them, by train=[...]:{told(dead)}",
+            f"parameters after them, by train=[...]:{describe(dead)}",
             ModelWarning,
             stacklevel=find_caller_level(),
         )
@@ -374,7 +374,7 @@ def _with_gradients(
     from engine.graphs.offline.differentiate import reached
     from engine.graphs.passes.infer import infer
 
-    graph = torch_gradients.opened(path, sizes, trained)
+    graph = torch_gradients.open_graph(path, sizes, trained)
     return reached(graph, outputs, infer(graph).types)
 
 
@@ -395,18 +395,18 @@ def _compare(
         in_mode(module, trains=False),
         silently(torch),
         torch.enable_grad(),  # which hooks of tensors need
-        torch_draws.fixed(torch) as draws,
+        torch_draws.fix_draws(torch) as draws,
     ):
         expected = dict(tensors_of(torch, module(*args, **kwargs), ""))
     theirs = {name: value.detach().numpy() for name, value in expected.items()}
     if draws.unknown:
-        return _not_compared(draws.unknown)
+        return _skip_comparison(draws.unknown)
     for drops in (False, True) if draws.drawn else (False,):
-        graph, unknown = _evaluation(path, call.sizes(rows), drops, bool(draws.drawn))
+        graph, unknown = _make_evaluation_graph(path, call.sizes(rows), drops, bool(draws.drawn))
         if unknown:
-            return _not_compared(unknown)
+            return _skip_comparison(unknown)
         try:
-            worst = _worst(graph, call.feeds(rows), theirs, outputs, tolerance)
+            worst = _find_worst(graph, call.feeds(rows), theirs, outputs, tolerance)
         except ModelError as error:
             fault = error
             continue
@@ -422,7 +422,7 @@ def _compare(
     raise ModelError(f"{fault}{because}")
 
 
-def _not_compared(unknown: Collection[str]) -> float:
+def _skip_comparison(unknown: Collection[str]) -> float:
     warnings.warn(
         "outputs are not compared with torch's: the module draws random numbers by "
         f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
@@ -432,7 +432,7 @@ def _not_compared(unknown: Collection[str]) -> float:
     return 0.0
 
 
-def _evaluation(
+def _make_evaluation_graph(
     path: str, sizes: Mapping[str, int], drops: bool, draws: bool
 ) -> tuple[Graph, set[str]]:
     """Return the graph in evaluation mode, under fixed draws; and random ops that are not known.
@@ -451,7 +451,7 @@ def _evaluation(
     graph = control.unroll(onnx_io.load(path))
     if not drops:
         set_inference_mode(graph)
-    if not draws and (node := torch_draws.first_random(graph)) is not None:
+    if not draws and (node := torch_draws.find_random(graph)) is not None:
         raise UnsupportedOpError(
             f"the module draws random numbers in training mode alone, by {node.op} "
             f"{Paths.of(graph.metadata).title_node(node.name)}, and the exported model would "
@@ -459,13 +459,13 @@ def _evaluation(
             "in evaluation too; supported: dropouts, and masks of 0 and 1 with a constant chance"
         )
     unknown = set[str]()
-    if drops or torch_draws.first_random(graph) is not None:
+    if drops or torch_draws.find_random(graph) is not None:
         rename(graph, sizes)
         unknown = torch_draws.fix(graph)
     return set_inference_mode(graph), unknown
 
 
-def _worst(
+def _find_worst(
     graph: Graph,
     feeds: Sequence[Array],
     expected: Mapping[str, Array],
@@ -482,7 +482,7 @@ def _worst(
 
     computed = dict(zip(outputs, backend.prepare(onnx_io.to_proto(graph)).run(feeds), strict=True))
     worst = 0.0
-    for name, value in _by_output(expected, outputs).items():
+    for name, value in _name_outputs(expected, outputs).items():
         ours = computed[name]
         if ours.shape != value.shape:
             raise ModelError(
@@ -490,11 +490,11 @@ def _worst(
                 f"{len(feeds[0])}, and torch as {list(value.shape)}: the module depends on the "
                 "size of the batch"
             )
-        worst = max(worst, _difference(name, ours, value, tolerance))
+        worst = max(worst, _measure_difference(name, ours, value, tolerance))
     return worst
 
 
-def _by_output(expected: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+def _name_outputs(expected: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
     """Return what the module computes in evaluation mode, by the names of the model's outputs.
 
     Modules with auxiliary heads return less in evaluation mode: outputs of the same names, or one
@@ -517,7 +517,7 @@ def _by_output(expected: Mapping[str, Array], outputs: Sequence[str]) -> dict[st
     return same
 
 
-def _difference(name: str, ours: Array, theirs: Array, tolerance: float) -> float:
+def _measure_difference(name: str, ours: Array, theirs: Array, tolerance: float) -> float:
     scale = max(1.0, float(np.abs(theirs).max(initial=0)))
     off = float(np.abs(ours.astype(np.float64) - theirs).max(initial=0)) / scale
     if not off <= tolerance:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
-def written_out(torch: Any) -> Any:
+def write_out_calls(torch: Any) -> Any:
     """Return the context in which calls become what they are short for."""
 
     class WrittenOut(torch.overrides.TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
@@ -32,7 +32,7 @@ def written_out(torch: Any) -> Any:
     return WrittenOut()
 
 
-def _embedding(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _write_embedding(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return rows of a table, without a gradient for `padding_idx`; None if there is none."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
     given: dict[str, Any] = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False}
@@ -52,7 +52,7 @@ _BAGS = (
 )  # fmt: skip
 
 
-def _embedding_bag(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _write_embedding_bag(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return what `torch.nn.functional.embedding_bag` does; None for what is not known here.
 
     Bags are the rows of a matrix of indices [bags, length], or the runs of a list of indices
@@ -80,13 +80,13 @@ def _embedding_bag(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     elif padding is not None or given["per_sample_weights"] is not None:
         rows = rows * factor.unsqueeze(-1)
     if index.dim() == 2:
-        return _of_rows(torch, rows, counted, given["mode"])
+        return _reduce_rows(torch, rows, counted, given["mode"])
     offsets = given["offsets"]
     offsets = offsets[:-1] if given["include_last_offset"] else offsets
-    return _of_runs(torch, rows, counted, offsets, given["mode"])
+    return _reduce_runs(torch, rows, counted, offsets, given["mode"])
 
 
-def _of_rows(torch: Any, rows: Any, counted: Any, mode: str) -> Any:
+def _reduce_rows(torch: Any, rows: Any, counted: Any, mode: str) -> Any:
     """Reduce bags of one length: rows [bags, length, width], counted [bags, length]."""
     if mode == "sum":
         return rows.sum(1)
@@ -96,7 +96,7 @@ def _of_rows(torch: Any, rows: Any, counted: Any, mode: str) -> Any:
     return torch.where(count > 0, rows.amax(1), 0.0)
 
 
-def _of_runs(torch: Any, rows: Any, counted: Any, offsets: Any, mode: str) -> Any:
+def _reduce_runs(torch: Any, rows: Any, counted: Any, offsets: Any, mode: str) -> Any:
     """Reduce bags that begin at offsets [bags]: rows [length, width], counted [length].
 
     The bag of an index is how many bags have begun before it.
@@ -117,7 +117,7 @@ def _of_runs(torch: Any, rows: Any, counted: Any, offsets: Any, mode: str) -> An
     return torch.where(count > 0, most, 0.0)
 
 
-def _lstm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _write_lstm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return what `torch.lstm` does with projections; None for an LSTM without them.
 
     The cells of a projected LSTM read r = P (o tanh(c)) of the step before.  As W r is (W P) times
@@ -137,12 +137,14 @@ def _lstm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return None
     x = x.transpose(0, 1) if batch_first else x
     hidden, cells = [], []
-    parts = _parted(weights, count)
+    parts = _split_weights(weights, count)
     for layer in range(layers):
         made = []
         for direction in range(directions):
             at = layer * directions + direction
-            y, h, c = _projected(torch, x, h0[at], c0[at], next(parts), has_biases, direction == 1)
+            y, h, c = _run_projected(
+                torch, x, h0[at], c0[at], next(parts), has_biases, direction == 1
+            )
             made.append(y)
             hidden.append(h)
             cells.append(c)
@@ -153,12 +155,12 @@ def _lstm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return x, torch.stack(hidden), torch.stack(cells)
 
 
-def _parted(weights: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
+def _split_weights(weights: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
     """Return the weights of each layer and direction."""
     return (weights[k : k + count] for k in range(0, len(weights), count))
 
 
-def _projected(
+def _run_projected(
     torch: Any, x: Any, h0: Any, c0: Any, weights: Sequence[Any], has_biases: bool, is_reverse: bool
 ) -> tuple[Any, Any, Any]:
     """Return outputs and last states of a layer in one direction.
@@ -178,15 +180,15 @@ def _projected(
     return (y.flip(0) if is_reverse else y), last, c[0]
 
 
-def _channels(torch: Any, x: Any, is_batched: bool, p: float) -> Any:
+def _draw_channels(torch: Any, x: Any, is_batched: bool, p: float) -> Any:
     """Return the dropout of a 1 for each channel of a batch: 0, or 1 / (1 - p); 1 in evaluation."""
     if not is_batched:
-        return _channels(torch, x.unsqueeze(0), True, p).squeeze(0)
+        return _draw_channels(torch, x.unsqueeze(0), True, p).squeeze(0)
     ones = x.new_ones(*x.shape[:2], *[1] * (x.dim() - 2))
     return torch.nn.functional.dropout(ones, p, True)
 
 
-def _dropout_options(args: Sequence[Any], kwargs: Mapping[str, Any], trains: bool) -> Any:
+def _read_dropout_options(args: Sequence[Any], kwargs: Mapping[str, Any], trains: bool) -> Any:
     """Return the arguments of a dropout: x, p and whether it is in place; None if it drops nothing.
 
     trains: the default of its argument `training`, which torch's own functions call `train`.
@@ -198,21 +200,21 @@ def _dropout_options(args: Sequence[Any], kwargs: Mapping[str, Any], trains: boo
     return given["input"], given["p"], given["inplace"]
 
 
-def _feature_dropout(dims: int | None = None, in_place: bool = False) -> Any:
+def _make_feature_dropout(dims: int | None = None, in_place: bool = False) -> Any:
     """Return the rule for dropouts of channels; dims: axes of an input without a batch."""
 
-    def rule(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        options = _dropout_options(args, kwargs, trains=True)
+    def write_dropout(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        options = _read_dropout_options(args, kwargs, trains=True)
         if options is None:
             return None
         x, p, inplace = options
-        mask = _channels(torch, x, x.dim() != dims, p)
+        mask = _draw_channels(torch, x, x.dim() != dims, p)
         return x.mul_(mask) if inplace or in_place else x * mask
 
-    return rule
+    return write_dropout
 
 
-def _alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
+def _make_alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
     """Return the rule for dropouts that keep mean and variance of what SELU makes.
 
     Dropped values become -alpha, of SELU, and then all values x become a x + b.  Of d, the dropout
@@ -223,28 +225,29 @@ def _alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
     """
     alpha = 1.7580993408473766
 
-    def rule(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        options = _dropout_options(args, kwargs, trains=False)
+    def write_dropout(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        options = _read_dropout_options(args, kwargs, trains=False)
         if options is None:
             return None
         x, p, inplace = options
         if by_channel:
-            d = _channels(torch, x, True, p)
+            d = _draw_channels(torch, x, True, p)
         else:
             d = torch.nn.functional.dropout(torch.ones_like(x), p, True)
         c = (1 - p) / ((alpha * alpha * p + 1) * (1 - p)) ** 0.5
         y = x * torch.where(d == 1, 1.0, c * d) + alpha * c * (d - 1)
         return x.copy_(y) if inplace or in_place else y
 
-    return rule
+    return write_dropout
 
 
 _RULES: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = {
-    "embedding": _embedding, "embedding_bag": _embedding_bag, "lstm": _lstm,
-    "dropout1d": _feature_dropout(2), "dropout2d": _feature_dropout(),
-    "dropout3d": _feature_dropout(4), "feature_dropout": _feature_dropout(),
-    "feature_dropout_": _feature_dropout(in_place=True),
-    "alpha_dropout": _alpha_dropout(False), "alpha_dropout_": _alpha_dropout(False, in_place=True),
-    "feature_alpha_dropout": _alpha_dropout(True),
-    "feature_alpha_dropout_": _alpha_dropout(True, in_place=True),
+    "embedding": _write_embedding, "embedding_bag": _write_embedding_bag, "lstm": _write_lstm,
+    "dropout1d": _make_feature_dropout(2), "dropout2d": _make_feature_dropout(),
+    "dropout3d": _make_feature_dropout(4), "feature_dropout": _make_feature_dropout(),
+    "feature_dropout_": _make_feature_dropout(in_place=True),
+    "alpha_dropout": _make_alpha_dropout(False),
+    "alpha_dropout_": _make_alpha_dropout(False, in_place=True),
+    "feature_alpha_dropout": _make_alpha_dropout(True),
+    "feature_alpha_dropout_": _make_alpha_dropout(True, in_place=True),
 }  # fmt: skip

@@ -62,25 +62,27 @@ def compare(
     rows, fault = max(call.rows, 2), ""
     graph, values, unknown = None, dict[str, Array](), set[str]()
     for attempt in range(ATTEMPTS):
-        given = _jittered(torch, call.rows, call.resized(rows), attempt)
-        with torch_draws.fixed(torch) as draws:
-            theirs = torch_gradients(torch, module, given, [*train, *left])
+        given = _jitter(torch, call.rows, call.resized(rows), attempt)
+        with torch_draws.fix_draws(torch) as draws:
+            theirs = compute_torch_gradients(torch, module, given, [*train, *left])
         if graph is None:
             _check_left(module, path, call.sizes(rows), outputs, train, left, theirs)
             if not train:
                 return
-            graph, values, unknown = _gradient_graph(path, call.sizes(rows), outputs, train, norms)
+            graph, values, unknown = _make_gradient_graph(
+                path, call.sizes(rows), outputs, train, norms
+            )
         if draws.unknown | unknown:
             _warn_of_draws(draws.unknown | unknown)
             return
         theirs = {name: theirs[name] for name in train}
-        ours = _run(graph, {**_feeds(torch, graph, given), **values}, train)
-        faults = _faults(ours, theirs)
-        if faults and (exact := _double(torch, module, given, train)) is not None:
+        ours = _run(graph, {**_list_feeds(torch, graph, given), **values}, train)
+        faults = _list_faults(ours, theirs)
+        if faults and (exact := _compute_in_double(torch, module, given, train)) is not None:
             faults = [name for name in faults if not _is_near(name, ours, theirs, exact)]
         if not faults:
             return
-        fault = fault or _told(faults[0], faults, ours, theirs, bool(draws.drawn), module)
+        fault = fault or _describe_fault(faults[0], faults, ours, theirs, bool(draws.drawn), module)
     raise ModelError(fault)
 
 
@@ -96,7 +98,9 @@ def _warn_of_draws(unknown: Iterable[str]) -> None:
 # --- torch's
 
 
-def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[str, Array]:
+def compute_torch_gradients(
+    torch: Any, module: Any, given: Any, names: Sequence[str]
+) -> dict[str, Array]:
     """Return the gradients of the parameters of these names, zero for those that have none.
 
     The gradients that the parameters hold are left as they are.
@@ -109,7 +113,7 @@ def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -
     with in_mode(module, trains=True), silently(torch), torch.enable_grad():
         made = dict(tensors_of(torch, module(*args, **kwargs), ""))
         terms = [
-            (y * torch.from_numpy(_weights(i, y.shape)).to(y.dtype)).sum()
+            (y * torch.from_numpy(_draw_weights(i, y.shape)).to(y.dtype)).sum()
             for i, y in enumerate(made.values())
             if y.is_floating_point() and y.requires_grad
         ]
@@ -128,13 +132,15 @@ def torch_gradients(torch: Any, module: Any, given: Any, names: Sequence[str]) -
     }
 
 
-def _weights(place: int, shape: Sequence[int]) -> Array:
+def _draw_weights(place: int, shape: Sequence[int]) -> Array:
     """Return the weights of an output in the sum: normal, and smaller for larger outputs."""
     sizes = [int(d) for d in shape]
-    return np.asarray(torch_draws.normal(sizes, place + 1) / math.sqrt(max(1, math.prod(sizes))))
+    return np.asarray(
+        torch_draws.draw_normal(sizes, place + 1) / math.sqrt(max(1, math.prod(sizes)))
+    )
 
 
-def _jittered(torch: Any, rows: int, given: Any, attempt: int) -> Any:
+def _jitter(torch: Any, rows: int, given: Any, attempt: int) -> Any:
     """Return arguments in whose batch no row is another's copy, nor all zeros.
 
     A batch of equal rows has no variance, and zeros give no gradient to the weights after them.
@@ -148,7 +154,7 @@ def _jittered(torch: Any, rows: int, given: Any, attempt: int) -> Any:
             return value
         if not value.is_floating_point():
             return value.roll(attempt, -1) if attempt and value.ndim > 1 else value
-        field = torch.from_numpy(torch_draws.uniform(value.shape)).to(value.dtype)
+        field = torch.from_numpy(torch_draws.draw_uniform(value.shape)).to(value.dtype)
         if not bool(value.any()):
             return field
         if value.ndim and len(value) > rows:
@@ -159,7 +165,9 @@ def _jittered(torch: Any, rows: int, given: Any, attempt: int) -> Any:
     return torch.utils._pytree.tree_map(change, given)
 
 
-def _double(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[str, Array] | None:
+def _compute_in_double(
+    torch: Any, module: Any, given: Any, names: Sequence[str]
+) -> dict[str, Array] | None:
     """Compute the gradients in float64, which show how far float32 is off.
 
     None if the module cannot be copied or does not compute in float64.
@@ -172,8 +180,8 @@ def _double(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[s
             lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v,
             given,
         )
-        with torch_draws.fixed(torch):
-            return torch_gradients(torch, twin, wide, names)
+        with torch_draws.fix_draws(torch):
+            return compute_torch_gradients(torch, twin, wide, names)
     except Exception:  # of whatever class: the module's code may be for float32 alone
         return None
 
@@ -181,7 +189,7 @@ def _double(torch: Any, module: Any, given: Any, names: Sequence[str]) -> dict[s
 # --- ours
 
 
-def opened(path: str, sizes: Mapping[str, int], inputs: Iterable[str] = ()) -> Graph:
+def open_graph(path: str, sizes: Mapping[str, int], inputs: Iterable[str] = ()) -> Graph:
     """Return the graph of an exported model, with the sizes of the axes that may have any.
 
     inputs: parameters that are inputs of it: values that depend on them are not constants.
@@ -198,7 +206,7 @@ def opened(path: str, sizes: Mapping[str, int], inputs: Iterable[str] = ()) -> G
     return graph
 
 
-def _gradient_graph(
+def _make_gradient_graph(
     path: str,
     sizes: Mapping[str, int],
     outputs: Sequence[str],
@@ -222,7 +230,7 @@ def _gradient_graph(
     from engine.graphs.passes.patterns import fuse_patterns
     from engine.graphs.passes.simplify import prune
 
-    graph = opened(path, sizes)
+    graph = open_graph(path, sizes)
     unknown = torch_draws.fix(graph)
     moving = choose_trained(graph, train, (), list(norms) if norms else False)
     # Statistics move where they are, so that they cannot be constants.
@@ -234,7 +242,7 @@ def _gradient_graph(
             continue
         weights, term = f"check/weights_{i}", f"check/term_{i}"
         dtype = {"f32": np.float32, "f64": np.float64}[types[y].dtype]
-        graph.initializers[weights] = _weights(i, types[y].dims).astype(dtype)
+        graph.initializers[weights] = _draw_weights(i, types[y].dims).astype(dtype)
         graph.nodes += [
             Node("Mul", (y, weights), (f"{term}_of",), {}, "", f"{term}_mul"),
             Node("ReduceSum", (f"{term}_of",), (term,), {"keepdims": 0}, "", term),
@@ -249,7 +257,7 @@ def _gradient_graph(
     return give_pool_grads_input(prune(pass_on(graph))), values, unknown
 
 
-def _feeds(torch: Any, graph: Graph, given: Any) -> dict[str, Array]:
+def _list_feeds(torch: Any, graph: Graph, given: Any) -> dict[str, Array]:
     """Return the tensors among the arguments, by the names of the inputs."""
     tensors = [v for v in torch.utils._pytree.tree_leaves(given) if isinstance(v, torch.Tensor)]
     return {name: v.numpy() for name, v in zip(graph.inputs, tensors, strict=False)}
@@ -279,23 +287,26 @@ def _check_left(
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     trained, floor = {id(parameters[name]) for name in train}, _floor(theirs)
-    lost = [n for n in left if id(parameters[n]) not in trained and _norm(theirs[n]) > floor]
+    lost = [
+        n for n in left if id(parameters[n]) not in trained and _compute_norm(theirs[n]) > floor
+    ]
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ModelError(
             f"the exported model would not train {lost[0]!r}{more}: its gradient in torch has the "
-            f"norm {_norm(theirs[lost[0]]):.4g}, and {_reason(path, sizes, outputs, lost[0])}. "
+            f"norm {_compute_norm(theirs[lost[0]]):.4g}, and "
+            f"{_explain(path, sizes, outputs, lost[0])}. "
             "Write that part of the module otherwise, or let it stay as it is by "
             "requires_grad_(False); check_gradients=False trains the others all the same"
         )
 
 
-def _reason(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: str) -> str:
+def _explain(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: str) -> str:
     """Return why no gradient reaches a parameter of the exported model: the node that stops it."""
     from engine.graphs.offline.differentiate import reached
     from engine.graphs.passes.infer import infer
 
-    graph = opened(path, sizes, [name])
+    graph = open_graph(path, sizes, [name])
     if name not in graph.inputs:
         return "the model does not hold it under its name: torch's exporter has computed with it"
     known, depends = reached(graph, outputs, infer(graph).types), {name}
@@ -313,11 +324,13 @@ def _floor(gradients: Mapping[str, Array]) -> float:
     return FLOOR * math.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
 
 
-def _faults(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> list[str]:
+def _list_faults(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> list[str]:
     """Return the parameters whose gradients are not close."""
     floor = _floor(theirs)
     return [
-        name for name, g in theirs.items() if not _norm(ours[name] - g) <= CLOSE * _norm(g) + floor
+        name
+        for name, g in theirs.items()
+        if not _compute_norm(ours[name] - g) <= CLOSE * _compute_norm(g) + floor
     ]
 
 
@@ -325,22 +338,22 @@ def _is_near(
     name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array], exact: Mapping[str, Array]
 ) -> bool:
     """Return whether float32 explains how far our gradient is off: torch's is off, too."""
-    noise = _norm(theirs[name] - exact[name])
-    bound = CLOSE * _norm(exact[name]) + NOISE * noise + _floor(exact)
-    return _norm(ours[name] - exact[name]) <= bound
+    noise = _compute_norm(theirs[name] - exact[name])
+    bound = CLOSE * _compute_norm(exact[name]) + NOISE * noise + _floor(exact)
+    return _compute_norm(ours[name] - exact[name]) <= bound
 
 
-def _norm(value: Array) -> float:
+def _compute_norm(value: Array) -> float:
     return float(np.linalg.norm(value.reshape(-1)))
 
 
-def _told(
+def _describe_fault(
     first: str, faults: Sequence[str], ours: Mapping[str, Array], theirs: Mapping[str, Array],
     is_random: bool, module: Any,
 ) -> str:  # fmt: skip
     """Describe the first parameter that differs, for an error."""
     mine, own = ours[first], theirs[first]
-    both = _norm(mine) * _norm(own)
+    both = _compute_norm(mine) * _compute_norm(own)
     cosine = f"cosine {float((mine * own).sum()) / both:.4f}" if both else "one of them is zero"
     more = f" and of {len(faults) - 1} more" if len(faults) > 1 else ""
     reasons = [
@@ -356,7 +369,8 @@ def _told(
     ]
     return (
         f"the exported model does not train as the module does: the gradient of {first!r}{more} is "
-        f"not torch's: norm {_norm(mine):.4g}, torch's {_norm(own):.4g}, {cosine}, largest "
+        f"not torch's: norm {_compute_norm(mine):.4g}, torch's {_compute_norm(own):.4g}, "
+        f"{cosine}, largest "
         f"difference {float(np.abs(mine - own).max(initial=0)):.3g}. Possible reasons: "
         f"{'; '.join(reasons)}. check_gradients=False trains all the same"
     )

@@ -55,7 +55,7 @@ class ModuleCall:
                 f"example: {error}; {type(module).__name__}.forward takes {signature}"
             ) from None
         tree = torch.utils._pytree
-        given = tree.tree_map(functools.partial(_tensor, torch), dict(bound.arguments))
+        given = tree.tree_map(functools.partial(_make_tensor, torch), dict(bound.arguments))
         tensors = [t for t in tree.tree_leaves(given) if isinstance(t, torch.Tensor)]
         away = [str(t.device) for t in tensors if t.device.type != "cpu"]
         if away:
@@ -95,38 +95,38 @@ class ModuleCall:
         """
         free = self.torch.export.Dim.DYNAMIC
 
-        def shape(more: Mapping[int, str], value: Any) -> Any:
-            return dict.fromkeys(self._names(value, more), free) or None
+        def make_shape(more: Mapping[int, str], value: Any) -> Any:
+            return dict.fromkeys(self._name_axes(value, more), free) or None
 
         tree = self.torch.utils._pytree
         return {
-            name: tree.tree_map(functools.partial(shape, self.axes.get(name, {})), value)
+            name: tree.tree_map(functools.partial(make_shape, self.axes.get(name, {})), value)
             for name, value in self.arguments.items()
         }
 
     def axis_names(self) -> list[dict[int, str]]:
         """Of each tensor the names of its axes that may have any size, in the model's order."""
-        return [names for _, names in self._named()]
+        return [names for _, names in self._list_named()]
 
     def sizes(self, rows: int | None = None) -> dict[str, int]:
         """Return the sizes of the named axes in the example, or with a batch of another size."""
         sizes = {
             name: int(tensor.shape[axis])
-            for tensor, names in self._named()
+            for tensor, names in self._list_named()
             for axis, name in names.items()
         }
         return sizes if rows is None else {**sizes, BATCH: rows}
 
-    def _named(self) -> list[tuple[Any, dict[int, str]]]:
+    def _list_named(self) -> list[tuple[Any, dict[int, str]]]:
         tree = self.torch.utils._pytree
         return [
-            (leaf, self._names(leaf, self.axes.get(name, {})))
+            (leaf, self._name_axes(leaf, self.axes.get(name, {})))
             for name, value in self.arguments.items()
             for leaf in tree.tree_leaves(value)
             if isinstance(leaf, self.torch.Tensor)
         ]
 
-    def _names(self, value: Any, more: Mapping[int, str]) -> dict[int, str]:
+    def _name_axes(self, value: Any, more: Mapping[int, str]) -> dict[int, str]:
         if not isinstance(value, self.torch.Tensor):
             return {}
         return {**({0: BATCH} if self._is_batched(value) else {}), **more}
@@ -141,7 +141,7 @@ class ModuleCall:
         return [t.numpy() for t in leaves if isinstance(t, self.torch.Tensor)]
 
 
-def _tensor(torch: Any, value: Any) -> Any:
+def _make_tensor(torch: Any, value: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.base.errors import EngineError, UnsupportedOpError
 from engine.trainer.pytorch import autograd as torch_autograd
-from engine.trainer.pytorch.functions import written_out
+from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 
 _TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
@@ -76,26 +76,26 @@ def program_of(
         UnsupportedOpError: torch cannot export it.
     """
     names: list[str] = []
-    hooks = torch_autograd.hooks_of(module)
+    hooks = torch_autograd.list_hooks(module)
     notes = torch_autograd.Notes(torch, module)
 
-    def flattened(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def flatten_arguments(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         with torch_autograd.recording(notes):
             notes.kept.clear()
-            notes.hook_parameters(hooks)
+            notes.note_parameter_hooks(hooks)
             results = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
         names[:] = results
         return (*results.values(), *notes.kept)
 
     # A shallow copy shares all parameters with the module; only what it returns is another.
     flat = copy.copy(module)
-    flat.forward = functools.wraps(module.forward)(flattened)
+    flat.forward = functools.wraps(module.forward)(flatten_arguments)
     args, kwargs = call.resized(max(call.rows, 2))  # torch takes a batch of one row for a constant
     try:
         with (
             torch.enable_grad(),
             torch_autograd.without_hooks(flat),
-            written_out(torch),
+            write_out_calls(torch),
         ):
             traced = torch.export.export(
                 flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
@@ -103,13 +103,13 @@ def program_of(
         moved = torch_autograd.stop(torch, traced, len(notes.kept))
         program = torch.onnx.export(
             traced, dynamo=True, optimize=False, opset_version=opset, verbose=False,
-            custom_translation_table=torch_autograd.translations(torch),
+            custom_translation_table=torch_autograd.list_translations(torch),
         )  # fmt: skip
     except EngineError:
         raise
     except Exception as error:  # of many classes, most of them private
         raise UnsupportedOpError(
-            f"torch cannot export {type(module).__name__}: {_reason(error)}{_advice(error)}"
+            f"torch cannot export {type(module).__name__}: {_find_reason(error)}{_advise(error)}"
         ) from error
     graph = program.model.graph
     _let_drop(graph)
@@ -181,7 +181,7 @@ def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
     return outputs
 
 
-def _reason(error: BaseException) -> str:
+def _find_reason(error: BaseException) -> str:
     """Return the first line of what the first cause of an error says."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -189,7 +189,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def _advice(error: BaseException) -> str:
+def _advise(error: BaseException) -> str:
     """Return advice on an error of torch's, as far as it is known."""
     said = str(error)
     if "data-dependent" in said or "DataDependent" in type(error).__name__:

@@ -14,7 +14,7 @@ from engine.trainer.reports.csv_log import CsvLog
 from engine.trainer.reports.html_report import HtmlReport
 from engine.trainer.reports.json_log import JsonLog
 from engine.trainer.reports.live import LiveCurve
-from engine.trainer.reports.notebook import in_notebook
+from engine.trainer.reports.notebook import is_notebook
 from engine.trainer.reports.progress import Progress
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
@@ -49,7 +49,7 @@ def default(progress: bool, folder: Path | None) -> list[Callback]:
         files.
     """
     callbacks: list[Callback] = [Progress()] if progress else []
-    if progress and in_notebook():
+    if progress and is_notebook():
         callbacks.append(LiveCurve())
     if folder is not None:
         callbacks += [CsvLog(folder / "history.csv"), JsonLog(folder / "log.jsonl")]

@@ -20,10 +20,10 @@ from engine.drawing.charts import COLOURS, Line, draw_line_chart
 from engine.drawing.page import escape, make_page, make_table
 from engine.drawing.text_table import align_cells
 from engine.system import files
-from engine.trainer.epoch_charts import APART, chart_names
+from engine.trainer.epoch_charts import APART, list_charts
 from engine.trainer.history import History, direction, is_better
 from engine.trainer.metrics.named import is_share
-from engine.trainer.reports.sections.request import flat
+from engine.trainer.reports.sections.request import flatten
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
 from engine.training.mode import Mode
 
@@ -67,17 +67,17 @@ class RunRecord:
         content = _read_json(described)
         run = RunFolder(self.folder)
         position = {} if run.last is None else run.position(run.last)
-        self.history = self._history(position)
+        self.history = self._read_history(position)
         self.monitor = str(content.get("monitor", "loss"))
         self.steps: int | None = position.get("step")
         self.seconds: float | None = position.get("seconds")
-        self.settings = dict(flat({k: v for k, v in content.items() if k not in CHANGING}))
-        self.settings |= _configured(self.folder / CONFIG)
+        self.settings = dict(flatten({k: v for k, v in content.items() if k not in CHANGING}))
+        self.settings |= _read_settings(self.folder / CONFIG)
         best = run.best
         places = {"checkpoint": best and best / CHECKPOINT, "model": self.folder / MODEL}
         self.sizes = {name: p.stat().st_size for name, p in places.items() if p and p.is_file()}
 
-    def _history(self, position: Mapping[str, Any]) -> History:
+    def _read_history(self, position: Mapping[str, Any]) -> History:
         """Return the rows of the last checkpoint, or of history.csv if it has more."""
         saved = History(position.get("history", ()))
         path = self.folder / "history.csv"
@@ -118,7 +118,7 @@ class Comparison:
         """The columns of histories that can be compared, the validation's last."""
         rows = [row for run in self.runs.values() for row in run.history.rows]
         names = [column for row in rows for column in row if column not in APART]
-        order = chart_names(rows)
+        order = list_charts(rows)
         return sorted(
             dict.fromkeys(names),
             key=lambda c: (c.startswith("val_"), order.index(c.removeprefix("val_"))),
@@ -158,10 +158,10 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        parts = [align_cells(self._values())]
+        parts = [align_cells(self._list_values())]
         if self.differing:
             head = ["settings that differ", *self.runs]
-            parts.append(align_cells([head, *self._settings()], left=len(head)))
+            parts.append(align_cells([head, *self._list_settings()], left=len(head)))
         return "\n".join(parts).rstrip()
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<h3>{escape(title)}</h3>{content}" for _, title, content in self._sections()
+            f"<h3>{escape(title)}</h3>{content}" for _, title, content in self._list_sections()
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -179,21 +179,21 @@ class Comparison:
             FileError: it cannot be written; what was there is unchanged.
         """
         names = ", ".join(self.runs)
-        content = make_page(f"Comparison of {names}", "", self._sections())
+        content = make_page(f"Comparison of {names}", "", self._list_sections())
         files.write(arguments.check_path("comparison", path), [content.encode()])
 
-    def _sections(self) -> Iterator[tuple[str, str, str]]:
-        head, *rows = self._values()
+    def _list_sections(self) -> Iterator[tuple[str, str, str]]:
+        head, *rows = self._list_values()
         told = "<p>In parentheses is the epoch. A star marks the best of all runs.</p>"
         cells = [list(map(escape, row)) for row in rows]
         yield "runs", "Runs", told + make_table(list(map(escape, head)), cells, "scores")
-        yield "curves", "Curves", f'<div class="charts">{"".join(self._charts())}</div>'
-        settings = [[escape(cell) for cell in row] for row in self._settings()]
+        yield "curves", "Curves", f'<div class="charts">{"".join(self._draw_charts())}</div>'
+        settings = [[escape(cell) for cell in row] for row in self._list_settings()]
         head = ["setting", *map(escape, self.runs)]
         told = make_table(head, settings) if settings else "<p>No setting differs.</p>"
         yield "settings", "Settings that differ", told
 
-    def _values(self) -> list[list[str]]:
+    def _list_values(self) -> list[list[str]]:
         """Return a row a run: best values with their epochs, time, memory and sizes.
 
         A star marks the best of all runs.
@@ -203,7 +203,7 @@ class Comparison:
         rows = [[name] for name in self.runs]
         for column in columns:
             values, mode = self.best(column), direction(column)
-            top = _top([None if v is None else v.value for v in values], mode)
+            top = _find_best([None if v is None else v.value for v in values], mode)
             for i, (row, best) in enumerate(zip(rows, values, strict=True)):
                 star = "* " if i == top and len(rows) > 1 else ""
                 row.append(
@@ -221,13 +221,13 @@ class Comparison:
             ]
         return [[*head, "memory", *SIZES], *rows]
 
-    def _settings(self) -> list[list[str]]:
+    def _list_settings(self) -> list[list[str]]:
         return [
             [name, *(NONE if value is None else value for value in row)]
             for name, row in self.differing.items()
         ]
 
-    def _charts(self) -> Iterator[str]:
+    def _draw_charts(self) -> Iterator[str]:
         """Yield a chart for each column, with a line a run."""
         for column in self.columns:
             kind: Kind = "share" if is_share(column) else "number"
@@ -269,7 +269,7 @@ def compare(*folders: str | os.PathLike[str]) -> Comparison:
     return Comparison(dict(zip(titles, map(RunRecord, paths), strict=True)))
 
 
-def _top(values: Sequence[float | None], mode: Mode) -> int | None:
+def _find_best(values: Sequence[float | None], mode: Mode) -> int | None:
     """Return the place of the best value, the first of equal ones."""
     best, place = None, None
     for i, value in enumerate(values):
@@ -294,7 +294,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _configured(path: Path) -> dict[str, str]:
+def _read_settings(path: Path) -> dict[str, str]:
     """Return the settings of run.toml; none if it is missing.
 
     Raises:
@@ -303,6 +303,6 @@ def _configured(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        return dict(flat(tomllib.loads(files.read(os.fspath(path), "configuration").decode())))
+        return dict(flatten(tomllib.loads(files.read(os.fspath(path), "configuration").decode())))
     except ValueError as error:
         raise FileError(f"{os.fspath(path)!r} is not a configuration: {error}") from error

@@ -35,7 +35,7 @@ class CsvLog(Callback):
         Raises:
             FileError: it cannot be written.
         """
-        self._written = _text(fit)
+        self._written = _make_text(fit)
         self._file = LogFile(self._path, "history", self._written.encode())
 
     def on_epoch_end(self, fit: Fit) -> None:
@@ -49,7 +49,7 @@ class CsvLog(Callback):
             self._file.catch_up()
 
     def _bring_up_to_date(self, fit: Fit) -> None:
-        text = _text(fit)
+        text = _make_text(fit)
         if self._file is None or text == self._written:
             return
         if text.startswith(self._written) and self._written:
@@ -59,5 +59,5 @@ class CsvLog(Callback):
             self._written = text
 
 
-def _text(fit: Fit) -> str:
+def _make_text(fit: Fit) -> str:
     return fit.history.to_csv() if fit.history.rows else ""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.trainer.metrics.ranking import descending
+from engine.trainer.metrics.ranking import count_descending
 
 Array = npt.NDArray[Any]
 
@@ -35,12 +35,12 @@ class Ranking:
 
         is_class: b1[samples]; scores: the larger, the likelier is the class.
         """
-        rows, right = map(np.cumsum, descending(scores, is_class))
+        rows, right = map(np.cumsum, count_descending(scores, is_class))
         if not len(rows) or not 0 < right[-1] < rows[-1]:
             return None
         return cls(right, rows - right)
 
-    def roc(self) -> tuple[Array, Array]:
+    def compute_roc(self) -> tuple[Array, Array]:
         """Return false and true positive rates, from (0, 0) to (1, 1)."""
         return (
             np.append(0.0, self.false / self.false[-1]),
@@ -50,17 +50,17 @@ class Ranking:
     @property
     def area(self) -> float:
         """The area under the ROC curve."""
-        x, y = self.roc()
+        x, y = self.compute_roc()
         return float(((y[1:] + y[:-1]) * np.diff(x)).sum() / 2)
 
-    def precision_recall(self) -> tuple[Array, Array]:
+    def compute_precision_recall(self) -> tuple[Array, Array]:
         """Return precision and recall at every threshold, from the highest one down."""
         return self.true / (self.true + self.false), self.true / self.true[-1]
 
     @property
     def average_precision(self) -> float:
         """The mean precision, each threshold weighted by its gain of recall."""
-        precision, recall = self.precision_recall()
+        precision, recall = self.compute_precision_recall()
         return float((np.diff(recall, prepend=0.0) * precision).sum())
 
 

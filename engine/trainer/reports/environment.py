@@ -23,17 +23,17 @@ def describe(plans: Sequence[Plan]) -> dict[str, str]:
         "edgegrad": VERSION,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
+        "processor": _find_processor(),
         "cores": f"{count_cores()} usable of {os.cpu_count() or 'an unknown number'}",
     }
     if plans:
         facts["threads"] = ", ".join(sorted({str(plan.threads) for plan in plans}))
         facts["kernels"] = ", ".join(sorted({plan.target for plan in plans}))
-    return {**facts, **_versions(), **{PREFIX + n: v for n in SWITCHES if (v := switch(n))}}
+    return {**facts, **_list_versions(), **{PREFIX + n: v for n in SWITCHES if (v := switch(n))}}
 
 
 @cache
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     from importlib import metadata  # here and in page.py: no training without a page pays for it
 
     versions = {}
@@ -46,7 +46,7 @@ def _versions() -> dict[str, str]:
 
 
 @cache
-def _processor() -> str:
+def _find_processor() -> str:
     """Return the system's name of the processor, and its architecture."""
     name = ""
     try:

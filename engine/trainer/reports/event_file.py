@@ -23,42 +23,49 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # kinds of fields
 _START = 1
 
 
-def record(message: bytes) -> bytes:
+def frame_record(message: bytes) -> bytes:
     """Return a message as a TFRecord."""
     length = struct.pack("<Q", len(message))
-    sums = [struct.pack("<I", _masked(crc32c(part))) for part in (length, message)]
+    sums = [struct.pack("<I", _mask(compute_crc32c(part))) for part in (length, message)]
     return length + sums[0] + message + sums[1]
 
 
-def head(time: float) -> bytes:
+def make_head(time: float) -> bytes:
     """Return the message with which a file begins."""
-    return _time(time) + _text(3, VERSION)
+    return _encode_time(time) + _encode_text(3, VERSION)
 
 
 def start(time: float, step: int) -> bytes:
     """Return the message of a run that goes on before a step; events from there on are void."""
-    return _time(time) + _number(2, step) + _message(7, _number(1, _START))
+    return (
+        _encode_time(time) + _encode_number(2, step) + _encode_message(7, _encode_number(1, _START))
+    )
 
 
-def scalars(time: float, step: int, values: Mapping[str, float]) -> bytes:
+def make_scalars(time: float, step: int, values: Mapping[str, float]) -> bytes:
     """Return the message of values by tag."""
     summary = b"".join(
-        _message(1, _text(1, tag) + _key(2, _FIXED32) + struct.pack("<f", _single(value)))
+        _encode_message(
+            1,
+            _encode_text(1, tag)
+            + _encode_key(2, _FIXED32)
+            + struct.pack("<f", _round_to_single(value)),
+        )
         for tag, value in values.items()
     )
-    return _time(time) + _number(2, step) + _message(5, summary)
+    return _encode_time(time) + _encode_number(2, step) + _encode_message(5, summary)
 
 
-def crc32c(data: bytes) -> int:
+def compute_crc32c(data: bytes) -> int:
     """Return the CRC-32C (Castagnoli) of some bytes."""
-    table, crc = _table(), 0xFFFFFFFF
+    table, crc = _make_table(), 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
 
 
 @functools.cache
-def _table() -> tuple[int, ...]:
+def _make_table() -> tuple[int, ...]:
     """Return the checksum of each byte, for the reversed polynomial."""
     rows = []
     for crc in range(256):
@@ -68,11 +75,11 @@ def _table() -> tuple[int, ...]:
     return tuple(rows)
 
 
-def _masked(crc: int) -> int:
+def _mask(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _single(value: float) -> float:
+def _round_to_single(value: float) -> float:
     """Return a value that float32 can hold: numbers beyond its range are infinite."""
     try:
         struct.pack("<f", value)
@@ -81,7 +88,7 @@ def _single(value: float) -> float:
     return value
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """Return a whole number, 7 bits a byte, the lowest first."""
     octets = bytearray()
     while number > 0x7F:
@@ -90,21 +97,21 @@ def _varint(number: int) -> bytes:
     return bytes([*octets, number])
 
 
-def _key(field: int, kind: int) -> bytes:
-    return _varint(field << 3 | kind)
+def _encode_key(field: int, kind: int) -> bytes:
+    return _encode_varint(field << 3 | kind)
 
 
-def _number(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _varint(value)
+def _encode_number(field: int, value: int) -> bytes:
+    return _encode_key(field, _VARINT) + _encode_varint(value)
 
 
-def _message(field: int, content: bytes) -> bytes:
-    return _key(field, _BYTES) + _varint(len(content)) + content
+def _encode_message(field: int, content: bytes) -> bytes:
+    return _encode_key(field, _BYTES) + _encode_varint(len(content)) + content
 
 
-def _text(field: int, text: str) -> bytes:
-    return _message(field, text.encode())
+def _encode_text(field: int, text: str) -> bytes:
+    return _encode_message(field, text.encode())
 
 
-def _time(time: float) -> bytes:
-    return _key(1, _FIXED64) + struct.pack("<d", time)
+def _encode_time(time: float) -> bytes:
+    return _encode_key(1, _FIXED64) + struct.pack("<d", time)

@@ -53,7 +53,7 @@ class Sample:
     name: str = ""
 
 
-def _nameless(row: int) -> str:
+def _name_nothing(row: int) -> str:
     return ""
 
 
@@ -106,7 +106,7 @@ class Findings:
         self,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
-        name: Callable[[int], str] = _nameless,
+        name: Callable[[int], str] = _name_nothing,
     ) -> None:
         """Add a batch; skip it if it lacks the names, or is of another kind.
 
@@ -121,7 +121,9 @@ class Findings:
         if self.threshold is not None and has_labels(scores, labels):
             self._add_labels(given, scores, labels, self.threshold, name)
         elif self._is_two_classes(scores, labels):
-            self._add_classes(given, self._of_two(scores.reshape(-1)), labels.reshape(-1), name)
+            self._add_classes(
+                given, self._convert_to_two(scores.reshape(-1)), labels.reshape(-1), name
+            )
         elif labels.dtype.kind in "iu":
             for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics.py
                 if axis and scores.shape[:axis] + scores.shape[axis + 1 :] == labels.shape:
@@ -140,7 +142,7 @@ class Findings:
                 self.odds = Thinned(MAX_ODDS)
         return self._has_two
 
-    def _of_two(self, scores: Array) -> Array:
+    def _convert_to_two(self, scores: Array) -> Array:
         """Return scores of both classes: logits, unless the first batch has only probabilities."""
         if self._are_shares is None:
             self._are_shares = bool(((scores >= 0) & (scores <= 1)).all())
@@ -169,23 +171,23 @@ class Findings:
         if labels.ndim > 1 or len(given) != len(rows):  # more labels than samples
             return
 
-        def sample(row: int) -> Sample:
+        def make_sample(row: int) -> Sample:
             truth, taken = int(expected[row]), int(predicted[row])
-            return _sample(
+            return _make_sample(
                 given[row], (truth,), (taken,), float(rows[row, taken] - rows[row, truth]),
-                float(sigmoid(_log_odds(rows[row : row + 1])[0, taken])), name(row),
+                float(compute_sigmoid(_log_odds(rows[row : row + 1])[0, taken])), name(row),
             )  # fmt: skip
 
         errors = rows[compared, predicted[compared]] - rows[compared, expected[compared]]
         is_wrong = predicted[compared] != expected[compared]
-        self._keep_worst(compared[is_wrong], errors[is_wrong], sample)
+        self._keep_worst(compared[is_wrong], errors[is_wrong], make_sample)
         share = -(-self.limit // classes)  # so that the samples are of many classes
         for row in compared[~is_wrong]:
             if len(self.best) == self.limit:
                 break
             if self._right[int(expected[row])] < share:
                 self._right[int(expected[row])] += 1
-                self.best.append(sample(int(row)))
+                self.best.append(make_sample(int(row)))
 
     def _add_odds(self, rows: Array, expected: Array, compared: Array) -> None:
         """Keep the log-odds of the classes for every n-th label that is compared."""
@@ -245,35 +247,37 @@ class Findings:
             return
         errors = np.abs(predicted.astype(np.float64) - expected).mean(1)
 
-        def sample(row: int) -> Sample:
+        def make_sample(row: int) -> Sample:
             truth, answer = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))
-            return _sample(given[row], truth, answer, float(errors[row]), None, name(row))
+            return _make_sample(given[row], truth, answer, float(errors[row]), None, name(row))
 
         rows = np.arange(count)
-        self._keep_worst(rows, errors, sample)
-        for row in _smallest(errors, self.limit):
+        self._keep_worst(rows, errors, make_sample)
+        for row in _find_smallest(errors, self.limit):
             if len(self.best) < self.limit or errors[row] < self.best[-1].error:
-                self.best = sorted([*self.best, sample(int(row))], key=_error)[: self.limit]
+                self.best = sorted([*self.best, make_sample(int(row))], key=_get_error)[
+                    : self.limit
+                ]
 
     def _keep_worst(self, rows: Array, errors: Array, sample: Any) -> None:
-        for i in _smallest(-errors, self.limit):
+        for i in _find_smallest(-errors, self.limit):
             if len(self.worst) < self.limit or errors[i] > self.worst[-1].error:
                 worst = [*self.worst, sample(int(rows[i]))]
-                self.worst = sorted(worst, key=_error, reverse=True)[: self.limit]
+                self.worst = sorted(worst, key=_get_error, reverse=True)[: self.limit]
 
 
-def _error(sample: Sample) -> float:
+def _get_error(sample: Sample) -> float:
     return sample.error
 
 
-def _smallest(values: Array, limit: int) -> list[int]:
+def _find_smallest(values: Array, limit: int) -> list[int]:
     """Return the indices of the smallest finite values in order; the first of equal ones."""
     finite = np.flatnonzero(np.isfinite(values))
     order = finite[np.argsort(values[finite], kind="stable")]
     return [int(i) for i in order[:limit]]
 
 
-def _sample(
+def _make_sample(
     given: Array,
     expected: tuple[float, ...],
     predicted: tuple[float, ...],
@@ -282,7 +286,7 @@ def _sample(
     name: str,
 ) -> Sample:
     given = np.asarray(given)
-    picture = png.pixels(given)
+    picture = png.make_pixels(given)
     if given.dtype.kind in "fiub":
         shown: tuple[float | str, ...] = tuple(v.item() for v in given.reshape(-1)[:SHOWN])
     else:
@@ -299,7 +303,7 @@ def _log_odds(rows: Array) -> Array:
         return np.where(are_shares[:, np.newaxis], of_shares, log_odds(scores))
 
 
-def sigmoid(odds: Array) -> Array:
+def compute_sigmoid(odds: Array) -> Array:
     """Return the shares of log-odds."""
     result: Array = 0.5 * (1 + np.tanh(0.5 * odds))
     return result

@@ -18,9 +18,9 @@ from engine.system.progress import get_logger
 from engine.trainer.fit import Callback
 from engine.trainer.reports.environment import describe
 from engine.trainer.reports.findings import Findings
-from engine.trainer.reports.log_file import Tolerance, writable
-from engine.trainer.reports.process import resident
-from engine.trainer.reports.record import Record, Status, epoch_of
+from engine.trainer.reports.log_file import Tolerance, make_writable
+from engine.trainer.reports.process import measure_resident
+from engine.trainer.reports.record import Record, Status, read_epoch
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections import SECTIONS
 from engine.trainer.reports.trace import Point, Trace
@@ -85,13 +85,13 @@ class HtmlReport(Callback):
             FileError: it cannot.
         """
         self._is_open = False
-        writable(self._path, "report")
+        make_writable(self._path, "report")
         if not self._restored:
             self._trace, self._shown = Trace(), None
         self._restored = False
         self._window = Window(self._trace.seconds)
         self._last = self._best = self._looking = None
-        self._earlier = _sections(self._path, self._shown) if fit.resumed else {}
+        self._earlier = _read_sections(self._path, self._shown) if fit.resumed else {}
         self._written = self._cost = 0.0
         self._is_open = True
 
@@ -143,7 +143,7 @@ class HtmlReport(Callback):
         """Write the page, if that takes only a little of the time."""
         if fit.best_epoch == fit.epoch:
             self._best = self._last
-        findings = self._findings(fit)
+        findings = self._find_findings(fit)
         self._shown = self._shown if findings is None else findings.epoch
         self._finish(fit)
         if time.perf_counter() - self._written >= self._cost / SHARE:
@@ -165,7 +165,7 @@ class HtmlReport(Callback):
 
     def state(self) -> dict[str, Any]:
         """Return the points of the curves, and which epoch's findings the page shows."""
-        return {"trace": self._trace.state(), "shown": self._shown}
+        return {"trace": self._trace.make_state(), "shown": self._shown}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with these points."""
@@ -174,18 +174,20 @@ class HtmlReport(Callback):
         self._shown = state.get("shown")
         self._restored = True
 
-    def _findings(self, fit: Fit) -> Findings | None:
+    def _find_findings(self, fit: Fit) -> Findings | None:
         """Return the findings to show: of the parameters that are kept."""
         return self._best if fit.keeps_best else self._last
 
     def _finish(self, fit: Fit) -> None:
-        view = self._window.rest(fit)
+        view = self._window.take_rest(fit)
         if view is not None:
             self._note(fit, view, is_rest=True)
 
     def _note(self, fit: Fit, view: View, *, is_rest: bool = False) -> None:
         rate = fit.logs.get("lr", float("nan"))
-        point = Point(view.step, fit.seconds, view.samples, view.loss, view.rate, rate, resident())
+        point = Point(
+            view.step, fit.seconds, view.samples, view.loss, view.rate, rate, measure_resident()
+        )
         self._trace.add(point, is_rest=is_rest)
         self._window.seconds = self._trace.seconds
 
@@ -195,19 +197,19 @@ class HtmlReport(Callback):
         reason: of the status, in words.
         """
         began = time.perf_counter()
-        record = self._record(fit, status, reason)
+        record = self._make_record(fit, status, reason)
         shown = []
         for section in self._sections:
-            content = _rendered(section, record) or self._earlier.get(section.name, "")
+            content = _render(section, record) or self._earlier.get(section.name, "")
             if content:
                 shown.append((section.name, section.title, content))
-        content = make_page(f"Training of {self._title}", _status(record), shown)
+        content = make_page(f"Training of {self._title}", _make_status(record), shown)
         with self._tolerance():
             files.write(os.fspath(self._path), [content.encode()])
         self._written = time.perf_counter()
         self._cost = self._written - began
 
-    def _record(self, fit: Fit, status: Status, reason: str) -> Record:
+    def _make_record(self, fit: Fit, status: Status, reason: str) -> Record:
         plans = fit.trainer.module.plans()
         return Record(
             title=self._title,
@@ -221,7 +223,7 @@ class HtmlReport(Callback):
             monitor=fit.monitor,
             rows=fit.history.rows,
             points=self._trace.points,
-            findings=self._findings(fit),
+            findings=self._find_findings(fit),
             best=fit.best_epoch,
             keeps_best=fit.keeps_best,
             plans=plans,
@@ -230,7 +232,7 @@ class HtmlReport(Callback):
         )
 
 
-def _rendered(section: Section, record: Record) -> str:
+def _render(section: Section, record: Record) -> str:
     """Return the HTML of a section; a section that fails says so, and the training continues."""
     try:
         return section.render(record)
@@ -239,7 +241,7 @@ def _rendered(section: Section, record: Record) -> str:
         return f"<p>This section failed: {escape(repr(error))}</p>"
 
 
-def _status(record: Record) -> str:
+def _make_status(record: Record) -> str:
     """Return the line below the title: status, reason and time."""
     reason = f"<span>{escape(record.reason)}</span>" if record.reason else ""
     return (
@@ -257,7 +259,7 @@ def _request(folder: Path | None) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _sections(path: Path, epoch: int | None) -> dict[str, str]:
+def _read_sections(path: Path, epoch: int | None) -> dict[str, str]:
     """Return the contents of the sections of a report by their names.
 
     epoch: of the findings to take over; others are of a validation that the resumed run has not
@@ -269,4 +271,4 @@ def _sections(path: Path, epoch: int | None) -> dict[str, str]:
         return {}
     form = r'<section id="([\w-]+)">\n<h2>[^\n]*</h2>\n(.*?)\n</section>'
     contents = dict(re.findall(form, written, re.DOTALL))
-    return {name: text for name, text in contents.items() if epoch_of(text) in (None, epoch)}
+    return {name: text for name, text in contents.items() if read_epoch(text) in (None, epoch)}

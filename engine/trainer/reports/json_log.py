@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.system import files
 from engine.trainer.fit import Callback
-from engine.trainer.reports.log_file import LogFile, writable
+from engine.trainer.reports.log_file import LogFile, make_writable
 from engine.trainer.reports.window import View, Window
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class JsonLog(Callback):
         Raises:
             FileError: it cannot be written.
         """
-        path = writable(self._path, "log")
-        kept = _kept(path, fit) if fit.resumed and path.exists() else b""
+        path = make_writable(self._path, "log")
+        kept = _keep_lines(path, fit) if fit.resumed and path.exists() else b""
         self._file = LogFile(self._path, "log", kept)
         self._add(
             fit, "fit",
@@ -108,11 +108,11 @@ class JsonLog(Callback):
         if self._file is None:  # the training ends because this file could not be opened
             return
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        row = {"kind": kind, "time": time, "step": fit.step, **_plain(more)}
+        row = {"kind": kind, "time": time, "step": fit.step, **_convert(more)}
         self._file.add(json.dumps(row, allow_nan=False).encode() + b"\n")
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def _convert(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert values to JSON."""
     return {
         name: None if isinstance(v, float) and not math.isfinite(v) else v
@@ -120,7 +120,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _kept(path: Path, fit: Fit) -> bytes:
+def _keep_lines(path: Path, fit: Fit) -> bytes:
     """Return the lines of the file that stay valid if the training continues at `fit.step`."""
     last = fit.history.rows[-1]["epoch"] if fit.history.rows else -1
     kept = []

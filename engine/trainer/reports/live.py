@@ -11,8 +11,8 @@ from engine.drawing.charts import Line, draw_lines
 from engine.drawing.plot import Plot
 from engine.system.progress import get_logger
 from engine.trainer.callbacks import Callback
-from engine.trainer.epoch_charts import MOST, chart_names, epoch_charts
-from engine.trainer.reports.notebook import in_notebook
+from engine.trainer.epoch_charts import MOST, list_charts, make_charts
+from engine.trainer.reports.notebook import is_notebook
 from engine.trainer.reports.trace import Point, Trace
 from engine.trainer.reports.window import View, Window
 
@@ -41,7 +41,7 @@ class LiveCurve(Callback):
 
     def on_fit_begin(self, fit: Fit) -> None:
         """Find out whether there is a notebook, and start a new picture."""
-        self._display = import_module("IPython.display").display if in_notebook() else None
+        self._display = import_module("IPython.display").display if is_notebook() else None
         self._handle, self._trace = None, Trace()
         self._due = self._free = 0.0
         self._window = Window(self._trace.seconds)
@@ -78,7 +78,7 @@ class LiveCurve(Callback):
         self._display = None
 
     def _finish(self, fit: Fit) -> None:
-        view = None if self._display is None else self._window.rest(fit)
+        view = None if self._display is None else self._window.take_rest(fit)
         if view is not None:
             self._note(fit, view, is_rest=True)
 
@@ -93,7 +93,7 @@ class LiveCurve(Callback):
         points, rows = self._trace.points, fit.history.rows
         steps = Line("loss", [p.step for p in points], [p.loss for p in points])
         finely = draw_lines("Training loss, step by step", "step", [steps], may_be_log=True)
-        charts = epoch_charts(rows, chart_names(rows)[:MOST], fit.best_epoch)
+        charts = make_charts(rows, list_charts(rows)[:MOST], fit.best_epoch)
         charts = [*charts, *([finely] if finely else [])]
         if not charts:
             return

@@ -42,7 +42,7 @@ class Tolerance:
                 )
 
 
-def writable(path: str | os.PathLike[str], what: str) -> Path:
+def make_writable(path: str | os.PathLike[str], what: str) -> Path:
     """Return the path of a file after creating its folder and writing the file for a trial.
 
     what: the file, in the error.
@@ -83,7 +83,7 @@ class LogFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], what: str, kept: bytes | None = None) -> None:
-        self.path = writable(path, what)
+        self.path = make_writable(path, what)
         self._tolerance = Tolerance(self.path)
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         if kept is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 
-def in_notebook() -> bool:
+def is_notebook() -> bool:
     """Return whether this process is the kernel of a notebook; look only at imported modules."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in shell.config

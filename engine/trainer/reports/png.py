@@ -20,7 +20,7 @@ MIN_SIDE = 4  # of an array that is taken for a picture
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # greyscale, truecolour, truecolour with alpha
 
 
-def pixels(array: Array) -> Array | None:
+def make_pixels(array: Array) -> Array | None:
     """Return one sample as u8[height, width, channels] if it looks like a picture, otherwise None.
 
     array: a sample of rank 3, channels first or last, with 1, 3 or 4 channels.  The numbers are
@@ -34,7 +34,7 @@ def pixels(array: Array) -> Array | None:
         array = np.moveaxis(array, 0, -1)
     elif array.shape[-1] not in _COLOUR_TYPES or min(array.shape[:-1]) < MIN_SIDE:
         return None
-    array = _reduced(array)
+    array = _reduce(array)
     if array.dtype == np.uint8:
         return array.copy()  # which keeps no batch alive
     values = array.astype(np.float64)
@@ -47,7 +47,7 @@ def pixels(array: Array) -> Array | None:
     return np.where(finite, stretched, 0).round().astype(np.uint8)
 
 
-def _reduced(array: Array) -> Array:
+def _reduce(array: Array) -> Array:
     """Return every n-th row and column, so that no side is longer than `MAX_SIDE`."""
     stride = -(-max(array.shape[:2]) // MAX_SIDE)
     return array[::stride, ::stride]
@@ -70,6 +70,6 @@ def encode(picture: Array) -> bytes:
     )
 
 
-def address(picture: Array) -> str:
+def make_address(picture: Array) -> str:
     """Return the picture as a `data:` address, which an <img> shows without another file."""
     return "data:image/png;base64," + base64.b64encode(encode(picture)).decode("ascii")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 
-def resident() -> int:
+def measure_resident() -> int:
     """Return the resident bytes of this process; on other systems than Linux the peak so far.
 
     0 where the system reports neither, such as Windows.
@@ -23,7 +23,7 @@ def resident() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-def peak() -> int:
+def measure_peak() -> int:
     """Return the peak resident bytes of this process; 0 where the system does not report it.
 
     Source: VmHWM of proc(5), which starts again with the program; elsewhere ru_maxrss of

@@ -17,8 +17,8 @@ from engine.base.signatures import check_arguments
 from engine.drawing import amounts
 from engine.trainer.fit import Callback
 from engine.trainer.metrics.named import is_share
-from engine.trainer.reports.notebook import in_notebook
-from engine.trainer.reports.process import resident
+from engine.trainer.reports.notebook import is_notebook
+from engine.trainer.reports.process import measure_resident
 
 if TYPE_CHECKING:
     from engine.trainer.fit import Fit
@@ -51,9 +51,9 @@ class Progress(Callback):
 
     def on_fit_begin(self, fit: Fit) -> None:
         """Find out how to show progress."""
-        notebook = self._given is None and in_notebook()
+        notebook = self._given is None and is_notebook()
         self._file = self._given or (sys.stdout if notebook else sys.stderr)
-        self._make = _bars(self._file) if notebook or _is_terminal(self._file) else None
+        self._make = _find_bars(self._file) if notebook or _is_terminal(self._file) else None
         if fit.resumed:
             at = f"epoch {min(fit.epoch + 1, fit.epochs)}/{fit.epochs}"
             self._say(f"resumed at step {fit.step:,}, {at}")
@@ -99,7 +99,7 @@ class Progress(Callback):
     def on_epoch_end(self, fit: Fit) -> None:
         """Replace the bar by the line of the epoch."""
         self._close()
-        self._say(summary(fit.history.rows[-1], fit.epochs))
+        self._say(summarize_row(fit.history.rows[-1], fit.epochs))
 
     def on_stop(self, fit: Fit) -> None:
         """Say why the training ends before its last epoch."""
@@ -111,11 +111,11 @@ class Progress(Callback):
         self._close()
 
     def _move(self, fit: Fit, now: float) -> None:
-        parts = [_measured(name, value) for name, value in fit.logs.items() if name != "lr"]
+        parts = [_measure(name, value) for name, value in fit.logs.items() if name != "lr"]
         if self._bar is not None:
             seconds = max(now - self._began, 1e-9)
             parts.append(amounts.format_rate((fit.samples - self._samples) / seconds))
-        memory = resident()
+        memory = measure_resident()
         if memory:
             parts.append(amounts.format_size(memory))
         told = ", ".join(parts)
@@ -142,14 +142,14 @@ class Progress(Callback):
             self._file = self._make = None
 
 
-def summary(row: Mapping[str, float], epochs: int) -> str:
+def summarize_row(row: Mapping[str, float], epochs: int) -> str:
     """Format a row of a history as a line.
 
     epoch 3/10  loss 0.4213  val_loss 0.4000  val_accuracy 88.1 %  1,240 samples/s  118 MB  4.2 s
     """
     parts = [f"epoch {int(row['epoch']) + 1}/{epochs}"]
     apart = ("epoch", "lr", "samples_per_second", "memory", "seconds")
-    parts += [_measured(name, value) for name, value in row.items() if name not in apart]
+    parts += [_measure(name, value) for name, value in row.items() if name not in apart]
     forms = {
         "samples_per_second": amounts.format_rate,
         "memory": amounts.format_size,
@@ -158,7 +158,7 @@ def summary(row: Mapping[str, float], epochs: int) -> str:
     return "  ".join(parts + [form(row[n]) for n, form in forms.items() if n in row])
 
 
-def _measured(column: str, value: float) -> str:
+def _measure(column: str, value: float) -> str:
     return f"{column} {amounts.measure(value, is_share(column))}"
 
 
@@ -169,7 +169,7 @@ def _is_terminal(file: IO[str] | None) -> bool:
         return False
 
 
-def _bars(file: IO[str] | None) -> Any:
+def _find_bars(file: IO[str] | None) -> Any:
     """Return a function that makes a bar from text, end, start and figures; None without tqdm."""
     try:
         with warnings.catch_warnings():

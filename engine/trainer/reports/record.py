@@ -57,8 +57,8 @@ class Record:
     request: Mapping[str, Any] = field(default_factory=dict)
 
 
-def origin(record: Record) -> str:
-    """Return a line of HTML that says which epoch the findings are of; `epoch_of` reads it."""
+def describe_origin(record: Record) -> str:
+    """Return a line of HTML that says which epoch the findings are of; `read_epoch` reads it."""
     findings = record.findings
     assert findings is not None
     told = f"Of epoch {findings.epoch + 1} (step {findings.step:,})"
@@ -67,7 +67,7 @@ def origin(record: Record) -> str:
     return f'<p class="origin" data-epoch="{findings.epoch}">{told}.</p>'
 
 
-def epoch_of(section: str) -> int | None:
+def read_epoch(section: str) -> int | None:
     """Return the epoch of the findings that a section shows; None if it shows none."""
     match = re.search(r'<p class="origin" data-epoch="(\d+)">', section)
     return int(match[1]) if match else None

@@ -39,12 +39,12 @@ class TensorBoard(Tracker):
     def start(self, fit: Fit) -> None:
         name = f"events.out.tfevents.{time.time():.6f}.edgegrad"  # any name with tfevents in it
         self._file = LogFile(self._folder / name, "event file", b"")
-        self._add(event_file.head(time.time()))
+        self._add(event_file.make_head(time.time()))
         if fit.resumed:
             self._add(event_file.start(time.time(), fit.step + 1))
 
     def log(self, fit: Fit, values: Mapping[str, float]) -> None:
-        self._add(event_file.scalars(time.time(), fit.step, values))
+        self._add(event_file.make_scalars(time.time(), fit.step, values))
 
     def finish(self, fit: Fit) -> None:
         if self._file is not None:
@@ -52,4 +52,4 @@ class TensorBoard(Tracker):
 
     def _add(self, message: bytes) -> None:
         if self._file is not None:
-            self._file.add(event_file.record(message))
+            self._file.add(event_file.frame_record(message))

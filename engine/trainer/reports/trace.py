@@ -51,42 +51,42 @@ class Trace:
             like a jump.
         """
         if is_rest and self.points and 2 * point.samples < self.points[-1].samples:
-            point = _joined(self.points.pop(), point)
+            point = _join_points(self.points.pop(), point)
         self.points.append(point)
         if len(self.points) >= MAX_POINTS:
             pairs = zip(self.points[0::2], self.points[1::2], strict=False)
             rest = self.points[len(self.points) // 2 * 2 :]
-            self.points = [_joined(a, b) for a, b in pairs] + rest
+            self.points = [_join_points(a, b) for a, b in pairs] + rest
             self.seconds *= 2
 
-    def state(self) -> dict[str, Any]:
+    def make_state(self) -> dict[str, Any]:
         """Return the whole trace for JSON: a list of values for each field of a point."""
         rows = [asdict(point) for point in self.points]
-        columns = {name: [_plain(row[name]) for row in rows] for name in _COLUMNS}
+        columns = {name: [_round(row[name]) for row in rows] for name in _COLUMNS}
         return {"seconds": self.seconds, "points": columns}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a trace from `state`."""
+        """Restore a trace from `make_state`."""
         self.seconds = state["seconds"]
-        columns = (map(_number, state["points"][name]) for name in _COLUMNS)
+        columns = (map(_parse_number, state["points"][name]) for name in _COLUMNS)
         self.points = [Point(*values) for values in zip(*columns, strict=True)]
 
 
 _COLUMNS = tuple(f.name for f in fields(Point))
 
 
-def _plain(value: float) -> float | None:
+def _round(value: float) -> float | None:
     """Round to six digits, which is finer than a picture shows; null for NaN and infinity."""
     if isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _number(value: Any) -> Any:
+def _parse_number(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def _joined(a: Point, b: Point) -> Point:
+def _join_points(a: Point, b: Point) -> Point:
     samples = a.samples + b.samples
     seconds = a.samples / a.rate + b.samples / b.rate  # of training, without what was between them
     return Point(

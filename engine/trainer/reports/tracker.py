@@ -103,7 +103,7 @@ class Tracker(Callback):
                 )
 
 
-def facts(fit: Fit) -> dict[str, Any]:
+def list_facts(fit: Fit) -> dict[str, Any]:
     """Return what the run is, for a service that lists runs."""
     known = {
         "epochs": fit.epochs,

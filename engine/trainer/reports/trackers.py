@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from engine.base.errors import MissingPackageError
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.trainer.reports.tensorboard import TensorBoard
-from engine.trainer.reports.tracker import SECONDS, Tracker, facts
+from engine.trainer.reports.tracker import SECONDS, Tracker, list_facts
 
 if TYPE_CHECKING:
     from engine.trainer.fit import Fit
@@ -30,7 +30,7 @@ class _Service(Tracker):
 
     def __init__(self, run: Any, seconds: float, **options: Any) -> None:
         super().__init__(seconds)
-        self._given, self._options = run, _given(options)
+        self._given, self._options = run, _drop_none(options)
         self._run: Any = None
         self._known: str | None = None
         if run is None:
@@ -109,7 +109,7 @@ class WandbLog(_Service):
         super().__init__(run, seconds, project=project, name=name, mode=mode, **options)
 
     def begin(self, fit: Fit, known: str | None) -> str:
-        options = {"config": facts(fit), **_given({"dir": fit.folder}), **self._options}
+        options = {"config": list_facts(fit), **_drop_none({"dir": fit.folder}), **self._options}
         if known is not None:
             options |= {"id": known, "resume": "allow"}
         self._run = self._imported().init(**options)
@@ -177,7 +177,7 @@ class MlflowLog(_Service):
             else there.experiment_id
         )
         name = str(self._client.create_run(home, run_name=self._name).info.run_id)
-        for key, value in facts(fit).items():
+        for key, value in list_facts(fit).items():
             self._client.log_param(name, key, value)
         self._run = name
         return name
@@ -223,7 +223,7 @@ class AimLog(_Service):
 
     def begin(self, fit: Fit, known: str | None) -> str:
         self._run = self._imported().Run(known, **self._options)
-        self._run["edgegrad"] = facts(fit)
+        self._run["edgegrad"] = list_facts(fit)
         return str(self._run.hash)
 
     def log(self, fit: Fit, values: Mapping[str, float]) -> None:
@@ -234,12 +234,12 @@ class AimLog(_Service):
         self._run.close()
 
 
-def known() -> dict[str, type[Tracker]]:
+def list_known() -> dict[str, type[Tracker]]:
     """Return the trackers by name."""
     kinds = (AimLog, MlflowLog, TensorBoard, WandbLog)
     return {kind.__name__.removesuffix("Log").lower(): kind for kind in kinds}
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}

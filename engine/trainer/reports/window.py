@@ -47,7 +47,7 @@ class Window:
         """Start with the batches of an epoch, or restart after something else."""
         self._last = time.perf_counter()
         self._samples = fit.samples
-        self._counted, self._total = _losses(fit)
+        self._counted, self._total = _sum_losses(fit)
 
     def postpone(self) -> None:
         """Delay the next look until the usual time after the start has passed."""
@@ -58,7 +58,7 @@ class Window:
         now = time.perf_counter()
         return self._view(fit, now) if now >= self._due else None
 
-    def rest(self, fit: Fit) -> View | None:
+    def take_rest(self, fit: Fit) -> View | None:
         """Return the work since the last look, however recent; None: nothing."""
         return self._view(fit, time.perf_counter())
 
@@ -66,7 +66,7 @@ class Window:
         samples = fit.samples - self._samples
         if samples <= 0:
             return None
-        counted, total = _losses(fit)
+        counted, total = _sum_losses(fit)
         view = View(
             fit.step,
             samples,
@@ -79,7 +79,7 @@ class Window:
         return view
 
 
-def _losses(fit: Fit) -> tuple[int, float]:
+def _sum_losses(fit: Fit) -> tuple[int, float]:
     """Return the number of samples in the epoch whose loss counts, and the sum of these losses."""
     counted = fit.samples - fit.lossless
     return counted, fit.logs["loss"] * counted if counted else 0.0

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from engine.drawing.page import escape, make_table
 from engine.trainer.reports.curves import Ranking
 from engine.trainer.reports.findings import Findings
-from engine.trainer.reports.record import Record, origin
+from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 
 Array = npt.NDArray[Any]
@@ -47,18 +47,18 @@ class Scores:
             assert findings.counts is not None
             counts = findings.counts.astype(np.float64)
             right, there, taken = np.diag(counts), counts.sum(1), counts.sum(0)
-        ranked = [ranking(findings, i) for i in range(len(there))]
+        ranked = [rank_samples(findings, i) for i in range(len(there))]
         return cls(
             there,
-            _over(right, taken),
-            _over(right, there),
-            _over(2 * right, there + taken),
+            _divide(right, taken),
+            _divide(right, there),
+            _divide(2 * right, there + taken),
             np.array([np.nan if r is None else r.area for r in ranked]),
             np.array([np.nan if r is None else r.average_precision for r in ranked]),
         )
 
 
-def ranking(findings: Findings, label: int) -> Ranking | None:
+def rank_samples(findings: Findings, label: int) -> Ranking | None:
     """Return how the log-odds of a class, or the scores of a label, rank the samples kept."""
     if findings.labels is not None:
         pairs = findings.scored.rows[:, [label, label + len(findings.labels)]]
@@ -68,7 +68,7 @@ def ranking(findings: Findings, label: int) -> Ranking | None:
     return Ranking.of(rows[:, 0] == label, rows[:, 1 + label]) if len(rows) else None
 
 
-def class_names(names: Sequence[str] | None, count: int) -> list[str]:
+def name_classes(names: Sequence[str] | None, count: int) -> list[str]:
     """Return the names of the classes if their number matches, otherwise numbers."""
     if names is not None and len(names) == count:
         return [str(name) for name in names]
@@ -89,7 +89,7 @@ def render(record: Record) -> str:
         return ""
     scores = Scores.of(findings)
     there = scores.there.astype(np.int64)
-    names = class_names(findings.classes, len(there))
+    names = name_classes(findings.classes, len(there))
     kind, kinds = ("class", "classes") if findings.labels is None else ("label", "labels")
     columns = (
         scores.precision, scores.recall, scores.f1, scores.area, scores.average_precision
@@ -108,10 +108,10 @@ def render(record: Record) -> str:
     every = make_table(head, rows, "scores")
     if len(names) > OPEN:
         every = f"<details><summary>All {len(names)} {kinds}</summary>{every}</details>"
-    return f"{origin(record)}{every}{thinned(findings)}"
+    return f"{describe_origin(record)}{every}{note_thinning(findings)}"
 
 
-def thinned(findings: Findings) -> str:
+def note_thinning(findings: Findings) -> str:
     """Return a sentence on how many samples the curves are made of, if not of all."""
     if findings.labels is not None:
         stride, what = findings.scored.stride, "sample"
@@ -122,7 +122,7 @@ def thinned(findings: Findings) -> str:
     return f"<small>Areas and curves are of every {stride}th {what}.</small>"
 
 
-def _over(part: Array, whole: Array) -> Array:
+def _divide(part: Array, whole: Array) -> Array:
     result: Array = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
     return result
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.drawing.page import escape, make_table
-from engine.trainer.reports.record import Record, origin
+from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
-from engine.trainer.reports.sections.classes import class_names
+from engine.trainer.reports.sections.classes import name_classes
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ def render(record: Record) -> str:
     if findings is None or findings.counts is None or not findings.total:
         return ""
     counts = findings.counts
-    names = class_names(findings.classes, len(counts))
+    names = name_classes(findings.classes, len(counts))
     right = int(np.trace(counts))
     intro = f"{right:,} of {findings.total:,} right ({_share(right, findings.total)})."
     if len(counts) <= MAX_CELLS:
@@ -35,30 +35,30 @@ def render(record: Record) -> str:
             " Rows are what is expected, columns what was predicted; a cell is shaded by its share "
             "of the row."
         )
-        draw = _table if len(counts) <= MAX_NUMBERS else _drawing
+        draw = _make_table if len(counts) <= MAX_NUMBERS else _draw_matrix
         matrix = draw(counts, names)
     else:
         intro, matrix = f"{intro} {len(counts)} classes are too many for a matrix.", ""
     return (
-        f'{origin(record)}<p>{intro}</p><div class="beside"><div>{matrix}</div>'
-        f"<div>{_pairs(counts, names)}</div></div>"
+        f'{describe_origin(record)}<p>{intro}</p><div class="beside"><div>{matrix}</div>'
+        f"<div>{_list_pairs(counts, names)}</div></div>"
     )
 
 
-def _shade(i: int, j: int, share: float) -> str:
+def _choose_shade(i: int, j: int, share: float) -> str:
     """Return the CSS class of a cell: its kind, and a shade from 0 to `SHADES`."""
     kind = "right" if i == j else "wrong"
     return f"{kind} q{0 if share == 0 else max(1, round(share * SHADES))}"
 
 
-def _table(counts: Array, names: Sequence[str]) -> str:
+def _make_table(counts: Array, names: Sequence[str]) -> str:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     kind = " upright" if max(map(len, names)) > 4 and len(names) > 5 else ""
     head = "".join(f'<th scope="col"><span>{escape(n)}</span></th>' for n in names)
     rows = "".join(
         f'<tr><th scope="row">{escape(names[i])}</th>'
         + "".join(
-            f'<td class="{_shade(i, j, shares[i, j])}" '
+            f'<td class="{_choose_shade(i, j, shares[i, j])}" '
             f'title="{escape(names[i])} as {escape(names[j])}: {n}">{n if n else ""}</td>'
             for j, n in enumerate(row)
         )
@@ -71,12 +71,12 @@ def _table(counts: Array, names: Sequence[str]) -> str:
     )
 
 
-def _drawing(counts: Array, names: Sequence[str]) -> str:
+def _draw_matrix(counts: Array, names: Sequence[str]) -> str:
     """Draw the matrix, with a square for every cell that is not 0."""
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     n = len(names)
     cells = "".join(
-        f'<rect x="{j}" y="{i}" width="1" height="1" class="{_shade(i, j, shares[i, j])}">'
+        f'<rect x="{j}" y="{i}" width="1" height="1" class="{_choose_shade(i, j, shares[i, j])}">'
         f"<title>{escape(names[i])} as {escape(names[j])}: {counts[i, j]}</title></rect>"
         for i, j in zip(*(a.tolist() for a in np.nonzero(counts)), strict=True)
     )
@@ -87,7 +87,7 @@ def _drawing(counts: Array, names: Sequence[str]) -> str:
     )
 
 
-def _pairs(counts: Array, names: Sequence[str]) -> str:
+def _list_pairs(counts: Array, names: Sequence[str]) -> str:
     """List the most frequent confusions."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)

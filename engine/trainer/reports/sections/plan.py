@@ -9,7 +9,7 @@ from engine.drawing.page import escape, make_table
 from engine.plan.plan import Buffer, Plan
 from engine.trainer.reports.record import Record
 from engine.trainer.reports.section import Section
-from engine.trainer.step_plan import batch_ports
+from engine.trainer.step_plan import list_batch_ports
 
 MAX_PLANS = 8  # in the table
 MAX_BUFFERS = 800  # in the picture
@@ -29,7 +29,7 @@ def render(record: Record) -> str:
     head = ("plan", "inputs", "kernel calls", "arena", "bound", "arena / bound", "threads")
     rows = [
         (
-            escape(plan.name), escape(_inputs(plan)), f"{len(plan.steps):,}",
+            escape(plan.name), escape(_list_inputs(plan)), f"{len(plan.steps):,}",
             amounts.format_size(plan.compute_region_bytes("work")),
             amounts.format_size(plan.lower_bound),
             f"{plan.ratio:.3f}", str(plan.threads),
@@ -46,15 +46,15 @@ def render(record: Record) -> str:
     )
     trained = [p for p in record.plans if any(s.phase == "bwd" for s in p.steps)]
     largest = max(trained or record.plans, key=lambda p: p.compute_region_bytes("work"))
-    return intro + make_table(head, rows) + more + picture(largest)
+    return intro + make_table(head, rows) + more + draw_arena(largest)
 
 
-def _inputs(plan: Plan) -> str:
+def _list_inputs(plan: Plan) -> str:
     """Return the names and shapes of the inputs that callers pass."""
-    return ", ".join(f"{p.name} {'×'.join(map(str, p.shape))}" for p in batch_ports(plan))
+    return ", ".join(f"{p.name} {'×'.join(map(str, p.shape))}" for p in list_batch_ports(plan))
 
 
-def picture(plan: Plan) -> str:
+def draw_arena(plan: Plan) -> str:
     """Draw the arena: kernel calls from left to right, bytes upwards, one box per value."""
     total = plan.compute_region_bytes("work")
     if not total:
@@ -68,7 +68,7 @@ def picture(plan: Plan) -> str:
     for b in shown[:MAX_BUFFERS]:
         left, right = x.place(b.first), x.place(b.last + 1)
         top, bottom = y.place(b.offset + b.nbytes), y.place(b.offset)
-        boxes[_kind(b, turn)].append(
+        boxes[_choose_kind(b, turn)].append(
             f'<rect x="{format_coordinate(left)}" y="{format_coordinate(top)}" '
             f'width="{format_coordinate(max(right - left, 0.3))}" '
             f'height="{format_coordinate(max(bottom - top, 0.3))}"><title>'
@@ -96,7 +96,7 @@ def picture(plan: Plan) -> str:
     )
 
 
-def _kind(buffer: Buffer, turn: int) -> str:
+def _choose_kind(buffer: Buffer, turn: int) -> str:
     if buffer.first >= turn:
         return "backward"
     return "kept" if buffer.last >= turn else "forward"

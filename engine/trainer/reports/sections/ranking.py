@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from engine.drawing.charts import COLOURS, Line, draw_line_chart
 from engine.trainer.reports.curves import Ranking
-from engine.trainer.reports.record import Record, origin
+from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
-from engine.trainer.reports.sections.classes import class_names, ranking, thinned
+from engine.trainer.reports.sections.classes import name_classes, note_thinning, rank_samples
 
 Array = npt.NDArray[Any]
 
@@ -23,18 +23,18 @@ def render(record: Record) -> str:
     findings = record.findings
     if findings is None or findings.counts is None or not findings.total:
         return ""
-    names = class_names(findings.classes, len(findings.counts))
+    names = name_classes(findings.classes, len(findings.counts))
     labels = [1] if len(names) == 2 else range(len(names))
-    known = [(r, names[i]) for i in labels if (r := ranking(findings, i)) is not None]
+    known = [(r, names[i]) for i in labels if (r := rank_samples(findings, i)) is not None]
     if not known:
         return ""
     known.sort(key=lambda each: each[0].average_precision)
     left = len(known) - COLOURS
     recalled, roc = [], []
     for colour, (made, name) in enumerate(known[:COLOURS]):
-        precision, recall = _steps(made)
+        precision, recall = _make_steps(made)
         recalled.append(Line(f"{name}, {made.average_precision:.3f}", recall, precision, colour))
-        false, true = map(_thin, made.roc())
+        false, true = map(_thin, made.compute_roc())
         roc.append(Line(f"{name}, {made.area:.3f}", false, true, colour))
     told = "each class against all others" if len(names) > 2 else f"the class {known[0][1]}"
     titles = (
@@ -49,7 +49,10 @@ def render(record: Record) -> str:
         )
     )  # fmt: skip
     note = f"<small>{left} classes that are ranked better are left out.</small>" if left > 0 else ""
-    return f'{origin(record)}<div class="charts">{charts}</div>{note}{thinned(findings)}'
+    return (
+        f"{describe_origin(record)}<div "
+        f'class="charts">{charts}</div>{note}{note_thinning(findings)}'
+    )
 
 
 def _with_value(title: str, lines: list[Line]) -> str:
@@ -57,9 +60,9 @@ def _with_value(title: str, lines: list[Line]) -> str:
     return title if len(lines) > 1 else f"{title} {lines[0].label.rsplit(', ', 1)[1]}"
 
 
-def _steps(made: Ranking) -> tuple[list[float], list[float]]:
+def _make_steps(made: Ranking) -> tuple[list[float], list[float]]:
     """Return precision and recall as a line: recall grows at the precision of its threshold."""
-    precision, recall = made.precision_recall()
+    precision, recall = made.compute_precision_recall()
     full = int(np.argmax(recall >= 1)) + 1  # lower thresholds only lose precision
     heights, ends = _thin(precision[:full]), _thin(recall[:full])
     begins = [0.0, *ends[:-1]]

@@ -15,17 +15,17 @@ MAX_LETTERS = 300  # of a value
 
 def render(record: Record) -> str:
     """Return a folded table of names and values; nested names are joined: `data.batch_size`."""
-    rows = dict(flat(record.request))
+    rows = dict(flatten(record.request))
     if not rows:
         return ""
     return f"<details><summary>{len(rows)} settings</summary>{make_values(rows)}</details>"
 
 
-def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the names and values of nested settings as texts, without those that are None."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         elif value is not None:
             shown = value if isinstance(value, str) else json.dumps(value)
             yield f"{prefix}{name}", shown[:MAX_LETTERS] + "…" * (len(shown) > MAX_LETTERS)

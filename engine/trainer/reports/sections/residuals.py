@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.drawing import amounts
 from engine.drawing.charts import draw_histogram, scatter
-from engine.trainer.reports.record import Record, origin
+from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 
 
@@ -21,10 +21,10 @@ def render(record: Record) -> str:
     expected, predicted = pairs.T
     left = predicted - expected
     charts = (
-        scatter("Predicted over expected values", "expected", "predicted", _points(pairs)),
+        scatter("Predicted over expected values", "expected", "predicted", _list_points(pairs)),
         scatter(
             "Residuals over predicted values", "predicted", "predicted - expected",
-            _points(np.stack([predicted, left], 1)), reference="zero",
+            _list_points(np.stack([predicted, left], 1)), reference="zero",
         ),
         draw_histogram("Distribution of the residuals", "predicted - expected", left.tolist()),
     )  # fmt: skip
@@ -36,10 +36,12 @@ def render(record: Record) -> str:
         f"{amounts.format_number(left.mean())}, and "
         f"the standard deviation {amounts.format_number(left.std())}.</p>"
     )
-    return f'{origin(record)}{told}<div class="charts">{"".join(charts)}</div>'
+    return f'{describe_origin(record)}{told}<div class="charts">{"".join(charts)}</div>'
 
 
-def _points(rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[tuple[float, float]]:
+def _list_points(
+    rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> list[tuple[float, float]]:
     return [(float(a), float(b)) for a, b in rows]
 
 

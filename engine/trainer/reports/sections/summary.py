@@ -14,7 +14,7 @@ MAX_METRICS = 4  # that have a tile
 def render(record: Record) -> str:
     """Return tiles with a title and a figure each."""
     tiles = [("epochs", f"{len(record.rows):,} of {record.epochs:,}", "")]
-    tiles += _best(record)
+    tiles += _list_best(record)
     if record.rows:
         last = record.rows[-1]
         metrics = [name for name in last if name.startswith("val_") and name != "val_loss"]
@@ -49,7 +49,7 @@ def render(record: Record) -> str:
     )
 
 
-def _best(record: Record) -> list[tuple[str, str, str]]:
+def _list_best(record: Record) -> list[tuple[str, str, str]]:
     """Return the best value of the monitored column, if any epoch has it."""
     for row in record.rows:
         if row["epoch"] == record.best and record.monitor in row:
