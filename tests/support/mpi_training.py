@@ -110,6 +110,14 @@ def fits(group: Group, folder: Path) -> None:
         names = [name for name in other if name.startswith(("loss", "val_", "lr"))]
         assert [mine[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-4)
     close(several, one)
+    counted: dict[str, Any] = {**OPTIONS, "metrics": ["accuracy", "f1", "auroc"]}
+    rows = [
+        made(PLAIN, group=g).fit((X, LABELS), epochs=2, train_metrics=True, **counted).rows
+        for g in (group, None)
+    ]
+    for mine, other in zip(*rows, strict=True):
+        names = ["accuracy", "f1", "auroc", "val_accuracy", "val_f1", "val_auroc"]
+        assert [mine[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-5)
     stopping = EarlyStopping("val_loss", patience=1, min_delta=10.0)
     stopped = several.fit((X, LABELS), epochs=9, callbacks=[stopping], **OPTIONS)
     assert len(stopped.rows) == 2, "rank 0 decides for all"

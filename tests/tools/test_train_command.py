@@ -110,7 +110,7 @@ def test_averages_and_the_best_parameters_are_options(
     said(capsys, "train", *words, *FAST, "--epochs", 2, "--ema", 0.9, "--keep-best", 2,
          "--restore", "best")  # fmt: skip
     assert list((tmp_path / "run").glob("checkpoints/*/average"))
-    trainer = runs.open_trainer(tmp_path / "run", "best", 1)
+    trainer = Trainer.from_run(tmp_path / "run", threads=1)
     rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
     best = min(float(row.split(",")[rows[0].split(",").index("val_loss")]) for row in rows[1:])
     config = runs.read_config(tmp_path / "run")

@@ -102,6 +102,19 @@ def test_settings_of_a_configuration_count(pair: tuple[Path, Path], tmp_path: Pa
     assert made.runs["a"].sizes["model"] == 1000
 
 
+def test_digests_are_shown_by_their_first_digits(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    digests = {"a": "0123456789ab" + "c" * 52, "b": "0" * 64}
+    for name, digest in digests.items():
+        shutil.copytree(pair[0], tmp_path / name)
+        path = tmp_path / name / "run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model": digest}))
+    made = compare(tmp_path / "a", tmp_path / "b")
+    assert made.differing == {"model": list(digests.values())}
+    assert re.search(r"^model +0123456789ab +000000000000$", str(made), re.MULTILINE)
+    assert "<td>0123456789ab</td>" in made._repr_html_()
+    assert digests["a"] not in made._repr_html_()
+
+
 def empty(folder: Path) -> None:
     (folder / "run.json").unlink()
 

@@ -27,7 +27,7 @@ from engine.system import files
 from engine.tools.actions import run_config, run_data
 from engine.tools.actions.run_config import RunConfig
 from engine.tools.trimmed.staging import staged
-from engine.trainer.runs import CHECKPOINT, RunFolder
+from engine.trainer.runs import CHECKPOINT
 from engine.trainer.trainer import Trainer
 
 CONFIG, ARTIFACTS, FORWARD = "run.toml", "artifacts", "forward.onnx"
@@ -81,22 +81,6 @@ def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
     """
     place = Path(split_of(path, TEST, VALIDATION))
     return run_data.open_data(config.data, place, run_data.read_learned(config.data, folder))
-
-
-def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:
-    """Return the trainer of a run, with the parameters of its best or its last checkpoint.
-
-    Raises:
-        FileError: there is no such checkpoint.
-        CheckpointError: it is damaged.
-    """
-    run = RunFolder(folder)
-    place = run.best if which == "best" else run.last
-    if place is None:
-        raise FileError(f"{folder}: the run has no {which} checkpoint yet")
-    trainer = Trainer(folder / ARTIFACTS, threads=threads)
-    trainer.load(place)
-    return trainer
 
 
 def write_trained(folder: Path, trainer: Trainer, out: Path) -> list[Path]:

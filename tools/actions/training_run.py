@@ -489,7 +489,7 @@ def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
 
 def _test(config: RunConfig, folder: Path, data: Dataset, threads: int | None) -> dict[str, float]:
     """Measure the best model of a run on the test data."""
-    trainer = runs.open_trainer(folder, "best", threads)
+    trainer = Trainer.from_run(folder, threads=threads)
     size = config.data.batch_size
     return trainer.evaluate(data, batch_size=size, metrics=runs.metrics(config))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from engine.tools.actions import runs
 from engine.tools.commands import options
+from engine.trainer.trainer import Trainer
 
 
 @click.command(
@@ -29,7 +31,7 @@ def command(
     data: str,
     batch_size: int | None,
     metrics: tuple[str, ...],
-    checkpoint: str,
+    checkpoint: Literal["best", "last"],
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -39,7 +41,7 @@ def command(
     """
     config = runs.read_config(run)
     dataset = runs.open_data(config, run, Path(data))
-    trainer = runs.open_trainer(run, checkpoint, threads)
+    trainer = Trainer.from_run(run, checkpoint, threads=threads)
     values = trainer.evaluate(
         dataset,
         batch_size=batch_size or config.data.batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -33,7 +34,7 @@ from engine.trainer.trainer import Trainer
 def command(
     run: Path,
     out: Path,
-    checkpoint: str,
+    checkpoint: Literal["best", "last"],
     outputs: tuple[str, ...],
     as_artifacts: bool,
     as_json: bool,
@@ -48,7 +49,7 @@ def command(
         trainer = Trainer(run)
     else:
         runs.read_config(run)
-        trainer = runs.open_trainer(run, checkpoint, None)
+        trainer = Trainer.from_run(run, checkpoint)
     if as_artifacts:
         written = runs.write_trained(run, trainer, out)
     else:

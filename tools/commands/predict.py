@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from engine.tools.actions import prediction, runs
 from engine.tools.commands import options
+from engine.trainer.trainer import Trainer
 
 
 @click.command(
@@ -29,7 +31,7 @@ def command(
     run: Path,
     files: tuple[Path, ...],
     batch_size: int | None,
-    checkpoint: str,
+    checkpoint: Literal["best", "last"],
     threads: int | None,
     out: Path | None,
     as_json: bool,
@@ -41,7 +43,7 @@ def command(
     if out is not None and out.suffix not in prediction.FORMATS:
         raise click.UsageError(f"--out {out}: expected a name that ends with .csv or .json")
     runs.read_config(run)  # says what is wrong with it before anything is loaded
-    trainer = runs.open_trainer(run, checkpoint, threads)
+    trainer = Trainer.from_run(run, checkpoint, threads=threads)
     rows = prediction.predict(run, trainer, files, batch_size)
     if out is not None:
         prediction.write(rows, out)

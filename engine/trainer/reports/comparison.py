@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from engine.training.mode import Mode
 MODEL, CONFIG = "inference.onnx", "run.toml"  # that `edgegrad train` writes beside the run
 CHANGING = ("format", "started", "resumed")  # entries of run.json that are not settings
 NONE = "–"
+DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # SHA-256; its first digits are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ class Comparison:
 
     def _list_settings(self) -> list[list[str]]:
         return [
-            [name, *(NONE if value is None else value for value in row)]
+            [name, *(NONE if value is None else DIGEST.sub(r"\1", value) for value in row)]
             for name, row in self.differing.items()
         ]
 
