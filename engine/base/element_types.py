@@ -24,28 +24,32 @@ class ElementType:
     kind: how kernels compute with it: a "half" is stored as such and computed with as f32; a "bool"
     is one byte that is 0 or 1.
     itemsize: bytes of an element.
-    numpy: the scalar type of arrays.
+    numpy: the type of arrays.
     onnx, onnx_name: its number and name in ONNX's TensorProto.DataType, and in checkpoints.
     cpp: its C++ name in op-set configs.
+    is_stored_only: plans store values as such; no model, array or checkpoint of ours has it.
     """
 
     name: str
     kind: Kind
     itemsize: int
-    numpy: type[np.generic]
+    numpy: Any
     onnx: int
     onnx_name: str
     cpp: str
+    is_stored_only: bool = False
 
     @property
     def bits(self) -> int:
         return 8 * self.itemsize
 
 
+_BF16 = np.dtype([("bfloat16", "<u2")])  # numpy has no such floats
 _ROWS = (
     ElementType("f32", "float", 4, np.float32, 1, "FLOAT", "float"),
     ElementType("f64", "float", 8, np.float64, 11, "DOUBLE", "double"),
     ElementType("f16", "half", 2, np.float16, 10, "FLOAT16", "MLFloat16"),
+    ElementType("bf16", "half", 2, _BF16, 16, "BFLOAT16", "BFloat16", True),
     ElementType("i64", "int", 8, np.int64, 7, "INT64", "int64_t"),
     ElementType("i32", "int", 4, np.int32, 6, "INT32", "int32_t"),
     ElementType("i16", "int", 2, np.int16, 5, "INT16", "int16_t"),
@@ -64,10 +68,11 @@ ITEMSIZE: Mapping[str, int] = MappingProxyType({t.name: t.itemsize for t in _ROW
 NUMPY: Mapping[str, Any] = MappingProxyType({t.name: t.numpy for t in _ROWS})
 ONNX_CODE: Mapping[str, int] = MappingProxyType({t.name: t.onnx for t in _ROWS})
 
-# Our name by another:
-OF_NUMPY: Mapping[np.dtype[Any], str] = MappingProxyType({np.dtype(t.numpy): t.name for t in _ROWS})
-OF_ONNX: Mapping[int, str] = MappingProxyType({t.onnx: t.name for t in _ROWS})
-OF_CPP: Mapping[str, str] = MappingProxyType({t.cpp: t.name for t in _ROWS})
+# Our name by another, of the types that models and arrays have:
+_OPEN = [t for t in _ROWS if not t.is_stored_only]
+OF_NUMPY: Mapping[np.dtype[Any], str] = MappingProxyType({np.dtype(t.numpy): t.name for t in _OPEN})
+OF_ONNX: Mapping[int, str] = MappingProxyType({t.onnx: t.name for t in _OPEN})
+OF_CPP: Mapping[str, str] = MappingProxyType({t.cpp: t.name for t in _OPEN})
 
 FLOATS = tuple(t.name for t in _ROWS if t.kind == "float")  # those that models are trained in
 HALVES = tuple(t.name for t in _ROWS if t.kind == "half")

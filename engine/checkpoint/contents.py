@@ -242,7 +242,8 @@ def _read_dtype(table: Table) -> np.dtype[Any]:
         table.fail(
             f"data_type {code} ({name}) is not supported in checkpoints; supported: {SUPPORTED}"
         )
-    return np.dtype(TYPES[code].numpy).newbyteorder("<")
+    stored: np.dtype[Any] = np.dtype(TYPES[code].numpy)
+    return stored.newbyteorder("<")
 
 
 def _read_nominal(table: Table) -> NominalTensor:

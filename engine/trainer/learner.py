@@ -90,6 +90,7 @@ class Learner:
             seed=seed,
         )
         self.session.memory.budget = self.memory_budget
+        self.session.memory.precision = self.options.precision
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
+from engine.training.precision import Precision
 
 
 class StepKeywords(TypedDict, total=False):
@@ -20,6 +21,7 @@ class StepKeywords(TypedDict, total=False):
     memory_budget: int | str | None
     micro_batches: int | None
     own_statistics: bool
+    precision: Precision
     skip_nonfinite: bool
     skip_limit: int
 

@@ -18,6 +18,7 @@ from engine.runtime.mapping import MappedFile
 from engine.runtime.program import Program
 from engine.system.config import plan_bytes
 from engine.system.lock import RunLock
+from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Memory:
     kernels: the set of kernels that all programs run on.
     budget: the bytes that all regions of a plan may have together, but for what is mapped; None: as
         many as they need.
+    precision: of the plans, see `Planner`.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     lock: is held during a run, since runs share the memory.
     """
@@ -64,6 +66,7 @@ class Memory:
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.others: list[Program] = []
         self.budget: int | None = None
+        self.precision: Precision = "f32"
         self.prepared: set[str] = set()
         self._kernels = kernels
         self.lock = RunLock("a step of this model")

@@ -154,6 +154,7 @@ class Model(BoundModel):
             switch("REUSE") == "0",
             switch("CONVOLUTION") == "direct",
             self.memory.room and (self.memory.room, self.state.region_bytes("state")),
+            self.memory.precision,
             asked,
         )
         made_for = self.memory.kernels.target.name if self.closed else setting[0]

@@ -98,7 +98,10 @@ class Planners:
             sizes = {**sizes, "state": model.state.region_bytes("state")}
         known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
         ranks = model.ranks and (*model.ranks.key, model.memory.budget is not None)
-        key = (*places.items(), *sizes.items(), *known, update and update.key, ranks, is_part)
+        key = (
+            *(*places.items(), *sizes.items(), *known),
+            *(update and update.key, ranks, is_part, model.memory.precision),
+        )
         planner = self.made.pop(key, None)
         if planner is None:
             graph, outputs = self._copy_graph(is_part), model.outputs
@@ -233,4 +236,5 @@ class Planners:
             name=(name or model.what).replace(" ", "_"),
             closed=model.closed,
             budget=model.memory.room,
+            precision=model.memory.precision,
         )

@@ -16,6 +16,7 @@ from engine.base.fields import declare_option
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
+from engine.training.precision import Precision
 
 SKIP_LIMIT = 10  # updates in a row that may be skipped
 
@@ -61,6 +62,12 @@ class StepOptions:
         False,
         "Let training batch normalisations take their statistics over each part of a batch, "
         "instead of refusing to divide it.  The result differs from the whole batch's.",
+    )
+    precision: Precision = declare_option(
+        "f32",
+        "The type that products round their factors to and in which values between nodes are "
+        'kept: "f32", or "bf16" for half the bytes; parameters, states and sums stay float32, see '
+        "docs/precision.md.",
     )
     skip_nonfinite: bool = declare_option(
         False,

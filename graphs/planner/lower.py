@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from engine.base import limits
-from engine.base.element_types import ITEMSIZE, OF_NUMPY
+from engine.base.element_types import HALVES, ITEMSIZE, OF_NUMPY
 from engine.base.errors import (
     DTypeError,
     ModelError,
@@ -50,7 +50,7 @@ class _NodeLowering:
 
     def __init__(self, job: Recipe, piece: Piece, node: Node, site: Site, phase: Phase) -> None:
         self.job, self.piece, self.node, self.site, self.phase = job, piece, node, site, phase
-        self.target, self.threads = job.target, job.threads
+        self.target, self.threads, self.precision = job.target, job.threads, job.precision
         self.declared = ops()[site.domain, site.op]
         calls = self.declared.calls
         self.calls = None if calls is None else {template.name for template in calls}
@@ -116,8 +116,11 @@ class _NodeLowering:
             )
         takes = self.job.takes_of(spec)
         args, consts, inplace = self._in_order(spec, operands, may_alias, updates, named)
-        if spec.template != "map" and any("f16" in str(p) for p in spec.params):
-            self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
+        if spec.template != "map" and spec.params[0] in HALVES:
+            self.site.fail(
+                f"element type {spec.params[0]}",
+                "f32, f64; of f16 what is elementwise or moves data",
+            )
         resolved = []
         if len(args) != len(takes):
             raise PlanError(
@@ -242,6 +245,7 @@ class Recipe:
         target: Target,
         threads: int,
         sizes: Sizes,
+        precision: str = "f32",
     ) -> None:
         """Nothing is lowered yet.
 
@@ -250,6 +254,7 @@ class Recipe:
             graph become inputs of the plan.
         target: the CPU whose vectors and caches decide block sizes.
         threads: how many threads share the work of each call.
+        precision: see `choose_storage`, which has changed `types` accordingly.
         """
         for name, t in types.items():
             if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):
@@ -261,7 +266,7 @@ class Recipe:
                 )
         self.graph, self.types, self.constants = graph, types, constants
         self.places, self.target, self.threads, self.sizes = places, target, threads, sizes
-        self.machine = Machine.of(target)
+        self.precision, self.machine = precision, Machine.of(target)
         self.inside: set[tuple[Any, ...]] = set()  # calls that stay inside of their operands
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)

@@ -20,6 +20,7 @@ from engine.base.errors import (
 from engine.graphs.ir.graph import Graph, constant_bytes
 from engine.graphs.passes.infer import bind, sized, sizes_of
 from engine.graphs.passes.pipeline import Work, run_passes
+from engine.graphs.passes.storage import choose_storage
 from engine.graphs.planner.assemble import assemble
 from engine.graphs.planner.budget import Ladder, Rung, too_little
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
@@ -88,6 +89,7 @@ class Planner:
         kernels: KernelSet | None = None,
         without: Collection[str] = (),
         budget: int | None = None,
+        precision: str = "f32",
     ) -> None:
         """Nothing is planned yet.
 
@@ -102,12 +104,14 @@ class Planner:
             kernels that are compiled for the target.
         without: names in `OPTIONAL` of passes to leave out, to compare with what they make.
         budget: the bytes that all regions of a plan may have; None for the fastest plans.
+        precision: "f32", or the half float that factors of products are rounded to and values
+            between nodes are stored in, see `choose_storage`.
         """
         self.graph, self.target, self.threads = graph, target, threads
         self.places, self.region_bytes = dict(places or {}), dict(region_bytes or {})
         self.outputs, self.name, self.kernels = outputs, name or graph.name, kernels
         self.closed, self.without, self.budget = closed, frozenset(without), budget
-        self.passed = 0
+        self.precision, self.passed = precision, 0
         self._own: int | None = None  # bytes of the constants of the graph, once known
         self._recipes: list[tuple[bool, Noted, Recipe]] = []  # closed or not; used last first
         self._ladders: dict[Shape, Ladder] = {}  # used last last
@@ -173,6 +177,8 @@ class Planner:
             work.graph.outputs = list(self.outputs)
         with sizes.noting() as answers:
             run_passes(work, self.without)
+            if self.precision != "f32":
+                choose_storage(work.graph, work.types, work.constants, self.precision)
             recipe = Recipe(
                 work.graph,
                 work.types,
@@ -181,6 +187,7 @@ class Planner:
                 self.target,
                 self.threads,
                 sizes,
+                self.precision,
             )
         return answers, recipe
 

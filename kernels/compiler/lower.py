@@ -23,15 +23,13 @@ from engine.kernels.vocabulary.kernel import BY_NAME, Native, Template
 _INLINE: dict[Hashable, frontend.Callee] = {}  # by code, what it closes over, and target
 
 
-def numba_type(name: str, params: tuple[str | int, ...]) -> Any:
-    """Return the numba type of a signature field: `T*`, `f32*`, `i64`, `i64[]`, ...
+def numba_type(name: str) -> Any:
+    """Return the numba type of a resolved signature field: `f32*`, `i64`, `i64[]`, ...
 
     Code takes a pointer to one of several types, `u8|i8*`, as one to the first.
     """
     if "|" in name:
         name = f"{name.partition('|')[0]}*"
-    if name.startswith("T"):
-        name = f"{params[0]}{name[1:]}"
     if name.endswith("[]"):
         return types.CPointer(NUMBA[name[:-2]])
     return types.CPointer(NUMBA[name[:-1]]) if name.endswith("*") else NUMBA[name]
@@ -65,7 +63,9 @@ def lower(
     body = bind(template.build(target, *params), target)
     layouts = template.layouts(params)
     fields = [
-        WordsPointer(layouts[name]) if name in layouts else numba_type(kind, params)
+        WordsPointer(layouts[name])
+        if name in layouts
+        else numba_type(template.resolved(kind, params))
         for name, kind in template.signature
     ]
     if body.__code__.co_varnames[0] == BY_NAME:

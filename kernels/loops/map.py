@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from engine.base.element_types import ITEMSIZE
+from engine.base.element_types import HALVES, ITEMSIZE
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.expression import Expr
@@ -168,9 +168,9 @@ def lower_formulas(
 ) -> None:
     """As `lower_map`, of formulas that may share values.
 
-    Formulas that only copy move f16 as its bits.
+    Formulas that only copy move half floats of one type as their bits.
     """
-    if formulas.is_copy:
+    if formulas.is_copy and len({o.type.dtype for o in (*ins, *outs)}) == 1:
         ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
     if outs[0].type.size == 0:
         return
@@ -232,7 +232,7 @@ def _call_of(
 
 
 def _movable(o: Operand) -> Operand:
-    return Operand(o.name, replace(o.type, dtype="i16")) if o.type.dtype == "f16" else o
+    return Operand(o.name, replace(o.type, dtype="i16")) if o.type.dtype in HALVES else o
 
 
 def update(lowering: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:

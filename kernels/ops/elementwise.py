@@ -29,6 +29,7 @@ from engine.kernels.vocabulary.op import (
     Nodes,
     Op,
     Site,
+    Storage,
     TensorType,
     broadcast,
 )
@@ -403,6 +404,7 @@ OPS = (
         infer=_map_infer,
         lower=_map_lower,
         calls=MAP_KERNELS,
+        storage=Storage(),
         layout=Layout.ANY_BROADCAST,
     ),
 )

@@ -5,22 +5,24 @@ Floats keep their order of operations and NaN; a product and a sum may become on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from llvmlite import ir
 
 from engine.base.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
-from engine.kernels.vector_ir import elementary, f16, trigonometric, vectors
+from engine.kernels.vector_ir import bf16, elementary, f16, trigonometric, vectors
 from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W
 from engine.kernels.vocabulary.terms import Typed, TypedTerm
 
 I1, I8 = ir.IntType(1), ir.IntType(8)
+_HALF: Mapping[str, Any] = {"f16": f16, "bf16": bf16}
 
 
 def element(name: str) -> Any:
     """The LLVM type of one element in a register; booleans are i1 there and a byte in memory.
 
-    f16 is f32 there.
+    Half floats are f32 there.
     """
     if is_real(name):
         return vectors.LLVM["f32" if name in HALVES else name]
@@ -42,14 +44,14 @@ def is_real(name: str) -> bool:
 def read(b: Any, v: Any, kind: str) -> Any:
     """Return a value loaded from memory, in the form it has in registers."""
     if kind in HALVES:
-        return f16.unpack(b, v)
+        return _HALF[kind].unpack(b, v)
     return b.trunc(v, vector(I1, getattr(v.type, "count", 1))) if kind == "b1" else v
 
 
 def written(b: Any, v: Any, kind: str) -> Any:
     """Return a value from registers, in the form it has in memory."""
     if kind in HALVES:
-        return f16.pack(b, v)
+        return _HALF[kind].pack(b, v)
     return b.zext(v, vector(I8, getattr(v.type, "count", 1))) if kind == "b1" else v
 
 
@@ -112,15 +114,15 @@ class Emitter:
             return differs("!=", v, zero)
         unsigned = source == "b1" or source in UNSIGNED
         if is_real(source) and is_real(to):
-            if to in HALVES:  # of f16 only what f16 can hold
+            if to in HALVES:  # only what these can hold
                 v = f16.narrow(b, v) if source == "f64" else v
-                return f16.unpack(b, f16.pack(b, v))
+                return _HALF[to].unpack(b, _HALF[to].pack(b, v))
             return resized(b, v, shape, b.fpext, b.fptrunc)
         if is_real(source):
             return truncated(b, v, to, self.lanes)
         if is_real(to):
             v = b.uitofp(v, shape) if unsigned else b.sitofp(v, shape)
-            return f16.unpack(b, f16.pack(b, v)) if to in HALVES else v
+            return _HALF[to].unpack(b, _HALF[to].pack(b, v)) if to in HALVES else v
         return resized(b, v, shape, b.zext if unsigned else b.sext, b.trunc)
 
 

@@ -14,13 +14,9 @@ from engine.kernels.machine.target import Target
 LINE = 64  # bytes of a cache line
 I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
-# numba's types of what is in memory: a boolean is a byte, and half floats have none.
-_STEMS = {"float": "float", "int": "int", "unsigned": "uint", "bool": "uint"}
-NUMBA = {
-    t.name: getattr(types, f"{_STEMS[t.kind]}{t.bits}")
-    for t in ELEMENT_TYPES.values()
-    if t.kind in _STEMS
-}
+# numba's types of what is in memory: a boolean is a byte, and half floats are their bits.
+_STEMS = {"float": "float", "half": "uint", "int": "int", "unsigned": "uint", "bool": "uint"}
+NUMBA = {t.name: getattr(types, f"{_STEMS[t.kind]}{t.bits}") for t in ELEMENT_TYPES.values()}
 LLVM = {T: ir.DoubleType() if ITEMSIZE[T] == 8 else ir.FloatType() for T in FLOATS}
 
 

@@ -233,8 +233,19 @@ class Template:
                 if name in layouts:
                     words = layouts[name]
                     kind = f"{kind[:-1]}{words.size - words.addresses}{'+' * words.open}]"
-            out.append(pointer(first, *others) if kind == "T*" else kind.replace("T", first))
+            out.append(pointer(first, *others) if kind == "T*" else self.resolved(kind, params))
         return tuple(out)
+
+    def resolved(self, kind: str, params: Parameters) -> str:
+        """Return a kind of the signature with an element type in the place of its parameter.
+
+        A capital letter is the compile-time parameter of this name; one that is not given is T.
+        """
+        name = kind.rstrip("*[]")
+        if len(name) != 1 or not name.isupper():
+            return kind
+        given = str(params[0]) if name == "T" else str(self.bound(params).get(name) or params[0])
+        return given + kind[1:]
 
     def operand_names(self, count: int) -> list[str]:
         """Return the names of the operands of a call that passes so many pointers."""

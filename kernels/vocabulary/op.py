@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from engine.base.element_types import FLOATS
+from engine.base.element_types import FLOATS, HALVES
 from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.expression import Expr
@@ -250,12 +250,22 @@ class Operand:
     type: TensorType
 
 
+def stored_as(x: Operand) -> tuple[str, tuple[str, ...]]:
+    """Return the type that a kernel computes an operand with, and S if it is stored as another."""
+    kind = x.type.dtype
+    return ("f32", (kind,)) if kind in HALVES else (kind, ())
+
+
 class Lowering(Protocol):
-    """The argument of a lowering: operands of the node, temporaries, and calls to append."""
+    """The argument of a lowering: operands of the node, temporaries, and calls to append.
+
+    precision: the type that products round their factors to; "f32": they do not.
+    """
 
     site: Site
     target: Target
     threads: int
+    precision: str
 
     def x(self, i: int) -> Operand:
         """Return input i, which must be present."""
@@ -317,6 +327,24 @@ class Lowering(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """Which float32 operands of an op its kernels also take as 16 bits, see `choose_storage`.
+
+    inputs, outputs: their places; None: all of them.
+    alike: these operands are all stored in one type.
+    """
+
+    inputs: frozenset[int] | None = None
+    outputs: frozenset[int] | None = None
+    alike: bool = False
+
+    def has(self, place: int, *, is_output: bool) -> bool:
+        """Return whether an operand may be stored in 16 bits."""
+        places = self.outputs if is_output else self.inputs
+        return places is None or place in places
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """The update of parameters by an op.
 
@@ -374,6 +402,7 @@ class Op:
     movement: which elements of its inputs the outputs have.
     samples: how the outputs hold the samples of a batch.  An op with a formula that does not say it
         holds them as ELEMENTWISE.
+    storage: the operands that may be stored in 16 bits; None: none.  Of an op with a formula, all.
     is_random: it draws random numbers.
     is_cheap: computing it takes little more than reading its inputs and writing its outputs.
     roles: the inputs that are usually parameters of a model, and what they are.
@@ -414,6 +443,7 @@ class Op:
     layout: Layout | ChannelsLast = Layout.PLAIN
     movement: Movement = Movement.COMPUTED
     samples: Samples = Samples.MIXED
+    storage: Storage | None = None
     is_random: bool = False
     is_cheap: bool = False
     roles: Mapping[int, Role] = field(default_factory=dict)

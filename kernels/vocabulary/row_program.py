@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.base.element_types import FLOATS, NUMPY
+from engine.base.element_types import FLOATS, HALVES, NUMPY
 from engine.kernels.vocabulary.expression import (
     VALUE,
     Expr,
@@ -23,10 +23,11 @@ from engine.kernels.vocabulary.expression import (
     parse,
 )
 from engine.kernels.vocabulary.kernel import Native
-from engine.kernels.vocabulary.terms import Formulas, Typed
+from engine.kernels.vocabulary.terms import Formulas, Typed, widened
 from engine.plan.words import Field
 
 FOLDS = ("sum", "prod", "max", "min")
+_SINGLES = {"f32", *HALVES}  # are f32 in registers
 ACCESS = {"v": "[]", "s": "*", "k": "", "i": "..", "c": "[column]"}  # as texts have it
 
 _OPERAND = re.compile(r"([a-z_A-Z]\w*)(?::(\w+))?(\[\]|\[column\]|\*|\.\.|)")
@@ -85,7 +86,11 @@ class Program:
 
     def typed(self) -> Typed:
         """Return the steps that compute the results, outputs first."""
-        return self.formulas.typed(self.kinds, [*self.outs, *(kind for kind, _ in self.reductions)])
+        wanted = [*self.outs, *(kind for kind, _ in self.reductions)]
+        if not {*self.kinds, *wanted}.isdisjoint(HALVES):
+            wanted = ["f32" if kind in HALVES else kind for kind in wanted]
+            return widened(self.formulas, self.kinds).typed(self.kinds, wanted)
+        return self.formulas.typed(self.kinds, wanted)
 
     @classmethod
     def of(cls, source: str, T: str = "", **functions: Expr) -> Program:
@@ -160,12 +165,14 @@ def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
             folds.append(fold.name)
             folded.append(parse(fold.formula, T=T, values=values, functions=functions))
     formulas = Formulas.of(*written, *folded)
-    dtypes = formulas.results_dtypes([i.dtype for i in ins])
+    kinds = [i.dtype for i in ins]
+    computed = formulas if set(kinds).isdisjoint(HALVES) else widened(formulas, kinds)
+    dtypes = computed.results_dtypes(kinds)
     for (kind, statement), made in zip(outs, dtypes, strict=False):
-        if made not in (None, kind):
+        if made not in (None, kind) and not {made, kind} <= _SINGLES:
             raise ValueError(f"{statement!r} writes {made} as {kind}")
     reductions = tuple(
-        (made or element_type("", T), name)
+        ("f32" if made in HALVES else made or element_type("", T), name)
         for name, made in zip(folds, dtypes[len(outs) :], strict=True)
     )
     return Program(tuple(ins), formulas, tuple(kind for kind, _ in outs), reductions)
@@ -186,13 +193,16 @@ def _fold_of(statement: str) -> _Fold:
     return _Fold("sum", statement)
 
 
-def loop(T: str, source: str, **functions: Expr) -> Native:
+def loop(T: str, source: str, S: str = "", /, **functions: Expr) -> Native:
     """Return the native run(in..., out..., length) of a row program, which returns its folds.
 
     A call by name passes each operand under its name in the text, one that is read and written
     once, and the number of elements as `length`.  It may pass operands that this program lacks:
     variants of a kernel share a call.
+
+    S: the type of operands written as `x:S[]`; T if empty.
     """
+    source = re.sub(r"\b(\w+):S\b", rf"\1:{S}" if S else r"\1", source)
     program = Program.of(source, T, **functions)
     return Native("rows", (program,), (*_names(source), "length"))
 

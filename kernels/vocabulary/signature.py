@@ -7,6 +7,7 @@ A parameter is one or more names, a colon, a type, and clauses:
     x: T[rows, n]               a pointer to rows * n elements of the type T that the kernel reads
     y: out T[n]                 it writes them; `update`: reads and writes; `scratch`: work memory
     q: u8|i8[n]                 elements of one of these types
+    x: S[n]                     of the type that the compile-time parameter S is; T without one
     x: T[...]                   how many elements the kernel touches a function says (`reach=`)
     fault: update i64[1 record] a pointer to so many records of the `words` declared for it
     n: i64    scale: f64        numbers; an i64 is at least 0 and below `MOST`

@@ -61,6 +61,7 @@ def run(
     closed: bool = False,
     without: Collection[str] = (),
     changes: bool = False,
+    precision: str = "f32",
 ) -> dict[str, np.ndarray]:
     """Plan and run a graph; returns its outputs and checks that the inputs are unchanged.
 
@@ -68,7 +69,10 @@ def run(
     """
     shapes = {n: a.shape for n, a in inputs.items()}
     target = target or host()
-    plan = make_plan(graph, shapes, target=target, threads=threads, closed=closed, without=without)
+    plan = make_plan(
+        graph, shapes, target=target, threads=threads, closed=closed, without=without,
+        precision=precision,
+    )  # fmt: skip
     return execute(plan, inputs, target=target, changes=changes)
 
 

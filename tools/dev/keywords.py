@@ -32,6 +32,7 @@ from typing import Literal, TypedDict
 
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
+from engine.training.precision import Precision
 '''
 
 

@@ -162,7 +162,8 @@ def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]
     """Yield the kernels of a template, one for each combination of values that its parameters may
     have.
 
-    There is none if a parameter is open, which means that any value is possible.
+    There is none if a parameter is open, which means that any value is possible.  Parameters with a
+    default, which say how operands are stored, are left out: a library for ops computes in float32.
     """
     for row in template.ranges.get("params", ()):
         if row[0] in types:
@@ -172,6 +173,8 @@ def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]
     parameters = list(inspect.signature(template.build).parameters.values())[1:]
     choices: list[tuple[str | int, ...]] = []
     for p in parameters:
+        if p.default is not p.empty:
+            continue
         usual = REAL if p.name == "T" else OPEN if p.annotation == "str" else (0, 1)
         given = template.ranges.get(p.name, usual)
         if given == OPEN:

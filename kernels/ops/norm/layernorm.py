@@ -30,8 +30,10 @@ from engine.kernels.vocabulary.op import (
     Nodes,
     Op,
     Site,
+    Storage,
     TensorType,
     normal_axis,
+    stored_as,
 )
 from engine.kernels.vocabulary.row_program import loop
 
@@ -42,28 +44,28 @@ PART = 1 << 14  # elements of a part of the rows
 
 # Calls are by name: a form ignores the operands that it does not have.
 _FORMS = {
-    "": "x[] mean inv -> y[] = (x - mean) * inv",
-    "s": "x[] mean inv scale[] -> y[] = (x - mean) * inv * scale",
-    "sb": "x[] mean inv scale[] b[] -> y[] = (x - mean) * inv * scale + b",
+    "": "x:S[] mean inv -> y:S[] = (x - mean) * inv",
+    "s": "x:S[] mean inv scale[] -> y:S[] = (x - mean) * inv * scale",
+    "sb": "x:S[] mean inv scale[] b[] -> y:S[] = (x - mean) * inv * scale + b",
 }
 
 
 @kernel(
     """
-    x: T[rows, n]   scale: T[n] if 's' in form   b: T[n] if 'b' in form
-    y: out T[rows, n] may alias x   mean, inv: out T[rows]   rows, n: i64   epsilon: f64
+    x: S[rows, n]   scale: T[n] if 's' in form   b: T[n] if 'b' in form
+    y: out S[rows, n] may alias x   mean, inv: out T[rows]   rows, n: i64   epsilon: f64
     """,
     form=("", "s", "sb"),
 )
-def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
+def layer_norm(target: Target, T: str, rms: int, form: str, S: str = "") -> Body:
     """y[r] = (x[r] - mean[r]) inv[r] scale + b, with the moments of the row; `rms`: mean[r] = 0.
 
-    form: the letters of scale and b, as far as they are there.
+    form: the letters of scale and b, as far as they are there.  S: how x and y are stored.
     """
-    total = loop(T, "x[] -> sum(x)")
-    apart = loop(T, "x[] m -> sum(x - m); sum((x - m) * (x - m))")
+    total = loop(T, "x:S[] -> sum(x)", S)
+    apart = loop(T, "x:S[] m -> sum(x - m); sum((x - m) * (x - m))", S)
     inverse = loop(T, "var epsilon -> 1 / sqrt(var + epsilon)")
-    write = loop(T, _FORMS[form])
+    write = loop(T, _FORMS[form], S)
 
     def body(x, scale, b, y, mean, inv, rows, n, epsilon, tid, nthreads):
         first, last = share(rows, tid, nthreads)
@@ -98,32 +100,33 @@ def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
 
 # Forward: y = h scale + B with h = (x - mean) inv; so dh = dy scale.  g is dh, d is x - mean.
 _GRADS = {
-    "": "dy[] x[] mean inv {} -> g = dy; d = x - mean; ",
-    "s": "dy[] x[] mean inv scale[] {} -> g = dy * scale; d = x - mean; ",
+    "": "dy:S[] x:S[] mean inv {} -> g = dy; d = x - mean; ",
+    "s": "dy:S[] x:S[] mean inv scale[] {} -> g = dy * scale; d = x - mean; ",
 }
 
 
 @kernel(
     """
-    dy, x: T[rows, n] if parts   scale: T[n] if form and parts   mean: T[rows] if not rms and parts
-    inv: T[rows] if parts   dx: out T[rows, n] if parts may alias dy, x
+    dy, x: S[rows, n] if parts   scale: T[n] if form and parts   mean: T[rows] if not rms and parts
+    inv: T[rows] if parts   dx: out S[rows, n] if parts may alias dy, x
     part: out T[parts, 2, n] if wants   rows, n, parts: i64
     """,
     form=("", "s"),
 )
-def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> Body:
+def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int, S: str = "") -> Body:
     """dx[r] of layer_norm, and part[p] = sums of dy h and of dy over the rows of part p.
 
-    form: "s" where there is a scale.  wants: whether the sums are made.
+    form: "s" where there is a scale.  wants: whether the sums are made.  S: how dy, x and dx are
+    stored.
     """
     # Forward: mean and inv are functions of every x of the row; their share of dx is the mean of g
     # and h times the mean of g h, for which `sums` folds g and g h.
-    sums = loop(T, _GRADS[form].format("") + "sum(g); sum(g * d * inv)")
+    sums = loop(T, _GRADS[form].format("") + "sum(g); sum(g * d * inv)", S)
     write = loop(
-        T, _GRADS[form].format("level slope") + "dx[] = inv * (g - level - d * inv * slope)"
+        T, _GRADS[form].format("level slope") + "dx:S[] = inv * (g - level - d * inv * slope)", S
     )
     # Forward: y = h scale + B in every row; so dscale = sum of dy h over rows, dB = sum of dy.
-    add = loop(T, _GRADS[""].format("ds[] db[]") + "ds[] = ds + g * d * inv; db[] = db + g")
+    add = loop(T, _GRADS[""].format("ds[] db[]") + "ds[] = ds + g * d * inv; db[] = db + g", S)
     zero = Native("zero", (T,))
 
     def body(dy, x, scale, mean, inv, dx, part, rows, n, parts, tid, nthreads):
@@ -181,7 +184,8 @@ def _lower(lowering: Lowering) -> None:
         return
     if not n:
         lowering.site.wrong("rows of no elements have no mean")
-    T, rms = x.type.dtype, _is_rms(lowering.site)
+    T, S = stored_as(x)
+    rms = _is_rms(lowering.site)
     # RMS forms have no mean among their outputs.
     at = 1 if "Simplified" in lowering.site.op else 2
     mean = lowering.y(1) if at == 2 and lowering.wants(1) else lowering.temp(T, (rows,))
@@ -190,8 +194,8 @@ def _lower(lowering: Lowering) -> None:
     b = lowering.x(2) if lowering.site.has(2) else None
     form = ("s" if scale else "") + ("b" if b else "")
     lowering.call(
-        layer_norm(T, rms, form), x=x, scale=scale, b=b, y=y, mean=mean, inv=inv, rows=rows, n=n,
-        epsilon=float(lowering.site.attrs["epsilon"]),
+        layer_norm(T, rms, form, *S), x=x, scale=scale, b=b, y=y, mean=mean, inv=inv, rows=rows,
+        n=n, epsilon=float(lowering.site.attrs["epsilon"]),
     )  # fmt: skip
 
 
@@ -202,7 +206,8 @@ def _lower_grad(lowering: Lowering) -> None:
     wants = int(lowering.wants(1) or lowering.wants(2))
     if not n or not (rows or wants):
         return
-    T, rms = x.type.dtype, _is_rms(lowering.site)
+    T, S = stored_as(x)
+    rms = _is_rms(lowering.site)
     count = len(lowering.site.ins)
     scale = lowering.x(2) if lowering.site.op != "StandardizeGrad" else None
     inv = lowering.x(count - 1)
@@ -212,8 +217,8 @@ def _lower_grad(lowering: Lowering) -> None:
     parts = max(min(rows * n // PART, 64, rows), 1) if wants else rows
     part = lowering.temp(T, (parts, 2, n)) if wants else None
     lowering.call(
-        layer_norm_grad(T, rms, "s" if scale else "", wants), dy=dy, x=x, scale=scale, mean=mean,
-        inv=inv, dx=dx, part=part, rows=rows, n=n, parts=parts,
+        layer_norm_grad(T, rms, "s" if scale else "", wants, *S), dy=dy, x=x, scale=scale,
+        mean=mean, inv=inv, dx=dx, part=part, rows=rows, n=n, parts=parts,
     )  # fmt: skip
     for k in (0, 1):
         if lowering.wants(k + 1):
@@ -335,6 +340,8 @@ LAYER = {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
 AXIS = {"axis": -1}
 # Of the forward node, which onnxruntime-training gives its gradient as well.
 UNREAD: dict[str, Kind] = {"epsilon": "float", "stash_type": "int"}
+_ROWS = Storage(frozenset({0}), frozenset({0}), alike=True)
+_ROWS_GRAD = Storage(frozenset({0, 1}), frozenset({0}), alike=True)
 OPS = (
     Op(
         name="LayerNormalization",
@@ -343,6 +350,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(layer_norm,),
+        storage=_ROWS,
         expand=_expand,
         becomes="Expand Shape LayerNormalization",
         grad=_grad,
@@ -358,6 +366,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(layer_norm,),
+        storage=_ROWS,
         expand=_expand,
         becomes="Expand Shape SimplifiedLayerNormalization",
         grad=_grad,
@@ -383,6 +392,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(layer_norm,),
+        storage=_ROWS,
         grad=_grad_standard,
     ),
     Op(
@@ -396,6 +406,7 @@ OPS = (
         infer=infer_grad,
         lower=_lower_grad,
         calls=(layer_norm_grad, channel_sums_join),
+        storage=_ROWS_GRAD,
         names_all_outputs=True,
     ),
     Op(
@@ -409,6 +420,7 @@ OPS = (
         infer=infer_grad,
         lower=_lower_grad,
         calls=(layer_norm_grad, channel_sums_join),
+        storage=_ROWS_GRAD,
         names_all_outputs=True,
     ),
     Op(
@@ -421,6 +433,7 @@ OPS = (
         infer=infer_grad,
         lower=_lower_grad,
         calls=(layer_norm_grad,),
+        storage=_ROWS_GRAD,
     ),
 )
 KERNELS = (layer_norm, layer_norm_grad)

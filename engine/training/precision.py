@@ -1,0 +1,7 @@
+"""The precision of plans."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Precision = Literal["f32", "bf16"]  # factors of products, and values between nodes

@@ -1,0 +1,101 @@
+"""Operands stored in 16 bits: every op that takes them, against itself in 32 bits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.passes import storage
+from engine.graphs.passes.pipeline import Work, run_passes
+from engine.graphs.passes.storage import SMALL, choose_storage
+from engine.kernels.ops.registry import ops
+from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.cases.case import Case
+from tests.support.harness import run
+
+EPSILON = {"bf16": 2.0**-8}  # the half of the distance from 1 to the next number
+
+
+def rounded(x: np.ndarray, half: str) -> np.ndarray:
+    """Return float32 rounded to a half float, ties to even."""
+    assert half == "bf16"
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+@functools.cache
+def rows() -> dict[str, Case]:
+    """Return the case rows of ops that declare a storage, by a title."""
+    count = itertools.count()
+    return {
+        f"{case.op}-{next(count)}": case
+        for case in all_cases()
+        if (op := ops().get((case.domain, case.op))) and op.storage and op.lower and not op.internal
+    }
+
+
+def wrapped(one: OneNode) -> Graph:
+    """Return the graph with a Neg before each float32 input and after each float32 output."""
+    graph = one.graph.copy()
+    node = one.node
+    before = [
+        Node("Neg", (f"{n}_in",), (n,), name=f"neg_{n}")
+        for n, t in graph.inputs.items()
+        if t.dtype == "f32" and n in node.inputs
+    ]
+    made = {n.outputs[0] for n in before}
+    graph.inputs = {f"{n}_in" if n in made else n: t for n, t in graph.inputs.items()}
+    after = [Node("Neg", (o,), (f"{o}_out",), name=f"neg_{o}") for o in one.outputs]
+    graph.nodes = [*before, *graph.nodes, *after]
+    graph.outputs = [f"{o}_out" for o in one.outputs]
+    return graph
+
+
+def stored(graph: Graph) -> set[str]:
+    """Return the values of a graph that are stored in halves."""
+    work = Work(graph.copy())
+    run_passes(work)
+    choose_storage(work.graph, work.types, work.constants, "bf16")
+    return {name for name, t in work.types.items() if t.dtype == "bf16"}
+
+
+@pytest.mark.parametrize("title", rows())
+def test_an_op_takes_halves(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are rounded, sums are not: the results are those of rounded inputs, rounded."""
+    one = OneNode(rows()[title])
+    graph, half = wrapped(one), "bf16"
+    monkeypatch.setattr(storage, "SMALL", 0)  # case rows are
+    halves = stored(graph)
+    assert halves
+    given = {f"{n}_in" if f"{n}_in" in graph.inputs else n: a for n, a in one.inputs.items()}
+    made = run(graph, given, threads=2, precision=half)
+    seen = {n: -rounded(a, half) if n in halves else a for n, a in one.inputs.items()}
+    seen = {n: a if n in halves or f"{n}_in" not in graph.inputs else -a for n, a in seen.items()}
+    expected = run(one.graph, seen, threads=2)
+    for name in one.outputs:
+        want = -expected[name]
+        near = EPSILON[half] if name in halves else 2.0**-20
+        np.testing.assert_allclose(
+            made[f"{name}_out"], want, rtol=near, atol=4e-6 * np.abs(want).max(initial=1)
+        )
+
+
+def chosen(*nodes: Node) -> set[str]:
+    """Return the values of a graph of x [4, 256] to y that are stored in halves."""
+    x = np.ones((4, SMALL), np.float32)
+    constants = {"s": np.ones(SMALL, np.float32), "axis": np.array(0)}
+    return stored(Graph("g", {"x": type_of(x)}, ["y"], constants, list(nodes), {"": 17}))
+
+
+def test_values_are_stored_in_halves_only_where_all_their_kernels_take_them() -> None:
+    neg = Node("Neg", ("x",), ("a",), name="a")
+    norm = Node("LayerNormalization", ("a", "s"), ("b",), {"axis": -1}, name="b")
+    assert chosen(neg, norm, Node("Neg", ("b",), ("y",), name="y")) == {"a", "b"}
+    # CumSum's kernels take no halves, and the norm stores a and b alike.
+    assert chosen(neg, norm, Node("CumSum", ("b", "axis"), ("y",), name="y")) == set()
+    # What enters and leaves is float32.
+    assert chosen(Node("LayerNormalization", ("x", "s"), ("y",), {"axis": -1}, name="y")) == set()
