@@ -328,7 +328,7 @@ class Lowering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Which float32 operands of an op its kernels also take as 16 bits, see `choose_storage`.
+    """The float32 operands of an op that its kernels also take in 16 bits, see `choose_storage`.
 
     inputs, outputs: their places; None: all of them.
     alike: these operands are all stored in one type.
