@@ -65,7 +65,7 @@ def stored(graph: Graph) -> set[str]:
 
 @pytest.mark.parametrize("title", rows())
 def test_an_op_takes_halves(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs are rounded, sums are not: the results are those of rounded inputs, rounded."""
+    """Inputs and outputs are rounded, and nothing between them."""
     one = OneNode(rows()[title])
     graph, half = wrapped(one), "bf16"
     monkeypatch.setattr(storage, "SMALL", 0)  # case rows are
@@ -97,5 +97,5 @@ def test_values_are_stored_in_halves_only_where_all_their_kernels_take_them() ->
     assert chosen(neg, norm, Node("Neg", ("b",), ("y",), name="y")) == {"a", "b"}
     # CumSum's kernels take no halves, and the norm stores a and b alike.
     assert chosen(neg, norm, Node("CumSum", ("b", "axis"), ("y",), name="y")) == set()
-    # What enters and leaves is float32.
+    # Inputs and outputs of a graph stay float32.
     assert chosen(Node("LayerNormalization", ("x", "s"), ("y",), {"axis": -1}, name="y")) == set()
