@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -12,8 +14,9 @@ import pytest
 from onnx import parser
 
 from engine.graphs.io import onnx_io
-from tests.random_graphs.compare import Check, DifferentError, Report, compare
-from tests.random_graphs.sketch import Model
+from tests.random_graphs.compare import Check, DifferentError, Report, compare, has_edges
+from tests.random_graphs.patterns import MOST_TRIPS, add_control_flow
+from tests.random_graphs.sketch import Model, Sketch, UnfitError
 from tests.support.places import ROOT
 
 
@@ -130,3 +133,25 @@ def test_the_largest_of_a_layer_norm_that_is_computed_again(op: str) -> None:
         y = {op}<axes = [1]>(n)
     }}"""
     assert compare(model(text)).done["training, all passes"] == 1
+
+
+def test_squeezes_of_no_axes_are_not_compared_with_onnxruntime() -> None:
+    """It removes all axes of length 1; ONNX's reference removes none, and so does the engine."""
+    for axes, is_edge in (("", True), ("1", False)):
+        given = model(
+            f"g (float[3,1] x) => (float[N] y) <int64[{len(axes)}] a = {{{axes}}}> "
+            "{ y = Squeeze(x, a) }"
+        )
+        assert has_edges(given) == is_edge
+    assert not has_edges(model("g (float[3,1] x) => (float[3] y) { y = Squeeze(x) }"))
+
+
+def test_scans_of_random_graphs_have_few_trips() -> None:
+    """Of a value of 4,080 elements, all plans to compare took longer than a graph may."""
+    lengths = []
+    for seed in range(20):
+        sketch = Sketch(random.Random(seed), np.float32, 17)
+        with contextlib.suppress(UnfitError):
+            add_control_flow(sketch, sketch.feed(np.zeros((4080, 2), np.float32)))
+        lengths += [sketch.shape(n.inputs[1])[0] for n in sketch.nodes if n.op == "Scan"]
+    assert set(lengths) == {MOST_TRIPS}

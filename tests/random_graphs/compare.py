@@ -628,7 +628,7 @@ def has_edges(model: Model) -> bool:
     MaxPool of no images ends its process, and so does a Split with an output that is left out; a
     sequence of no steps ends with zeros, not with the state that it began with; a mean of no labels
     is NaN, not 0; indices of MaxUnpool count in the shape that is given, not in the one that ONNX
-    infers.
+    infers; a Squeeze of no axes removes all of length 1, as if the axes were left out.
     """
     values = {**model.fed, **model.graph.initializers, **model.alone}
     for node in model.graph.nodes:
@@ -636,6 +636,9 @@ def has_edges(model: Model) -> bool:
         if node.op == "MaxPool" and any(not a.size for a in known):
             return True
         if node.op == "Split" and "" in node.outputs:
+            return True
+        axes = values.get(node.inputs[-1]) if len(node.inputs) > 1 else node.attrs.get("axes")
+        if node.op == "Squeeze" and axes is not None and not len(axes):
             return True
         lengths = values.get(node.inputs[4]) if len(node.inputs) > 4 else None
         if node.op in ("RNN", "GRU", "LSTM") and lengths is not None and not np.all(lengths):

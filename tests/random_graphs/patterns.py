@@ -576,11 +576,17 @@ def add_recurrent(sketch: Sketch, x: str) -> None:
     sketch.add("LSTMTraining", *inputs, outs=outs, domain=MS, hidden_size=hidden)
 
 
+MOST_TRIPS = 100  # of a Scan: each becomes calls in all of the plans that are compared
+
+
 def add_control_flow(sketch: Sketch, x: str) -> None:
     """If by a condition that is fed or known, Loop or Scan, whose bodies read values outside."""
     rng = sketch.rng
     x = _of_rank(sketch, x, 1)
-    known = sketch.shape(x)
+    first_axis, *item_shape = sketch.shape(x)
+    known = (min(first_axis, MOST_TRIPS), *item_shape)
+    if first_axis > MOST_TRIPS:
+        x = fit(sketch, x, known)
     w = sketch.weight(*known) if rng.random() < 0.5 else fit(sketch, x, known)
     of = f"{'double' if sketch.dtype == np.float64 else 'float'}[{','.join(map(str, known))}]"
     element = of.partition("[")[0]
