@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.base.errors import (
-    CheckpointError,
-    CheckpointWarning,
-    DTypeError,
     EngineError,
-    FileError,
     InputError,
     NonFiniteError,
-    StateError,
 )
 from engine.data.samples import Batch, count_samples
 from engine.data.shares import Share
 from engine.distributed.agreement import is_agreed
-from engine.trainer import identity, nonfinite, runs
-from engine.trainer.averages import Averages, read_parameters, set_values
+from engine.trainer import nonfinite
+from engine.trainer.averages import Averages, set_values
 from engine.trainer.evaluation import EvaluationBatch, EvaluationInterrupted
 from engine.trainer.fit import HOOKS, Callback, Fit
 from engine.trainer.history import RESERVED, History, is_better
@@ -36,7 +27,7 @@ from engine.trainer.interrupts import Interrupts
 from engine.trainer.measuring import TrainingMetrics
 from engine.trainer.ranks import split_part
 from engine.trainer.request import Request
-from engine.trainer.runs import RunFolder
+from engine.trainer.run_checkpoints import RunCheckpoints, Standing
 from engine.trainer.schedules import Constant
 
 if TYPE_CHECKING:
@@ -55,7 +46,6 @@ class Loop:
         self.trainer, self.asked, self.ranks = trainer, asked, trainer.ranks
         is_first = self.ranks is None or self.ranks.is_first
         self.schedule, self.unfreezing = asked.schedule, asked.unfreezing
-        self.run_folder = RunFolder(asked.folder) if asked.folder and is_first else None
         self.deadline = math.inf if asked.hours is None else monotonic() + 3600 * asked.hours
         self.interrupts = Interrupts()
         self.averages: Averages | None = None
@@ -84,30 +74,9 @@ class Loop:
             self.measuring = TrainingMetrics(
                 trainer.learner, trainer.training_steps, asked.metrics, group
             )
-        self.first_step = trainer.steps  # the steps of earlier runs do not count for the schedule
         self.base = trainer.learning_rate
-        self.loss_sum = 0.0  # over the samples of this epoch
-        self.part_sums: dict[str, float] = {}  # of each of several outputs
-        self.epoch_seconds = 0.0  # of this epoch, before the run was resumed in the middle of it
-        self.training_seconds = 0.0  # as that, of the training alone
-        self.best: float | None = None  # of the monitored column, at the best checkpoint
         self.waiting = 0  # batches since the last step
         self.rate: float | None = None  # that the schedule gave last
-        self.is_saved = False  # whether the last checkpoint is of what is trained by now
-        self.identity = identity.identify(
-            trainer.learner,
-            samples=train.samples,
-            batches=asked.batches,
-            batch_size=train.batch_size,
-            parts=trainer.training_steps.parts,
-            accumulate=asked.accumulate,
-            unfreeze=None if asked.unfreezing is None else asked.unfreezing.plan,
-            ema=asked.ema,
-            swa=asked.swa,
-            class_weight=asked.weights,
-            train_metrics=[m.name for m in asked.metrics] if asked.train_metrics else None,
-            **{"shuffle": asked.shuffle, "seed": asked.seed, **train.identity},
-        )
         self.hooks: dict[str, list[Callable[..., None]]] = {
             name: [
                 getattr(each, name)
@@ -116,6 +85,10 @@ class Loop:
             ]
             for name in HOOKS
         }
+        self.standing = Standing(first_step=trainer.steps)
+        self.checkpoints = RunCheckpoints(
+            trainer, asked, self.fit, self.standing, self.averages, self.measuring, self.call
+        )
 
     def call(self, hook: str, *more: Any) -> None:
         """Call a hook of all callbacks that have it."""
@@ -133,15 +106,11 @@ class Loop:
                 self.ranks.end(error)
             raise
 
-    def _lead(self, function: Callable[[], T]) -> T:
-        """Call a function on rank 0 alone, and return or raise on all ranks what it did there."""
-        return function() if self.ranks is None else self.ranks.lead(function)
-
     def _run(self) -> History:
         fit = self.fit
         with contextlib.ExitStack() as stack:
-            self._lead(lambda: self._lock(stack))
-            self._begin()
+            self.checkpoints.lead(lambda: self.checkpoints.lock(stack))
+            self.checkpoints.begin()
             self.trainer.drop_gradients()
             try:
                 with self.interrupts:
@@ -167,163 +136,12 @@ class Loop:
                 self.call("on_fit_end")
         return fit.history
 
-    def _lock(self, stack: contextlib.ExitStack) -> None:
-        """Keep other runs out of the folder as long as the stack is open."""
-        if self.run_folder is not None:
-            stack.enter_context(self.run_folder.locked())
-
-    def _begin(self) -> None:
-        """Write down what is asked for, or go on where the run in the folder stands."""
-        if self.ranks is not None:
-            seed = {"model_seed": self.ranks.seed}  # of rank 0; each of the others has its own
-            self.identity |= seed
-            told = {identity.WORDS.get(key, key): value for key, value in self.identity.items()}
-            self.ranks.check_alike({**told, "the number of epochs": self.fit.epochs})
-        if self.asked.folder is None:
-            return
-        checkpoint = self._lead(self._find_checkpoint)
-        if checkpoint is None:
-            return
-        last, position = Path(checkpoint[0]), checkpoint[1]
-        try:
-            self._restore(position, last)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, EngineError):
-                raise
-            raise CheckpointError(
-                f"{os.fspath(last)!r}: the position of the run is damaged: {error!r}"
-            ) from error
-        self._lead(lambda: self._describe(resumed=last.name))
-
-    def _find_checkpoint(self) -> tuple[str, Mapping[str, Any]] | None:
-        """Return the last checkpoint of the folder and its position; None: a new run begins."""
-        folder = self.run_folder
-        assert folder is not None
-        last, learner = folder.last, self.trainer.learner
-        if last is None:
-            folder.keep_artifacts(learner.folder, learner.list_files())
-            self._describe()
-            return None
-        if not self.asked.resume:
-            raise StateError(
-                f"{os.fspath(folder.path)!r} has a run already: resume=True goes on with it; or "
-                "give another folder"
-            )
-        position = folder.position(last)
-        identity.check(self.identity, position.get("identity"), folder.path)
-        if not (folder.path / runs.ARTIFACTS / runs.TRAINING).is_file():
-            folder.keep_artifacts(learner.folder, learner.list_files())
-        return os.fspath(last), position
-
-    def _describe(self, **more: str) -> None:
-        """Write down what is asked for."""
-        assert self.run_folder is not None
-        if self.trainer.known is not None:
-            self.trainer.known.write(self.run_folder.path)
-        classes = self.fit.classes
-        made_of = {
-            "classes": None if classes is None else list(classes),
-            "outputs": list(self.trainer.learner.outputs)
-            if self.trainer.session.evaluation
-            else None,
-            "ignore_index": self.trainer.ignore_index,
-            "threshold": self.trainer.threshold,
-        }
-        self.run_folder.describe({**self.asked.describe(), **self.identity, **made_of, **more})
-
-    def _restore(self, position: Mapping[str, Any], checkpoint: Path) -> None:
-        """Take over where a run stands from its checkpoint and the position in it."""
-        fit = self.fit
-        if self.unfreezing is not None:
-            self.unfreezing.leave()
-        self.trainer.load(checkpoint / runs.CHECKPOINT)
-        if self.unfreezing is not None:
-            self.unfreezing.enter(position["entered"])
-        fit.epoch, fit.batch, fit.step = position["epoch"], position["batch"], position["step"]
-        fit.samples, fit.samples_total = position["samples"], position["samples_total"]
-        fit.seconds_before, fit.history = position["seconds"], History(position["history"])
-        fit.resumed_from = checkpoint
-        self.loss_sum, self.first_step = position["loss_sum"], position["first_step"]
-        self.part_sums = dict(position.get("part_sums", {}))
-        fit.skipped, fit.lossless = position.get("skipped", (0, 0))
-        self.epoch_seconds, self.training_seconds = position["epoch_seconds"]
-        if self.measuring is not None:
-            self.measuring.restore(position.get("measured", ()))
-        if self.averages is not None:
-            self.averages.restore(position["averages"], checkpoint)
-        if position["monitor"] == fit.monitor and position["best"] is not None:
-            self.best = position["best"]
-            rows = (row for row in fit.history.rows if row.get(fit.monitor) == self.best)
-            fit.best_epoch = next((int(row["epoch"]) for row in rows), None)
-        kind, state = position["schedule"]
-        if kind == type(self.schedule).__name__:
-            self.schedule.restore(state)
-        saved = list(position["callbacks"])
-        for callback in fit.callbacks:
-            entry = next((each for each in saved if each[0] == type(callback).__name__), None)
-            if entry is not None:
-                saved.remove(entry)
-                callback.restore(entry[1])
-
-    def _make_position(self, is_next: bool = False) -> dict[str, Any]:
-        """Return the position of the run, in types of JSON.
-
-        is_next: whether that is the beginning of the next epoch, and not this one.
-        """
-        fit = self.fit
-        here = {
-            "epoch": fit.epoch,
-            "batch": fit.batch,
-            "samples": fit.samples,
-            "loss_sum": self.loss_sum,
-            "part_sums": dict(self.part_sums),
-            "skipped": [fit.skipped, fit.lossless],
-            "epoch_seconds": [self.epoch_seconds, self.training_seconds],
-        }
-        if is_next:
-            here = {
-                "epoch": fit.epoch + 1,
-                "batch": 0,
-                "samples": 0,
-                "loss_sum": 0.0,
-                "part_sums": {},
-                "skipped": [0, 0],
-                "epoch_seconds": [0.0, 0.0],
-            }
-        return {
-            **here,
-            "entered": fit.epoch,
-            "step": fit.step,
-            "first_step": self.first_step,
-            "samples_total": fit.samples_total,
-            "seconds": fit.seconds,
-            "history": [dict(row) for row in fit.history.rows],
-            "monitor": fit.monitor,
-            "best": self.best,
-            "schedule": [type(self.schedule).__name__, self.schedule.state()],
-            "callbacks": [each for c in fit.callbacks if (each := _read_state(c))[1]],
-            "identity": self.identity,
-            "averages": None if self.averages is None else self.averages.make_state(),
-        }
-
     def _restore_best(self) -> None:
         """Give the trainer the parameters of the best epoch, if there is any."""
-        learner = self.trainer.learner
         if self.asked.folder is None:
-            set_values(learner, self.best_values)
-            return
-        if self.unfreezing is not None:
-            self.unfreezing.leave()
-        self._lead(self._read_best)
-        if self.ranks is not None:
-            self.ranks.spread()
-
-    def _read_best(self) -> None:
-        """Read the parameters of the best checkpoint."""
-        assert self.run_folder is not None
-        best = self.run_folder.best
-        if best is not None:
-            set_values(self.trainer.learner, read_parameters(best))
+            set_values(self.trainer.learner, self.best_values)
+        else:
+            self.checkpoints.restore_best()
 
     def _use_evaluated(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which the trainer has the parameters that are evaluated."""
@@ -337,10 +155,9 @@ class Loop:
             if fit.stop_reason is not None:
                 break
             if epoch > fit.epoch:
-                fit.epoch, fit.batch, fit.samples, self.loss_sum = epoch, 0, 0, 0.0
-                self.part_sums = {}
+                fit.epoch, fit.batch, fit.samples = epoch, 0, 0
                 fit.skipped = fit.lossless = 0
-                self.epoch_seconds = self.training_seconds = 0.0
+                self.standing.start_epoch()
             if self.unfreezing is not None:
                 self.unfreezing.enter(epoch)
                 self.rate = None  # of another optimizer
@@ -356,8 +173,8 @@ class Loop:
             self._set_rate()
             fit.logs["lr"] = self.trainer.learning_rate
             self.call("on_epoch_begin")
-            begin = monotonic() - self.epoch_seconds
-            with self._keeping(self._make_position):
+            begin = monotonic() - self.standing.epoch_seconds
+            with self._keeping(self.checkpoints.make_position):
                 self._train_epoch()
             is_whole = fit.stop_reason is None or fit.batch == fit.batches
             if not fit.batch:
@@ -379,21 +196,21 @@ class Loop:
         except Exception as error:
             if self.ranks is not None and not is_agreed(error):
                 raise  # the other ranks are somewhere else
-            if not self.waiting and not self.is_saved:
+            if not self.waiting and not self.standing.is_saved:
                 with contextlib.suppress(EngineError):
-                    self._save(position())
+                    self.checkpoints.save(position())
             raise
 
     def _train_epoch(self) -> None:
         """Train on the batches of the epoch, until they end or something asks to stop."""
-        fit, trainer = self.fit, self.trainer
+        fit, trainer, standing = self.fit, self.trainer, self.standing
         accumulate, every = self.asked.accumulate, self.asked.checkpoint_every or 0
         is_changing = type(self.schedule) is not Constant or self.schedule.warmup > 0
         on_batch_end, on_step_end = self.hooks["on_batch_end"], self.hooks["on_step_end"]
         averages = self.averages
         parts = trainer.learner if trainer.learner.part_names and self.ranks is None else None
         logs, interrupts, deadline, clock = fit.logs, self.interrupts, self.deadline, monotonic
-        begin = clock() - self.training_seconds
+        begin = clock() - standing.training_seconds
         source: Iterator[Any] = self.asked.train.epoch(fit.epoch, fit.batch)
         learn: Callable[[Any], tuple[float, int]] = self._learn
         if self.ranks is not None:
@@ -419,21 +236,21 @@ class Loop:
                 fit.samples += count
                 fit.samples_total += count
                 if math.isfinite(loss):
-                    self.loss_sum += loss * count
+                    standing.loss_sum += loss * count
                     if parts is not None:
                         self._add_parts(parts, count)
                 else:  # of a step that is skipped
                     fit.lossless += count
                 logs["loss"] = self._compute_mean_loss()
-                self.is_saved = False
+                standing.is_saved = False
                 for hook in on_batch_end:
                     hook(fit)
                 if is_step:
                     for hook in on_step_end:
                         hook(fit)
                     if every and not fit.step % every:
-                        self.training_seconds = clock() - begin
-                        self._save(self._make_position())
+                        standing.training_seconds = clock() - begin
+                        self.checkpoints.save(self.checkpoints.make_position())
                 if interrupts.requested:
                     fit.stop(INTERRUPTED)
                 elif clock() > deadline:
@@ -453,7 +270,7 @@ class Loop:
                     for hook in on_step_end:
                         hook(fit)
         finally:
-            self.training_seconds = clock() - begin
+            standing.training_seconds = clock() - begin
             close = getattr(source, "close", None)
             if close is not None:
                 close()
@@ -488,15 +305,16 @@ class Loop:
 
     def _add_parts(self, learner: Learner, count: int) -> None:
         """Count the parts of the loss of a batch of so many samples."""
+        sums = self.standing.part_sums
         samples = self.fit.samples - self.fit.lossless
         for name, value in zip(learner.part_names, learner.parts, strict=True):
-            self.part_sums[name] = self.part_sums.get(name, 0.0) + value * count
-            self.fit.logs[name] = self.part_sums[name] / samples
+            sums[name] = sums.get(name, 0.0) + value * count
+            self.fit.logs[name] = sums[name] / samples
 
     def _compute_mean_loss(self) -> float:
         """Return the mean of the finite losses of the samples of this epoch; NaN if none was."""
         count = self.fit.samples - self.fit.lossless
-        return self.loss_sum / count if count else math.nan
+        return self.standing.loss_sum / count if count else math.nan
 
     def _learn(self, batch: Batch) -> tuple[float, int]:
         """Train on a batch; returns its loss and how many samples it has.
@@ -549,7 +367,7 @@ class Loop:
         fit, total = self.fit, None
         if fit.batches is not None:
             total = fit.epochs * -(-fit.batches // self.asked.accumulate)
-        rate = self.schedule.rate(fit.step - self.first_step, total, self.base)
+        rate = self.schedule.rate(fit.step - self.standing.first_step, total, self.base)
         if rate != self.rate:
             self.rate = rate
             self.trainer.learning_rate = rate
@@ -564,13 +382,13 @@ class Loop:
             had it not been stopped.
         """
         fit = self.fit
-        self.epoch_seconds = monotonic() - begin
+        self.standing.epoch_seconds = monotonic() - begin
         if self.ranks is not None:
             self.ranks.average_moved()
         nonfinite.check_parameters(self.trainer.learner)
         if self.measuring is not None:
             fit.logs |= self.measuring.compute_results(fit.classes)
-        before = {} if self.run_folder is None else self._make_position()
+        before = self.checkpoints.make_position() if self.checkpoints.is_written else {}
         if self.averages is not None and is_whole:
             self.averages.add_epoch(fit.epoch)
         is_interrupted = fit.stop_reason == INTERRUPTED
@@ -579,24 +397,24 @@ class Loop:
                 is_interrupted = not self._validate()
         if is_interrupted:
             fit.stop(INTERRUPTED)
-            self._save(before, must=True)
+            self.checkpoints.save(before, must=True)
             return
-        self.epoch_seconds = monotonic() - begin
+        self.standing.epoch_seconds = monotonic() - begin
         row = self._make_row()
         fit.history.rows.append(row)
         if not is_whole:
-            self._save(before, is_best=self.best is None, must=True)
+            self.checkpoints.save(before, is_best=self.standing.best is None, must=True)
             return
         value = row[fit.monitor]
         self.schedule.observe(value, self.asked.mode)
-        is_best = is_better(value, self.best, self.asked.mode)
+        is_best = is_better(value, self.standing.best, self.asked.mode)
         if is_best:
-            self.best, fit.best_epoch = value, fit.epoch
+            self.standing.best, fit.best_epoch = value, fit.epoch
         with self._keeping(lambda: before), self._use_evaluated():
             if is_best and self.asked.restore == "best" and self.asked.folder is None:
                 mine = {name: p.data.copy() for name, p in self.trainer.state.parameters}
                 self.best_values = {**fit.constants, **mine}
-            self._lead(lambda: self.call("on_epoch_end"))
+            self.checkpoints.lead(lambda: self.call("on_epoch_end"))
         if self.ranks is not None:
             fit.stop_reason = self.ranks.stop(fit.stop_reason)
         is_last = fit.epoch + 1 == fit.epochs or fit.stop_reason is not None
@@ -606,8 +424,8 @@ class Loop:
         if self.asked.checkpoint_every is None or is_kept or is_last:
             if self.measuring is not None:
                 self.measuring.start()
-            position = {**self._make_position(is_next=True), "value": value}
-            self._save(position, is_best=is_best, must=is_last)
+            position = {**self.checkpoints.make_position(is_next=True), "value": value}
+            self.checkpoints.save(position, is_best=is_best, must=is_last)
 
     def _validate(self) -> bool:
         """Evaluate on the validation data, if there are any; False if that was interrupted."""
@@ -645,78 +463,12 @@ class Loop:
         row: dict[str, float] = {"epoch": fit.epoch, "loss": fit.logs["loss"]}
         row |= {name: value for name, value in fit.logs.items() if name != "lr"}
         row["lr"] = fit.logs["lr"]
-        row["seconds"] = self.epoch_seconds
-        if self.training_seconds > 0:
-            row["samples_per_second"] = fit.samples / self.training_seconds
+        row["seconds"] = self.standing.epoch_seconds
+        if self.standing.training_seconds > 0:
+            row["samples_per_second"] = fit.samples / self.standing.training_seconds
         if memory := _measure_peak_memory():
             row["memory"] = memory
         return row
-
-    # --- checkpoints
-
-    def _save(
-        self, position: Mapping[str, Any], *, is_best: bool = False, must: bool = False
-    ) -> None:
-        """Write a checkpoint, if the run has a folder.
-
-        must: raise a FileError if it cannot be written; otherwise a warning says so, and the run
-            goes on to the next one.
-        """
-        if self.asked.folder is None:
-            return
-        if self.ranks is not None:
-            self.ranks.average_moved()
-            self.ranks.check_same()
-        nonfinite.check_parameters(self.trainer.learner)
-        if self.measuring is not None:
-            position = {**position, "measured": self.measuring.list_state()}
-        self.is_saved = self._lead(lambda: self._write(position, is_best, must))
-
-    def _write(self, position: Mapping[str, Any], is_best: bool, must: bool) -> bool:
-        """Write a checkpoint; returns whether it is there.
-
-        Raises:
-            FileError: it could not be written, and `must`.
-        """
-        folder, fit = self.run_folder, self.fit
-        assert folder is not None
-
-        def write(place: Path) -> None:
-            source = self.trainer.learner if self.unfreezing is None else self.unfreezing
-            source.write_checkpoint(place / runs.CHECKPOINT)
-            if self.averages is not None:
-                self.averages.write(place)
-            self.call("on_checkpoint", place)
-
-        try:
-            folder.save(
-                fit.step, position, write, is_best=is_best, keep=self.asked.keep,
-                keep_best=self.asked.keep_best, mode=self.asked.mode,
-            )  # fmt: skip
-        except FileError as error:
-            text = (
-                f"the checkpoint of step {fit.step} could not be written: {error}; those that are "
-                "there are whole"
-            )
-            if must:
-                raise FileError(text) from error
-            warnings.warn(f"{text}, and the training goes on", CheckpointWarning, stacklevel=2)
-            return False
-        return True
-
-
-def _read_state(callback: Callback) -> tuple[str, dict[str, Any]]:
-    """Return the name of a callback's class and its state.
-
-    Raises:
-        DTypeError: the state holds what JSON does not.
-    """
-    name, state = type(callback).__name__, callback.state()
-    try:
-        json.dumps(state)
-    except (TypeError, ValueError) as error:
-        raise DTypeError(f"{name}.state() must return what JSON can hold: {error}") from error
-    return name, state
 
 
 def _measure_peak_memory() -> int:
