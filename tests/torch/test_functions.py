@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from engine import Trainer
 from engine.artifacts import SGD, CrossEntropyLoss
-from engine.errors import ModelWarning
+from engine.errors import ModelWarning, UnsupportedOpError
 from engine.trainer.pytorch.export import export
 
 LABELS = torch.arange(6) % 3
@@ -49,6 +49,15 @@ def test_the_row_of_an_embedding_that_is_padding_stays(padding: int, tmp_path: P
     table = nn.Embedding(11, 4, padding_idx=padding)
     net = nn.Sequential(table, nn.Flatten(), nn.Linear(20, 3))
     trained_as_in_torch(net, (INDICES,), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_options_of_embeddings_that_cannot_be_written_are_refused(kind: Any, option: Any) -> None:
+    net = nn.Sequential(kind(11, 4, **option), nn.Flatten())
+    (text,) = (f"{name}={value}" for name, value in option.items())
+    with pytest.raises(UnsupportedOpError, match=rf"embedding of shape \[11, 4\] has {text}"):
+        Trainer.from_torch(net, (INDICES,), CrossEntropyLoss(), SGD(lr=0.3))
 
 
 class Made(nn.Module):

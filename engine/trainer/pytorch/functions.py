@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.base.errors import UnsupportedOpError
+
 
 def write_out_calls(torch: Any) -> Any:
     """Return the context in which calls become what they are short for."""
@@ -38,12 +40,36 @@ def _write_embedding(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     given: dict[str, Any] = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False}
     given |= {**dict(zip(names, args, strict=False)), **kwargs}
     index, weight, padding = given["input"], given["weight"], given["padding_idx"]
-    if padding is None or given["max_norm"] is not None or given["scale_grad_by_freq"]:
-        return None
     if index.is_floating_point():  # torch.embedding takes the table first, and -1 for no padding
+        return None
+    _check_options(given)
+    if padding is None:
         return None
     rows = torch.nn.functional.embedding(index, weight)
     return torch.where((index == padding % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Refuse options of embeddings that no graph of values and their gradients has.
+
+    The first changes the table in each forward pass, the other divides gradients by how often a
+    batch has an index: of a part of a batch, neither would be what it is of the whole.
+
+    Raises:
+        UnsupportedOpError: one of them is set.
+    """
+    table = f"an embedding of shape {list(given['weight'].shape)} has"
+    if given["max_norm"] is not None:
+        raise UnsupportedOpError(
+            f"{table} max_norm={given['max_norm']}: its forward pass writes to the table; "
+            "supported: tables that updates alone change. Leave max_norm out, and scale the rows "
+            "that were read: rows / (rows.norm(dim=-1, keepdim=True) / max_norm).clamp(min=1)"
+        )
+    if given["scale_grad_by_freq"]:
+        raise UnsupportedOpError(
+            f"{table} scale_grad_by_freq=True: its gradients depend on how often a batch has each "
+            "index; supported: scale_grad_by_freq=False"
+        )
 
 
 _BAGS = (
@@ -62,12 +88,11 @@ def _write_embedding_bag(torch: Any, args: Sequence[Any], kwargs: Mapping[str, A
     given |= {"scale_grad_by_freq": False, "per_sample_weights": None, "include_last_offset": False}
     given |= {"padding_idx": None, **dict(zip(_BAGS, args, strict=False)), **kwargs}
     index, weight = given["input"], given["weight"]
-    if given["max_norm"] is not None or given["scale_grad_by_freq"]:
-        return None
     if index.dim() not in (1, 2) or (index.dim() == 1) == (given["offsets"] is None):
         return None
     if index.dtype not in (torch.int32, torch.int64):  # the two first arguments were once swapped
         return None
+    _check_options(given)
     rows, padding = torch.nn.functional.embedding(index, weight), given["padding_idx"]
     counted = torch.ones_like(index, dtype=weight.dtype)
     if padding is not None:
