@@ -16,7 +16,7 @@ from engine.checkpoint import onnx_adapter, safetensors
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes import control
+from engine.graphs.passes import control, unrolling
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
 from engine.plan.plan import Plan
@@ -133,7 +133,7 @@ def test_what_unrolling_makes_is_counted_before(name: str, monkeypatch: pytest.M
     """Nothing is appended: a known number of trips is refused at once."""
     graph = onnx_io.load(parser.parse_model(UNROLLED[name]))
     body = name.split()[0]
-    monkeypatch.setattr(control._Unroll, "append_body", None)
+    monkeypatch.setattr(unrolling.Unrolling, "append_body", None)
     with pytest.raises(LimitError, match=rf"^{body} .*: unrolled the graph has at least \d+"):
         control.unroll(graph)
 
@@ -152,7 +152,7 @@ def test_a_loop_whose_end_is_computed_stops_at_the_limit(monkeypatch: pytest.Mon
         seen.append(len(part.nodes))
         return infer(part)
 
-    monkeypatch.setattr(control, "infer", counted)
+    monkeypatch.setattr(unrolling, "infer", counted)
     monkeypatch.setenv("EDGEGRAD_MAX_NODES", "190")
     assert len(control.unroll(graph).nodes) == 186
     assert max(seen) < 4

@@ -1,0 +1,127 @@
+"""Sequences and optional values: readers get the names of the tensors themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.graphs.passes.unrolling import Elements, Form, Unrolling
+
+COPIED = 64  # names of tensors in copies of sequences that count as a node
+
+
+def _note_list(to: Unrolling, elements: Sequence[str]) -> list[str]:
+    """Note a new sequence of these tensors; return its name, as the only output."""
+    to.copied += len(elements)
+    to.check_room(to.copied // COPIED)
+    return _note_shared(to, list(elements))
+
+
+def _note_shared(to: Unrolling, elements: list[str]) -> list[str]:
+    """Note a new sequence whose list of names other sequences may share; return its name."""
+    name = to.names.fresh(f"{to.title()}/sequence")
+    to.lists[name] = Elements(elements, len(elements))
+    return [name]
+
+
+def _elements(to: Unrolling, i: int = 0) -> Elements:
+    """Return the tensors of the sequence that is input i."""
+    name = to.node.inputs[i]
+    if name not in to.lists:
+        to.fail(f"input {name!r} is not a sequence that the graph makes")
+    return to.lists[name]
+
+
+def _names(to: Unrolling) -> list[str]:
+    """Return the names of the tensors of the sequence that is the first input."""
+    sequence = _elements(to)
+    return sequence.shared[: sequence.size]
+
+
+def _at(to: Unrolling) -> list[str]:
+    sequence = _elements(to)
+    return [sequence.shared[_position(to, 1, sequence.size)]]
+
+
+def _position(to: Unrolling, i: int, count: int) -> int:
+    """Return the constant input i, which may count from the end, as a position from 0 to count -
+    1.
+    """
+    at = int(to.scalar(to.node.inputs[i], "the position"))
+    if not -count <= at < count:
+        to.fail(f"position {at} of {count}")
+    return at % count
+
+
+def _insert(to: Unrolling) -> list[str]:
+    shared, count = _elements(to)
+    at, new = count, to.node.inputs[1]
+    if len(to.node.inputs) > 2:
+        at = int(to.scalar(to.node.inputs[2], "the position"))
+        if not -count <= at <= count:
+            to.fail(f"position {at} to insert among {count}")
+        at += count if at < 0 else 0
+    if at == count == len(shared):  # as loops do, whose sequences would be copied at each trip
+        shared.append(new)
+        return _note_shared(to, shared)
+    names = shared[:count]
+    return _note_list(to, [*names[:at], new, *names[at:]])
+
+
+def _erase(to: Unrolling) -> list[str]:
+    names = _names(to)
+    at = _position(to, 1, len(names)) if len(to.node.inputs) > 1 else len(names) - 1
+    return _note_list(to, [*names[:at], *names[at + 1 :]])
+
+
+def _join(to: Unrolling) -> list[str]:
+    axis = int(to.node.attrs["axis"])
+    if to.node.attrs.get("new_axis", 0):
+        return [to.stack(_names(to), axis)]
+    return to.op("Concat", *_names(to), axis=axis)
+
+
+def _part(to: Unrolling) -> list[str]:
+    x, axis = to.node.inputs[0], int(to.node.attrs.get("axis", 0))
+    if len(to.node.inputs) < 2 or not to.node.inputs[1]:
+        parts = to.split(x, axis)
+        if to.node.attrs.get("keepdims", 1):
+            at = to.constant([axis])
+            parts = [to.op("Unsqueeze", p, at)[0] for p in parts]
+        return _note_list(to, parts)
+    sizes, t = to.known(to.node.inputs[1], "the split"), to.type(x)
+    if not -t.rank <= axis < t.rank or sizes.ndim > 1 or np.any(sizes < 1):
+        to.fail(f"axis {axis} of {x!r}, {t}, in parts of {sizes.tolist()}", "a list of sizes")
+    length = t.shape[axis]
+    if sizes.ndim == 0:
+        if not isinstance(length, int):
+            to.fail(f"axis {axis} of {x!r} is split", "sizes known before lowering")
+        whole, rest = divmod(length, int(sizes))
+        to.check_room(whole)
+        sizes = np.array([int(sizes)] * whole + [rest] * (rest > 0))
+    return _note_list(to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes)))
+
+
+def _passed(to: Unrolling) -> list[str]:
+    """Return the input itself: an optional value has the name of its element."""
+    return [to.node.inputs[0]]
+
+
+def _has(to: Unrolling) -> list[str]:
+    return [to.constant(bool(to.node.inputs and to.node.inputs[0]), "b1")]
+
+
+SEQUENCES = {
+    "SequenceEmpty": Form(lambda to: _note_list(to, [])),
+    "SequenceConstruct": Form(lambda to: _note_list(to, to.node.inputs)),
+    "SequenceInsert": Form(_insert),
+    "SequenceErase": Form(_erase),
+    "SequenceAt": Form(_at),
+    "SequenceLength": Form(lambda to: [to.constant(_elements(to).size)]),
+    "ConcatFromSequence": Form(_join, "Concat Unsqueeze"),
+    "SplitToSequence": Form(_part, "Split Squeeze Unsqueeze"),
+    "Optional": Form(_passed),
+    "OptionalGetElement": Form(_passed),
+    "OptionalHasElement": Form(_has),
+}
