@@ -33,7 +33,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
+from engine.kernels.vocabulary.op import Lowering, Operand, TensorType, stored_as
 from engine.kernels.vocabulary.row_program import Input, Program, loop, start_value
 from engine.plan.words import Words
 
@@ -84,7 +84,7 @@ _FORM = "where form in ('', '-', 'm', 'u')"
 
 @kernel(
     f"""
-    x: T[rows, n] if parts   m: T[rows] if form == 'm'
+    x: S[rows, n] if parts   m: T[rows] if form == 'm'
     y: out T[rows, parts] updates if form == 'u'   flag: b1[1] if form == 'u'   g: i64[] {_FORM}
     """,
     words={"g": ROW_WORDS},
@@ -92,15 +92,17 @@ _FORM = "where form in ('', '-', 'm', 'u')"
     stands_for=bools_as_bytes,
     **PLAIN,
 )
-def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
+def reduce_rows(
+    target: Target, T: str, op: str, before: str, after: str, form: str, S: str = ""
+) -> Body:
     """y[a, p] = after(fold of before(x[a, r]) over r in part p of `parts`).
 
     `before` is a formula of x and, where `form` is "m", of m, which is m[a]; `after` one of total
-    (the fold), count, and m ("m") or y (the old value) and flag ("u").
+    (the fold), count, and m ("m") or y (the old value) and flag ("u").  S: how x is stored.
     """
     join, none = _join(T, op), loop(T, f"-> {op}(0)")
     finish = _finish(T, after, form, "k")
-    run = loop(T, f"x[] {'m*' if form == 'm' else ''} -> {op}({before})")
+    run = loop(T, f"x:S[] {'m*' if form == 'm' else ''} -> {op}({before})", S)
 
     def body(x, m, y, flag, g, tid, nthreads):
         rows, n, parts, count = g.rows, g.n, g.parts, g.count
@@ -126,7 +128,7 @@ def _join(T: str, op: str) -> Native:
 
 @kernel(
     f"""
-    x: T[outer, n, cols]   m: T[outer, cols] if form == 'm'
+    x: S[outer, n, cols]   m: T[outer, cols] if form == 'm'
     y: out T[outer, parts, cols] updates if form == 'u'   flag: b1[1] if form == 'u'
     work: scratch T[threads, block]   g: i64[] {_FORM} and block >= 1
     """,
@@ -135,14 +137,16 @@ def _join(T: str, op: str) -> Native:
     stands_for=bools_as_bytes,
     **PLAIN,
 )
-def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
+def reduce_cols(
+    target: Target, T: str, op: str, before: str, after: str, form: str, S: str = ""
+) -> Body:
     """y[a, p, j] = after(fold of before(x[a, r, j]) over r in part p of `parts`).
 
-    work: the accumulator.  `before`, `after`, `form`: as reduce_rows, with m[a, j].
+    work: the accumulator.  `before`, `after`, `form`, S: as reduce_rows, with m[a, j].
     """
-    gang = _gang(T, op, before, form, GROUP if form != "m" else GROUP // 2)
-    single = _gang(T, op, before, form, 1)
     group = GROUP if form != "m" else GROUP // 2
+    gang = _gang(T, op, before, form, group, S)
+    single = _gang(T, op, before, form, 1, S)
     start = Native("rows", (Program.computing((), [(T, ("const", start_value(op, T)))]),))
     finish = _finish(T, after, form, "v")
 
@@ -171,7 +175,7 @@ def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: 
     return body
 
 
-def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
+def _gang(T: str, op: str, before: str, form: str, group: int, S: str) -> Any:
     """Return an inline function: gang(acc, x, m, ld, n) folds `group` rows of x into acc, pairwise.
 
     Pairs of rows meet before the accumulator does: it is loaded and stored once for the group, and
@@ -182,7 +186,7 @@ def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
     terms = [expression.substitute(value, [("in", 1 + i), m]) for i in range(group)]
     while len(terms) > 1:
         terms = [_combine(op, x, y) for x, y in zip(terms[::2], terms[1::2], strict=True)]
-    ins = (Input(T),) * (1 + group + (form == "m"))
+    ins = (Input(T), *[Input(S or T)] * group, *[Input(T)] * (form == "m"))
     program = Program.computing(ins, [(T, _combine(op, ("in", 0), terms[0]))])
     names = ("acc", *(f"x{i}" for i in range(group)), *["m"] * (form == "m"), "acc", "length")
     run = Native("rows", (program,), names)
@@ -291,7 +295,7 @@ def fold_axes(
 
     `m`: a second operand of the shape of the result that `before` and `after` read.
     """
-    T, reset = x.type.dtype, lowering.reset(0)
+    (T, S), reset = stored_as(x), lowering.reset(0)
     count = math.prod(x.type.dims[a] for a in axes)
     before, after = fold.before, fold.after
     stages = list(chain(groups(x.type.dims, axes), lowering.threads, narrow=m is None))
@@ -299,7 +303,8 @@ def fold_axes(
         values = {"total": expression.parse(before, ("x",), T=T), "count": ("const", count)}
         formula = expression.parse(after, T=T, values=values)
         if reset is None:
-            return lower_map(lowering, [formula], [Operand(x.name, y.type)], [y])
+            like = Operand(x.name, y.type.but(dtype=x.type.dtype))
+            return lower_map(lowering, [formula], [like], [y])
         return _add_map(lowering, formula, x, y, reset)
     for i, stage in enumerate(stages):
         last = i == len(stages) - 1
@@ -311,7 +316,7 @@ def fold_axes(
         _call(
             lowering,
             stage,
-            (T, fold.op, "x" if i else before, end, form),
+            (T, fold.op, "x" if i else before, end, form, *(() if i else S)),
             (x, m, out, reset),
             count,
         )
@@ -323,7 +328,7 @@ def _add_map(lowering: Lowering, formula: Expr, x: Operand, y: Operand, reset: O
     """y = reset ? formula(x) : y + formula(x), element by element."""
     value = expression.substitute(formula, [("in", 1)])
     flag = Operand(reset.name, TensorType("b1", ()))
-    like = Operand(x.name, y.type)
+    like = Operand(x.name, y.type.but(dtype=x.type.dtype))
     update(lowering, ("where", ("in", 2), value, ("add", ("in", 0), value)), [y, like, flag], y)
 
 
@@ -336,7 +341,7 @@ def _call(
 ) -> None:
     """Append one kernel call of a chain."""
     x, m, y, reset = operands
-    flag = reset if params[-1] == "u" else None
+    flag = reset if params[4] == "u" else None
     outer, n, cols, parts = stage.outer, stage.n, stage.cols, stage.parts
     if cols == 1:
         words = ROW_WORDS.pack(rows=outer, n=n, parts=parts, count=count)

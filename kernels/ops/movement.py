@@ -39,6 +39,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import (
+    ALIKE,
     OURS,
     Array,
     Dim,
@@ -421,6 +422,7 @@ OPS = (
         fold=lambda site: (site.known(0, "the input").transpose(_perm(site)),),
         samples=Samples.TRANSPOSED,
         movement=Movement.MOVED,
+        storage=ALIKE,
         is_cheap=True,
     ),
     Op(
@@ -450,6 +452,7 @@ OPS = (
         domain=OURS,
         internal=True,
         lower=_layout_lower,
+        storage=ALIKE,
         calls=COPY_KERNELS,
         infer=lambda site: (site.type(0).as_last(),),
     ),
@@ -458,6 +461,7 @@ OPS = (
         domain=OURS,
         internal=True,
         lower=_layout_lower,
+        storage=ALIKE,
         calls=COPY_KERNELS,
         infer=lambda site: (site.type(0).as_last(False),),
     ),

@@ -33,6 +33,7 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
+    Storage,
     TensorType,
     fresh,
 )
@@ -231,6 +232,7 @@ def _reduction(name: str, grad: Any, samples: Samples = Samples.REDUCED, **more:
         infer=_infer,
         lower=_lower,
         calls=FOLD_KERNELS,
+        storage=Storage(frozenset({0}), frozenset()) if name in FOLDS else None,
         grad=grad,
         no_gradient=frozenset((1,)),
         attrs={"keepdims": 1, "noop_with_empty_axes": 0},

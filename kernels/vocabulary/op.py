@@ -344,6 +344,9 @@ class Storage:
         return places is None or place in places
 
 
+ALIKE = Storage(frozenset({0}), frozenset({0}), alike=True)  # input 0 and output 0
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """The update of parameters by an op.

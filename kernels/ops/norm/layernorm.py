@@ -21,6 +21,7 @@ from engine.kernels.ops.norm.channels import channel_sums_join
 from engine.kernels.vocabulary.facts import NORM, Role, Samples
 from engine.kernels.vocabulary.kernel import Body, Native, imin, kernel, off, share
 from engine.kernels.vocabulary.op import (
+    ALIKE,
     MS,
     OURS,
     Dim,
@@ -340,7 +341,6 @@ LAYER = {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
 AXIS = {"axis": -1}
 # Of the forward node, which onnxruntime-training gives its gradient as well.
 UNREAD: dict[str, Kind] = {"epsilon": "float", "stash_type": "int"}
-_ROWS = Storage(frozenset({0}), frozenset({0}), alike=True)
 _ROWS_GRAD = Storage(frozenset({0, 1}), frozenset({0}), alike=True)
 OPS = (
     Op(
@@ -350,7 +350,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(layer_norm,),
-        storage=_ROWS,
+        storage=ALIKE,
         expand=_expand,
         becomes="Expand Shape LayerNormalization",
         grad=_grad,
@@ -366,7 +366,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(layer_norm,),
-        storage=_ROWS,
+        storage=ALIKE,
         expand=_expand,
         becomes="Expand Shape SimplifiedLayerNormalization",
         grad=_grad,
@@ -392,7 +392,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(layer_norm,),
-        storage=_ROWS,
+        storage=ALIKE,
         grad=_grad_standard,
     ),
     Op(
