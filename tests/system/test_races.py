@@ -29,14 +29,14 @@ SAMPLES = 256  # so many that threads share what there is to do, as tests/c/thre
 pytestmark = [needs_cc, pytest.mark.skipif(HERE is None, reason="no such kernels for this CPU")]
 
 
-def built(folder: Path, *, weak: bool) -> Path:
-    """tests/c/threads.c with a build of the mlp for two threads, all of it instrumented."""
+def built(folder: Path, threads: int = 2, *, weak: bool = False) -> Path:
+    """tests/c/threads.c with a build of the mlp for so many threads, all of it instrumented."""
     target = resolve(str(HERE)).target
-    planned = make_plans(artifacts(MLP), target, 2, [SAMPLES], {})
+    planned = make_plans(artifacts(MLP), target, threads, [SAMPLES], {})
     specs = planned.kernels()
     numbers = {spec.symbol: i for i, spec in enumerate(specs)}
-    bundle = Bundle(planned, target, 2, "0" * 16, numbers)
-    source = Source("mnist", target, 2, "0" * 16, list(numbers), bundle)
+    bundle = Bundle(planned, target, threads, "0" * 16, numbers)
+    source = Source("mnist", target, threads, "0" * 16, list(numbers), bundle)
     codes = load.codes(specs, target, load.BITCODE)
     parts = {symbol: instrumented(code, weak=weak) for symbol, code in codes.items()}
     code = emit.emit_library(parts, source.link_name("kernels"), source.data(), target)
@@ -50,7 +50,7 @@ def built(folder: Path, *, weak: bool) -> Path:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("races"), weak=False)
+    return built(tmp_path_factory.mktemp("races"))
 
 
 def ran(program: Path, what: str) -> tuple[int, str]:
@@ -70,6 +70,11 @@ def ran(program: Path, what: str) -> tuple[int, str]:
 def test_what_the_header_allows_has_no_race(what: str, program: Path) -> None:
     status, text = ran(program, what)
     assert (status, text) == (0, "ok\n")
+
+
+@pytest.mark.whole
+def test_four_threads_have_no_race(tmp_path: Path) -> None:
+    assert ran(built(tmp_path, 4), "models") == (0, "ok\n")
 
 
 @pytest.mark.parametrize(
