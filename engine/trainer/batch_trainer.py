@@ -258,7 +258,7 @@ class BatchTrainer:
         """Search for a learning rate by steps at rising rates; the trainer stays as it was.
 
         Args:
-            data: what `engine.data.batches` takes.
+            data: what `engine.data.batches` takes, or a path, as in `fit`.
             batch_size: of data that are not batches yet; None as in `fit`.
             lowest, highest: the rates of the first and the last step.
             steps: how many, at most: a loss far above the lowest one ends the search.
@@ -271,17 +271,21 @@ class BatchTrainer:
             StateError: there is no optimizer, or accumulated batches wait for an update.
             EngineError: as `step` and `batches`.
         """
+        from engine.trainer.places import open_training
         from engine.trainer.rate_search import search
         from engine.trainer.sizes import make_batches
 
-        model, shapes = self.session.training, self.training_steps.shapes
-        source = make_batches(
-            model, data, batch_size, "the data", shuffle=True, seed=seed, names=self.inputs
-        )
+        learner, shapes = self.learner, self.training_steps.shapes
+        known, opened = learner.known, learner.opened
         try:
-            return search(self.learner, self._learn, source, lowest, highest, steps)
+            data, _ = open_training(learner, data, 0, self.classes or ())
+            source = make_batches(
+                self.session.training, data, batch_size, "the data", shuffle=True, seed=seed,
+                names=self.inputs,
+            )  # fmt: skip
+            return search(learner, self._learn, source, lowest, highest, steps)
         finally:
-            self.training_steps.shapes = shapes
+            learner.known, learner.opened, self.training_steps.shapes = known, opened, shapes
 
     def find_nonfinite(self, *batch: Any) -> NonFinite | None:
         """Find the first tensor of a step on such a batch that is NaN or infinite, and its node.

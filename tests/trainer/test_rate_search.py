@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.artifacts import SGD, AdamW
+from engine import Trainer
+from engine.artifacts import SGD, AdamW, CrossEntropyLoss
 from engine.errors import InputError, StateError
 from engine.trainer.rate_search import RateSearch
+from tests.support.run_models import write_classifier, write_pictures
 from tests.support.tiny import BATCH, DROPPING, LABELS, NORMED, X, made, values
 
 DATA = (X, LABELS)
@@ -79,3 +81,13 @@ def test_what_cannot_be_searched() -> None:
     trainer.accumulate(X, LABELS)
     with pytest.raises(StateError, match="1 accumulated batches wait for update"):
         trainer.find_learning_rate(DATA)
+
+
+def test_a_folder_is_searched_as_fit_reads_it(tmp_path: Path) -> None:
+    """The data are forgotten afterwards, as the steps are."""
+    photos = write_pictures(tmp_path / "photos", count=4)
+    model = write_classifier(tmp_path / "model.onnx", classes=3)
+    trainer = Trainer.from_onnx(model, CrossEntropyLoss(), SGD(0.1), threads=1)
+    found = trainer.find_learning_rate(photos, batch_size=6, steps=20)
+    assert len(found.losses) > 10
+    assert (trainer.steps, trainer.learner.known, trainer.learner.opened) == (0, None, None)
