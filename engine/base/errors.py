@@ -9,7 +9,6 @@ place, the value found and the values supported.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -215,6 +214,8 @@ def suggest_nearest(name: str, known: Iterable[str]) -> str:
     if len(name) > COMPARED:
         return ""
     short = [k for k in known if len(k) <= COMPARED]
+    import difflib  # of errors alone
+
     close = difflib.get_close_matches(name, short, n=3, cutoff=0.6)
     return "; nearest: " + ", ".join(repr(c) for c in close) if close else ""
 

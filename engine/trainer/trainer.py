@@ -18,12 +18,8 @@ Importing this file costs what `engine.api` costs: what only some calls need is 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
@@ -144,6 +140,7 @@ class Trainer(BatchTrainer):
             ModelError: the layer that makes the scores is none that `classes` can replace.
             EngineError: as `generate_artifacts`.
         """
+        from engine.trainer.artifact_folder import provide_folder, remove_with
         from engine.trainer.forward import Forward
         from engine.trainer.recipe import Recipe
 
@@ -153,13 +150,13 @@ class Trainer(BatchTrainer):
             forward.replace_head(classes, asked.seed or 0)
         chosen = "adamw" if optimizer is None else optimizer
         recipe = Recipe(loss, chosen, select_options(asked, RecipeOptions))
-        with _place(folder) as place:
+        with provide_folder(folder) as place:
             if lora is not None:
                 forward.adapt(lora)
             recipe.write(forward, [train] if isinstance(train, str) else train, place)
             made = cls(place, group=group, **vars(select_options(asked, StepOptions)))
         if folder is None:
-            weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
+            remove_with(made, place)
         made.forward, made.recipe = forward.source, recipe
         return made
 
@@ -257,10 +254,11 @@ class Trainer(BatchTrainer):
             MissingPackageError: torch or onnxscript is not installed.
             EngineError: as `torch_export.export` and `from_onnx`.
         """
+        from engine.trainer.artifact_folder import provide_folder, remove_with
         from engine.trainer.pytorch import export as torch_export
 
         asked = TrainerOptions(**options)
-        with _place(folder) as place:
+        with provide_folder(folder) as place:
             exported = torch_export.export(
                 module, example, os.path.join(place, "forward.onnx"), axes=axes,
                 check_gradients=check_gradients,
@@ -280,7 +278,7 @@ class Trainer(BatchTrainer):
                 wanted = exported.train if lora is None else "*"
             made = torch_export.train_reached(make, [wanted] if isinstance(wanted, str) else wanted)
         if folder is None:
-            weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
+            remove_with(made, place)
         return made
 
     @classmethod
@@ -407,17 +405,3 @@ class Trainer(BatchTrainer):
             progress=progress,
         )
         return Loop(self, asked).run()
-
-
-@contextlib.contextmanager
-def _place(folder: Path | None) -> Iterator[Path]:
-    """Provide the folder, or a temporary one, which is removed if the block fails."""
-    if folder is not None:
-        yield arguments.check_path("folder", folder)
-        return
-    made = tempfile.mkdtemp(prefix="edgegrad-")
-    try:
-        yield made
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise

@@ -14,10 +14,7 @@ have no moments there.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import warnings
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +25,7 @@ from engine.base import arguments
 from engine.base.errors import InputError, ModelWarning, NameNotFoundError, StateError
 from engine.checkpoint import storage
 from engine.system.paths import KEY, Paths
+from engine.trainer.artifact_folder import provide_folder, remove_with
 from engine.training.artifact_set import PROPERTY
 
 if TYPE_CHECKING:
@@ -146,15 +144,11 @@ class Unfreezing:
         is_same = set(wanted) == set(self.trainer.state.trainable_names())
         if is_same and has_loss == self._has_loss:
             return
-        folder = tempfile.mkdtemp(prefix="edgegrad-")
-        try:
+        with provide_folder(None) as folder:
             self._make(wanted, folder, has_loss)
             self.trainer.take_over(folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         self._has_loss = has_loss
-        weakref.finalize(self.trainer.module, shutil.rmtree, folder, ignore_errors=True)
+        remove_with(self.trainer.module, folder)
 
     def _make(self, wanted: list[str], folder: str, has_loss: bool) -> None:
         """Write artifacts that train these parameters, and the state of now as their checkpoint."""

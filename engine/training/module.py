@@ -13,8 +13,6 @@ from engine.base.errors import DTypeError, EngineError, InputError, ShapeError, 
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.plan import noise
 from engine.plan.plan import Plan
-from engine.profiling import Profile
-from engine.profiling.measure import Part, measure_profile
 from engine.runtime.program import Program
 from engine.system.config import MAX_THREADS, switch
 from engine.system.config import choose_threads as default_threads
@@ -26,6 +24,7 @@ from engine.training.session import Session
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
+    from engine.profiling import Profile
     from engine.training.nonfinite import NonFinite
 
 
@@ -309,6 +308,8 @@ class Module:
                 optimizer belongs to another module, or the mode is not training.
             EngineError: kernels that measure are neither shipped nor can be compiled.
         """
+        from engine.profiling.measure import Part, measure_profile
+
         model = self._get_model()
         if optimizer is not None and (
             optimizer.session is not self.session or model is not self.session.training
