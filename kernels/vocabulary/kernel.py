@@ -233,7 +233,9 @@ class Template:
                 if name in layouts:
                     words = layouts[name]
                     kind = f"{kind[:-1]}{words.size - words.addresses}{'+' * words.open}]"
-            out.append(pointer(first, *others) if kind == "T*" else self.resolved(kind, params))
+            made = self.resolved(kind, params)
+            is_moved = made == f"{first}*" != kind
+            out.append(pointer(first, *others) if is_moved else made)
         return tuple(out)
 
     def resolved(self, kind: str, params: Parameters) -> str:
