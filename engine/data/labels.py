@@ -133,7 +133,7 @@ def class_weights(
                 "class_weight='balanced' counts labels, and the training data yield batches one "
                 "after another: give a list of factors, one for each class"
             )
-        counts = count_classes(labels, classes)
+        counts = count_classes(arguments.make_array("labels", labels), classes)
         if not counts.all():
             number = int(np.flatnonzero(counts == 0)[0])
             name = repr(names[number]) if names else f"class {number}"
@@ -155,12 +155,14 @@ def class_weights(
                 f"class_weight has the shape {list(factors.shape)}; expected {classes} factors, "
                 "one for each class"
             )
-    if not np.isfinite(factors).all() or factors.min() < 0 or not factors.any():
+    with np.errstate(over="ignore", under="ignore"):
+        made = factors.astype(np.float32)
+    if not np.isfinite(made).all() or made.min() < 0 or not made.any():
         raise InputError(
             f"class_weight={factors.tolist()[:SHOWN]}; expected finite factors from 0 on, some "
-            "above 0"
+            "above 0, in float32"
         )
-    return factors.astype(np.float32)
+    return made
 
 
 def _find_number(key: Any, classes: int, names: Sequence[str] | None) -> int:

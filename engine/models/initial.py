@@ -13,6 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from engine.base import limits
+
 Values: TypeAlias = npt.NDArray[np.floating]
 Initial: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Values]
 
@@ -49,7 +51,12 @@ def draw(
     """Return float32 parameters by name; those without a rule are drawn by `draw_fan_in_normal`.
 
     The same seed gives the same values.
+
+    Raises:
+        LimitError: together they have more bytes than a plan may have.
     """
+    nbytes = 4 * sum(map(math.prod, shapes.values()))
+    limits.check("PLAN_BYTES", nbytes, "initial values", "the parameters have")
     rng = np.random.default_rng(seed)
     return {
         name: rules.get(name, draw_fan_in_normal)(rng, shape).astype(np.float32)

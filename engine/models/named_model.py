@@ -135,6 +135,8 @@ def _find_shape(
             f"{kind.name}: a sample is {list(shape)}; expected {len(kind.shape)} axes, as "
             f"{list(kind.shape)}"
         )
+    if any(isinstance(size, int) and size < 1 for size in shape):
+        raise ShapeError(f"{kind.name}: a sample is {list(shape)}; expected sizes of 1 or more")
     channels, last = shape[0], shape[-1]
     if len(kind.shape) == 3 and isinstance(channels, int) and channels > 4 and last in (1, 3):
         raise ShapeError(

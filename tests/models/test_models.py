@@ -13,7 +13,14 @@ import pytest
 
 from engine.checkpoint import safetensors
 from engine.data.sources import dataset_of
-from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, ShapeError
+from engine.errors import (
+    DTypeError,
+    EngineError,
+    InputError,
+    LimitError,
+    NameNotFoundError,
+    ShapeError,
+)
 from engine.graphs.io import onnx_io
 from engine.models.catalog import ARCHITECTURES, Architecture, find_architecture
 from engine.models.named_model import make
@@ -95,6 +102,10 @@ LABELS = np.array([0, 1, 1, 0])
             r"channels last; expected them first, as \[3, 9, 9\]",
         ),
         ("cnn", {"classes": 2, "input_shape": (3, 4, 4)}, ShapeError, "sides of 6 pixels"),
+        ("cnn", {"classes": 2, "input_shape": (0, 32, 32)}, ShapeError, "sizes of 1 or more"),
+        ("mlp", {"classes": 2, "input_shape": (-1,)}, ShapeError, "sizes of 1 or more"),
+        ("mlp", {"classes": 2, "input_shape": (1 << 40,)}, LimitError, "the limit for all memory"),
+        ("textcnn", {"classes": 2, "words": 1 << 40}, LimitError, "the parameters have"),
         ("vit_tiny", {"classes": 2, "input_shape": (3, 30, 32)}, ShapeError, "multiples of 16"),
         ("unet_small", {"classes": 2, "input_shape": (3, 12, 16)}, ShapeError, "multiples of 8"),
         ("textcnn", {"classes": 2, "input_shape": (4,)}, ShapeError, "4 tokens; expected 5"),
