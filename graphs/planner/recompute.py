@@ -30,7 +30,7 @@ class Repeat:
     make in that pass and after it, other values before and after the longest gap.
 
     calls: their places in the draft, in order.
-    makes: the values that they write.
+    makes: the values that they write and that are not kept.
     reads: the work values that they read, of others.
     early: the last call before the gap that touches what they make, themselves at least.
     late: the first call after the gap that does; `NEVER` if there is none.
@@ -69,17 +69,56 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
         makes = {name for call in unit for name in call.touched("wu")} - {FAULT}
         if not makes or not kept.isdisjoint(touched) or makes_rows(unit[0]):
             continue
-        if any(name not in unit[0].touched("w") for name in makes):
-            continue  # what is updated must be begun
+        if not _begins(unit, makes):
+            continue
         reads = {name for call in unit for name in call.touched("r")} - makes
-        changes = [n for name in reads for n in writers.get(name, ()) if n > calls[0]]
+        changes = [
+            m
+            for n, call in zip(calls, unit, strict=True)
+            for name in call.touched("r") - makes
+            for m in writers.get(name, ())
+            if m > n
+        ]
         limit = min(changes, default=NEVER)
+        makes = _worth_making(draft, unit, calls[-1], makes, users)
         uses = sorted({n for name in makes for n in users[name]})
         early, late = _gap(draft.calls, uses, calls[-1])
         if early < limit:
             work = tuple(x for x in sorted(reads) if draft.values[x].region == "work")
             known[calls[-1]] = Repeat(calls, tuple(sorted(makes)), work, early, late, limit)
     return known
+
+
+def _worth_making(
+    draft: Draft,
+    unit: Sequence[DraftCall],
+    last: int,
+    makes: Collection[str],
+    users: Mapping[str, Sequence[int]],
+) -> set[str]:
+    """Return of what calls write the values that are made again; the others are kept.
+
+    Those are smaller together than the largest, and needed after the gap before it is: to make all
+    again for them would be too early for the largest.  A recurrent layer makes its gates, and its
+    result, which the gradient of the next layer's weights needs.
+    """
+    late = {name: _gap(draft.calls, users[name], last)[1] for name in makes}
+    largest = max(makes, key=lambda name: (draft.values[name].nbytes, name))
+    kept = {name for name in makes if late[name] < late[largest] < NEVER}
+    is_small = sum(draft.values[name].nbytes for name in kept) < draft.values[largest].nbytes
+    is_written = not any(kept & call.touched("u") for call in unit)
+    return set(makes) - kept if is_small and is_written else set(makes)
+
+
+def _begins(unit: Sequence[DraftCall], makes: Collection[str]) -> bool:
+    """Return whether calls write all that they make before they update or read it."""
+    begun = {""}
+    for call in unit:
+        for mode, name in call.args:
+            if mode in "ru" and name in makes and name not in begun:
+                return False
+        begun |= call.touched("w")
+    return True
 
 
 def _joined(calls: Sequence[DraftCall]) -> list[tuple[int, ...]]:
@@ -156,7 +195,8 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
     now: dict[str, str] = {}  # values made again -> their names
     for n, call in enumerate(draft.calls):
         for m in before.get(n, ()):
-            calls.append(replace(_again(draft, draft.calls[m], now), phase=call.phase))
+            made = known[owner[m]].makes
+            calls.append(replace(_again(draft, draft.calls[m], made, now), phase=call.phase))
             origins.append(-1)
         calls.append(_reading(call, now) if now else call)
         origins.append(n)
@@ -171,15 +211,15 @@ def _reading(call: DraftCall, now: Mapping[str, str]) -> DraftCall:
     return replace(call, args=tuple([(mode, now.get(name, name)) for mode, name in call.args]))
 
 
-def _again(draft: Draft, call: DraftCall, now: dict[str, str]) -> DraftCall:
-    """Return a call once more, writing values of its own, whose names `now` gets."""
+def _again(draft: Draft, call: DraftCall, made: Collection[str], now: dict[str, str]) -> DraftCall:
+    """Return a call once more, writing values of its own; `now` gets the names of those made."""
     args = []
     for mode, name in call.args:
         if name and mode in "ws":
             args.append((mode, _add_twin(draft, name)))
         else:
             args.append((mode, now.get(name, name)))
-    now |= {name: _second(name) for mode, name in call.args if name and mode == "w"}
+    now |= {name: _second(name) for mode, name in call.args if name in made and mode == "w"}
     return replace(call, args=tuple(args), again=True)
 
 
