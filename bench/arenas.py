@@ -110,10 +110,10 @@ def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ..
 
     kind: one of `KINDS`.
     """
-    return row(lambda: _plan(folder, kind, threads, shapes, None))
+    return row(lambda: plan_of(folder, kind, threads, shapes, None))
 
 
-def _plan(
+def plan_of(
     folder: Path,
     kind: str,
     threads: int,
@@ -145,10 +145,10 @@ def budget_rows(
 
     percents: of the work memory without a budget, what each budget leaves; 0 is the least one.
     """
-    free = _plan(folder, "joined", threads, shapes, None)
+    free = plan_of(folder, "joined", threads, shapes, None)
     work = free.compute_region_bytes("work")
     try:
-        _plan(folder, "joined", threads, shapes, 1)
+        plan_of(folder, "joined", threads, shapes, 1)
     except BudgetError as error:
         least = error.least
     for percent in percents:
@@ -157,7 +157,7 @@ def budget_rows(
         if budget < least:
             yield title, threads, *[None] * 6, "less than the least budget"
             continue
-        plan = _plan(folder, "joined", threads, shapes, budget)
+        plan = plan_of(folder, "joined", threads, shapes, budget)
         arena, bound = plan.compute_region_bytes("work"), plan.lower_bound
         yield title, threads, *[None] * 3, bound / 1e6, arena / 1e6, arena / bound, None
 

@@ -14,26 +14,43 @@ predicted time.
 Of `budgets.growth` a row is a network of a family whose members differ in depth: its steps, the
 seconds of the smallest budget, the ways that the search looked at, and the powers of the steps with
 which the two have grown from the member before it.
+
+Of `budgets.constants` a row is a value of a constant of the planner and a network: its work memory
+and predicted time without a budget, and with the least one, beside those with the value that the
+constant has; by how much steps are longer within 29 budgets of 98 to 11 % of the work memory, on
+average of those that are enough; the largest arena of three plans over what lives in it; and the
+seconds of processor time of all this.
 """
 
 from __future__ import annotations
 
+import importlib
 import tempfile
+import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import numpy as np
 
+from bench.arenas import plan_of
 from bench.deep import MODELS
 from bench.growth import exponent
 from bench.measuring import MB, in_turns, ratio, timed
 from bench.rows import Bench, Cells, Option
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import BudgetError
+from engine.graphs.planner import planner
+from engine.graphs.planner.budget import Ladder
+from engine.graphs.planner.draft import Draft
+from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace
+from engine.graphs.planner.place import place
 from engine.kernels.analysis.cost import step_seconds
+from engine.kernels.machine.target import Target
 from engine.plan.plan import CHECK, COUNT, RATE, Plan
 from engine.runtime.program import Program
 from engine.training.planning import Update
@@ -48,6 +65,37 @@ FAMILIES = {
 }
 PLENTY = 1 << 50  # bytes: what no plan needs
 PERCENT = (100, 70, 50, 35, 30)
+
+
+# Of every constant of graphs/planner that was chosen by what plans take: values beside its own, and
+# networks that show most of what these change.
+CONSTANTS: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
+    "budget.FALL": ((0.8649, 0.9644), ("vit", "mobilenet", "unet")),
+    "budget.FRESH": ((41,), ("vit", "unet")),
+    "budget.ORDERS": ((1,), ("resnet18", "unet")),
+    "budget.SHARES": (((4,), (8,)), ("mobilenet", "unet")),
+    "budget.CHEAP": ((10**9,), ("resnet18", "unet")),
+    "budget.TRIES": ((1, 2), ("mobilenet",)),
+    "search.TRIED": (((12, 192, 192),), ("vit", "resnet18")),
+    "search.FEW": ((1,), ("vit", "unet")),
+    "search.MUCH": ((1, 10**9), ("resnet18", "unet")),
+    "settle.REACH": ((0,), ("resnet18", "gpt2", "minilm")),
+    "timeline.SMALL": ((1 << 40,), ("unet", "resnet18")),
+    "order.REACH": (((4, 64),), ("resnet18", "gpt2")),
+    "order.EXACT": (((),), ("gpt2", "resnet18")),
+    "order.WORK": ((10_000, 100_000), ("resnet18",)),
+    "order.NEAR": ((1.0,), ("mobilenet", "convnext")),
+    "stretch.STATES": ((100,), ("resnet18", "gpt2")),
+    "place.SHARE": ((250, 2000), ("resnet18",)),
+    "place.ROUNDS": ((100,), ("resnet18",)),
+    "tile.REACH": ((24,), ("mobilenet",)),
+    "tile.SMALL": ((1 << 18, 1 << 24), ("mobilenet", "resnet18")),
+    "tile.UNEVEN": ((1.0,), ("mobilenet",)),
+    "tile.LEAST": ((1, 64), ("minilm", "convnext")),
+    "split.SPLITS": ((0, 1), ("mobilenet eval",)),
+    "split.WORTH": ((1, 25), ("mobilenet eval",)),
+}
+LIMITS = [0.98 * 0.93**n for n in range(29)]  # of the work memory without a budget
 
 
 class Trained:
@@ -145,6 +193,85 @@ def measure_growth(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
         yield name, *rows[-1], *powers
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Amounts that a network takes with some value of a constant.
+
+    peak, seconds: without a budget.  least: the lowest peak.
+    longer: percent by which steps within budgets are longer, on average.
+    over: the largest arena, over what lives in it.
+    spent: seconds of processor time.
+    """
+
+    peak: int
+    seconds: float
+    least: int
+    longer: float | None
+    over: float
+    spent: float
+
+
+def figures(draft: Draft, target: Target, threads: int) -> Figures:
+    """Return the figures of a draft that is not in order yet."""
+    begin = time.process_time()
+    ladder = Ladder(draft, target, threads)
+    usual, lowest = ladder.usual, ladder.lowest
+    limits = [int(part * usual.peak) for part in LIMITS]
+    within = [next(ladder.within(limit)) for limit in limits if limit >= lowest.peak]
+    longer = [100 * (rung.seconds / usual.seconds - 1) for rung in within]
+    placed = {usual, lowest, *within[len(within) // 2 :][:1]}
+    over = max(_over(ladder.draft(rung)) for rung in placed)
+    mean = sum(longer) / len(longer) if longer else None
+    spent = time.process_time() - begin
+    return Figures(usual.peak, usual.seconds, lowest.peak, mean, over, spent)
+
+
+def _over(draft: Draft) -> float:
+    """Return the arena of an ordered draft, over the most bytes that live at once."""
+    blocks = merge_inplace(draft, lifetimes(draft, draft.calls))
+    return place(blocks) / liveness_bound(blocks)
+
+
+@cache
+def usual_figures(network: str) -> tuple[tuple[Draft, Target, int], Figures]:
+    """Return the draft of a network, "eval" after its name for the eval model, and its figures."""
+    given = list[tuple[Draft, Target, int]]()
+
+    class Noted(Ladder):
+        """A ladder whose arguments are noted."""
+
+        def __init__(self, draft: Draft, target: Target, threads: int) -> None:
+            given.append((draft, target, threads))
+            super().__init__(draft, target, threads)
+
+    name, _, kind = network.partition(" ")
+    with mock.patch.object(planner, "Ladder", Noted), tempfile.TemporaryDirectory() as folder:
+        MODELS[name].write(Path(folder))
+        shapes = [array.shape for array in MODELS[name].batch()]
+        plan_of(Path(folder), kind or "joined", THREADS, shapes, PLENTY)
+    return given[-1], figures(*given[-1])
+
+
+def measure_constant(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield the rows of a constant, of each network first the one with the value that it has."""
+    file, _, constant = name.partition(".")
+    module = importlib.import_module(f"engine.graphs.planner.{file}")
+    values, networks = CONSTANTS[name]
+    own = getattr(module, constant)
+    for network in options.networks or networks:
+        draft, usual = usual_figures(network)
+        yield network, str(own), *_beside(usual, usual)
+        for value in values:
+            with mock.patch.object(module, constant, value):
+                yield network, str(value), *_beside(figures(*draft), usual)
+
+
+def _beside(now: Figures, usual: Figures) -> Cells:
+    """Return the cells of figures, in percent of the usual ones."""
+    amounts = now.peak / usual.peak, now.seconds / usual.seconds, now.least / usual.peak
+    return *(100 * each for each in amounts), now.longer, now.over, now.spent
+
+
 def _amounts(one: Trained, plan: Plan) -> Cells:
     """Return work bytes in MB and in percent, and by how much the predicted time is longer."""
     work, told = one.free.compute_region_bytes("work"), sum(step_seconds(one.free))
@@ -181,5 +308,23 @@ BENCHES = (
         measure_growth,
         usual=("transformers", "resnets"),
         small="plain",
+    ),
+    Bench(
+        "budgets.constants",
+        "what plans take with other values of the planner's constants; nothing runs",
+        {name: name for name in CONSTANTS},
+        (
+            "network",
+            "value",
+            "work %:.1f",
+            "seconds %:.2f",
+            "least %:.1f",
+            "mean +%:.2f",
+            "arena / live:.3f",
+            "s of CPU:.1f",
+        ),
+        measure_constant,
+        options=(Option("networks", (), "names of networks to plan"),),
+        small="budget.TRIES --networks mlp",
     ),
 )

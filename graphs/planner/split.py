@@ -21,13 +21,12 @@ from engine.graphs.planner.tile import tile
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.machine.target import Target
 
-# Measured on training and eval plans of ten workloads, with 1, 2 and 4 threads: without any split
-# the peak of an eval plan of MobileNetV2 is 28 % higher, of EfficientNet-B3 20 %; with one at most
-# 27 and 7 %.
+# By `python -m bench budgets.constants`: without any split the peak of an eval plan of MobileNetV2
+# is 28 % higher; with one at most, 27 %.
 SPLITS = 8  # of groups of a draft, at most
-# By how many times its rise of the bytes moved a split must lower the peak, both as shares.  With
-# 25 the peaks are those without splits; with 1 peaks of eval plans of MobileNetV2 are 5 to 6 %
-# lower, for up to as many percent more bytes.
+# By how many times its rise of the bytes moved a split must lower the peak, both as shares.  By the
+# same command: with 25 that peak is 27 % higher; with 1 it is 5.6 % lower, for nearly as many
+# percent more bytes.
 WORTH = 5
 
 

@@ -38,20 +38,20 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.plan import KernelSpec
 
-# Measured on training and eval plans of eleven workloads: peaks of work memory, and seconds as the
-# cost model predicts them.
-# Calls after the first of a group among which others are looked for.  With 24, and without a limit,
-# plans are the same; it bounds the time where many small calls follow.
+# Figures are of `python -m bench budgets.constants`: peaks of work memory, and seconds as the cost
+# model predicts them.
+# Calls after the first of a group among which others are looked for.  With 24 plans of MobileNetV2
+# are the same; it bounds the time where many small calls follow.
 REACH = 48
 # Bytes that calls may touch which are moved out of a group; one call that goes after the group may
-# touch more.  With 1 << 18 steps of MobileNets are 0.3 to 0.4 % longer, with 1 << 24 the peak of
+# touch more.  With 1 << 18 steps of MobileNetV2 are 0.3 % longer, with 1 << 24 the peak of
 # ResNet-18 is 2.4 % higher.
 SMALL = 1 << 21
-# Of the time that tiles take if all threads get as many: what may be.  With 1.0 steps of MobileNets
-# are 0.04 % longer; with 1.5 plans are the same, but of three threads one might stay idle.
+# Of the time that tiles take if all threads get as many: what may be.  With 1.0 steps of
+# MobileNetV2 are 0.04 % longer; with 1.5 of three threads one might stay idle.
 UNEVEN = 1.15
 # Rows of a tile, below which a product of matrices is not worth its edges.  With 1 steps of MiniLM
-# and ConvNeXt are 0.2 % longer; with 64 steps are between 0.4 % shorter and 0.2 % longer.
+# and ConvNeXt are 0.2 % longer; with 64 steps of ConvNeXt are 0.2 % shorter, of MiniLM the same.
 LEAST = 32
 IDLE = 1.5  # as UNEVEN, of the groups of segments: four samples on three threads
 

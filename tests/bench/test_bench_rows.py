@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -15,13 +17,14 @@ import pytest
 
 import bench.__main__ as command
 from bench import measuring, processes, rows, tables
+from bench.budgets import CONSTANTS
 from bench.rows import Bench, Cells, Option
 from engine.errors import EngineError, InputError
 from tests.support.places import ROOT
 
 BENCHES = rows.benches()
 # Of these the smallest form takes a fraction of a second, once other tests have made its kernels.
-QUICK = ("arenas", "growth", "kept", "passes", "planning", "scaling.boards")
+QUICK = ("arenas", "budgets.constants", "growth", "kept", "passes", "planning", "scaling.boards")
 
 
 @pytest.mark.parametrize("each", BENCHES.values(), ids=lambda each: each.name)
@@ -57,6 +60,17 @@ def test_what_is_quick_measures(name: str, capsys: pytest.CaptureFixture[str]) -
     (found,) = json.loads(capsys.readouterr().out)["benches"].values()
     assert found
     assert found[0]["subject"] == words[0]
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_of_the_planner_names_the_command_that_measures_it(name: str) -> None:
+    file, _, constant = name.partition(".")
+    module = importlib.import_module(f"engine.graphs.planner.{file}")
+    values, networks = CONSTANTS[name]
+    assert getattr(module, constant) not in values
+    assert networks
+    source = " ".join(inspect.getsource(module).replace("\n#", " ").split())
+    assert "python -m bench budgets.constants" in source
 
 
 def test_benches_alone_have_a_command() -> None:
