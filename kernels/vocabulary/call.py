@@ -95,6 +95,11 @@ class KernelCall:
         return str(self.params[0])
 
     @property
+    def S(self) -> str:
+        """The element type of operands that are stored as another than T; empty: of none."""
+        return str(self.template.bound(self.params).get("S", ""))
+
+    @property
     def lanes(self) -> int:
         """Elements of a vector."""
         assert self.machine is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from engine.base.element_types import NUMPY
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
-from engine.graphs.passes import attention_match
+from engine.graphs.passes import attention_match, storage
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import Planner, make_plan
 from engine.kernels.machine.target import host
@@ -24,7 +24,8 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import Plan
 from engine.tools.dev.cases.attention import attend
 from engine.tools.dev.export_artifacts import batch_of, write_artifacts
-from tests.support.harness import run
+from tests.support.halves import EPSILON, rounded
+from tests.support.harness import execute, run
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PASS = "fuse attention"
@@ -77,10 +78,30 @@ def _placed(x: Array, layout: str) -> Array:
     return np.ascontiguousarray(x.transpose(order))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", SIZES)
-def test_kernels_compute_what_numpy_does(name: str, dtype: Any, threads: int) -> None:
+def _unplaced(x: Array, layout: str) -> Array:
+    """Return what a layout has as [batch, heads, rows, columns]."""
+    order = {"heads": (0, 1, 2, 3), "rows": (0, 2, 1, 3), "steps": (1, 2, 0, 3)}[layout]
+    return x.transpose(order)
+
+
+class Row(NamedTuple):
+    """A row of SIZES: a node, its gradient, and values for them."""
+
+    ins: dict[str, Array]  # [batch, heads, rows, columns], with dy
+    given: dict[str, Any]  # what the reference takes besides
+    layout: str
+    nodes: list[Node]
+    outs: list[str]
+
+    def wanted(self, **ins: Array) -> dict[str, Array]:
+        """Return the results in float64 of these inputs, placed as the kernels place them."""
+        names = ("q", "k", "v", "bias", "mask", "dy")
+        results = attend(*(ins.get(n) for n in names), **self.given)
+        return {n: a if n == "dbias" else _placed(a, self.layout) for n, a in results.items()
+                if n in self.outs}  # fmt: skip
+
+
+def _row(name: str) -> Row:
     given = dict(SIZES[name])
     q, k = given.pop("q"), given.pop("k")
     columns = given.pop("width", k[3])
@@ -91,31 +112,73 @@ def test_kernels_compute_what_numpy_does(name: str, dtype: Any, threads: int) ->
         ins["bias"] = values(*given.pop("bias"))
     if "mask" in given:
         ins["mask"] = RNG.random(given.pop("mask")) < 0.6
-    scale = q[3] ** -0.5
-    wanted = attend(*(ins.get(n) for n in ("q", "k", "v", "bias", "mask", "dy")), scale=scale,
-                    together=together, **given)  # fmt: skip
+    given["scale"] = q[3] ** -0.5
     layout = list(ROWS_LAST)[len(name) % 3]
-    attrs = {"scale": scale, **ROWS_LAST[layout], **given}
-    fed = {n: a.astype(a.dtype if a.dtype == bool else dtype) for n, a in ins.items()}
-    fed |= {n: _placed(fed[n], layout) for n in ("q", "k", "v", "dy")}
-    names = tuple(n if n in fed else "" for n in ("q", "k", "v", "bias", "mask"))
-    outs = ["dq", "dk", "dv", *(["dbias"] if "bias" in fed and 1 not in ins["bias"].shape[-2:]
+    attrs = {**ROWS_LAST[layout], **given}
+    names = tuple(n if n in ins else "" for n in ("q", "k", "v", "bias", "mask"))
+    outs = ["dq", "dk", "dv", *(["dbias"] if "bias" in ins and 1 not in ins["bias"].shape[-2:]
                                  else [])]  # fmt: skip
     nodes = [
         Node("Attention", names, ("y", "lse"), attrs, "engine", "attention"),
         Node("AttentionGrad", (*names, "y", "lse", "dy"), tuple(outs),
              attrs | {"together": together}, "engine", "gradient"),
     ]  # fmt: skip
+    return Row(ins, given | {"together": together}, layout, nodes, ["y", *outs])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", SIZES)
+def test_kernels_compute_what_numpy_does(name: str, dtype: Any, threads: int) -> None:
+    row = _row(name)
+    fed = {n: a.astype(a.dtype if a.dtype == bool else dtype) for n, a in row.ins.items()}
+    fed |= {n: _placed(fed[n], row.layout) for n in ("q", "k", "v", "dy")}
     types = {n: type_of(a) for n, a in fed.items()}
-    graph = Graph("attention", types, ["y", *outs], {}, nodes, {"": 17, "engine": 1})
+    graph = Graph("attention", types, row.outs, {}, row.nodes, {"": 17, "engine": 1})
     found = run(graph, fed, threads=threads)
-    for out in ("y", *outs):
-        want = wanted[out] if out == "dbias" else _placed(wanted[out], layout)
+    for out, want in row.wanted(**row.ins).items():
         most = np.abs(np.nan_to_num(want)).max() + 1e-30
         tolerance = most * (2e-5 if dtype == np.float32 else 1e-12)
         np.testing.assert_allclose(found[out], want, rtol=0, atol=tolerance, err_msg=out)
     again = run(graph, fed, threads=threads)
     assert all(found[n].tobytes() == again[n].tobytes() for n in found)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_halves_are_widened_and_rounded_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q, K, V, Y, dY and dQ are stored as bfloat16 between the kernels of attention and a Neg."""
+    monkeypatch.setattr(storage, "SMALL", 0)
+    row = _row(name)
+    halves, half = ("q", "k", "v", "dy"), "bf16"
+    ins = {n: a if a.dtype == bool else a.astype(np.float32) for n, a in row.ins.items()}
+    fed = {n: a for n, a in ins.items() if n not in halves}
+    fed |= {f"{n}_in": -_placed(ins[n], row.layout) for n in halves}
+    nodes = [
+        *(Node("Neg", (f"{n}_in",), (n,), name=f"{n} of halves") for n in halves),
+        *row.nodes,
+        *(Node("Neg", (n,), (f"{n}_out",), name=f"{n} of halves") for n in ("y", "dq")),
+    ]
+    outs = [f"{n}_out" if n in ("y", "dq") else n for n in row.outs]
+    types = {n: type_of(a) for n, a in fed.items()}
+    graph = Graph("halves", types, outs, {}, nodes, {"": 17, "engine": 1})
+    shapes = {n: a.shape for n, a in fed.items()}
+    made = []
+    for threads in (1, 2):
+        plan = make_plan(graph, shapes, target=host(), threads=threads, precision=half)
+        assert {"attention_f32_bf16", "attention_grad_f32_bf16"} <= {s.kernel for s in plan.steps}
+        results = execute(plan, fed)
+        found = {n: -results[f"{n}_out"] if n in ("y", "dq") else results[n] for n in row.outs}
+        made.append(found)
+        assert (found["y"] == rounded(found["y"], half)).all()
+        exact = {n: rounded(a, half) if n in halves else a for n, a in ins.items()}
+        exact = {n: a if a.dtype == bool else a.astype(float) for n, a in exact.items()}
+        kept = _unplaced(found["y"], row.layout)
+        for out, want in row._replace(given=row.given | {"kept": kept}).wanted(**exact).items():
+            most = np.abs(np.nan_to_num(want)).max() + 1e-30
+            near = EPSILON[half] if out in ("y", "dq") else 0
+            np.testing.assert_allclose(found[out], want, rtol=near, atol=2e-5 * most, err_msg=out)
+    # dK and dV are of parts, whose number depends on the threads.
+    assert all(made[0][n].tobytes() == made[1][n].tobytes() for n in ("y", "dq"))
 
 
 # --- graphs as exporters write them

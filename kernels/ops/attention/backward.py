@@ -13,14 +13,17 @@ from engine.kernels.ops.attention.blocks import (
     SIZES,
     adjust,
     check_blocks,
+    count_padded,
     dropped,
     masked,
     matrices_reach,
     product,
+    rows_as,
     rows_reach,
     scores_reach,
     seen_scores,
     turn,
+    turn_as,
     visible,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -36,25 +39,26 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
-from engine.kernels.vocabulary.signature import up
 from engine.plan.context import RANDOM
 
 
-def backward_work(bq: int, bk: int, width: int, value_width: int, lanes: int) -> int:
+def backward_work(bq: int, bk: int, width: int, value_width: int, lanes: int, S: str = "") -> int:
     """Return the elements of scratch that a thread needs.
 
-    lanes: elements of a vector.  Rows of Q or dY that are not whole vectors are copied.
+    lanes: elements of a vector.  Rows of Q or dY that are not whole vectors are copied.  S: how
+    matrices are stored; a block of Q, dY, K and V each is widened.
     """
-    is_ragged = width % lanes or value_width % lanes
-    rows = up(width, lanes) + up(value_width, lanes) if is_ragged else 0
-    return bq * (2 * width + value_width + 5 * bk + 3 + rows)
+    is_copied = S or width % lanes or value_width % lanes
+    rows = (bq if is_copied else 0) + (bk if S else 0)
+    spare = count_padded(rows, width, lanes) + count_padded(rows, value_width, lanes)
+    return bq * (2 * width + value_width + 5 * bk + 3) + spare
 
 
 def _reach(c: KernelCall) -> Reach:
     check_blocks(c)
     width, columns = c.width, c.value_width
     wants_q, wants_k, wants_v, wants_bias = c.wants
-    used = backward_work(c.block_queries, c.block_keys, width, columns, c.lanes)
+    used = backward_work(c.block_queries, c.block_keys, width, columns, c.lanes, c.S)
     return {
         "q": matrices_reach(c, "q", c.heads, c.queries, width),
         "k": matrices_reach(c, "k", c.groups, c.keys, width),
@@ -80,24 +84,24 @@ def _parts_reach(c: KernelCall, name: str, part: int, width: int) -> int:
 
 @kernel(
     f"""
-    q, k, v, bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
-    y: T[...]   lse: T[2, batch, heads, queries]   dy: T[...]
-    dq, dk, dv, dbias: out T[...]   work: scratch T[...]
+    q, k, v: S[...]   bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
+    y: S[...]   lse: T[2, batch, heads, queries]   dy: S[...]
+    dq: out S[...]   dk, dv, dbias: out T[...]   work: scratch T[...]
     scale, cap, fill, ratio: f64   g: i64[] where {SIZES} and min(parts, batch) >= 1
     """,
     words={"noise": RANDOM, "g": ATTENTION_WORDS},
     reach=_reach,
     multiply_adds=lambda c: seen_scores(c) * int(2 * c.width + 2 * c.value_width),
 )
-def attention_grad(target: Target, T: str) -> Body:
+def attention_grad(target: Target, T: str, S: str = "") -> Body:
     """dQ, dK, dV and the bias's gradient of `attention` from dY, Y and lse, as `g.wants` says.
 
     Matrices strided as `g` says, columns next to each other; dk, dv: one such for each of
-    `g.parts`.
+    `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored.
     """
     lanes = target.lanes(ITEMSIZE[T])
     copy_scaled = loop(T, "x[] c -> y[] = x * c")
-    dot = loop(T, "x[] y[] -> sum(x * y)")
+    dot = loop(T, "x:S[] y:S[] -> sum(x * y)", S)
     exps = loop(
         T, "s[] top[] log_l[] -> p[] = where(log_l == const('inf'), 0, exp(s - top - log_l))"
     )
@@ -109,7 +113,8 @@ def attention_grad(target: Target, T: str) -> Body:
     reciprocal = loop(T, "x -> 1 / x")
     zero, copy = Native("zero", (T,)), Native("copy", (T,))
     number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
-    flip = turn(target, T)
+    flip, store = turn(target, T), turn_as(target, T, S)
+    fetch = rows_as(target, T, S)
     right, left = product(target, T, 0), product(target, T, 1)
     change, blank = adjust(target, T), masked(target, T)
 
@@ -135,7 +140,7 @@ def attention_grad(target: Target, T: str) -> Body:
 
     @inline
     def by_vectors(x, row, n, rows, wanted, spare):
-        """Rows of n elements as a right factor of a product, and their stride.
+        """Rows as a right factor of a product, and their stride; n: elements that may be read.
 
         A product reads whole vectors: x itself, or a copy where rows are not whole vectors, since
         the last row of x may end where its memory does.
@@ -162,13 +167,18 @@ def attention_grad(target: Target, T: str) -> Body:
         return qt, dqt, dyt, s, u, x, z, capped, delta, off(delta, bq), off(delta, 2 * bq)
 
     @inline
-    def turned(qt, dyt, delta, qh, yh, dyh, scale, g, nq, n):
-        """Q^T scaled, dY^T, and D = rows of sum(dY * Y) of a block of queries."""
+    def turned(qt, dyt, delta, by_q, by_dy, yh, dyh, scale, g, nq, n):
+        """Q^T scaled, dY^T, and D = rows of sum(dY * Y) of a block of queries.
+
+        by_q, by_dy: rows of Q and dY as T, and their stride.
+        """
         bq = g.block_queries
-        flip(qt, bq, qh, g.q_row, nq, g.width)
+        qf, ldq = by_q
+        dyf, lddy = by_dy
+        flip(qt, bq, qf, ldq, nq, g.width)
         for r in range(g.width):
             copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
-        flip(dyt, bq, dyh, g.dy_row, nq, g.value_width)
+        flip(dyt, bq, dyf, lddy, nq, g.value_width)
         # Forward: P = softmax(S), so dS = P (dP - sum over keys of P dP).  As dP = dY V^T and Y = P
         # V, this sum is the row's sum of dY Y: a number a query, known before the first block of
         # keys.
@@ -231,10 +241,18 @@ def attention_grad(target: Target, T: str) -> Body:
         bias_h = off(bias, b * g.bias_batch + h * g.bias_head)
         mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
         dbias_h = off(dbias, b * g.dbias_batch + h * g.dbias_head)
-        rows_q, ldq = by_vectors(qh, g.q_row, width, nq, g.wants_k, spare)
-        spare_dy = off(spare, bq * udiv(width + lanes - 1, lanes) * lanes)
-        rows_dy, ldy = by_vectors(dyh, g.dy_row, columns, nq, g.wants_v, spare_dy)
-        turned(qt, dyt, delta, qh, yh, dyh, scale, g, nq, n)
+        # Rows of each as `fetch` and `by_vectors` make them.
+        step_k = udiv(width + lanes - 1, lanes) * lanes
+        step_v = udiv(columns + lanes - 1, lanes) * lanes
+        spare_dy = off(spare, bq * step_k)
+        spare_k = off(spare_dy, bq * step_v)
+        spare_v = off(spare_k, bk * step_k)
+        read_q, row_q, some_q = fetch(qh, g.q_row, width, nq, spare)
+        read_dy, row_dy, some_dy = fetch(dyh, g.dy_row, columns, nq, spare_dy)
+        rows_q, ldq = by_vectors(read_q, row_q, some_q, nq, g.wants_k, spare)
+        rows_dy, ldy = by_vectors(read_dy, row_dy, some_dy, nq, g.wants_v, spare_dy)
+        by_q, by_dy = (read_q, row_q), (read_dy, row_dy)
+        turned(qt, dyt, delta, by_q, by_dy, yh, dyh, scale, g, nq, n)
         at = (b * g.heads + h) * g.queries + q0
         copy(top, off(lse, at), nq)
         copy(log_l, off(lse, at + g.batch * g.heads * g.queries), nq)
@@ -244,13 +262,15 @@ def attention_grad(target: Target, T: str) -> Body:
             nk = imin(bk, end - k0)
             # Forward again: S = scale Q K^T, adjusted; P = exp(S - m - log l).  The row sums are
             # known, so P comes at once, without the running maximum of the forward kernel.
-            right(off(kh, k0 * g.k_row), g.k_row, qt, bq, s, bq, width, nk, nq, 0)
+            rows_k, ldk, _ = fetch(off(kh, k0 * g.k_row), g.k_row, width, nk, spare_k)
+            right(rows_k, ldk, qt, bq, s, bq, width, nk, nq, 0)
             change(s, capped, x, z, bias_h, mask_h, g, cap, fill, q0, nq, k0, nk)
             for r in range(nk):
                 exps(off(s, r * bq), top, log_l, off(s, r * bq), n)
             p = s
             # Forward: Y = P V; so dP = dY V^T.
-            right(off(vh, k0 * g.v_row), g.v_row, dyt, bq, u, bq, columns, nk, nq, 0)
+            rows_v, ldv, _ = fetch(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare_v)
+            right(rows_v, ldv, dyt, bq, u, bq, columns, nk, nq, 0)
             # Forward: Y = drop(P) V; so dV needs drop(P), in x, and dP is dropped as P was.
             if g.drops != 0:
                 drop_block(s, x, u, g, noise, ratio, b, h, q0, nq, k0, nk)
@@ -273,12 +293,12 @@ def attention_grad(target: Target, T: str) -> Body:
                         ACCUMULATE,
                     )  # fmt: skip
                 if g.wants_q != 0:
-                    left(off(kh, k0 * g.k_row), g.k_row, s, bq, dqt, bq, nk, width, nq, ACCUMULATE)
+                    left(rows_k, ldk, s, bq, dqt, bq, nk, width, nq, ACCUMULATE)
             k0 += bk
         # All keys are done: no other thread adds to these rows of dQ.
         if g.wants_q != 0:
             dqh = off(dq, b * g.dq_batch + h * g.dq_head + q0 * g.dq_row)
-            flip(dqh, g.dq_row, dqt, bq, width, nq)
+            store(dqh, g.dq_row, dqt, bq, width, nq, spare)
 
     @inline
     def clear(x, row, n, rows):

@@ -138,6 +138,56 @@ def turn(target: Target, T: str) -> Inline:
     return run
 
 
+def turn_as(target: Target, T: str, S: str) -> Inline:
+    """Return an inline function: as `turn`, but it writes rows of S, or of T where S is empty.
+
+    turn_as(into, ldi, x, ldx, rows, cols, spare).  spare: scratch of as many elements as are
+    written.
+    """
+    flip = turn(target, T)
+    narrow = loop(T, "x[] -> y:S[] = x", S)
+
+    @inline
+    def same(into, ldi, x, ldx, rows, cols, spare):
+        flip(into, ldi, x, ldx, rows, cols)
+
+    @inline
+    def narrowed(into, ldi, x, ldx, rows, cols, spare):
+        flip(spare, rows, x, ldx, rows, cols)
+        for i in range(cols):
+            narrow(off(spare, i * rows), off(into, i * ldi), rows)
+
+    return narrowed if S else same
+
+
+def rows_as(target: Target, T: str, S: str) -> Inline:
+    """Return an inline function: rows of T, of rows that are stored as S, or as T if empty.
+
+    rows_as(x, row, n, rows, spare): the rows, their stride, and how many elements of each may be
+    read.  spare: scratch of `count_padded` elements, for widened rows.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+    widen = loop(T, "x:S[] -> y[] = x", S)
+
+    @inline
+    def same(x, row, n, rows, spare):
+        return x, row, n
+
+    @inline
+    def widened(x, row, n, rows, spare):
+        step = udiv(n + lanes - 1, lanes) * lanes
+        for i in range(rows):
+            widen(off(x, i * row), off(spare, i * step), n)
+        return spare, step, step
+
+    return widened if S else same
+
+
+def count_padded(rows: int, columns: int, lanes: int) -> int:
+    """Return how many elements rows have that are filled up to whole vectors."""
+    return rows * up(columns, lanes)
+
+
 def product(target: Target, T: str, a_cols: int) -> Inline:
     """Return an inline function: product(a, lda, b, ldb, c, ldc, k, m, n, mode): C = A B (+ C).
 

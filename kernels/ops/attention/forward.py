@@ -13,12 +13,15 @@ from engine.kernels.ops.attention.blocks import (
     SIZES,
     adjust,
     check_blocks,
+    count_padded,
     dropped,
     matrices_reach,
     product,
+    rows_as,
     scores_reach,
     seen_scores,
     turn,
+    turn_as,
     visible,
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -38,14 +41,18 @@ from engine.plan.context import RANDOM
 VECTORS = 4  # rows of running numbers, one a query
 
 
-def forward_work(bq: int, bk: int, width: int, value_width: int) -> int:
-    """Return the elements of scratch that a thread needs."""
-    return bq * (width + value_width + 2 * bk + VECTORS) + bq * bk
+def forward_work(bq: int, bk: int, width: int, value_width: int, lanes: int, S: str = "") -> int:
+    """Return the elements of scratch that a thread needs.
+
+    lanes: elements of a vector.  S: how matrices are stored; a block of one is widened at a time.
+    """
+    spare = count_padded(max(bq, bk), max(width, value_width), lanes) if S else 0
+    return bq * (width + value_width + 2 * bk + VECTORS) + bq * bk + spare
 
 
 def _reach(c: KernelCall) -> Reach:
     check_blocks(c)
-    used = forward_work(c.block_queries, c.block_keys, c.width, c.value_width)
+    used = forward_work(c.block_queries, c.block_keys, c.width, c.value_width, c.lanes, c.S)
     return {
         "q": matrices_reach(c, "q", c.heads, c.queries, c.width),
         "k": matrices_reach(c, "k", c.groups, c.keys, c.width),
@@ -59,19 +66,20 @@ def _reach(c: KernelCall) -> Reach:
 
 @kernel(
     f"""
-    q, k, v, bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
-    y: out T[...]   lse: out T[2, batch, heads, queries]   work: scratch T[...]
+    q, k, v: S[...]   bias: T[...]   mask: b1[...]   noise: i64[1 record] if drops
+    y: out S[...]   lse: out T[2, batch, heads, queries]   work: scratch T[...]
     scale, cap, fill, ratio: f64   g: i64[] where {SIZES}
     """,
     words={"noise": RANDOM, "g": ATTENTION_WORDS},
     reach=_reach,
     multiply_adds=lambda c: seen_scores(c) * int(c.width + c.value_width),
 )
-def attention(target: Target, T: str) -> Body:
+def attention(target: Target, T: str, S: str = "") -> Body:
     """Y = softmax(scale Q K^T, adjusted) V for each head; lse = log sum exp of the scores.
 
     q, k, v, y: matrices strided as `g` says, columns next to each other; bias, mask: strided; lse:
     the maximum m and log sum exp(S - m), which is +inf for a query that `g.guard` makes zeros.
+    The parameter S: how q, k, v and y are stored.
     """
     lanes = target.lanes(ITEMSIZE[T])
     copy_scaled = loop(T, "x[] c -> y[] = x * c")
@@ -90,7 +98,8 @@ def attention(target: Target, T: str) -> Body:
     mix = loop("u32", "low high key -> philox0(low, high, key)")
     zero, copy = Native("zero", (T,)), Native("copy", (T,))
     number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
-    flip = turn(target, T)
+    flip, store = turn(target, T), turn_as(target, T, S)
+    fetch = rows_as(target, T, S)
     scores, values = product(target, T, 0), product(target, T, 1)
     change = adjust(target, T)
 
@@ -116,20 +125,23 @@ def attention(target: Target, T: str) -> Body:
         bq, bk, width, columns = g.block_queries, g.block_keys, g.width, g.value_width
         n = udiv(nq + lanes - 1, lanes) * lanes
         # A thread's scratch: Q^T and Y^T (columns are queries, as in the blocks), three blocks of
-        # scores, rows of a number a query: m, the usable m, the sum of exponentials, a factor.
+        # scores, rows of a number a query: m, the usable m, the sum of exponentials, a factor; and
+        # rows of Q, K, V or Y that are stored as S.
         qt = mine
         ot = off(qt, bq * width)
         s = off(ot, bq * columns)
         x = off(s, bq * bk)
         z = off(x, bq * bk)
         m = off(z, bq * bk)
-        top, total, a = off(m, bq), off(m, 2 * bq), off(m, 3 * bq)
+        top, total, a, spare = off(m, bq), off(m, 2 * bq), off(m, 3 * bq), off(m, 4 * bq)
         group = udiv(h * g.groups, g.heads)
         kh = off(k, b * g.k_batch + group * g.k_head)
         vh = off(v, b * g.v_batch + group * g.v_head)
         bias_h = off(bias, b * g.bias_batch + h * g.bias_head)
         mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
-        flip(qt, bq, off(q, b * g.q_batch + h * g.q_head + q0 * g.q_row), g.q_row, nq, width)
+        qh = off(q, b * g.q_batch + h * g.q_head + q0 * g.q_row)
+        rows_q, ldq, _ = fetch(qh, g.q_row, width, nq, spare)
+        flip(qt, bq, rows_q, ldq, nq, width)
         for r in range(width):
             copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
         fill_row(number(-1e400), m, n)
@@ -138,7 +150,8 @@ def attention(target: Target, T: str) -> Body:
         k0, end = visible(g, q0, nq)
         while k0 < end:
             nk = imin(bk, end - k0)
-            scores(off(kh, k0 * g.k_row), g.k_row, qt, bq, s, bq, width, nk, nq, 0)
+            rows_k, ldk, _ = fetch(off(kh, k0 * g.k_row), g.k_row, width, nk, spare)
+            scores(rows_k, ldk, qt, bq, s, bq, width, nk, nq, 0)
             change(s, s, x, z, bias_h, mask_h, g, cap, fill, q0, nq, k0, nk)
             copy(a, m, n)
             for r in range(nk):
@@ -156,7 +169,8 @@ def attention(target: Target, T: str) -> Body:
             if g.drops != 0:
                 drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk)
             # Y^T += V^T P^T for these keys; the division by the sum waits for all of them.
-            values(off(vh, k0 * g.v_row), g.v_row, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
+            rows_v, ldv, _ = fetch(off(vh, k0 * g.v_row), g.v_row, columns, nk, spare)
+            values(rows_v, ldv, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
             k0 += bk
         settle_top(m, top, n)
         if g.guard == 0:
@@ -168,7 +182,8 @@ def attention(target: Target, T: str) -> Body:
                 invert_seen(total, a, n)
         for r in range(columns):
             finish(off(ot, r * bq), a, off(ot, r * bq), n)
-        flip(off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row), g.y_row, ot, bq, columns, nq)
+        yh = off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row)
+        store(yh, g.y_row, ot, bq, columns, nq, spare)
         # m and log sum apart, for backward: P = exp(s - m - log sum).  Their sum would round away
         # the log where |m| is large.
         logs(total, a, x, n)

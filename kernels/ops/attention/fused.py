@@ -5,7 +5,8 @@ Forward   S = scale Q K^T, capped: cap tanh(S / cap), + bias, `fill` where the m
 Backward  P = exp(S - m - log sum) again, block by block; with D = rows of sum(dY * Y):
           dV = drop(P)^T dY,  dP = drop(dY V^T),  dS = P (dP - D),  dbias = sum dS,
           then dS by the cap, dQ = scale dS K,  dK = scale dS^T Q
-Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/ops/test_attention.py
+Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/ops/test_attention.py;
+          halves are widened block by block, and Y and dQ rounded once
 Source    Dao, "FlashAttention-2", arXiv 2307.08691; Milakov, Gimelshein, "Online normalizer
           calculation for softmax", arXiv 1805.02867
 
@@ -26,7 +27,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.attention.backward import attention_grad, backward_work
 from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
 from engine.kernels.ops.attention.forward import attention, forward_work
-from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, Storage, TensorType, stored_as
 
 # Rows and columns of a block of scores: with its operands it stays in the second cache.
 BLOCK_KEYS, BLOCK_QUERIES = 128, 64
@@ -85,7 +86,7 @@ def form_of(site: Site) -> Form:
     )
     shapes: dict[str, tuple[Any, ...]] = {}
     for name in ("q", "k", "v"):
-        shape = site.real(_FORWARD[name]).shape
+        shape = site.type(_FORWARD[name]).shape
         if len(shape) != 4:
             site.wrong(f"{name} is {site.type(_FORWARD[name])}; expected 4 dimensions")
         a, b, c, d = shape
@@ -105,12 +106,12 @@ def form_of(site: Site) -> Form:
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:
-    form, t = form_of(site), site.type(0)
+    form, t = form_of(site), site.real(0)
     return t.but(form.shape("y")), t.but((2, form.batch, form.heads, form.queries))
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
-    form, t = form_of(site), site.type(0)
+    form, t = form_of(site), site.real(0)
     together = site.attrs["together"]
     lead = (
         1 if "batch" in together else form.batch,
@@ -200,18 +201,19 @@ def _inputs(lowering: Lowering) -> dict[str, Any]:
 
 def _lower(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
-    form, T = form_of(site), q.type.dtype
+    form, (T, S) = form_of(site), stored_as(q)
     blocks = block_sizes(lowering.target, T, form.queries, form.keys)
+    lanes = lowering.target.lanes(ITEMSIZE[T])
     # The backward pass reads lse; a forward pass alone has it as scratch.
     lse = (
         lowering.y(1)
         if lowering.wants(1)
         else lowering.temp(T, (2, form.batch, form.heads, form.queries))
     )
-    per_thread = forward_work(*blocks, form.width, form.value_width)
+    per_thread = forward_work(*blocks, form.width, form.value_width, lanes, *S)
     work = lowering.temp(T, (lowering.threads, per_thread))
     lowering.call(
-        attention(T),
+        attention(T, *S),
         **_inputs(lowering),
         y=lowering.y(0),
         lse=lse,
@@ -253,7 +255,7 @@ def parts_of(apart: int, blocks: int, threads: int) -> int:
 
 def _lower_grad(lowering: Lowering) -> None:
     site, q = lowering.site, lowering.x(0)
-    form, T = form_of(site), q.type.dtype
+    form, (T, S) = form_of(site), stored_as(q)
     batch, groups, keys = form.batch, form.groups, form.keys
     width, columns = form.width, form.value_width
     blocks = block_sizes(lowering.target, T, form.queries, keys)
@@ -273,7 +275,7 @@ def _lower_grad(lowering: Lowering) -> None:
             if wants[i]:
                 into[name] = lowering.temp(T, (parts, *form.shape(name)))
     lanes = lowering.target.lanes(ITEMSIZE[T])
-    per_thread = backward_work(*blocks, width, columns, lanes)
+    per_thread = backward_work(*blocks, width, columns, lanes, *S)
     work = lowering.temp(T, (lowering.threads, per_thread))
     bias_step = (0, 0, 0, 0)
     if wants[3]:
@@ -284,7 +286,7 @@ def _lower_grad(lowering: Lowering) -> None:
         heads = 1 if not by_head else form.heads
         bias_step = (by_batch * heads, by_head, keys, 1)
     lowering.call(
-        attention_grad(T),
+        attention_grad(T, *S),
         **_inputs(lowering),
         y=lowering.x(_BACKWARD["y"]),
         lse=lowering.x(_BACKWARD["lse"]),
@@ -330,6 +332,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(attention,),
+        storage=Storage(frozenset({0, 1, 2}), frozenset({0}), alike=True),
         no_gradient=frozenset(range(5)),
     ),
     Op(
@@ -343,6 +346,7 @@ OPS = (
         infer=_infer_grad,
         lower=_lower_grad,
         calls=(attention_grad, reduce_cols),
+        storage=Storage(frozenset({0, 1, 2, 5, 7}), frozenset({0}), alike=True),
         no_gradient=frozenset(range(8)),
     ),
 )

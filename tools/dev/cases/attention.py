@@ -41,9 +41,12 @@ def _ms_rotary_rows(x: Any, *more: Any, num_heads: int) -> Any:
 
 def attend(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, dy: Any = None, *,
            scale: float, low: int | None = None, high: int | None = None, cap: float = 0,
-           fill: float = -np.inf, keep: int = 1, guard: int = 0,
-           together: str = "") -> dict[str, np.ndarray]:  # fmt: skip
-    """All results of the engine's Attention and AttentionGrad of [batch, heads, rows, columns]."""
+           fill: float = -np.inf, keep: int = 1, guard: int = 0, together: str = "",
+           kept: Any = None) -> dict[str, np.ndarray]:  # fmt: skip
+    """All results of the engine's Attention and AttentionGrad of [batch, heads, rows, columns].
+
+    kept: Y as AttentionGrad is given it, if it is not exact.
+    """
     each = q.shape[1] // k.shape[1]
     keys, values = np.repeat(k, each, 1), np.repeat(v, each, 1)
     raw = scale * q @ keys.swapaxes(2, 3)
@@ -65,7 +68,8 @@ def attend(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, dy: Any =
     results = {"y": y, "lse": np.stack([top[..., 0], logs[..., 0]])}
     if dy is None:
         return results
-    ds = p * (dy @ values.swapaxes(2, 3) - (dy * y).sum(3, keepdims=True))
+    delta = (dy * (y if kept is None else kept)).sum(3, keepdims=True)
+    ds = p * (dy @ values.swapaxes(2, 3) - delta)
     ds = np.where(seen, ds, 0)
     summed = tuple(i for i, name in enumerate(("batch", "head")) if name in together)
     results["dbias"] = ds.sum(summed, keepdims=True)
