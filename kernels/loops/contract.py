@@ -25,7 +25,7 @@ from engine.kernels.vocabulary.signature import up
 Inline = Callable[..., Any]
 
 
-def column(target: Target, T: str, a_cols: int, nv: int) -> Inline:
+def column(target: Target, T: str, a_cols: int, nv: int, P: str = "") -> Inline:
     """Inline function: one column of tiles, `mb` rows by at most nv vectors, all of a K block.
 
     column(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail)
@@ -34,10 +34,7 @@ def column(target: Target, T: str, a_cols: int, nv: int) -> Inline:
     too many are taken together with the last six: two tiles of four, and one row.
     """
     mr = target.mr
-    whole = Native("tile", (T, a_cols, mr, nv))
-    four = Native("tile", (T, a_cols, 4, nv))
-    two = Native("tile", (T, a_cols, 2, nv))
-    one = Native("tile", (T, a_cols, 1, nv))
+    whole, four, two, one = (Native("tile", (T, a_cols, n, nv, P)) for n in (mr, 4, 2, 1))
 
     @inline
     def run(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
@@ -62,15 +59,17 @@ def column(target: Target, T: str, a_cols: int, nv: int) -> Inline:
     return run
 
 
-def strip(target: Target, T: str, a_cols: int) -> Inline:
+def strip(target: Target, T: str, a_cols: int, P: str = "") -> Inline:
     """Inline function: `mb` rows by `w` <= nv vectors of columns, as columns of 4, 2 and 1 vectors.
 
     strip(a, lda, b, ldb, c, ldc, bias, k, mb, w, mode)
+
+    P: as of `tile`.
     """
     lanes, nv = target.lanes(ITEMSIZE[T]), target.nv
-    wide = column(target, T, a_cols, nv)
-    half = column(target, T, a_cols, max(nv // 2, 1))
-    single = column(target, T, a_cols, 1)
+    wide = column(target, T, a_cols, nv, P)
+    half = column(target, T, a_cols, max(nv // 2, 1), P)
+    single = column(target, T, a_cols, 1, P)
     width = nv * lanes
 
     @inline
@@ -91,7 +90,16 @@ def strip(target: Target, T: str, a_cols: int) -> Inline:
 
 
 def block(
-    target: Target, T: str, a_cols: int, fill_a: Inline, pack_b: Inline, *, mc: int | None = None
+    target: Target,
+    T: str,
+    a_cols: int,
+    fill_a: Inline,
+    pack_b: Inline,
+    *,
+    mc: int | None = None,
+    P: str = "",
+    C: str = "",
+    room: int = 0,
 ) -> Inline:
     """Return an inline function: one thread's rectangle [m0, m1) x [n0, n1) of C.
 
@@ -101,17 +109,48 @@ def block(
     `pack_b(b, into, g, k0, kb, j0, nb)` returns (pointer, panel stride, ldb) of the panels of
     B[k0:k0+kb, j0:j0+nb].  `work` holds kc x nc elements for B, then mc x kc for A.
     `mode`: the tile's, ACCUMULATE for the first K block, the rest for the last.
+
+    P: as of `tile`; kc counts words then.
+    C: the type of 16 bits in which C is stored.  Sums are float32, after the `room` rows of kc for
+        A in `work`: of a panel, or where K has several blocks of all rows and nc columns.  They
+        are rounded once.  `mode` has no ACCUMULATE, and the rectangle at most nc columns if K has
+        several blocks.
     """
-    rows = strip(target, T, a_cols)
+    rows = strip(target, T, a_cols, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
     mc_ = mc or target.mc
+    depth = depth_of(P)
+
+    if C:
+        narrow = Native("convert", (C, T))
+
+        @inline
+        def panel_rows(
+            left, lda, b, ldb, c, ldc, bias, work, i, j, k, kc, nc, kb, mb, w, step, end
+        ):
+            sums, lds = off(work, depth(kc) * (nc + room)), width
+            if kc < k:
+                sums, lds = off(sums, i * nc + j), nc
+            rows(left, lda, b, ldb, sums, lds, bias, kb, mb, w, step)
+            if end != 0:
+                for r in range(mb):
+                    narrow(off(c, r * ldc), off(sums, r * lds), w)
+
+    else:
+
+        @inline
+        def panel_rows(
+            left, lda, b, ldb, c, ldc, bias, work, i, j, k, kc, nc, kb, mb, w, step, end
+        ):
+            rows(left, lda, b, ldb, c, ldc, bias, kb, mb, w, step)
 
     @inline
     def run(a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode):
         k0 = 0
         while k0 < k:
             kb = imin(kc, k - k0)
-            step = mode if k0 + kb == k else mode & ACCUMULATE
+            end = 1 if k0 + kb == k else 0
+            step = mode if end != 0 else mode & ACCUMULATE
             if k0 > 0:
                 step = step | ACCUMULATE
             j0 = n0
@@ -121,13 +160,16 @@ def block(
                 i0 = m0
                 while i0 < m1:
                     mb = imin(mc_, m1 - i0)
-                    left, lda = fill_a(a, off(work, kc * nc), g, i0, mb, k0, kb)
+                    left, lda = fill_a(a, off(work, depth(kc) * nc), g, i0, mb, k0, kb)
                     j = 0
                     while j < nb:
                         w = imin(width, nb - j)
                         into = off(c, i0 * ldc + j0 + j)
                         panel = off(panels, udiv(j, width) * stride)
-                        rows(left, lda, panel, ldb, into, ldc, off(bias, j0 + j), kb, mb, w, step)
+                        panel_rows(
+                            left, lda, panel, ldb, into, ldc, off(bias, j0 + j), work,
+                            i0 - m0, j0 - n0 + j, k, kc, nc, kb, mb, w, step, end,
+                        )  # fmt: skip
                         j += width
                     i0 += mc_
                 j0 += nc
@@ -150,50 +192,112 @@ def panels_reach(c: KernelCall, n: int, depth: int, panel: int, unit: int = 0) -
     return max(ends)
 
 
-def pack_rows(target: Target, T: str) -> Inline:
+def depth_of(P: str) -> Inline:
+    """Return an inline function: the rows of a panel of so many steps of K.
+
+    P: as of `tile`: a row is of words then.
+    """
+
+    @inline
+    def one_each(k):
+        return k
+
+    @inline
+    def one_a_pair(k):
+        return (k + 1) >> 1
+
+    return one_a_pair if P else one_each
+
+
+def line(target: Target, T: str, S: str = "", P: str = "") -> Inline:
+    """Return an inline function: n elements of row r of a panel, of rows stored as S.
+
+    line(into, x, ldx, r, j, k, n)
+
+    They are columns j ... of rows r, or 2 r and 2 r + 1 of k, of x.  S: "" for T.  P: as of `tile`.
+    """
+    if P:
+        both, single = (Native("pair", (P, S or T, flag)) for flag in (1, 0))
+
+        @inline
+        def run(into, x, ldx, r, j, k, n):
+            at = off(x, 2 * r * ldx + j)
+            if 2 * r + 1 < k:
+                both(into, at, off(at, ldx), n)
+            else:
+                single(into, at, at, n)
+
+        return run
+    move = Native("convert", (T, S)) if S not in ("", T) else Native("copy", (T,))
+
+    @inline
+    def moved(into, x, ldx, r, j, k, n):
+        move(into, off(x, r * ldx + j), n)
+
+    return moved
+
+
+def pack_rows(target: Target, T: str, S: str = "", P: str = "") -> Inline:
     """Return an inline function: panels of B[kb, nb] stored row-major: b[k ldb + j].
 
     pack_rows(b, ldb, into, kb, nb)
+
+    S, P: as of `line`.
     """
-    lanes = target.lanes(ITEMSIZE[T])
-    width = target.nv * lanes
-    copy = Native("copy", (T,))
+    width = target.nv * target.lanes(ITEMSIZE[T])
+    depth, row = depth_of(P), line(target, T, S, P)
 
     @inline
     def run(b, ldb, into, kb, nb):
         j = 0
         while j < nb:
             w = imin(width, nb - j)
-            panel = off(into, j * kb)
-            for k in range(kb):
-                copy(off(panel, k * width), off(b, k * ldb + j), w)
+            panel = off(into, j * depth(kb))
+            for r in range(depth(kb)):
+                row(off(panel, r * width), b, ldb, r, j, kb, w)
             j += width
 
     return run
 
 
-def pack_cols(target: Target, T: str) -> Inline:
+def pack_cols(target: Target, T: str, S: str = "", P: str = "") -> Inline:
     """Inline function: panels of B[kb, nb] stored column-major: b[j ldb + k], by block transposes.
 
     pack_cols(b, ldb, into, kb, nb)
+
+    S, P: as of `line`.
     """
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
-    transpose = Native("transpose", (T,))
+    depth, each = depth_of(P), 2 if P else 1
+    element = line(target, T, S, P)
+    if P or S not in ("", T):
+        transpose = Native("turn", (P or T, S or T))
+
+        @inline
+        def one(panel, at, b, ldb, j, k, kb):
+            element(off(panel, at), b, 1, k, j * ldb, kb, 1)
+
+    else:
+        transpose = Native("transpose", (T,))
+
+        @inline
+        def one(panel, at, b, ldb, j, k, kb):
+            panel[at] = b[j * ldb + k]
 
     @inline
     def run(b, ldb, into, kb, nb):
         j = 0
         while j < nb:
-            panel = off(into, udiv(j, width) * width * kb + (j - udiv(j, width) * width))
+            panel = off(into, udiv(j, width) * width * depth(kb) + (j - udiv(j, width) * width))
             k = 0
             if j + lanes <= nb:
-                while k + lanes <= kb:
-                    transpose(off(panel, k * width), width, off(b, j * ldb + k), ldb)
+                while (k + lanes) * each <= kb:
+                    transpose(off(panel, k * width), width, off(b, j * ldb + k * each), ldb)
                     k += lanes
             for jj in range(imin(lanes, nb - j)):
-                for kk in range(k, kb):
-                    panel[kk * width + jj] = b[(j + jj) * ldb + kk]
+                for kk in range(k, depth(kb)):
+                    one(panel, kk * width + jj, b, ldb, j + jj, kk, kb)
             j += lanes
 
     return run

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from engine.base.element_types import ITEMSIZE
-from engine.kernels.loops.contract import block, pack_cols, pack_rows
+from engine.base.element_types import HALVES, ITEMSIZE
+from engine.kernels.loops.contract import (
+    Inline,
+    block,
+    depth_of,
+    line,
+    pack_cols,
+    pack_rows,
+)
 from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map, update
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -18,8 +26,11 @@ from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     BIAS,
+    OPEN,
     RELU,
     Body,
+    Instance,
+    Native,
     imin,
     inline,
     kernel,
@@ -33,6 +44,7 @@ from engine.plan.words import Field, Words
 # Tiles below and beside each other above which packing B pays: each packed element is then used by
 # several tiles, and rows of B are so far apart that a panel lies in more pages than are known.
 PACK_ROWS, PACK_COLUMNS = 4, 2
+A_ROWS = 96  # rows of A that are turned into factors of 16 bits, or from them, at a time
 LEVELS = ("0", "1", "2")  # dimensions of a batch, the last one fastest
 
 
@@ -57,7 +69,7 @@ GEMM_WORDS = Words(
 
 def _reach(c: KernelCall) -> Reach:
     m, n, k = c.m, c.n, c.k
-    trans_a, trans_b = c.flag(1), c.flag(2)
+    trans_a, trans_b = c.flag(-2), c.flag(-1)
     count = math.prod(c.batch)
     direct = not trans_b and c.direct
     if direct and (n % c.lanes or c.nc % c.lanes):
@@ -66,21 +78,88 @@ def _reach(c: KernelCall) -> Reach:
         return {}
     a = ((k, c.lda), (m, 1)) if trans_a else ((m, c.lda), (k, 1))
     b = ((n, c.ldb), (k, 1)) if trans_b else ((k, c.ldb), (n, 1))
-    panels = min(c.kc, k) * up(min(c.nc, n), c.tile_columns)
     return {
         "a": c.span(0, *zip(c.batch, c.a_step, strict=True), *a),
         "b": c.span(0, *zip(c.batch, c.b_step, strict=True), *b),
         "c": (count - 1) * m * n + c.span(0, (m, c.ldc), (n, 1)),
-        "work": 0 if direct else c.scratch(c.per_thread, panels, math.prod(c.grid)),
+        "work": c.scratch(c.per_thread, _work_of(c, direct), math.prod(c.grid)),
     }
 
 
-@kernel(
+def _work_of(c: KernelCall, direct: bool) -> int:
+    """Return the elements of scratch memory that a thread uses."""
+    if len(c.params) == 3:
+        return 0 if direct else min(c.kc, c.k) * up(min(c.nc, c.n), c.tile_columns)
+    A, B, C, P = map(str, c.params[1:5])
+    stored = Stored(A, B, C, P, bool(c.flag(-2)))
+    if direct and not stored.is_plain_b:
+        c.refuse("B is read where it is, and is not stored as it is multiplied")
+    if c.nc % c.tile_columns:
+        c.refuse(f"{c.nc} columns at a time, with tiles of {c.tile_columns}")
+    if stored.C != "f32" and (c.mode & ACCUMULATE or c.resets):
+        c.refuse(f"sums of {stored.C} are not added to")
+    rows = up(c.m, c.grid[1]) // c.grid[1]
+    return stored.work(c.k, c.kc, c.nc, rows, c.tile_columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Element types of a product with factors of 16 bits.
+
+    A, B, C: in which the matrices are stored.  P: in which factors are multiplied.
     """
-    a, b: T[...]   c: out T[...] updates if resets   bias: T[n] if mode & BIAS
+
+    A: str
+    B: str
+    C: str
+    P: str
+    trans_a: bool
+
+    def kernel(self, *trans: int) -> Instance:
+        """Return the kernel for these types; trans: of A and B."""
+        return gemm_mixed("f32", self.A, self.B, self.C, self.P, *trans)
+
+    @property
+    def pairs(self) -> str:
+        """P as of `tile`."""
+        return "" if self.P == "f32" else self.P
+
+    @property
+    def packs_a(self) -> bool:
+        """True unless tiles read A where it is."""
+        return self.A != self.P or (self.trans_a and self.P != "f32")
+
+    @property
+    def is_plain_b(self) -> bool:
+        """True if tiles can read B where it is."""
+        return self.B == self.P == "f32"
+
+    @property
+    def narrow_c(self) -> str:
+        """C as of `block`."""
+        return "" if self.C == "f32" else self.C
+
+    @property
+    def room(self) -> int:
+        """Rows of A that are packed at a time."""
+        return A_ROWS if self.packs_a else 0
+
+    def work(self, k: int, kc: int, nc: int, rows: int, width: int) -> int:
+        """Return the scratch memory of a thread with so many rows: for B, A, and sums."""
+        depth = -(-kc // 2) if self.pairs else kc
+        sums = 0 if self.C == "f32" else rows * nc if kc < k else A_ROWS * width
+        return depth * (nc + self.room) + sums
+
+
+SIGNATURE = """
+    a: {A}[...]   b: {B}[...]   c: out {C}[...] updates if resets   bias: T[n] if mode & BIAS
     reset: b1[1] if resets   work: scratch T[...]   resets, per_thread: i64
     g: i64[] where min(kc, nc, min(grid)) >= 1 and mode <= ACCUMULATE | BIAS | RELU
-    """,
+    """
+
+
+@kernel(
+    SIGNATURE.format(A="T", B="T", C="T"),
     words={"g": GEMM_WORDS},
     reach=_reach,
     multiply_adds="prod(batch) * m * n * k",
@@ -91,8 +170,6 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
     op(A): [m, k], op(B): [k, n], C: [m, n] row-major; bias: [n].  C overlaps no input.
     Overwrites C, or adds to it when mode has ACCUMULATE or when `resets` and not reset[0].
     """
-    pack = pack_cols(target, T) if trans_b else pack_rows(target, T)
-    width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
     def fill_a(a, into, g, i0, mb, k0, kb):
@@ -101,18 +178,113 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
             return off(a, k0 * lda + i0), lda
         return off(a, i0 * lda + k0), lda
 
-    @inline
-    def pack_b(b, into, g, k0, kb, j0, nb):
-        ldb = g.ldb
-        if trans_b:
-            pack(off(b, j0 * ldb + k0), ldb, into, kb, nb)
-        else:
-            if g.direct != 0:
-                return off(b, k0 * ldb + j0), width, ldb
-            pack(off(b, k0 * ldb + j0), ldb, into, kb, nb)
-        return into, kb * width, width
+    return _by_threads(
+        target, T, block(target, T, trans_a, fill_a, _pack_b(target, T, trans_b, T, "", True))
+    )
 
-    run = block(target, T, trans_a, fill_a, pack_b)
+
+@kernel(
+    SIGNATURE.format(A="A", B="B", C="C"),
+    words={"g": GEMM_WORDS},
+    reach=_reach,
+    multiply_adds="prod(batch) * m * n * k",
+    T=("f32",),
+    A=OPEN,
+    B=OPEN,
+    C=OPEN,
+    P=OPEN,
+)
+def gemm_mixed(
+    target: Target, T: str, A: str, B: str, C: str, P: str, trans_a: int, trans_b: int
+) -> Body:
+    """`gemm` of matrices stored as A, B and C, of factors rounded to P, with sums of float32.
+
+    P: "f32", or one of `Target.products`.  C of 16 bits is rounded once; nothing is added to it.
+    Error: of rounding B, A and C to their types; the sum as of `gemm`, products are exact.
+    """
+    stored = Stored(A, B, C, P, bool(trans_a))
+    pairs = stored.pairs
+    row = line(target, T, A, pairs)
+    depth, each, move = depth_of(pairs), 2 if pairs else 1, Native("convert", (P, A))
+    as_factors = Native("halves", (P,)) if pairs else same
+
+    @inline
+    def take(a, into, g, i0, mb, k0, kb):
+        if trans_a:
+            return off(a, k0 * g.lda + i0), g.lda
+        return off(a, i0 * g.lda + k0), g.lda
+
+    @inline
+    def pack_columns(a, into, g, i0, mb, k0, kb):
+        at = off(a, k0 * g.lda + i0)
+        for r in range(depth(kb)):
+            row(off(into, r * mb), at, g.lda, r, 0, kb, mb)
+        return into, mb
+
+    @inline
+    def pack_lines(a, into, g, i0, mb, k0, kb):
+        factors, step = as_factors(into), depth(kb) * each
+        for i in range(mb):
+            move(off(factors, i * step), off(a, (i0 + i) * g.lda + k0), kb)
+        return factors, step
+
+    fill_a = take if not stored.packs_a else pack_columns if trans_a else pack_lines
+    pack_b = _pack_b(target, T, trans_b, B, pairs, stored.is_plain_b)
+    run = block(
+        target, T, trans_a, fill_a, pack_b,
+        mc=A_ROWS, P=pairs, C=stored.narrow_c, room=stored.room,
+    )  # fmt: skip
+    if C == "f32":
+        return _by_threads(target, T, run)
+
+    @inline
+    def by_columns(a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode):
+        j = n0
+        while j < n1:
+            run(a, b, c, ldc, bias, work, g, m0, m1, j, imin(j + nc, n1), k, kc, nc, mode)
+            j += nc
+
+    return _by_threads(target, T, by_columns)
+
+
+def _pack_b(target: Target, T: str, trans_b: int, B: str, P: str, is_plain: bool) -> Inline:
+    """Return the `pack_b` of `block` for B stored as B; is_plain: it may be read where it is."""
+    pack = (pack_cols if trans_b else pack_rows)(target, T, B, P)
+    width = target.nv * target.lanes(ITEMSIZE[T])
+    depth = depth_of(P)
+
+    @inline
+    def columns(b, into, g, k0, kb, j0, nb):
+        ldb = g.ldb
+        pack(off(b, j0 * ldb + k0), ldb, into, kb, nb)
+        return into, depth(kb) * width, width
+
+    @inline
+    def rows(b, into, g, k0, kb, j0, nb):
+        ldb = g.ldb
+        pack(off(b, k0 * ldb + j0), ldb, into, kb, nb)
+        return into, depth(kb) * width, width
+
+    @inline
+    def rows_or_none(b, into, g, k0, kb, j0, nb):
+        ldb = g.ldb
+        if g.direct != 0:
+            return off(b, k0 * ldb + j0), width, ldb
+        pack(off(b, k0 * ldb + j0), ldb, into, kb, nb)
+        return into, depth(kb) * width, width
+
+    return columns if trans_b else rows_or_none if is_plain else rows
+
+
+@inline
+def same(x):
+    """The pointer itself."""
+    return x
+
+
+def _by_threads(target: Target, T: str, run: Inline) -> Body:
+    """Return the body of a product: each thread runs its part of the batch and its rectangle."""
+    width = target.nv * target.lanes(ITEMSIZE[T])
 
     def body(a, b, c, bias, reset, work, resets, per_thread, g, tid, nthreads):
         m, n, k, mode = g.m, g.n, g.k, g.mode
@@ -183,12 +355,15 @@ def lower_gemm(
     batch: tuple[Sequence[int], Sequence[int], Sequence[int]] = ((), (), ()),
     ld: tuple[int, int] = (0, 0),
 ) -> None:
-    """Call `gemm`.  `batch`: dimensions and strides in A and B, at most three after collapsing.
+    """Call `gemm`, or `gemm_mixed` where a matrix or its factors have 16 bits.
 
+    `batch`: dimensions and strides in A and B, at most three after collapsing.
     `ld`: elements from row to row of A and B as they are stored, 0 where nothing lies between.
     """
     m, n, k = mnk
-    kind, target = y.type.dtype, lowering.target
+    target = lowering.target
+    stored = _stored(lowering, a, b, y, trans[0])
+    kind = "f32" if stored else y.type.dtype
     lanes = target.lanes(ITEMSIZE[kind])
     width = target.nv * lanes
     dims, (sa, sb) = collapse(batch[0], batch[1:], range(len(batch[0])))
@@ -212,9 +387,10 @@ def lower_gemm(
     grid = thread_grid(m, n, math.prod(dims), lowering.threads, width)
     panels = -(-n // width)
     columns = -(-panels // grid[2]) * width
-    kc, nc = balanced(k, target.kc, lanes), balanced(columns, target.nc, width)
+    deepest = 2 * target.kc if stored and stored.pairs else target.kc
+    kc, nc = balanced(k, deepest, lanes), balanced(columns, target.nc, width)
     few = m <= PACK_ROWS * target.mr or n <= PACK_COLUMNS * width
-    direct = not trans[1] and n % lanes == 0 and few
+    direct = not trans[1] and n % lanes == 0 and few and (not stored or stored.is_plain_b)
     words = GEMM_WORDS.pack(
         m=m,
         n=n,
@@ -232,13 +408,30 @@ def lower_gemm(
         b_step=[0] * pad + sb,
     )
     per_thread = kc * nc
+    if stored:
+        per_thread = stored.work(k, kc, nc, -(-m // grid[1]), width)
     work = lowering.temp(kind, (per_thread * lowering.threads,))
+    flags = int(trans[0]), int(trans[1])
     lowering.call(
-        gemm(kind, int(trans[0]), int(trans[1])),
+        stored.kernel(*flags) if stored else gemm(kind, *flags),
         a=a, b=b, c=y, bias=bias, reset=reset, work=work,
         resets=int(reset is not None), per_thread=per_thread, g=words,
     )  # fmt: skip
 
 
-GEMM_KERNELS = (gemm, *MAP_KERNELS)  # what `lower_gemm` calls
-KERNELS = (gemm,)
+def _stored(lowering: Lowering, a: Operand, b: Operand, y: Operand, trans_a: bool) -> Stored | None:
+    """Return the types of a product with factors of 16 bits; None of one that has none."""
+    kinds = A, B, C = a.type.dtype, b.type.dtype, y.type.dtype
+    halves = {kind for kind in kinds if kind in HALVES}
+    if halves and "f64" in kinds:
+        lowering.site.fail(f"a product of {', '.join(kinds)}", "f32 with bf16 or f16")
+    factor = lowering.precision
+    if factor not in lowering.target.products or "f64" in kinds or not halves <= {factor}:
+        factor = "f32"
+    if not halves and factor == "f32":
+        return None
+    return Stored(A, B, C, factor, trans_a)
+
+
+GEMM_KERNELS = (gemm, gemm_mixed, *MAP_KERNELS)  # what `lower_gemm` calls
+KERNELS = (gemm, gemm_mixed)

@@ -56,6 +56,19 @@ class Target:
         """Short name that plans print."""
         return f"{self.arch}/{self.cpu}/v{self.vector}"
 
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The types of 16 bits whose products one of its instructions sums in float32."""
+        wanted = _BF16_PRODUCTS.get(self.arch, "")
+        whole = self.arch != "x86_64" or self.vector == 64
+        return ("bf16",) if whole and wanted in self.features.split(",") else ()
+
+    @property
+    def casts(self) -> tuple[str, ...]:
+        """The types of 16 bits that it has instructions to convert to."""
+        half = self.arch == "aarch64" or (self.arch == "x86_64" and self.vector >= 32)
+        return (*self.products, "f16") if half else self.products
+
     def lanes(self, itemsize: int) -> int:
         """Return the elements of `itemsize` bytes in one vector register."""
         return self.vector // itemsize
@@ -73,6 +86,7 @@ TILES = {
 }  # fmt: skip
 # By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
 IN_ORDER = {"cortex-a53"}
+_BF16_PRODUCTS = {"x86_64": "+avx512bf16", "aarch64": "+bf16"}  # LLVM's features, by architecture
 _ABI = {"rv64": "lp64d"}
 
 

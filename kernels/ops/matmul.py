@@ -28,9 +28,11 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
+    Storage,
     TensorType,
     broadcast,
     fits,
+    stored_as,
 )
 
 # --- Gemm
@@ -102,7 +104,7 @@ def _gemm_lower(lowering: Lowering) -> None:
         return
     # alpha, beta or a whole matrix C: the product goes to memory and is read back by a map, which
     # planning fuses with what follows.
-    product = lowering.temp(y.type.dtype, (m, n))
+    product = lowering.temp(stored_as(y)[0], (m, n))
     lower_gemm(lowering, a, b, product, mnk=(m, n, k), trans=trans)
     formula: Expr = ("mul", ("const", float(alpha)), ("in", 0))
     ins = [product]
@@ -256,7 +258,7 @@ def _matmul_lower(lowering: Lowering) -> None:
             reset=lowering.reset(0),
         )
         return
-    product = lowering.temp(y.type.dtype, y.type.dims)
+    product = lowering.temp(stored_as(y)[0], y.type.dims)
     lower_gemm(
         lowering, lowering.x(0), lowering.x(1), product, mnk=(m, n, k), trans=trans, batch=batch
     )
@@ -357,6 +359,7 @@ def _fit(grad: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> s
 
 _GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 _FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+_FACTORS = Storage(frozenset({0, 1}), frozenset({0}))
 
 OPS = (
     Op(
@@ -367,6 +370,7 @@ OPS = (
         infer=_gemm_infer,
         lower=_gemm_lower,
         calls=GEMM_KERNELS,
+        storage=_FACTORS,
         grad=_gemm_grad,
         accumulates=(0,),
         samples=Samples.GEMM,
@@ -382,6 +386,7 @@ OPS = (
         takes={f"activation_{name}": "float" for name in ("alpha", "beta", "gamma")},
         lower=_gemm_lower,
         calls=GEMM_KERNELS,
+        storage=_FACTORS,
         expand=_fused_gemm_expand,
         becomes=f"Gemm {' '.join(IN_GEMM)}",
     ),
@@ -392,6 +397,7 @@ OPS = (
         infer=_matmul_infer,
         lower=_matmul_lower,
         calls=GEMM_KERNELS,
+        storage=_FACTORS,
         grad=_matmul_grad,
         accumulates=(0,),
         samples=Samples.MATMUL,
@@ -407,6 +413,7 @@ OPS = (
         becomes=f"Transpose {MS}::FusedMatMul",
         lower=_matmul_lower,
         calls=GEMM_KERNELS,
+        storage=_FACTORS,
         grad=_matmul_grad,
         accumulates=(0,),
     ),

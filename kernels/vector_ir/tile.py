@@ -11,7 +11,9 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.packing import BFloat
 from engine.kernels.vector_ir.vectors import (
+    I16,
     I32,
     I64,
     LINE,
@@ -28,28 +30,39 @@ from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
 CHAINS = 8  # sums that do not wait for each other: two multiply-adds a cycle of four cycles each
+# LLVM's intrinsics, by architecture: each lane of the sum gains the products of two pairs.
+_DOTS = {
+    "x86_64": "llvm.x86.avx512bf16.dpbf16ps.{bits}",
+    "aarch64": "llvm.aarch64.neon.bfdot.v{lanes}f32.v8bf16",
+}
 Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
 
 
-def tile(target: Target, T: str, a_cols: int, mr: int, nv: int) -> Any:
+def tile(target: Target, T: str, a_cols: int, mr: int, nv: int, P: str = "") -> Any:
     """tile(a, b, c, bias, k, lda, ldb, ldc, mode, tail): C = act(A B (+ C) (+ bias)).
 
     C is mr rows by nv vectors, accumulators in registers across the K loop.  A[i, p] is
     a[i lda + p], or a[p lda + i] when `a_cols`; B[p, j] is b[p ldb + j]; C[i, j] is c[i ldc + j].
     `tail` columns (1..lanes) of the last vector are stored.  K >= 1.  `mode` adds up ACCUMULATE,
     BIAS (one value a column) and RELU.  C must not overlap A, B or bias.
+
+    P: the element type of the factors, if that is not T: one of `Target.products`.  B, and A where
+    `a_cols`, are words of pairs (packing.py), the last with 0 where k is odd; p counts the words.
+    Otherwise a points to the factors themselves, and lda counts them.
     Source: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    name = f"tile_{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
-    P = types.CPointer(NUMBA[T])
+    name = f"tile_{P}{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
+    writer = _PairTile if P else _Tile
     emit = call_internal(
-        name, lambda fn: _Tile(fn, target, T, a_cols, mr, nv).build(), inline=False
+        name, lambda fn: writer(fn, target, T, a_cols, mr, nv).build(), inline=False
     )
 
     def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):
-        return types.void(P, P, P, P, *[types.int64] * 6), emit
+        left = NUMBA[P if P and not a_cols else T]
+        pointers = [types.CPointer(t) for t in (left, *[NUMBA[T]] * 3)]
+        return types.void(*pointers, *[types.int64] * 6), emit
 
     return op
 
@@ -62,6 +75,7 @@ class _Tile:
         self.a_cols, self.mr, self.nv = a_cols, mr, nv
         self.scalar, self.size = LLVM[T], ITEMSIZE[T]
         self.lanes = target.lanes(self.size)
+        self.align = self.size  # of a row of A
         self.vt = ir.VectorType(self.scalar, self.lanes)
         self.suffix = f"v{self.lanes}{T}"
         op = "fma" if target.fma else "fmuladd"
@@ -107,8 +121,7 @@ class _Tile:
         def one(kk: Any, acc: Grid) -> Grid:
             right = self._right(b.gep(bp, [b.mul(kk, ldb)]))
             if not self.a_cols:
-                at = [b.gep(row, [kk]) for row in rows]
-                left = [splat(b, b.load(p, typ=self.scalar), self.lanes) for p in at]
+                left = [splat(b, self._factor(row, kk), self.lanes) for row in rows]
                 return self._multiply(left, right, acc)
             if self.target.prefetch:
                 later = b.add(b.mul(b.add(kk, I64(AHEAD)), lda), I64(self.mr - 1))
@@ -117,7 +130,7 @@ class _Tile:
             return self._multiply(self._factors(vectors), right, acc)
 
         def line(k0: Any, acc: Grid) -> Grid:
-            below = b.add(k0, b.mul(lda, I64(self.mr)))
+            below = b.add(self._place(k0), b.mul(lda, I64(self.mr)))
             self._prefetch([b.gep(row, [below]) for row in rows], 1, write=False)
             end = b.add(k0, I64(LINE // self.size))
             return self._loop(k0, b.select(b.icmp_signed("<", end, k), end, k), 1, acc, one)
@@ -153,8 +166,8 @@ class _Tile:
                 columns = apart(b.gep(a, [b.mul(kk, lda)]), lda, step)
                 left = [self._vectors(p, self.mr) for p in columns]
             else:
-                rows = apart(b.gep(a, [kk]), lda, self.mr)
-                left = [[load(b, p, self.vt, self.size) for p in rows]]
+                rows = apart(b.gep(a, [self._place(kk)]), lda, self.mr)
+                left = [[load(b, p, self.vt, self.align) for p in rows]]
             right = [self._right(p) for p in apart(b.gep(bp, [b.mul(kk, ldb)]), ldb, step)]
             if in_order:
                 loaded = self._together([*left, *right])
@@ -176,6 +189,14 @@ class _Tile:
             pairs = zip(acc[:half], acc[half:], strict=True)
             acc = [[b.fadd(x, y) for x, y in zip(*pair, strict=True)] for pair in pairs]
         return acc, whole
+
+    def _place(self, kk: Any) -> Any:
+        """Return the elements before factor, or word, kk of a row of A."""
+        return kk
+
+    def _factor(self, row: Any, kk: Any) -> Any:
+        """Return factor, or word, kk of a row of A."""
+        return self.b.load(self.b.gep(row, [self._place(kk)]), typ=self.scalar)
 
     def _right(self, row: Any) -> list[Any]:
         """Return the vectors of a row of B."""
@@ -348,3 +369,47 @@ class _Tile:
             self.fn.module, f"llvm.masked.{what}.{self.suffix}.p0", result, [a.type for a in args]
         )
         return self.b.call(fn, args)
+
+
+class _PairTile(_Tile):
+    """Writes the body of a tile whose factors are pairs of bf16."""
+
+    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
+        super().__init__(fn, target, T, a_cols, mr, nv)
+        self.align = self.size if a_cols else self.size // 2
+        self.pairs = ir.VectorType(BFloat(), 2 * self.lanes)
+        name = _DOTS[target.arch].format(bits=8 * target.vector, lanes=self.lanes)
+        params = [self.vt, self.pairs, self.pairs]
+        self.dot = intrinsic(fn.module, name, self.vt, params)
+
+    def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
+        b, one = self.b, I64(1)
+        words = b.lshr(b.add(k, one) if self.a_cols else k, one)
+        acc = super()._k_loop(a, bp, words, lda, ldb)
+        if self.a_cols:
+            return acc
+        rows = [b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
+
+        def last(kk: Any, acc: Grid) -> Grid:
+            """The factor that is left, with 0: the row of A may end after it."""
+            left = []
+            for row in rows:
+                low = load(b, b.gep(row, [self._place(kk)]), I16, 2)
+                left.append(splat(b, b.bitcast(b.zext(low, I32), self.scalar), self.lanes))
+            return self._multiply(left, self._right(b.gep(bp, [b.mul(kk, ldb)])), acc)
+
+        return self._loop(words, b.lshr(b.add(k, one), one), 1, acc, last)
+
+    def _place(self, kk: Any) -> Any:
+        return kk if self.a_cols else self.b.shl(kk, I64(1))
+
+    def _factor(self, row: Any, kk: Any) -> Any:
+        return load(self.b, self.b.gep(row, [self._place(kk)]), self.scalar, self.align)
+
+    def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
+        b = self.b
+        left, right = ([b.bitcast(v, self.pairs) for v in side] for side in (left, right))
+        return [
+            [b.call(self.dot, [z, y, x]) for y, z in zip(right, row, strict=True)]
+            for x, row in zip(left, acc, strict=True)
+        ]

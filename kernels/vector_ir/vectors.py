@@ -12,7 +12,7 @@ from engine.base.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE
 from engine.kernels.machine.target import Target
 
 LINE = 64  # bytes of a cache line
-I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+I1, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
 
 # numba's types of what is in memory: a boolean is a byte, and half floats are their bits.
 _STEMS = {"float": "float", "half": "uint", "int": "int", "unsigned": "uint", "bool": "uint"}
@@ -201,11 +201,7 @@ def transpose(target: Target, T: str) -> Any:
         b = ir.IRBuilder(fn.append_basic_block("entry"))
         dst, ldd, src, lds = fn.args
         rows = [load(b, b.gep(src, [b.mul(lds, I64(i))]), vt, ITEMSIZE[T]) for i in range(lanes)]
-        width = 1
-        while width < lanes:
-            rows = _exchange(b, rows, width, lanes)
-            width *= 2
-        for j, row in enumerate(rows):
+        for j, row in enumerate(transposed(b, rows)):
             store(b, row, b.gep(dst, [b.mul(ldd, I64(j))]), ITEMSIZE[T])
         b.ret_void()
 
@@ -215,6 +211,15 @@ def transpose(target: Target, T: str) -> Any:
         return types.void(P, types.int64, P, types.int64), emit
 
     return op
+
+
+def transposed(b: Any, rows: list[Any]) -> list[Any]:
+    """Return the columns of as many vectors as each has lanes."""
+    lanes, width = len(rows), 1
+    while width < lanes:
+        rows = _exchange(b, rows, width, lanes)
+        width *= 2
+    return rows
 
 
 def _exchange(b: Any, rows: list[Any], width: int, lanes: int) -> list[Any]:

@@ -21,6 +21,8 @@ from engine.graphs.offline.optim_types import SGD
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
+from engine.kernels.loops.gemm import gemm_mixed
+from engine.kernels.machine.levels import LEVELS
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops, templates
 from engine.kernels.vocabulary.op import OURS, Op, op_keys
@@ -37,6 +39,9 @@ from tests.support.tiny import LABELS
 Key = tuple[str, str]
 
 
+# With factors of 16 bits products are another kernel.
+PRODUCTS = {op.name for op in ops().values() if op.calls and gemm_mixed in op.calls}
+WITH_BF16 = replace(LEVELS[0].target("linux"), features="+avx512bf16")
 MOVING = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
 JOINT = [
     Case(
@@ -132,6 +137,8 @@ def recorded() -> Record:
             one = OneNode(case)
             for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
                 make_plan(graph.copy(), {}, target=host(), threads=2)
+                if case.op in PRODUCTS:
+                    make_plan(graph.copy(), {}, target=WITH_BF16, threads=2, precision="bf16")
             op = ops().get((case.domain, case.op))
             if op is not None and op.expand and not op.grad:
                 expand_symbolic(one.graph)

@@ -158,7 +158,8 @@ def test_all_ops_are_all_kernels() -> None:
     every = kernel_set(parse("!no_ops_specified_means_all_ops_are_required\n"))
     runtime = {"launch", "worker", "map", "peak", "stream", "timed"}
     planned = {"index_chains", "gather_grad_rows"}  # plans of a library keep gradients whole
-    assert {s.template for s in every} >= set(templates()) - runtime - planned
+    in_halves = {"gemm_mixed"}  # plans of a library store nothing in 16 bits
+    assert {s.template for s in every} >= set(templates()) - runtime - planned - in_halves
 
 
 def test_the_shape_of_an_operand_is_no_part_of_a_kernel() -> None:

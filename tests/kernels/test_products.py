@@ -1,0 +1,228 @@
+"""Products of matrices and factors of 16 bits, against float64 of the same rounded factors."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import UnsupportedOpError
+from engine.kernels.binaries.load import object_code
+from engine.kernels.loops.gemm import lower_gemm
+from engine.kernels.machine.levels import levels
+from engine.kernels.machine.target import Target, host
+from engine.kernels.vocabulary.op import Array, Site
+from engine.plan.plan import KernelSpec
+from tests.support.product_calls import Calls, bits_of, value_of
+
+UNIT = 2.0**-24  # rounding unit of float32
+UNITS = {"f32": UNIT, "bf16": 2.0**-8, "f16": 2.0**-11}
+SMALLEST = {"f32": 2.0**-149, "bf16": 2.0**-126, "f16": 2.0**-25}
+# As they are stored A, B, C: activations and weights, gradients of both, and what is left.
+STORED = [
+    ("bf16", "f32", "bf16"), ("bf16", "bf16", "f32"), ("f32", "bf16", "f32"),
+    ("f16", "f32", "f16"), ("f16", "f16", "f32"), ("f32", "f32", "f32"),
+]  # fmt: skip
+TRANS = [(0, 0), (0, 1), (1, 0)]
+SIZES = [(1, 1, 1), (3, 5, 2), (7, 70, 33), (14, 16, 18), (2, 129, 5), (100, 33, 1)]
+
+
+def targets() -> list[Target]:
+    """This CPU as it is, and as the smallest level has it: float32 factors, narrower vectors."""
+    return [host(), *(level.target() for level in levels()[1:2])]
+
+
+def ids(target: Target) -> str:
+    return target.cpu
+
+
+class Product:
+    """C = act(op(A) op(B) (+ C) (+ bias)), as a kernel has it and in float64."""
+
+    def __init__(
+        self, target: Target, stored: tuple[str, str, str], trans: tuple[int, int] = (0, 0),
+        *, m: int, n: int, k: int, batch: tuple[int, int] = (1, 1), threads: int = 1,
+        bias: bool = False, relu: bool = False, reset: bool | None = None,
+    ) -> None:  # fmt: skip
+        """batch: how many matrices A and C have, and B; reset: as the flag has it, if any."""
+        rng = np.random.default_rng(m + n + k)
+        A, B, C = stored
+        self.target, self.stored, self.trans, self.sizes = target, stored, trans, (m, n, k)
+        self.threads, self.batch, self.relu, self.reset = threads, batch, relu, reset
+        self.a = bits_of(rng.standard_normal((batch[0], *((k, m) if trans[0] else (m, k)))), A)
+        self.b = bits_of(rng.standard_normal((batch[1], *((n, k) if trans[1] else (k, n)))), B)
+        self.c = bits_of(rng.standard_normal((batch[0], m, n)), C)
+        self.bias = rng.standard_normal(n).astype("f4") if bias else None
+        self.P = "f32"
+
+    def run(self) -> Array:
+        """Return C as it is stored."""
+        half = next((T for T in self.stored if T != "f32"), "bf16")
+        calls: Any = Calls(self.target, self.threads, half)
+        (A, B, C), (m, n, k) = self.stored, self.sizes
+        given = zip("aby", (self.a, self.b, self.c), (A, B, C), strict=True)
+        a, b, y = (calls.put(name, x, T) for name, x, T in given)
+        steps = ((self.batch[0],), (m * k,), (n * k * (self.batch[1] > 1),))
+        more: dict[str, Any] = {"batch": steps} if self.batch[0] > 1 else {}
+        if self.bias is not None:
+            more["bias"] = calls.put("bias", self.bias, "f32")
+        if self.reset is not None:
+            more["reset"] = calls.put("reset", np.array([self.reset]), "b1")
+        trans = (bool(self.trans[0]), bool(self.trans[1]))
+        lower_gemm(calls, a, b, y, mnk=(m, n, k), trans=trans, relu=self.relu, **more)
+        self.P = str(calls.kernels[0].params[-3]) if calls.kernels else "f32"
+        made: Array = calls.get("y", self.c.shape)
+        return made
+
+    def assert_right(self) -> Array:
+        """Run it, and compare it with float64; return C as it is stored."""
+        A, B, C = self.stored
+        made = self.run()
+        x, w = value_of(self.a, A), value_of(self.b, B)
+        if self.P == "bf16":
+            x, w = (value_of(bits_of(v, "bf16"), "bf16") for v in (x, w))
+        x = x.swapaxes(1, 2) if self.trans[0] else x
+        w = w.swapaxes(1, 2) if self.trans[1] else w
+        terms = [0.0 if self.bias is None else self.bias.astype("f8")]
+        if self.reset is False:
+            terms.append(value_of(self.c, C))
+        expected, size = x @ w + sum(terms), np.abs(x) @ np.abs(w) + sum(map(np.abs, terms))
+        if self.relu:
+            expected = np.maximum(expected, 0)
+        # Each of k products and of the terms is added with an error of a unit of the sum so far,
+        # where products of pairs are added one by one; C is rounded once.
+        bound = (self.sizes[2] + len(terms) + 1) * UNIT * size
+        bound = bound + (np.abs(expected) + bound) * UNITS[C] + SMALLEST[C]
+        error = np.abs(value_of(made, C) - expected)
+        assert np.all(error <= bound), (error / bound).max()
+        return made
+
+
+def cases() -> Iterator[tuple[tuple[str, str, str], tuple[int, int]]]:
+    """Every way of storing with a layout: all layouts of the first, of others the usual."""
+    yield from itertools.product(STORED[:2], TRANS)
+    yield from zip(STORED[2:], itertools.cycle(TRANS), strict=False)
+
+
+@pytest.mark.parametrize("target", targets(), ids=ids)
+@pytest.mark.parametrize(("stored", "trans"), [*cases()])
+def test_products_of_all_sizes(
+    target: Target, stored: tuple[str, str, str], trans: tuple[int, int]
+) -> None:
+    for m, n, k in SIZES:
+        Product(target, stored, trans, m=m, n=n, k=k).assert_right()
+
+
+@pytest.mark.parametrize("target", targets(), ids=ids)
+@pytest.mark.parametrize("stored", STORED[:2])
+def test_a_deep_product_has_the_bits_of_one_thread(
+    target: Target, stored: tuple[str, str, str]
+) -> None:
+    """K in several blocks, columns too; sums wait for the last block in float32."""
+    size: dict[str, Any] = {"m": 110, "n": 600, "k": 2 * 2 * target.kc + 5}
+    alone = Product(target, stored, **size).assert_right()
+    for threads in (2, 5):
+        found = Product(target, stored, **size, threads=threads).run()
+        np.testing.assert_array_equal(found.view(np.uint8), alone.view(np.uint8))
+
+
+@pytest.mark.parametrize("target", targets(), ids=ids)
+@pytest.mark.parametrize("relu", [False, True])
+def test_bias_and_relu_come_before_the_rounding(target: Target, relu: bool) -> None:
+    for m, n, k in ((5, 70, 9), (20, 40, 2 * 2 * target.kc + 1)):
+        Product(target, STORED[0], m=m, n=n, k=k, bias=True, relu=relu).assert_right()
+
+
+@pytest.mark.parametrize("target", targets(), ids=ids)
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_gradient_of_float32_is_added_to(target: Target, reset: bool) -> None:
+    Product(target, STORED[1], (1, 0), m=30, n=70, k=19, reset=reset).assert_right()
+
+
+@pytest.mark.parametrize("target", targets(), ids=ids)
+@pytest.mark.parametrize("shared", [False, True])
+def test_batches(target: Target, shared: bool) -> None:
+    batch = (6, 1 if shared else 6)
+    for threads in (1, 4):
+        product = Product(target, STORED[0], (0, 1), m=9, n=20, k=7, batch=batch, threads=threads)
+        product.assert_right()
+
+
+@pytest.mark.parametrize("target", targets(), ids=ids)
+@pytest.mark.parametrize("trans", TRANS)
+def test_what_lies_after_a_row_is_not_a_factor(target: Target, trans: tuple[int, int]) -> None:
+    """An odd K leaves half a word: NaN of the next row, or after the last, must not get there."""
+    product = Product(target, STORED[1], trans, m=8, n=20, k=5)
+    spoilt = product.a[:, :, 3] if trans[0] else product.a[:, 3]
+    spoilt[...] = 0x7FC0  # row 3 of op(A)
+    made = product.run()[0]
+    assert np.isnan(made[3]).all()
+    assert np.isfinite(np.delete(made, 3, axis=0)).all()
+
+
+@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan, 3.4e38])
+def test_what_is_not_finite_stays_so(special: float) -> None:
+    """3.4e38 is beyond the largest bf16: it rounds to infinity."""
+    for target in targets():
+        product = Product(target, ("f32", "f32", "bf16"), m=2, n=3, k=3)
+        product.stored = ("bf16", "f32", "bf16")
+        product.a = bits_of(np.zeros((1, 2, 3)), "bf16")
+        product.b[...], product.bias = 1, np.full(3, special, np.float32)
+        with np.errstate(over="ignore"):
+            expected = np.inf if special == 3.4e38 else special
+        np.testing.assert_array_equal(value_of(product.run(), "bf16"), np.full((1, 2, 3), expected))
+
+
+def test_what_products_refuse() -> None:
+    class Named(Calls):
+        site = Site(
+            op="MatMul", domain="", name="product", opset=13, ins=(), attrs={}, values=(), n_outs=1
+        )
+
+    calls: Any = Named(host(), 1, "bf16")
+    a = calls.put("a", np.zeros((2, 2), np.uint16), "bf16")
+    b, y = (calls.put(name, np.zeros((2, 2)), "f64") for name in "by")
+    with pytest.raises(UnsupportedOpError, match="a product of bf16, f64, f64; supported: f32"):
+        lower_gemm(calls, a, b, y, mnk=(2, 2, 2))
+
+
+def test_factors_follow_from_the_features() -> None:
+    plain = dataclasses.replace(host(), triple="x86_64-unknown-linux-gnu", features="", vector=64)
+    arm = dataclasses.replace(plain, triple="aarch64-unknown-linux-gnu", vector=16)
+    with_bf16 = [
+        dataclasses.replace(plain, features="+avx512f,+avx512bf16"),
+        dataclasses.replace(arm, features="+neon,+bf16"),
+    ]
+    assert [t.products for t in (plain, arm)] == [(), ()]
+    assert [t.products for t in with_bf16] == [("bf16",), ("bf16",)]
+    assert dataclasses.replace(with_bf16[0], vector=32).products == ()
+
+
+def dots(code: bytes, arch: str) -> int:
+    """Count the instructions of an object that sum products of pairs of bf16."""
+    if arch == "x86_64":  # vdpbf16ps: EVEX, map 0F38, prefix F3, opcode 52
+        found = re.findall(rb"\x62(.)(.).\x52", code, re.DOTALL)
+        return sum(p[0] & 7 == 2 and q[0] & 0x87 == 6 for p, q in found)
+    words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
+    by_vector, by_lane = words & 0xFFE0FC00 == 0x6E40FC00, words & 0xFFC0F400 == 0x4F40F000
+    return int((by_vector | by_lane).sum())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target("x86_64-unknown-linux-gnu", "znver4", "+avx512bf16", 64, 6, 4),
+        Target(
+            "aarch64-unknown-linux-gnu", "neoverse-n2", "+bf16", 16, 8, 2, masks=False, by_lane=True
+        ),
+    ],
+    ids=ids,
+)
+def test_tiles_are_of_dot_products_where_there_are_such(target: Target) -> None:
+    spec = KernelSpec("gemm_mixed", ("f32", "bf16", "f32", "bf16", "bf16", 0, 0))
+    assert dots(object_code(spec, target), target.arch) >= target.mr * target.nv
