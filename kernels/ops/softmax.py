@@ -4,7 +4,7 @@ Forward   y = exp(x - m) / s,  log y = (x - m) - log s,  with m = max x, s = sum
 Backward  dx = y (dy - sum y dy);  log: dx = dy - exp(y) sum dy.  Both need y, never x
 Error     relative (|x - m| + 5) 2^-24 beside the error of the sum s (fold.py), x - m being rounded;
           log: absolute, 3 ulp of max(|y|, 1).  A row of nothing but -inf, or with NaN or +inf,
-          gives NaN
+          gives NaN.  Halves are computed with as float32, and results rounded once
 
 Seen as [outer, n, inner]: inner = 1 runs along rows, otherwise `inner` is the vector direction.
 Before opset 13 the axis and all after it were one: [outer, n] of the input flattened at the axis.
@@ -26,24 +26,30 @@ from engine.kernels.vocabulary.op import (
     Op,
     Operand,
     Site,
+    Storage,
     TensorType,
     normal_axis,
+    stored_as,
 )
 from engine.kernels.vocabulary.row_program import loop
 
 BLOCK = 256  # columns whose running values stay in the first-level cache
 
 
-@kernel("x: T[rows, n]  y: out T[rows, n] may alias x  rows, n: i64")
-def softmax_rows(target: Target, T: str, log: int) -> Body:
-    """y[r] = softmax(x[r]), or its logarithm."""
+# By `log`: y of x, the maximum m, and s, the logarithm or the inverse of the sum.
+_AGAIN = {0: "exp(x - m) * s", 1: "x - m - s"}
+
+
+@kernel("x: S[rows, n]  y: out S[rows, n] may alias x  rows, n: i64")
+def softmax_rows(target: Target, T: str, log: int, S: str = "") -> Body:
+    """y[r] = softmax(x[r]), or its logarithm.  S: how x and y are stored."""
     # Forward, in three passes over a row that stays in the cache: maximum, exponentials with their
     # sum, division.  Subtracting the maximum keeps exp from overflowing.
-    largest = loop(T, "x[] -> max(x)")
+    largest = loop(T, "x:S[] -> max(x)", S)
     exps = loop(T, "x[] m -> e = exp(x - m); y[] = e; sum(e)")
     divide = loop(T, "e[] k -> y[] = e * k")
-    total = loop(T, "x[] m -> sum(exp(x - m))")
-    shift = loop(T, "x[] m log_s -> y[] = x - m - log_s")
+    total = loop(T, "x:S[] m -> sum(exp(x - m))", S)
+    end = loop(T, f"x:S[] m s -> y:S[] = {_AGAIN[log]}", S)
     reciprocal, logarithm = loop(T, "s -> 1 / s"), loop(T, "s -> log(s)")
 
     @inline
@@ -51,12 +57,15 @@ def softmax_rows(target: Target, T: str, log: int) -> Body:
         s = exps(x, largest(x, n), y, n)
         divide(y, reciprocal(s, 1), y, n)
 
-    @inline
-    def logs(x, y, n):
-        m = largest(x, n)
-        shift(x, m, logarithm(total(x, m, n), 1), y, n)
+    of_sum = logarithm if log else reciprocal
 
-    row = logs if log else plain
+    @inline
+    def twice(x, y, n):
+        m = largest(x, n)
+        end(x, m, of_sum(total(x, m, n), 1), y, n)
+
+    # Exponentials that y kept in 16 bits would be rounded twice.
+    row = twice if log or S else plain
 
     def body(x, y, rows, n, tid, nthreads):
         first, last = share(rows, tid, nthreads)
@@ -68,24 +77,26 @@ def softmax_rows(target: Target, T: str, log: int) -> Body:
 
 @kernel(
     """
-    x: T[outer, n, inner]   y: out T[outer, n, inner] may alias x
+    x: S[outer, n, inner]   y: out S[outer, n, inner] may alias x
     work: scratch T[threads, 2, block]
     outer: i64   n: i64 where n >= 1   inner: i64   block: i64 where block >= 1
     """
 )
-def softmax_cols(target: Target, T: str, log: int) -> Body:
+def softmax_cols(target: Target, T: str, log: int, S: str = "") -> Body:
     """y[a, :, j] = softmax(x[a, :, j]), or its logarithm.
 
-    work: maximum and sum of `block` columns at a time.
+    work: maximum and sum of `block` columns at a time.  S: how x and y are stored.
     """
-    first_max, more_max = loop(T, "x[] -> m[] = x"), loop(T, "x[] m[] -> m[] = max(x, m)")
+    first_max = loop(T, "x:S[] -> m[] = x", S)
+    more_max = loop(T, "x:S[] m[] -> m[] = max(x, m)", S)
     zero, invert = loop(T, "-> s[] = 0"), loop(T, f"s[] -> s[] = {'log(s)' if log else '1 / s'}")
-    # y keeps the exponentials, as an exp costs more than a load; the logarithm needs x itself.
+    # y keeps the exponentials, as an exp costs more than a load; the logarithm needs x itself, and
+    # exponentials in 16 bits would be rounded twice.
     collect = loop(T, "x[] m[] s[] -> e = exp(x - m); y[] = e; s[] = s + e")
     end = loop(T, "y[] s[] -> y[] = y * s")
-    if log:
-        collect = loop(T, "s[] x[] m[] -> s[] = s + exp(x - m)")
-        end = loop(T, "x[] m[] s[] -> y[] = x - m - s")
+    if log or S:
+        collect = loop(T, "s[] x:S[] m[] -> s[] = s + exp(x - m)", S)
+        end = loop(T, f"x:S[] m[] s[] -> y:S[] = {_AGAIN[log]}", S)
 
     def body(x, y, work, outer, n, inner, block, tid, nthreads):
         # Vectors run along `inner`: each lane is a softmax of its own.  A block's maxima and sums
@@ -118,14 +129,14 @@ def softmax_cols(target: Target, T: str, log: int) -> Body:
 _GRAD = {0: ("dy * y", "y * (dy - total)"), 1: ("dy", "dy - exp(y) * total")}
 
 
-@kernel("dy, y: T[rows, n]   dx: out T[rows, n] may alias dy, y   rows, n: i64")
-def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
-    """dx[r] from dy[r] and y[r], of softmax or its logarithm."""
+@kernel("dy, y: S[rows, n]   dx: out S[rows, n] may alias dy, y   rows, n: i64")
+def softmax_grad_rows(target: Target, T: str, log: int, S: str = "") -> Body:
+    """dx[r] from dy[r] and y[r], of softmax or its logarithm.  S: how they are stored."""
     sums, formula = _GRAD[log]
     # Forward: y = softmax(x); so dx = y (dy - sum y dy).  Forward: y = log softmax(x); so dx = dy -
     # exp(y) sum dy.  Both need the sum of a row before its first element.
-    total = loop(T, f"dy[] y[] -> sum({sums})")
-    write = loop(T, f"dy[] y[] total -> dx[] = {formula}")
+    total = loop(T, f"dy:S[] y:S[] -> sum({sums})", S)
+    write = loop(T, f"dy:S[] y:S[] total -> dx:S[] = {formula}", S)
 
     def body(dy, y, dx, rows, n, tid, nthreads):
         first, last = share(rows, tid, nthreads)
@@ -138,21 +149,21 @@ def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
 
 @kernel(
     """
-    dy, y: T[outer, n, inner]   dx: out T[outer, n, inner] may alias dy, y
+    dy, y: S[outer, n, inner]   dx: out S[outer, n, inner] may alias dy, y
     work: scratch T[threads, 2, block]
     outer: i64   n: i64 where n >= 1   inner: i64   block: i64 where block >= 1
     """
 )
-def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
+def softmax_grad_cols(target: Target, T: str, log: int, S: str = "") -> Body:
     """dx[a, :, j] from dy and y, of softmax or its logarithm.
 
-    work: sums of `block` columns at a time.
+    work: sums of `block` columns at a time.  S: how dy, y and dx are stored.
     """
     sums, formula = _GRAD[log]
     # As by rows, with a vector of sums, one a column.
     zero = loop(T, "-> total[] = 0")
-    add = loop(T, f"dy[] y[] total[] -> total[] = total + {sums}")
-    write = loop(T, f"dy[] y[] total[] -> dx[] = {formula}")
+    add = loop(T, f"dy:S[] y:S[] total[] -> total[] = total + {sums}", S)
+    write = loop(T, f"dy:S[] y:S[] total[] -> dx:S[] = {formula}", S)
 
     def body(dy, y, dx, work, outer, n, inner, block, tid, nthreads):
         blocks = udiv(inner + block - 1, block)
@@ -181,8 +192,8 @@ Walk = tuple[int, int, int]  # a tensor as [outer, n, inner]; n is the axis
 
 def softmax(lowering: Lowering, x: Operand, y: Operand, walk: Walk, log: int) -> None:
     """Compute the softmax of x along n, or its logarithm."""
-    T = y.type.dtype
-    _call(lowering, softmax_rows(T, log), softmax_cols(T, log), walk, y, x=x, y=y)
+    T, S = stored_as(y)
+    _call(lowering, softmax_rows(T, log, *S), softmax_cols(T, log, *S), walk, y, x=x, y=y)
 
 
 def _call(
@@ -199,7 +210,7 @@ def _call(
     share_of = -(-outer * inner // lowering.threads)
     # Blocks small enough that every thread has one, in whole cache lines.
     block = min(max(-(-share_of // 16) * 16, 16), BLOCK)
-    work = lowering.temp(out.type.dtype, (lowering.threads, 2, block))
+    work = lowering.temp(stored_as(out)[0], (lowering.threads, 2, block))
     lowering.call(cols, **operands, work=work, outer=outer, n=n, inner=inner, block=block)
 
 
@@ -223,7 +234,8 @@ def _forward(log: int) -> Callable[[Lowering], None]:
 def _backward(log: int, since: bool) -> Callable[[Lowering], None]:
     def lower(lowering: Lowering) -> None:
         dy, y, dx = lowering.x(0), lowering.x(1), lowering.y(0)
-        rows, cols = softmax_grad_rows(dx.type.dtype, log), softmax_grad_cols(dx.type.dtype, log)
+        T, S = stored_as(dx)
+        rows, cols = softmax_grad_rows(T, log, *S), softmax_grad_cols(T, log, *S)
         _call(lowering, rows, cols, _walk(lowering.site, since), dx, dy=dy, y=y, dx=dx)
 
     return lower
@@ -241,6 +253,8 @@ def _grad(name: str) -> Callable[..., tuple[str | None, ...]]:
 
 def _pair(name: str, log: int) -> tuple[Op, ...]:
     """Declare the op and its two gradient ops."""
+    # A logarithm y in 16 bits has an error that grows with |y|, and its gradient reads exp(y).
+    storage = None if log else Storage(alike=True)
     return (
         Op(
             name=name,
@@ -249,6 +263,7 @@ def _pair(name: str, log: int) -> tuple[Op, ...]:
             calls=SOFTMAX_KERNELS,
             grad=_grad(name),
             samples=Samples.SOFTMAX,
+            storage=storage,
         ),
         Op(
             name=f"{name}Grad",
@@ -260,6 +275,7 @@ def _pair(name: str, log: int) -> tuple[Op, ...]:
             infer=_infer_grad,
             lower=_backward(log, False),
             calls=(softmax_grad_rows,),
+            storage=storage,
         ),
         Op(
             name=f"{name}Grad_13",
@@ -271,6 +287,7 @@ def _pair(name: str, log: int) -> tuple[Op, ...]:
             infer=_infer_grad,
             lower=_backward(log, True),
             calls=(softmax_grad_rows, softmax_grad_cols),
+            storage=storage,
         ),
     )
 
