@@ -12,7 +12,8 @@ from engine.errors import InputError
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis import cost
 from engine.kernels.analysis.cost import efficiencies, nominal, seconds, step_seconds
-from engine.kernels.analysis.flops import Task, Use, tasks
+from engine.kernels.analysis.flops import NULL, Task, Use, tasks
+from engine.kernels.loops.gemm import GEMM_WORDS, gemm_mixed
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates
 from engine.models.mobilenets import build_mobilenet_v2
@@ -50,6 +51,23 @@ def test_bytes_that_are_in_a_cache_take_less() -> None:
     near = seconds([first, again], 1)[1]
     far = seconds([first, other, again], 1)[2]
     assert near < far
+
+
+def test_products_of_16_bits_take_half_as_long() -> None:
+    words = GEMM_WORDS.pack(
+        m=512, n=512, k=512, lda=512, ldb=512, ldc=512, mode=0, grid=(1, 1, 1), kc=256, nc=512,
+        direct=0, batch=(1, 1, 1), a_step=(0, 0, 0), b_step=(0, 0, 0),
+    )  # fmt: skip
+    machine = Roofline(1, 1e9, ((1 << 20, 1e12), (1 << 30, 1e12)))
+    wide, half = (
+        Task(
+            KernelSpec(*gemm_mixed("f32", "bf16", "f32", "bf16", P, 0, 0)),
+            (NULL,) * 6,
+            (0, 0, *words.values),
+        )
+        for P in ("f32", "bf16")
+    )
+    assert seconds([wide], 1, machine)[0] == pytest.approx(2 * seconds([half], 1, machine)[0], 1e-3)
 
 
 def test_formulas_of_many_instructions_take_longer() -> None:
