@@ -36,12 +36,12 @@ from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.lifetimes import (
     Tally,
-    lifetimes,
-    liveness_bound,
+    compute_liveness_bound,
+    count_work_bytes,
+    find_lifetimes,
     merge_inplace,
-    work_bytes,
 )
-from engine.graphs.planner.order import least_peak, order
+from engine.graphs.planner.order import find_least_peak, order
 from engine.kernels.machine.target import host
 from engine.plan.plan import Plan
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -89,10 +89,10 @@ def _watched() -> Iterator[list[tuple[int, int, int]]]:
     seen: list[tuple[int, int, int]] = []
 
     def noted(draft: Draft) -> Any:
-        cuts, tally, first = Cuts(draft.calls, work_bytes(draft)), Tally(draft), _bound(draft)
-        live = tally.live(range(len(draft.calls)))
+        cuts, tally, first = Cuts(draft.calls, count_work_bytes(draft)), Tally(draft), _bound(draft)
+        live = tally.count_live(range(len(draft.calls)))
         made = order(draft)
-        least = least_peak(cuts, range(len(live)), live, CUTS)
+        least = find_least_peak(cuts, range(len(live)), live, CUTS)
         seen.append((least, first, _bound(draft)))
         return made
 
@@ -102,7 +102,7 @@ def _watched() -> Iterator[list[tuple[int, int, int]]]:
 
 def _bound(draft: Draft) -> int:
     """Return the most bytes that live at one call of a draft as it is."""
-    return liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls)))
+    return compute_liveness_bound(merge_inplace(draft, find_lifetimes(draft, draft.calls)))
 
 
 def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ...]] | int) -> Row:

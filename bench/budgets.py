@@ -47,7 +47,7 @@ from engine.errors import BudgetError
 from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace
+from engine.graphs.planner.lifetimes import compute_liveness_bound, find_lifetimes, merge_inplace
 from engine.graphs.planner.place import place
 from engine.kernels.analysis.cost import step_seconds
 from engine.kernels.machine.target import Target
@@ -217,10 +217,10 @@ def figures(draft: Draft, target: Target, threads: int) -> Figures:
     ladder = Ladder(draft, target, threads)
     usual, lowest = ladder.usual, ladder.lowest
     limits = [int(part * usual.peak) for part in LIMITS]
-    within = [next(ladder.within(limit)) for limit in limits if limit >= lowest.peak]
+    within = [next(ladder.list_within(limit)) for limit in limits if limit >= lowest.peak]
     longer = [100 * (rung.seconds / usual.seconds - 1) for rung in within]
     placed = {usual, lowest, *within[len(within) // 2 :][:1]}
-    over = max(_over(ladder.draft(rung)) for rung in placed)
+    over = max(_over(ladder.make_draft(rung)) for rung in placed)
     mean = sum(longer) / len(longer) if longer else None
     spent = time.process_time() - begin
     return Figures(usual.peak, usual.seconds, lowest.peak, mean, over, spent)
@@ -228,8 +228,8 @@ def figures(draft: Draft, target: Target, threads: int) -> Figures:
 
 def _over(draft: Draft) -> float:
     """Return the arena of an ordered draft, over the most bytes that live at once."""
-    blocks = merge_inplace(draft, lifetimes(draft, draft.calls))
-    return place(blocks) / liveness_bound(blocks)
+    blocks = merge_inplace(draft, find_lifetimes(draft, draft.calls))
+    return place(blocks) / compute_liveness_bound(blocks)
 
 
 @cache

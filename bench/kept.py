@@ -15,7 +15,7 @@ from bench.programs import written
 from bench.rows import Bench, Cells, Option
 from engine.graphs.io import onnx_io
 from engine.graphs.passes.pipeline import PASSES
-from engine.graphs.passes.simplify import acts
+from engine.graphs.passes.simplify import is_acting
 from engine.graphs.planner.planner import Planner
 from engine.kernels.machine.target import host
 from engine.plan.plan import Plan
@@ -30,7 +30,7 @@ def plans(name: str, without: Sequence[Sequence[str]]) -> list[Plan]:
         graph = onnx_io.load(folder / "training_model.onnx")
     x, labels = WORKLOADS[name].batch()
     shapes = dict(zip(graph.inputs, (x.shape, labels.shape), strict=False))
-    changed = {name for node in graph.nodes if acts(node) for name in node.outputs}
+    changed = {name for node in graph.nodes if is_acting(node) for name in node.outputs}
     outputs = [name for name in graph.outputs if name not in changed]
     return [
         Planner(graph, target=host(), threads=THREADS, outputs=outputs, without=passes).plan(shapes)

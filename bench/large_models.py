@@ -81,7 +81,7 @@ def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | Non
 
     The graph is written twice, at first without a matrix: protobuf joins fields that stand twice.
     """
-    from engine.graphs.io.weights import varint
+    from engine.graphs.io.weights import encode_varint
 
     rest = onnx.ModelProto()
     rest.CopyFrom(model)
@@ -91,15 +91,15 @@ def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | Non
     rest.graph.initializer.extend(small)
     heads = [
         TensorProto(name=t.name, data_type=t.data_type, dims=t.dims).SerializeToString()
-        + b"\x4a" + varint(side * side * 4)
+        + b"\x4a" + encode_varint(side * side * 4)
         for t in wide
     ]  # fmt: skip
-    fields = [b"\x2a" + varint(len(h) + side * side * 4) + h for h in heads]
+    fields = [b"\x2a" + encode_varint(len(h) + side * side * 4) + h for h in heads]
     values = _matrices(seed, len(wide), side)
     total = sum(map(len, fields)) + len(wide) * side * side * 4
     with open(path, "wb") as file:
         file.write(rest.SerializeToString())
-        file.write(b"\x3a" + varint(total))
+        file.write(b"\x3a" + encode_varint(total))
         for i, field in enumerate(fields):
             file.write(field)
             if values:
@@ -113,7 +113,7 @@ def run(kind: str, path: Path, folder: Path) -> None:
     """Do what a row measures, with files in a folder."""
     from engine import Trainer, artifacts, lora
     from engine.graphs.io import onnx_io
-    from engine.graphs.offline.support import supported
+    from engine.graphs.offline.support import check_support
 
     if kind == "lora":
         Trainer.from_onnx(path, "mse", "adamw", lora="layer", folder=folder, threads=1)
@@ -130,7 +130,7 @@ def run(kind: str, path: Path, folder: Path) -> None:
         lora.adapt(path, "layer").save(folder / "adapted.onnx")
         lora.merge(folder / "adapted.onnx", folder / "merged.onnx")
     else:
-        supported(path)
+        check_support(path)
 
 
 def grown(kind: str, path: Path, folder: Path) -> int:

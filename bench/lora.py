@@ -31,7 +31,7 @@ from engine import artifacts, lora
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline import training
-from engine.graphs.offline.parameters import parameters
+from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.planner.planner import Planner
 from engine.kernels.machine.target import host
 from engine.models.pre_norm import build_gpt2
@@ -90,7 +90,7 @@ def write(name: str, folder: Path, positions: int, *, adapts: bool) -> None:
     np.savez(folder / "batch.npz", x=batch[:1], y=batch[1])
     artifacts.generate_artifacts(
         path,
-        requires_grad=lora.parameters(path) if adapts else parameters(graph),
+        requires_grad=lora.parameters(path) if adapts else list_parameters(graph),
         loss=artifacts.LossType.CrossEntropyLoss if name == "gpt2" else None,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,
@@ -119,7 +119,7 @@ def planned_whole(positions: int) -> Row:
     zeros.
     """
     graph = language_model("qwen2", positions, quantised=False)
-    names = [n for n in parameters(graph) if n not in ("cos", "sin")]
+    names = [n for n in list_parameters(graph) if n not in ("cos", "sin")]
     sizes = [align(4 * graph.initializers[n].size) for n in names]
     count = sum(graph.initializers[n].size for n in names)
     made = training.make_artifacts(graph, training.Choice(tuple(names), ()), None, []).training

@@ -139,7 +139,7 @@ def grown(kind: str, path: Path) -> int:
     """
     assert ops()  # what is imported when it is first asked for
     assert templates()
-    assert convert.inline is not None
+    assert convert.inline_functions is not None
     target = resolve("x86-64-v3").target
     if kind in ("lora", "full", "adapted"):
         return large_models.grown(kind, path, path.parent / "out")
@@ -164,7 +164,9 @@ def amounts(path: Path) -> tuple[int, int, int]:
     weights.
     """
     held = [a.nbytes for a in onnx_io.load(path).initializers.values()]
-    beside = sum((path.parent / name).stat().st_size for name in onnx_io.external_files(str(path)))
+    beside = sum(
+        (path.parent / name).stat().st_size for name in onnx_io.list_external_files(str(path))
+    )
     size = path.stat().st_size
     return size + beside, max(held, default=0), max(0, size + beside - sum(held))
 

@@ -37,7 +37,7 @@ from bench.processes import SCRIPTS
 from bench.programs import written
 from bench.rows import Bench, Cells
 from engine.errors import InputError
-from engine.graphs.offline.rank_graphs import ALPHA, RATE, bucket_bytes
+from engine.graphs.offline.rank_graphs import ALPHA, RATE, choose_bucket_bytes
 from engine.tools.benchmark.workload import parameters
 from engine.tools.benchmark.workloads import WORKLOADS
 
@@ -104,7 +104,7 @@ def step_seconds(alone: float, nbytes: float, small: int, boards: int) -> tuple[
     """
     if boards == 1:
         return alone, alone
-    buckets = max(1, math.ceil(nbytes / bucket_bytes(int(nbytes), boards)))
+    buckets = max(1, math.ceil(nbytes / choose_bucket_bytes(int(nbytes), boards)))
     wire = 2 * (boards - 1) / boards * nbytes / RATE + 2 * (boards - 1) * ALPHA * buckets
     waits = small * 2 * math.log2(boards) * ALPHA
     last = wire / buckets

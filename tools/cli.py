@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from engine.base.errors import EngineError, InternalError
 from engine.base.foreign_text import escape
 from engine.base.other_names import suggest_in_command
-from engine.distributed import join_world
+from engine.distributed import world
 from engine.distributed.launchers import find_launcher, is_joined
 from engine.tools.commands.table import COMMANDS
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = _main(words, f"{title} (rank {'?' if launcher.rank is None else launcher.rank})")
     if status and not is_joined():  # the others are about to wait for this rank
         with contextlib.suppress(EngineError):
-            group = join_world()
+            group = world()
             if group is not None:
                 group.abort(f"{title}: ended with the status {status}")
     return status

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from engine import Trainer
-from engine.distributed import join_world
+from engine.distributed import world
 
 REPEATS, WARM = 8, 2
 
 
 def timed(folder: Path, samples: int) -> None:
     """Train on batches of so many samples; rank 0 prints the seconds of a step and bytes sent."""
-    group = join_world()
+    group = world()
     trainer = Trainer(folder, group=group)
     whole = dict(np.load(folder / "batch.npz"))
     batch = [array[: samples * len(array) // len(whole["x"])] for array in whole.values()]
@@ -41,7 +41,7 @@ def timed(folder: Path, samples: int) -> None:
 
 def equal(folder: Path) -> None:
     """Ten steps on several ranks and on one; rank 0 prints how far they are apart."""
-    group = join_world()
+    group = world()
     assert group is not None
     if (folder / "trace.npz").exists():
         trace = dict(np.load(folder / "trace.npz"))

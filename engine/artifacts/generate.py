@@ -110,7 +110,7 @@ def generate_artifacts(
     from engine.graphs.io import onnx_io
     from engine.graphs.offline import precision, sparse, ties, training
     from engine.graphs.offline.normalize import separate_equal
-    from engine.graphs.offline.parameters import parameters
+    from engine.graphs.offline.parameters import list_parameters
     from engine.graphs.passes import control
 
     asked = ArtifactOptions(**options)
@@ -139,7 +139,7 @@ def generate_artifacts(
         trained, frozen, still = sparse.choose_and_split(forward, asked.update, trained, frozen)
         norms = still if norms is None else norms
     if trained and precision.stops_gradients(forward) and METADATA not in forward.metadata:
-        told = precision.tell(forward, parameters(forward))
+        told = precision.tell(forward, list_parameters(forward))
         warnings.warn(told, ModelWarning, stacklevel=find_caller_level())
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
@@ -205,7 +205,7 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Seque
     from engine.graphs.passes.infer import infer
 
     infer(forward)
-    before = set(forward.values())
+    before = set(forward.list_values())
     with base(onnx_io.to_proto(forward)) as accessor:
         made = block(*inputs)
     outputs = [made] if isinstance(made, str) else arguments.check_names("output of the loss", made)
@@ -232,13 +232,13 @@ def _make_optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Gra
         arguments.expect("the optimizer's graph", graph, Graph)
         return graph
     tensors = [
-        [messages.tensor_proto(name, array) for name, array in part.items()]
+        [messages.make_tensor(name, array) for name, array in part.items()]
         for part in (made.trainable, made.frozen)
     ]
     with empty_base(opset) as accessor:
         method(tuple(tensors))
     graph = onnx_io.load(accessor.model)
-    optimizers.states_of(graph, kinds)  # or refuse it now
+    optimizers.list_states(graph, kinds)  # or refuse it now
     infer(graph.copy())
     return graph
 
@@ -267,13 +267,15 @@ def _write(
     from engine.graphs.io import onnx_io
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
-    models = hashlib.sha256("".join(map(onnx_io.digest, graphs.values())).encode()).hexdigest()
+    models = hashlib.sha256(
+        "".join(map(onnx_io.compute_digest, graphs.values())).encode()
+    ).hexdigest()
     ids = SetId.of(models)
     if method is not None:
         graphs["optimizer_model"] = _make_optimizer_graph(method, made)
-        ids = SetId.of(models, onnx_io.digest(graphs["optimizer_model"]))
+        ids = SetId.of(models, onnx_io.compute_digest(graphs["optimizer_model"]))
     folder, prefix = os.path.split(base)
-    stamps = onnx_io.stamps([made.training, made.evaluation], folder) if external else ""
+    stamps = onnx_io.list_stamps([made.training, made.evaluation], folder) if external else ""
     for name, graph in graphs.items():
         if stamps and name != "optimizer_model":
             graph.metadata[mapping.STAMPS] = stamps
@@ -315,10 +317,10 @@ def save_forward(graph: Graph, folder: str) -> str:
     from engine.graphs.io import onnx_io
 
     path = os.path.join(folder, FORWARD)
-    if onnx_io.nbytes(graph) < mapping.LARGE:
+    if onnx_io.count_bytes(graph) < mapping.LARGE:
         onnx_io.save(graph, path)
     else:
-        name = CONSTANTS.format(SetId.of(onnx_io.digest(graph)).models)
+        name = CONSTANTS.format(SetId.of(onnx_io.compute_digest(graph)).models)
         onnx_io.save_sharing({path: graph}, os.path.join(folder, name))
     return path
 
@@ -350,7 +352,7 @@ def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequenc
             if (path == key) == each:
                 files.move(source, path)
         files.sync_folder(folder)
-    kept = referred | onnx_io.external_files(os.path.join(folder, FORWARD))
+    kept = referred | onnx_io.list_external_files(os.path.join(folder, FORWARD))
     others = re.compile(re.escape(prefix) + CONSTANTS.format("[0-9a-f]{32}"))
     for name in os.listdir(folder):
         if name not in kept and others.fullmatch(name):

@@ -157,7 +157,7 @@ def list_faults(model: Source) -> Iterator[Fault]:
     from engine.graphs.offline import support
 
     lacks = {support.FORWARD: NO_GRADIENT, support.UNSUPPORTED: NO_KERNEL}
-    for row in support.supported(
+    for row in support.check_support(
         bytes(model) if isinstance(model, bytearray | memoryview) else model
     ):
         if row.status in lacks and not row.follows:

@@ -203,15 +203,15 @@ def list_layers(subject: Subject) -> list[list[str]]:
     A layer begins with a parameter of two dimensions or more.
     """
     from engine.graphs.io import onnx_io
-    from engine.graphs.passes.simplify import ancestors
+    from engine.graphs.passes.simplify import find_ancestors
 
     graph = onnx_io.load(subject.training)
     graph.outputs = graph.outputs[:1]  # the loss
-    forward = ancestors(graph)
+    forward = find_ancestors(graph)
     names: list[list[str]] = []
     seen = set[str]()
     for node in graph.nodes:
-        new = [n for n in node.reads() if n in subject.trained and n not in seen]
+        new = [n for n in node.list_reads() if n in subject.trained and n not in seen]
         if node not in forward or not new:
             continue
         seen.update(new)

@@ -9,6 +9,6 @@ launcher such as `mpirun` has started this process.  See docs/cluster.md for its
     trainer = Trainer.from_onnx("classifier.onnx", "cross_entropy", group=world())
 """
 
-from engine.distributed.launchers import join_world
+from engine.distributed.launchers import world
 
-__all__ = ["join_world"]
+__all__ = ["world"]

@@ -73,7 +73,7 @@ class Group(Protocol):
             GroupError: a rank has ended, or does not answer.
         """
 
-    def barrier(self) -> None:
+    def wait_for_all(self) -> None:
         """Return when all ranks have called this.
 
         Raises:

@@ -42,7 +42,7 @@ SIZES = {
 }
 RANK = "PMIX_RANK"
 
-_worlds: list[Group | None] = []  # the result of `join_world` after its first call
+_worlds: list[Group | None] = []  # the result of `world` after its first call
 
 
 def find_launcher(environment: Mapping[str, str] | None = None) -> Launched | None:
@@ -60,7 +60,7 @@ def find_launcher(environment: Mapping[str, str] | None = None) -> Launched | No
     return Launched(RANK, read_number(RANK), None, None) if RANK in variables else None
 
 
-def join_world(patience: float = PATIENCE) -> Group | None:
+def world(patience: float = PATIENCE) -> Group | None:
     """Return the group of all processes that a launcher has started together with this one.
 
     The result is None if there is only this one.  Every call returns the same group.  After the

@@ -116,7 +116,7 @@ class MpiGroup:
         parts = np.split(whole, np.cumsum(sizes)[:-1])
         return [json.loads(part.tobytes()) for part in parts]
 
-    def barrier(self) -> None:
+    def wait_for_all(self) -> None:
         self._start(self._ranks.Ibarrier).wait()
 
     def abort(self, why: str) -> NoReturn:

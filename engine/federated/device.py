@@ -69,7 +69,7 @@ class Device:
         learned = self.learner.train(data, options)
         arrays = learned.arrays
         if one_of(config, "send", SEND) == "difference":
-            arrays = parameters.difference(arrays, request.arrays)
+            arrays = parameters.subtract(arrays, request.arrays)
         self._kept = self.learner.kept(options)
         return request.trained(
             arrays, {"num-examples": learned.examples, "train_loss": learned.loss}

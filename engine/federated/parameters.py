@@ -152,7 +152,7 @@ def apply(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = 
         known[name].data[...] = value
 
 
-def difference(new: Mapping[str, Array], base: Mapping[str, Array]) -> Arrays:
+def subtract(new: Mapping[str, Array], base: Mapping[str, Array]) -> Arrays:
     """Return the change from `base` to `new`, by the names of `new`.
 
     Raises:

@@ -26,7 +26,7 @@ from engine.base.errors import (
 )
 from engine.base.signatures import AT_LEAST_1, BELOW_1, check_arguments
 from engine.checkpoint import onnx_adapter, safetensors
-from engine.graphs.io.note import DOWN, KEY, UP, Note, scale_of
+from engine.graphs.io.note import DOWN, KEY, UP, Note, compute_scale
 from engine.lora import models
 from engine.system import files
 
@@ -118,7 +118,7 @@ class Adapter:
             raise StateError("the state was made from a nominal checkpoint: load values first")
         scale, own = note.scale, state.trainable_names()
         if self.alpha is not None:
-            scale = scale_of(self.rank, self.alpha, self.rank_stabilised)
+            scale = compute_scale(self.rank, self.alpha, self.rank_stabilised)
         places = _pair_names(self.tensors, own)
         values: dict[str, Array] = {}
         for name in own:

@@ -107,7 +107,7 @@ def parameters(model: Model) -> list[str]:
     Raises:
         InputError: the model has no adapters.
     """
-    return _read_note(_load(model)).parameters()
+    return _read_note(_load(model)).list_parameters()
 
 
 @check_arguments
@@ -152,7 +152,7 @@ def open_inputs(model: Model, path: Path) -> list[str]:
     from engine.graphs.io import onnx_io
 
     graph = _load(model)
-    names = _read_note(graph).parameters()
+    names = _read_note(graph).list_parameters()
     onnx_io.save(graph, path, defaults=names)
     return names
 
@@ -165,13 +165,13 @@ def read_values(model: Model) -> tuple[Note, dict[str, Array]]:
     """
     graph = _load(model)
     note = _read_note(graph)
-    lost = [name for name in note.parameters() if name not in graph.initializers]
+    lost = [name for name in note.list_parameters() if name not in graph.initializers]
     if lost:
         raise InputError(
             f"{graph.name}: the adapter's parameter {lost[0]!r} is an input without a value; give "
             "the model that Trainer.export writes"
         )
-    return note, {name: graph.initializers[name] for name in note.parameters()}
+    return note, {name: graph.initializers[name] for name in note.list_parameters()}
 
 
 def _load(model: Model) -> Graph:

@@ -56,32 +56,32 @@ class CrossEntropyLoss(NamedLoss):
         if self.probabilities:
             return self._append_of_shares(nodes, scores, labels)
         c = _read(nodes, scores, labels, self.reduction, self.weight, self.ignore_index)
-        loss, logs = nodes.many("SoftmaxCrossEntropyLoss", *c.inputs, outputs=2, **c.attrs)
+        loss, logs = nodes.append_many("SoftmaxCrossEntropyLoss", *c.inputs, outputs=2, **c.attrs)
         part = self.label_smoothing
         if not part:
             return loss
-        keep, spread = (nodes.constant("smoothing", k, c.type.dtype) for k in (1 - part, -part))
+        keep, spread = (nodes.add_constant("smoothing", k, c.type.dtype) for k in (1 - part, -part))
         smooth = nodes.add("Mul", _append_mean_over_classes(c, logs), spread)
         return nodes.add("Add", nodes.add("Mul", loss, keep), smooth)
 
     def _append_of_shares(self, nodes: Nodes, scores: str, labels: str) -> str:
         """Append - sum over classes of the shares times the weighted log-probabilities."""
-        t = nodes.type_of(scores)
+        t = nodes.find_type(scores)
         if self.ignore_index is not None:
             raise InputError(
                 f"ignore_index={self.ignore_index} with probabilities=True: shares of classes "
                 "have no label that could be ignored"
             )
-        shares, logs = nodes.target(labels, t), nodes.add("LogSoftmax", scores, axis=1)
+        shares, logs = nodes.add_target(labels, t), nodes.add("LogSoftmax", scores, axis=1)
         nodes.graph.metadata[f"{NOTE}{SHARES}"] = shares
         weight = _check_weight(t, self.weight)
         if weight is not None:
             factors = weight.reshape(-1, *[1] * (t.rank - 2))
-            logs = nodes.add("Mul", logs, nodes.constant("weight", factors, t.dtype))
+            logs = nodes.add("Mul", logs, nodes.add_constant("weight", factors, t.dtype))
         each = nodes.sum(nodes.add("Mul", shares, logs), [1])
         if self.label_smoothing:
-            kept = nodes.times(each, 1 - self.label_smoothing, t.dtype)
-            spread = nodes.times(nodes.mean(logs, 1), self.label_smoothing, t.dtype)
+            kept = nodes.scale(each, 1 - self.label_smoothing, t.dtype)
+            spread = nodes.scale(nodes.mean(logs, 1), self.label_smoothing, t.dtype)
             each = nodes.add("Add", kept, spread)
         return nodes.reduce(nodes.add("Neg", each), self.reduction)
 
@@ -138,14 +138,14 @@ class FocalLoss(NamedLoss):
         dtype, index = c.type.dtype, c.inputs[1]
         each = nodes.add("SoftmaxCrossEntropyLoss", *c.inputs[:2], **c.attrs)
         missed = nodes.add(
-            "Sub", nodes.constant("one", 1, dtype), nodes.add("Exp", nodes.add("Neg", each))
+            "Sub", nodes.add_constant("one", 1, dtype), nodes.add("Exp", nodes.add("Neg", each))
         )
         each = _append_modulation(nodes, each, missed, self.gamma, dtype)
         counts = None
         if self.ignore_index is not None:
-            ignored = nodes.constant("ignore_index", self.ignore_index, "i64")
+            ignored = nodes.add_constant("ignore_index", self.ignore_index, "i64")
             skipped = nodes.add("Equal", index, ignored)
-            index = nodes.add("Where", skipped, nodes.constant("first", 0, "i64"), index)
+            index = nodes.add("Where", skipped, nodes.add_constant("first", 0, "i64"), index)
             counts = _append_counts(nodes, skipped, dtype)
         if c.weight is not None:
             each = nodes.add("Mul", each, nodes.add("Gather", c.inputs[2], index))
@@ -153,21 +153,24 @@ class FocalLoss(NamedLoss):
 
     def _append_sigmoid(self, nodes: Nodes, x: str, target: str) -> str:
         """Append a (1 - p)^gamma (-log p) of logits and targets in [0, 1], element by element."""
-        t = nodes.type_of(x)
+        t = nodes.find_type(x)
         share = None if self.alpha is None else arguments.check_real("alpha", self.alpha)
         if share is not None and not 0 <= share <= 1:
             raise InputError(
                 f"alpha={self.alpha}; expected the factor of positives, from 0 to 1; the factor of "
                 "negatives is 1 - alpha"
             )
-        y = nodes.target(target, t)
+        y = nodes.add_target(target, t)
         counts = skipped = None
         if self.ignore_index is not None:
-            ignored = nodes.constant("ignore_index", self.ignore_index, t.dtype)
+            ignored = nodes.add_constant("ignore_index", self.ignore_index, t.dtype)
             skipped = nodes.add("Equal", y, ignored)
-            y = nodes.add("Where", skipped, nodes.constant("zero", 0, t.dtype), y)
+            y = nodes.add("Where", skipped, nodes.add_constant("zero", 0, t.dtype), y)
             counts = _append_counts(nodes, skipped, t.dtype)
-        rest, opposite = nodes.add("Sub", nodes.constant("one", 1, t.dtype), y), nodes.add("Neg", x)
+        rest, opposite = (
+            nodes.add("Sub", nodes.add_constant("one", 1, t.dtype), y),
+            nodes.add("Neg", x),
+        )
         each = nodes.add("Add", nodes.add("Mul", rest, x), nodes.add("Softplus", opposite))
         missed = nodes.add(
             "Add",
@@ -176,11 +179,11 @@ class FocalLoss(NamedLoss):
         )
         each = _append_modulation(nodes, each, missed, self.gamma, t.dtype)
         if share is not None:
-            slope = nodes.times(y, 2 * share - 1, t.dtype)
-            factor = nodes.add("Add", slope, nodes.constant("alpha", 1 - share, t.dtype))
+            slope = nodes.scale(y, 2 * share - 1, t.dtype)
+            factor = nodes.add("Add", slope, nodes.add_constant("alpha", 1 - share, t.dtype))
             each = nodes.add("Mul", each, factor)
         if skipped is not None:
-            each = nodes.add("Where", skipped, nodes.constant("zero", 0, t.dtype), each)
+            each = nodes.add("Where", skipped, nodes.add_constant("zero", 0, t.dtype), each)
         return _append_reduction(nodes, each, counts, self.reduction, t.dtype)
 
 
@@ -210,15 +213,15 @@ def _read(
     ignore_index: int | None,
 ) -> _Classes:
     """Return what ONNX's loss ops take for scores, labels and these options."""
-    t = nodes.type_of(scores)
+    t = nodes.find_type(scores)
     if t.rank < 2:
         raise ShapeError(
             f"{nodes.graph.name}: scores {scores!r} are {t}; expected [batch, classes, ...]"
         )
-    inputs = [scores, nodes.integers(labels, (t.shape[0], *t.shape[2:]))]
+    inputs = [scores, nodes.add_integer_target(labels, (t.shape[0], *t.shape[2:]))]
     given = _check_weight(t, weight)
     if given is not None:
-        inputs.append(nodes.constant("weight", given, t.dtype))
+        inputs.append(nodes.add_constant("weight", given, t.dtype))
     attrs: dict[str, Any] = {"reduction": reduction}
     if ignore_index is not None:
         attrs["ignore_index"] = ignore_index
@@ -247,37 +250,37 @@ def _append_mean_over_classes(c: _Classes, logs: str) -> str:
         each = nodes.mean(logs, 1)
     else:
         shares = c.weight.reshape(-1, *[1] * (c.type.rank - 2)) / len(c.weight)
-        each = nodes.sum(nodes.add("Mul", logs, nodes.constant("shares", shares, dtype)), [1])
+        each = nodes.sum(nodes.add("Mul", logs, nodes.add_constant("shares", shares, dtype)), [1])
     labels, ignored = c.inputs[1], c.attrs.get("ignore_index")
     skipped = None
     if ignored is not None:
-        skipped = nodes.add("Equal", labels, nodes.constant("ignore_index", ignored, "i64"))
-        each = nodes.add("Where", skipped, nodes.constant("zero", 0, dtype), each)
+        skipped = nodes.add("Equal", labels, nodes.add_constant("ignore_index", ignored, "i64"))
+        each = nodes.add("Where", skipped, nodes.add_constant("zero", 0, dtype), each)
     if c.attrs["reduction"] != "mean" or (skipped is None and c.weight is None):
         return nodes.reduce(each, c.attrs["reduction"])
-    one = nodes.constant("one", 1, dtype)
+    one = nodes.add_constant("one", 1, dtype)
     counts = one
     if c.weight is not None:
         index = labels
         if skipped is not None:
-            index = nodes.add("Where", skipped, nodes.constant("first", 0, "i64"), labels)
+            index = nodes.add("Where", skipped, nodes.add_constant("first", 0, "i64"), labels)
         counts = nodes.add("Gather", c.inputs[2], index)
     if skipped is not None:
-        counts = nodes.add("Where", skipped, nodes.constant("zero", 0, dtype), counts)
-    return nodes.counted(each, counts, "mean", dtype)
+        counts = nodes.add("Where", skipped, nodes.add_constant("zero", 0, dtype), counts)
+    return nodes.reduce_counted(each, counts, "mean", dtype)
 
 
 def _append_modulation(nodes: Nodes, each: str, missed: str, gamma: float, dtype: str) -> str:
     """Append missed^gamma times each."""
     if gamma == 0:
         return each
-    base = nodes.at_least(missed, TINY, dtype)
-    return nodes.add("Mul", nodes.add("Pow", base, nodes.constant("gamma", gamma, dtype)), each)
+    base = nodes.clip_below(missed, TINY, dtype)
+    return nodes.add("Mul", nodes.add("Pow", base, nodes.add_constant("gamma", gamma, dtype)), each)
 
 
 def _append_counts(nodes: Nodes, skipped: str, dtype: str) -> str:
     """Append 1 where an element counts, 0 where it is skipped."""
-    zero, one = (nodes.constant("count", k, dtype) for k in (0, 1))
+    zero, one = (nodes.add_constant("count", k, dtype) for k in (0, 1))
     return nodes.add("Where", skipped, zero, one)
 
 
@@ -287,4 +290,4 @@ def _append_reduction(
     """Append the reduction; counts: 1 or 0 for each element, None if all count."""
     if counts is None:
         return nodes.reduce(each, reduction)
-    return nodes.counted(each, counts, reduction, dtype)
+    return nodes.reduce_counted(each, counts, reduction, dtype)

@@ -37,9 +37,9 @@ class MSELoss(NamedLoss):
     reduction: str = "mean"
 
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
-        t = nodes.type_of(x)
-        difference = nodes.add("Sub", x, nodes.target(target, t))
-        two = nodes.constant("exponent", 2, t.dtype)
+        t = nodes.find_type(x)
+        difference = nodes.add("Sub", x, nodes.add_target(target, t))
+        two = nodes.add_constant("exponent", 2, t.dtype)
         return nodes.reduce(nodes.add("Pow", difference, two), self.reduction)
 
 
@@ -51,7 +51,7 @@ class L1Loss(NamedLoss):
     reduction: str = "mean"
 
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
-        difference = nodes.add("Sub", x, nodes.target(target, nodes.type_of(x)))
+        difference = nodes.add("Sub", x, nodes.add_target(target, nodes.find_type(x)))
         return nodes.reduce(nodes.add("Abs", difference), self.reduction)
 
 
@@ -85,15 +85,17 @@ class SmoothL1Loss(NamedLoss):
 
 def _append_huber(nodes: Nodes, x: str, target: str, delta: float, *, is_divided: bool) -> str:
     """Append the Huber loss of each element; is_divided: by `delta`."""
-    t = nodes.type_of(x)
-    d = nodes.add("Sub", x, nodes.target(target, t))
+    t = nodes.find_type(x)
+    d = nodes.add("Sub", x, nodes.add_target(target, t))
     size = nodes.add("Abs", d)
     scale = 1.0 / delta if is_divided else 1.0
-    near = nodes.add("Mul", nodes.add("Mul", d, d), nodes.constant("half", 0.5 * scale, t.dtype))
-    far = nodes.add("Sub", size, nodes.constant("offset", 0.5 * delta, t.dtype))
+    near = nodes.add(
+        "Mul", nodes.add("Mul", d, d), nodes.add_constant("half", 0.5 * scale, t.dtype)
+    )
+    far = nodes.add("Sub", size, nodes.add_constant("offset", 0.5 * delta, t.dtype))
     if not is_divided:
-        far = nodes.add("Mul", far, nodes.constant("slope", delta, t.dtype))
-    is_near = nodes.add("Less", size, nodes.constant("delta", delta, t.dtype))
+        far = nodes.add("Mul", far, nodes.add_constant("slope", delta, t.dtype))
+    is_near = nodes.add("Less", size, nodes.add_constant("delta", delta, t.dtype))
     return nodes.add("Where", is_near, near, far)
 
 
@@ -112,13 +114,13 @@ class KLDivLoss(NamedLoss):
     log_target: bool = False
 
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
-        t = nodes.type_of(x)
-        y = nodes.target(target, t)
+        t = nodes.find_type(x)
+        y = nodes.add_target(target, t)
         if self.log_target:
             each = nodes.add("Mul", nodes.add("Exp", y), nodes.add("Sub", y, x))
         else:
-            is_zero = nodes.add("Equal", y, nodes.constant("zero", 0, t.dtype))
-            one = nodes.constant("one", 1, t.dtype)
+            is_zero = nodes.add("Equal", y, nodes.add_constant("zero", 0, t.dtype))
+            one = nodes.add_constant("one", 1, t.dtype)
             logs = nodes.add("Log", nodes.add("Where", is_zero, one, y))
             each = nodes.add("Mul", y, nodes.add("Sub", logs, x))
         if self.reduction != "batchmean":
@@ -148,16 +150,16 @@ class BCEWithLogitsLoss(NamedLoss):
         return 0.0
 
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
-        t = nodes.type_of(x)
-        y = nodes.target(target, t)
-        one = nodes.constant("one", 1, t.dtype)
+        t = nodes.find_type(x)
+        y = nodes.add_target(target, t)
+        one = nodes.add_constant("one", 1, t.dtype)
         below = nodes.add("Mul", nodes.add("Sub", one, y), x)
         above = nodes.add("Softplus", nodes.add("Neg", x))
         if self.pos_weight is not None:
             given = arguments.cast("pos_weight", self.pos_weight, np.dtype(np.float64))
-            excess = nodes.constant("pos_weight_minus_one", given - 1.0, t.dtype)
+            excess = nodes.add_constant("pos_weight_minus_one", given - 1.0, t.dtype)
             above = nodes.add("Mul", nodes.add("Add", nodes.add("Mul", excess, y), one), above)
         each = nodes.add("Add", below, above)
         if self.weight is not None:
-            each = nodes.add("Mul", each, nodes.constant("weight", self.weight, t.dtype))
+            each = nodes.add("Mul", each, nodes.add_constant("weight", self.weight, t.dtype))
         return nodes.reduce(each, self.reduction)

@@ -44,23 +44,23 @@ class CosineEmbeddingLoss(NamedLoss):
     reduction: str = "mean"
 
     def _append(self, nodes: Nodes, a: str, b: str, target: str) -> str:
-        t, other = nodes.type_of(a), nodes.type_of(b)
+        t, other = nodes.find_type(a), nodes.find_type(b)
         if t.rank not in (1, 2) or other.dtype != t.dtype or other.rank != t.rank:
             raise ShapeError(
                 f"{nodes.graph.name}: {a!r} is {t}, {b!r} is {other}; "
                 "expected two of [batch, features]"
             )
         axis = [t.rank - 1]
-        y = nodes.target(target, t.but(t.shape[:-1]))
-        least = nodes.constant("epsilon", 1e-12, t.dtype)
+        y = nodes.add_target(target, t.but(t.shape[:-1]))
+        least = nodes.add_constant("epsilon", 1e-12, t.dtype)
         norms = [nodes.add("Add", nodes.sum(nodes.add("Mul", v, v), axis), least) for v in (a, b)]
         dot = nodes.sum(nodes.add("Mul", a, b), axis)
         cosine = nodes.add("Div", dot, nodes.add("Sqrt", nodes.add("Mul", *norms)))
-        zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
-        beyond = nodes.add("Sub", cosine, nodes.constant("margin", self.margin, t.dtype))
+        zero, one = (nodes.add_constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
+        beyond = nodes.add("Sub", cosine, nodes.add_constant("margin", self.margin, t.dtype))
         parts = []
         for sign, value in ((1, nodes.add("Sub", one, cosine)), (-1, nodes.add("Relu", beyond))):
-            chosen = nodes.add("Equal", y, nodes.constant("sign", sign, t.dtype))
+            chosen = nodes.add("Equal", y, nodes.add_constant("sign", sign, t.dtype))
             parts.append(nodes.add("Where", chosen, value, zero))
         return nodes.reduce(nodes.add("Add", *parts), self.reduction)
 
@@ -109,8 +109,8 @@ class BatchHardTripletLoss(NamedLoss):
 
     def _append(self, nodes: Nodes, x: str, labels: str) -> str:
         t = _check_rows(nodes, x)
-        y = nodes.integers(labels, t.shape[:1])
-        first, second = (nodes.constant("axes", [k], "i64") for k in (0, 1))
+        y = nodes.add_integer_target(labels, t.shape[:1])
+        first, second = (nodes.add_constant("axes", [k], "i64") for k in (0, 1))
 
         def find_extreme(op: str, rows: str) -> str:
             return nodes.add(
@@ -119,21 +119,21 @@ class BatchHardTripletLoss(NamedLoss):
 
         products = nodes.add("MatMul", x, nodes.add("Transpose", x, perm=[1, 0]))
         squares = find_extreme("Add", nodes.sum(nodes.add("Mul", x, x), [1]))
-        apart = nodes.add("Sub", squares, nodes.times(products, 2.0, t.dtype))
-        d = nodes.add("Sqrt", nodes.at_least(apart, 1e-12, t.dtype))
-        zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
+        apart = nodes.add("Sub", squares, nodes.scale(products, 2.0, t.dtype))
+        d = nodes.add("Sqrt", nodes.clip_below(apart, 1e-12, t.dtype))
+        zero, one = (nodes.add_constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
         same = find_extreme("Equal", y)
-        itself = find_extreme("Equal", nodes.numbers_to(nodes.size(x, 0)))
+        itself = find_extreme("Equal", nodes.append_range(nodes.append_size(x, 0)))
         other = nodes.add("And", same, nodes.add("Not", itself))
-        near = nodes.along("ReduceMax", nodes.add("Where", other, d, zero), 1)
-        is_far = nodes.add("Where", same, nodes.constant("far", FAR, t.dtype), d)
-        far = nodes.along("ReduceMin", is_far, 1)
-        positives = nodes.along("ReduceMax", nodes.add("Where", other, one, zero), 1)
-        negatives = nodes.along("ReduceMax", nodes.add("Where", same, zero, one), 1)
+        near = nodes.reduce_along("ReduceMax", nodes.add("Where", other, d, zero), 1)
+        is_far = nodes.add("Where", same, nodes.add_constant("far", FAR, t.dtype), d)
+        far = nodes.reduce_along("ReduceMin", is_far, 1)
+        positives = nodes.reduce_along("ReduceMax", nodes.add("Where", other, one, zero), 1)
+        negatives = nodes.reduce_along("ReduceMax", nodes.add("Where", same, zero, one), 1)
         counts = nodes.add("Mul", positives, negatives)
         skipped = nodes.add("Equal", counts, zero)
         each = nodes.add("Where", skipped, zero, _append_hinge(nodes, near, far, self.margin, t))
-        return nodes.counted(each, counts, self.reduction, t.dtype)
+        return nodes.reduce_counted(each, counts, self.reduction, t.dtype)
 
 
 @check_arguments(temperature=ABOVE_0)
@@ -162,15 +162,15 @@ class InfoNCELoss(NamedLoss):
         if self.normalize:
             a, b = (_append_normalized(nodes, v, t.dtype) for v in (a, b))
         scores = nodes.add("MatMul", a, nodes.add("Transpose", b, perm=[1, 0]))
-        scores = nodes.times(scores, 1 / self.temperature, t.dtype)
-        labels = nodes.numbers_to(nodes.size(a, 0))
+        scores = nodes.scale(scores, 1 / self.temperature, t.dtype)
+        labels = nodes.append_range(nodes.append_size(a, 0))
         options = {"reduction": self.reduction}
         loss = nodes.add("SoftmaxCrossEntropyLoss", scores, labels, **options)
         if not self.symmetric:
             return loss
         columns = nodes.add("Transpose", scores, perm=[1, 0])
         other = nodes.add("SoftmaxCrossEntropyLoss", columns, labels, **options)
-        return nodes.times(nodes.add("Add", loss, other), 0.5, t.dtype)
+        return nodes.scale(nodes.add("Add", loss, other), 0.5, t.dtype)
 
 
 def _check_rows(nodes: Nodes, *names: str) -> TensorType:
@@ -179,7 +179,7 @@ def _check_rows(nodes: Nodes, *names: str) -> TensorType:
     Raises:
         ShapeError: they are something else, or of several types.
     """
-    types = {name: nodes.type_of(name) for name in names}
+    types = {name: nodes.find_type(name) for name in names}
     dtypes = {t.dtype for t in types.values()}
     sizes = {t.shape[-1] for t in types.values() if t.rank and isinstance(t.shape[-1], int)}
     if len(dtypes) > 1 or len(sizes) > 1 or any(t.rank != 2 for t in types.values()):
@@ -191,27 +191,27 @@ def _check_rows(nodes: Nodes, *names: str) -> TensorType:
 
 def _append_distance(nodes: Nodes, a: str, b: str, p: float, t: TensorType) -> str:
     """Append |a - b + 1e-6|_p of every row."""
-    d = nodes.add("Add", nodes.add("Sub", a, b), nodes.constant("epsilon", 1e-6, t.dtype))
+    d = nodes.add("Add", nodes.add("Sub", a, b), nodes.add_constant("epsilon", 1e-6, t.dtype))
     axis = [t.rank - 1]
     if p == 1:
         return nodes.sum(nodes.add("Abs", d), axis)
     if p == 2:
         squares = nodes.sum(nodes.add("Mul", d, d), axis)
-        return nodes.add("Sqrt", nodes.at_least(squares, SMALL, t.dtype))
-    powers = nodes.add("Pow", nodes.add("Abs", d), nodes.constant("p", p, t.dtype))
-    total = nodes.at_least(nodes.sum(powers, axis), SMALL, t.dtype)
-    return nodes.add("Pow", total, nodes.constant("root", 1 / p, t.dtype))
+        return nodes.add("Sqrt", nodes.clip_below(squares, SMALL, t.dtype))
+    powers = nodes.add("Pow", nodes.add("Abs", d), nodes.add_constant("p", p, t.dtype))
+    total = nodes.clip_below(nodes.sum(powers, axis), SMALL, t.dtype)
+    return nodes.add("Pow", total, nodes.add_constant("root", 1 / p, t.dtype))
 
 
 def _append_hinge(nodes: Nodes, near: str, far: str, margin: float, t: TensorType) -> str:
     """Append max(0, margin + near - far)."""
     difference = nodes.add("Sub", near, far)
     return nodes.add(
-        "Relu", nodes.add("Add", difference, nodes.constant("margin", margin, t.dtype))
+        "Relu", nodes.add("Add", difference, nodes.add_constant("margin", margin, t.dtype))
     )
 
 
 def _append_normalized(nodes: Nodes, x: str, dtype: str) -> str:
     """Append the rows of x divided by their norms, or by 1e-12 if that is more."""
     squares = nodes.sum(nodes.add("Mul", x, x), [1], keepdims=True)
-    return nodes.add("Div", x, nodes.add("Sqrt", nodes.at_least(squares, SMALL, dtype)))
+    return nodes.add("Div", x, nodes.add("Sqrt", nodes.clip_below(squares, SMALL, dtype)))

@@ -86,14 +86,12 @@ class CIoULoss(NamedLoss):
                 [(b.y1, b.y2) for b in (pairs.p, pairs.t)],
             )
         ]
-        distance = nodes.times(_append_squares(nodes, *doubled), 0.25, dtype)
+        distance = nodes.scale(_append_squares(nodes, *doubled), 0.25, dtype)
         diagonal = _append_squares(nodes, *pairs.around.append_extent(nodes))
         angles = [nodes.add("Atan", _append_ratio(nodes, b, dtype)) for b in (pairs.t, pairs.p)]
         difference = nodes.add("Sub", *angles)
-        v = nodes.times(nodes.add("Mul", difference, difference), 4 / math.pi**2, dtype)
-        a = nodes.constant_in_backward(
-            _append_quotient(nodes, v, nodes.add("Add", missed, v), dtype)
-        )
+        v = nodes.scale(nodes.add("Mul", difference, difference), 4 / math.pi**2, dtype)
+        a = nodes.stop_gradient(_append_quotient(nodes, v, nodes.add("Add", missed, v), dtype))
         apart = nodes.add("Add", missed, _append_quotient(nodes, distance, diagonal, dtype))
         each = nodes.add("Add", apart, nodes.add("Mul", a, v))
         return pairs.append_reduced(each, weight if self.weighted else None, self.reduction)
@@ -125,7 +123,7 @@ class DiceLoss(NamedLoss):
         return 0.0 if self.activation == "sigmoid" else None
 
     def _append(self, nodes: Nodes, x: str, target: str) -> str:
-        t = nodes.type_of(x)
+        t = nodes.find_type(x)
         if t.rank < 2:
             raise ShapeError(
                 f"{nodes.graph.name}: scores {x!r} are {t}; expected [batch, classes, ...]"
@@ -143,14 +141,14 @@ class DiceLoss(NamedLoss):
         def append_total(value: str) -> str:
             return nodes.sum(value, axes) if axes else value
 
-        s = nodes.constant("smooth", self.smooth, t.dtype)
-        common = nodes.times(append_total(nodes.add("Mul", p, truth)), 2.0, t.dtype)
+        s = nodes.add_constant("smooth", self.smooth, t.dtype)
+        common = nodes.scale(append_total(nodes.add("Mul", p, truth)), 2.0, t.dtype)
         both = nodes.add("Add", append_total(p), append_total(truth))
         share = nodes.add("Div", nodes.add("Add", common, s), nodes.add("Add", both, s))
-        each = nodes.add("Sub", nodes.constant("one", 1, t.dtype), share)
+        each = nodes.add("Sub", nodes.add_constant("one", 1, t.dtype), share)
         if self.weight is not None:
             factors = _make_factors(self.weight, t.shape[1], mean=self.reduction == "mean")
-            each = nodes.add("Mul", each, nodes.constant("weight", factors, t.dtype))
+            each = nodes.add("Mul", each, nodes.add_constant("weight", factors, t.dtype))
         return nodes.reduce(each, self.reduction)
 
 
@@ -166,12 +164,12 @@ class _Boxes:
     @classmethod
     def read(cls, nodes: Nodes, boxes: str, form: Form, dtype: str) -> _Boxes:
         """Return the sides of boxes [..., 4]."""
-        sizes = nodes.constant("split", [1, 1, 1, 1], "i64")
-        parts = nodes.many("Split", boxes, sizes, outputs=4, axis=-1)
+        sizes = nodes.add_constant("split", [1, 1, 1, 1], "i64")
+        parts = nodes.append_many("Split", boxes, sizes, outputs=4, axis=-1)
         if form == "xyxy":
             return cls(*parts)
         x, y, w, h = parts
-        halves = [nodes.times(side, 0.5, dtype) for side in (w, h)]
+        halves = [nodes.scale(side, 0.5, dtype) for side in (w, h)]
         low = [nodes.add("Sub", c, half) for c, half in zip((x, y), halves, strict=True)]
         high = [nodes.add("Add", c, half) for c, half in zip((x, y), halves, strict=True)]
         return cls(*low, *high)
@@ -208,10 +206,10 @@ class _Pairs:
         Raises:
             ShapeError: the last axis does not hold the four numbers of a box.
         """
-        t = nodes.type_of(boxes)
+        t = nodes.find_type(boxes)
         if not t.rank or (isinstance(t.shape[-1], int) and t.shape[-1] != 4):
             raise ShapeError(f"{nodes.graph.name}: boxes {boxes!r} are {t}; expected [..., 4]")
-        truth = nodes.target(target, t)
+        truth = nodes.add_target(target, t)
         p, q = (_Boxes.read(nodes, name, form, t.dtype) for name in (boxes, truth))
         inner, outer = (
             _Boxes(
@@ -228,7 +226,7 @@ class _Pairs:
 
     def append_missed(self) -> str:
         """Append 1 - IoU."""
-        return self.nodes.add("Sub", self.nodes.constant("one", 1, self.type.dtype), self.iou)
+        return self.nodes.add("Sub", self.nodes.add_constant("one", 1, self.type.dtype), self.iou)
 
     def append_reduced(self, each: str, weight: str | None, reduction: str) -> str:
         """Append the losses of all pairs, without the last axis; weighted, and reduced.
@@ -239,15 +237,15 @@ class _Pairs:
         each = nodes.sum(each, [-1])
         if weight is None:
             return nodes.reduce(each, reduction)
-        factor = nodes.target(weight, self.type.but(self.type.shape[:-1]))
+        factor = nodes.add_target(weight, self.type.but(self.type.shape[:-1]))
         each = nodes.add("Mul", each, factor)
-        return nodes.counted(each, factor, reduction, self.type.dtype)
+        return nodes.reduce_counted(each, factor, reduction, self.type.dtype)
 
 
 def _append_ratio(nodes: Nodes, box: _Boxes, dtype: str) -> str:
     """Append width / height; a height counts as no less than `EPSILON`."""
     width, height = box.append_extent(nodes)
-    return nodes.add("Div", width, nodes.at_least(height, EPSILON, dtype))
+    return nodes.add("Div", width, nodes.clip_below(height, EPSILON, dtype))
 
 
 def _append_squares(nodes: Nodes, a: str, b: str) -> str:
@@ -257,7 +255,7 @@ def _append_squares(nodes: Nodes, a: str, b: str) -> str:
 
 def _append_quotient(nodes: Nodes, a: str, b: str, dtype: str) -> str:
     """Append a / (b + 1e-7)."""
-    return nodes.add("Div", a, nodes.add("Add", b, nodes.constant("epsilon", EPSILON, dtype)))
+    return nodes.add("Div", a, nodes.add("Add", b, nodes.add_constant("epsilon", EPSILON, dtype)))
 
 
 def _make_factors(weight: Any, classes: Any, *, mean: bool) -> Array:
@@ -274,12 +272,12 @@ def _append_masked(
     nodes: Nodes, target: str, t: TensorType, ignore_index: int | None
 ) -> tuple[str, str | None]:
     """Append targets shaped like the scores, 0 where they are ignored, and 1 where they count."""
-    truth = nodes.target(target, t)
+    truth = nodes.add_target(target, t)
     if ignore_index is None:
         return truth, None
-    ignored = nodes.constant("ignore_index", ignore_index, t.dtype)
+    ignored = nodes.add_constant("ignore_index", ignore_index, t.dtype)
     skipped = nodes.add("Equal", truth, ignored)
-    zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
+    zero, one = (nodes.add_constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
     return nodes.add("Where", skipped, zero, truth), nodes.add("Where", skipped, zero, one)
 
 
@@ -293,17 +291,19 @@ def _append_one_hot(
     classes = t.shape[1]
     if not isinstance(classes, int):
         raise ShapeError(f"{nodes.graph.name}: the number of classes of {t} must be known")
-    index = nodes.integers(labels, (t.shape[0], *t.shape[2:]))
-    first, outside = (nodes.constant("class", k, "i64") for k in (0, classes))
+    index = nodes.add_integer_target(labels, (t.shape[0], *t.shape[2:]))
+    first, outside = (nodes.add_constant("class", k, "i64") for k in (0, classes))
     kept = None
     if ignore_index is not None:
-        skipped = nodes.add("Equal", index, nodes.constant("ignore_index", ignore_index, "i64"))
+        skipped = nodes.add("Equal", index, nodes.add_constant("ignore_index", ignore_index, "i64"))
         index = nodes.add("Where", skipped, first, index)
-        zero, one = (nodes.constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
+        zero, one = (nodes.add_constant(n, k, t.dtype) for n, k in (("zero", 0), ("one", 1)))
         counts = nodes.add("Where", skipped, zero, one)
-        kept = nodes.add("Unsqueeze", counts, nodes.constant("axes", [1], "i64"))
+        kept = nodes.add("Unsqueeze", counts, nodes.add_constant("axes", [1], "i64"))
     # Gather counts negative indices from the end; a negative label is not a class.
     index = nodes.add("Where", nodes.add("Less", index, first), outside, index)
-    hot = nodes.add("Gather", nodes.constant("classes", np.eye(classes), t.dtype), index, axis=0)
+    hot = nodes.add(
+        "Gather", nodes.add_constant("classes", np.eye(classes), t.dtype), index, axis=0
+    )
     hot = nodes.add("Transpose", hot, perm=[0, t.rank - 1, *range(1, t.rank - 1)])
     return (hot if kept is None else nodes.add("Mul", hot, kept)), kept

@@ -46,7 +46,7 @@ class CTCLoss(NamedLoss):
     batch_first: bool = False
 
     def _append(self, nodes: Nodes, x: str, targets: str, steps: str, counts: str) -> str:
-        t = nodes.type_of(x)
+        t = nodes.find_type(x)
         if t.rank != 3:
             form = "[batch, steps, classes]" if self.batch_first else "[steps, batch, classes]"
             raise ShapeError(f"{nodes.graph.name}: {x!r} is {t}; expected {form}")
@@ -58,12 +58,12 @@ class CTCLoss(NamedLoss):
         if self.batch_first:
             x = nodes.add("Transpose", x, perm=[1, 0, 2])
         batch = t.shape[0 if self.batch_first else 1]
-        labels = nodes.integers(targets, (batch, f"length_of_{targets}"))
-        lengths = [nodes.integers(name, (batch,)) for name in (steps, counts)]
-        each = nodes.own(
+        labels = nodes.add_integer_target(targets, (batch, f"length_of_{targets}"))
+        lengths = [nodes.add_integer_target(name, (batch,)) for name in (steps, counts)]
+        each = nodes.append_own(
             "CTCLoss", x, labels, *lengths, blank=self.blank, zero_infinity=int(self.zero_infinity)
         )
         if self.reduction == "mean":
             number = nodes.add("Cast", lengths[1], to=ONNX_CODE[t.dtype])
-            each = nodes.add("Div", each, nodes.at_least(number, 1, t.dtype))
+            each = nodes.add("Div", each, nodes.clip_below(number, 1, t.dtype))
         return nodes.reduce(each, self.reduction)

@@ -77,7 +77,7 @@ class Losses(Loss):
         for part in self.parts:
             value = part.loss.build(graph, part.output, *part.targets)
             nodes = Nodes(graph)
-            nodes.named("Identity", value, output=part.name)
-            term = nodes.times(value, part.weight, nodes.type_of(part.output).dtype)
+            nodes.append_named("Identity", value, output=part.name)
+            term = nodes.scale(value, part.weight, nodes.find_type(part.output).dtype)
             total = nodes.add("Add", total, term) if total else term
         return total

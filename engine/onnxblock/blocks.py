@@ -74,14 +74,14 @@ class Block(ABC):
         from engine.graphs.offline import compose
 
         name = generate_graph_name(what)
-        self.base.graph.initializer.append(compose.constant(name, value, dtype))
+        self.base.graph.initializer.append(compose.make_constant(name, value, dtype))
         return name
 
     def _find_dtype(self, name: str) -> str:
         """The element type of a value, f32 where it is not known."""
         from engine.graphs.offline import compose
 
-        known = compose.type_of(self.base, name)
+        known = compose.find_type(self.base, name)
         return "f64" if known is not None and known.dtype == "f64" else "f32"
 
 

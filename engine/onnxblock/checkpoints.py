@@ -32,7 +32,7 @@ def save_checkpoint(
 
     if parameters is None:
         raise InputError("save_checkpoint: no parameters; expected (trainable, frozen)")
-    trainable, frozen = ({t.name: compose.array_of(t) for t in part} for part in parameters)
+    trainable, frozen = ({t.name: compose.read_array(t) for t in part} for part in parameters)
     content = Checkpoint(trainable=trainable, frozen=frozen)
     if nominal_checkpoint:
         content = Checkpoint(
@@ -62,4 +62,4 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     for tensor in model.graph.initializer:
         value = values.get(tensor.name)
         if value is not None and not isinstance(value, NominalTensor):
-            tensor.CopyFrom(messages.tensor_proto(tensor.name, value))
+            tensor.CopyFrom(messages.make_tensor(tensor.name, value))

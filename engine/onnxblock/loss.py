@@ -42,7 +42,7 @@ class _LossBlock(Block):
 
         def append(graph: Graph) -> str:
             graph.targets = accessor.targets
-            for name in set(graph.values()) - accessor.own:  # of a block: it may be the target
+            for name in set(graph.list_values()) - accessor.own:  # of a block: it may be the target
                 graph.targets.setdefault(name, name)
             return self._loss.build(graph, *names)
 
@@ -52,7 +52,7 @@ class _LossBlock(Block):
 def _make_block(settings: type[NamedLoss]) -> type[_LossBlock]:
     """Return the block of a loss."""
 
-    def init(self: _LossBlock, **options: Any) -> None:
+    def initialize(self: _LossBlock, **options: Any) -> None:
         _LossBlock.__init__(self, settings(**options))
 
     def build(self: _LossBlock, **names: str) -> Any:
@@ -67,7 +67,7 @@ def _make_block(settings: type[NamedLoss]) -> type[_LossBlock]:
     return make_block(
         settings,
         _LossBlock,
-        __init__=make_method(list_parameters(settings), init),
+        __init__=make_method(list_parameters(settings), initialize),
         build=make_method(names, build),
     )
 

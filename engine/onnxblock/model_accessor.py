@@ -93,7 +93,7 @@ def base(
     from engine.graphs.offline import compose
 
     path = None if model_path is None else os.fspath(model_path)
-    with _opened(ModelAccessor(compose.opened(model, path), path)) as accessor:
+    with _opened(ModelAccessor(compose.open_model(model, path), path)) as accessor:
         yield accessor
 
 
@@ -107,7 +107,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     """
     from engine.graphs.offline import compose
 
-    with _opened(ModelAccessor(compose.empty(opset_version))) as accessor:
+    with _opened(ModelAccessor(compose.make_empty(opset_version))) as accessor:
         yield accessor
 
 

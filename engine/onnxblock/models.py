@@ -120,8 +120,8 @@ class TrainingBlock(Block):
         made = training.make_artifacts(graph, choice, None, ())
         tensors = self.base.graph.initializer
         self._parameters = (
-            [compose.tensor_copy(t) for t in tensors if t.name in trainable],
-            [compose.tensor_copy(t) for t in tensors if t.name in frozen],
+            [compose.copy_tensor(t) for t in tensors if t.name in trainable],
+            [compose.copy_tensor(t) for t in tensors if t.name in frozen],
         )
         self._models = onnx_io.to_proto(made.training), onnx_io.to_proto(made.evaluation)
         self.base.CopyFrom(self._models[0])

@@ -178,11 +178,11 @@ def _list_kinds(trainable: list[TensorProto]) -> dict[str, str]:
 def _make_block(settings: type[Method]) -> type[_Optimizer]:
     """Return the block of an optimizer; its `clip_grad` may be a block."""
 
-    def init(self: _Optimizer, clip_grad: Block | float | None, **options: Any) -> None:
+    def initialize(self: _Optimizer, clip_grad: Block | float | None, **options: Any) -> None:
         _Optimizer.__init__(self, settings(**options), clip_grad)
 
     parameters = list_parameters(settings, without=("lr",), clip_grad="Block | float | None")
-    return make_block(settings, _Optimizer, __init__=make_method(parameters, init))
+    return make_block(settings, _Optimizer, __init__=make_method(parameters, initialize))
 
 
 globals().update({kind.name: _make_block(settings) for kind, settings in OPTIMIZERS.items()})

@@ -257,7 +257,7 @@ def compute_stamp(path: str) -> str:
 def check_stamps(text: str, model: str) -> None:
     """Refuse a model beside which external data are not what it was made with.
 
-    text: what `onnx_io.stamps` told then: JSON of stamps by path from the folder of the model.
+    text: what `onnx_io.list_stamps` told then: JSON of stamps by path from the folder of the model.
     model: its path.
 
     Raises:

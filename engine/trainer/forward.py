@@ -62,9 +62,9 @@ class Forward:
     @property
     def classes(self) -> int | None:
         """The number of classes that the first output has scores for; None: not known."""
-        from engine.graphs.offline.head import output_classes
+        from engine.graphs.offline.head import count_output_classes
 
-        return output_classes(self.graph, self.graph.outputs[0])
+        return count_output_classes(self.graph, self.graph.outputs[0])
 
     def drop_normalisation(self) -> str:
         """Let the first output be scores instead of their Softmax; return the op left out."""
@@ -114,13 +114,13 @@ class Forward:
         Raises:
             NameNotFoundError: a pattern matches nothing.
         """
-        from engine.graphs.offline.parameters import matching, parameters
+        from engine.graphs.offline.parameters import list_parameters, match_parameters
 
-        trained = matching(self.graph, patterns)
+        trained = match_parameters(self.graph, patterns)
         if self._has_adapters:
             trained += [name for name in self._head if name not in trained]
         mine = set(trained)
-        return trained, [name for name in parameters(self.graph) if name not in mine]
+        return trained, [name for name in list_parameters(self.graph) if name not in mine]
 
     def write(self, path: Path) -> None:
         """Write the model to a file of its own, if it was changed; go on from that file.
@@ -147,7 +147,7 @@ class Forward:
         from engine.graphs.io import onnx_io
 
         if self._is_changed:
-            if self._has_adapters or onnx_io.nbytes(self.graph) >= mapping.LARGE:
+            if self._has_adapters or onnx_io.count_bytes(self.graph) >= mapping.LARGE:
                 files.make_folder(os.fspath(folder))
                 self.source = save_forward(self.graph, os.fspath(folder))
             else:

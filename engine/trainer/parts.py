@@ -90,7 +90,7 @@ class Splitter:
         own = combines or self.own_statistics
         key = (own, tuple(shapes))
         if key not in self._losses:
-            from engine.graphs.offline.sample_flow import loss_of
+            from engine.graphs.offline.sample_flow import find_loss
             from engine.graphs.offline.sample_values import MixedError
 
             model, slots = self._learner.session.training, self._learner.state.slots
@@ -98,7 +98,7 @@ class Splitter:
             known = dict(zip(model.inputs, shapes, strict=True))
             known |= {name: slots[name].shape for name in model.parameters}
             try:
-                loss = loss_of(model.graph, known, rows, own_statistics=own)
+                loss = find_loss(model.graph, known, rows, own_statistics=own)
             except MixedError as error:
                 raise InputError(f"a batch cannot be trained on in parts: {error}") from error
             if not loss.is_mean and MU in model.parameters:
@@ -140,7 +140,7 @@ class Splitter:
         module, state = self._learner.module, self._learner.state
         shapes = [a.shape for a in arrays]
         reduced, parts = self.find_loss(shapes), list(self._split(arrays, count))
-        weights = [reduced.weight(named, samples) for samples, named in parts]
+        weights = [reduced.weigh(named, samples) for samples, named in parts]
         total = sum(weights) if reduced.is_mean else 1.0
         if not total:  # no sample counts: the loss is what the model makes of that
             parts, weights, total = parts[:1], [1.0], 1.0

@@ -270,7 +270,7 @@ class Ranks(Agreement):
             loss = splitter.find_loss(whole, combines=True)
             part.is_mean, is_told = loss.is_mean, loss.is_told
             if share.own:
-                part.weight = loss.weight(dict(zip(names, part.arrays, strict=True)), share.own)
+                part.weight = loss.weigh(dict(zip(names, part.arrays, strict=True)), share.own)
             if not is_step and not splitter.own_statistics:
                 try:
                     splitter.find_loss(whole)

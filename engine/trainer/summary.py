@@ -237,7 +237,7 @@ def _list_layers(
     rows = _group_nodes(_drop_shape_nodes(graph.nodes, slots, types), model.paths, slots)
     seen = set[str]()
     for title, members in rows.items():
-        own = [n for node in members for n in node.reads() if n in slots and n not in seen]
+        own = [n for node in members for n in node.list_reads() if n in slots and n not in seen]
         own = list(dict.fromkeys(own))
         seen.update(own)
         yield _make_layer(title, members, [slots[n] for n in own], types, flops)
@@ -248,14 +248,14 @@ def _list_layers(
 
 def _forward(graph: Graph, learner: Learner) -> Graph:
     """Drop everything of a graph that the outputs of the model do not depend on, in place."""
-    from engine.graphs.passes.simplify import ancestors
+    from engine.graphs.passes.simplify import find_ancestors
 
     made = {name for node in graph.nodes for name in node.outputs}
     outputs = []
     if learner.session.evaluation is not None:
         outputs = [name for name in learner.outputs if name in made]
     graph.outputs = outputs or graph.outputs[:1]  # the loss
-    needed = ancestors(graph)
+    needed = find_ancestors(graph)
     graph.nodes = [node for node in graph.nodes if node in needed]
     return graph
 
@@ -269,7 +269,7 @@ def _drop_shape_nodes(
         for node in nodes
         if node.outputs[0] not in types
         or types[node.outputs[0]].dtype in REALS
-        or any(name in slots for name in node.reads())
+        or any(name in slots for name in node.list_reads())
     ]
 
 
@@ -285,7 +285,7 @@ def _group_nodes(
         module = paths.find_module(node.name)
         if module:
             last = module
-        elif not last or (not paths.nodes and any(name in slots for name in node.reads())):
+        elif not last or (not paths.nodes and any(name in slots for name in node.list_reads())):
             last = node.name or node.outputs[0]
         rows.setdefault(last, []).append(node)
     return rows

@@ -153,7 +153,7 @@ class Unfreezing:
     def _make(self, wanted: list[str], folder: str, has_loss: bool) -> None:
         """Write artifacts that train these parameters, and the state of now as their checkpoint."""
         from engine.graphs.io import onnx_io
-        from engine.graphs.offline.parameters import parameters
+        from engine.graphs.offline.parameters import list_parameters
 
         trainer, recipe = self.trainer, self.trainer.recipe
         assert recipe is not None
@@ -162,7 +162,7 @@ class Unfreezing:
         self.constants |= {name: p.data.copy() for name, p in trainer.state.parameters}
         for name in self.constants.keys() & graph.initializers.keys():
             graph.initializers[name] = self.constants[name]
-        frozen = [name for name in parameters(graph) if name not in wanted]
+        frozen = [name for name in list_parameters(graph) if name not in wanted]
         forward = os.path.join(folder, "forward.onnx")
         onnx_io.save(graph, forward)
         with warnings.catch_warnings():  # of the model, which was warned about when it was read

@@ -163,12 +163,12 @@ class Backend:
         outputs_info: ignored.
         opset_version: of the domain of the node, by default the newest that is supported.
         """
-        from engine.graphs.io.convert import one_node
+        from engine.graphs.io.convert import make_node_model
 
         opset = kwargs.pop("opset_version", None)
         opset = None if opset is None else arguments.count("opset_version", opset)
         arrays = [arguments.make_array("inputs", value) for value in inputs]
-        return cls.run_model(one_node(node, arrays, opset), arrays, device, **kwargs)
+        return cls.run_model(make_node_model(node, arrays, opset), arrays, device, **kwargs)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -195,4 +195,4 @@ def supported(model: Any) -> Table:
     """
     from engine.graphs.offline import support
 
-    return support.supported(model)
+    return support.check_support(model)

@@ -281,7 +281,7 @@ class Model(BoundModel):
         with self.planning("read", self.records):
             from engine.graphs.offline import optimizers
 
-            states = optimizers.states_of(self.graph, kinds)
+            states = optimizers.list_states(self.graph, kinds)
         if self.records is not None:
             self.records.put(key, json.dumps([astuple(state) for state in states]).encode())
         return states
@@ -295,7 +295,7 @@ class Model(BoundModel):
         with self.planning("read", self.records):
             from engine.graphs.offline import optimizers
 
-            skips = bool(optimizers.signals_of(self.graph))
+            skips = bool(optimizers.find_signals(self.graph))
         if self.records is not None:
             self.records.put(key, b"1" if skips else b"0")
         return skips
@@ -343,7 +343,7 @@ class Model(BoundModel):
         with self.planning("read", self.records):
             from engine.graphs.offline import export
 
-            names = export.model_outputs(self.graph, self.inputs[-1]) if self.inputs else []
+            names = export.list_model_outputs(self.graph, self.inputs[-1]) if self.inputs else []
         if not names:
             raise ModelError(
                 f"the {self.what} computes its loss from inputs alone: "
@@ -362,7 +362,7 @@ class Model(BoundModel):
 
             graph = self.graph
         if path is None:
-            return export.inference_model_bytes(graph, parameters, names)
+            return export.make_inference_model_bytes(graph, parameters, names)
         export.save_inference_model(graph, parameters, names, path)
         return b""
 

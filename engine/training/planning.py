@@ -77,7 +77,7 @@ class Planners:
             NotJoinableError: the optimizer model cannot be joined.
             EngineError: as `Planner.plan`.
         """
-        from engine.graphs.ir.graph import type_of
+        from engine.graphs.ir.graph import find_type
         from engine.graphs.planner.draft import Place
 
         model, values = self._model, values or {}
@@ -106,7 +106,7 @@ class Planners:
         if planner is None:
             graph, outputs = self._copy_graph(is_part), model.outputs
             for name in frozen:
-                graph.inputs[name] = type_of(graph.initializers.pop(name))
+                graph.inputs[name] = find_type(graph.initializers.pop(name))
             for name, value in values.items():
                 del graph.inputs[name]
                 graph.initializers[name] = value
@@ -168,9 +168,9 @@ class Planners:
         Raises:
             NotJoinableError: the optimizer model cannot be joined.
         """
-        from engine.graphs.offline.joined import join, obstacle
+        from engine.graphs.offline.joined import find_obstacle, join
 
-        why = obstacle(graph, update.optimizer.constants)
+        why = find_obstacle(graph, update.optimizer.constants)
         if why:
             raise NotJoinableError(why)
         names = self._model.state.trainable_names()
@@ -191,8 +191,8 @@ class Planners:
         model, state = self._model, self._model.state
         graph, kinds = model.constants.copy(), state.trainable_kinds()
         places, begins = dict[str, Place](), dict[str, tuple[int, tuple[int, ...]]]()
-        ends = optimizers.endings(kinds)
-        for kind, names in optimizers.by_type(kinds).items():
+        ends = optimizers.list_endings(kinds)
+        for kind, names in optimizers.group_by_type(kinds).items():
             slots = [state.slots[name] for name in names]
             first = slots[0].offset
             size = (slots[-1].end - first) // ITEMSIZE[kind]
@@ -210,7 +210,7 @@ class Planners:
         optimizers.place(graph, kinds, begins, layout)
         optimizers.clip_in_steps(graph)
         sizes = {**model.list_regions(), "grad": state.region_bytes("grad"), "state": layout.nbytes}
-        outputs = [optimizers.updates(graph)[-1].outputs[0]]
+        outputs = [optimizers.list_updates(graph)[-1].outputs[0]]
         return self._make_planner(graph, places, sizes, outputs).plan({})
 
     def _make_planner(

@@ -36,18 +36,18 @@ def check(model: ModelProto, source: str) -> None:
         LimitError: for the inlined nodes, their messages, or the levels.
         ModelError: functions call each other in a circle.
     """
-    limits.check("DEPTH", _depth(model.graph), source, "subgraphs are nested to")
+    limits.check("DEPTH", _measure_depth(model.graph), source, "subgraphs are nested to")
     if not model.functions:
         limits.check("NODES", len(model.graph.node), source, "the graph has")
         return
-    nodes, nbytes, depth = _inlined(model, source)
+    nodes, nbytes, depth = _measure_inlined(model, source)
     limits.check("DEPTH", depth, source, "functions are nested to")
     limits.check("NODES", nodes, source, "with its functions inlined the graph has")
     copied = nbytes - model.ByteSize()
     limits.check("CONSTANT_BYTES", copied, source, "with its functions inlined the model grows by")
 
 
-def _depth(graph: GraphProto) -> int:
+def _measure_depth(graph: GraphProto) -> int:
     """Return how many levels of subgraphs are nested."""
     level, depth = [graph], -1
     while level:
@@ -73,12 +73,12 @@ def _walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
                 waiting += a.g.node
 
 
-def _key(node: NodeProto) -> Key:
+def _make_key(node: NodeProto) -> Key:
     """Return the key of the function that a node may call."""
     return "" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload
 
 
-def _inlined(model: ModelProto, source: str) -> Amount:
+def _measure_inlined(model: ModelProto, source: str) -> Amount:
     """Return the result of inlining the nodes of a model."""
     bodies = {
         ("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions
@@ -86,14 +86,14 @@ def _inlined(model: ModelProto, source: str) -> Amount:
     calls: dict[Key, list[Key]] = {}  # for each function, in its body
     known: dict[Key, Amount] = {}
     begun = dict[Key, None]()
-    waiting = [k for n in _walk(model.graph.node) if (k := _key(n)) in bodies]
+    waiting = [k for n in _walk(model.graph.node) if (k := _make_key(n)) in bodies]
     while waiting:
         key = waiting[-1]
         if key not in calls:
-            calls[key] = [k for n in _walk(bodies[key].node) if (k := _key(n)) in bodies]
+            calls[key] = [k for n in _walk(bodies[key].node) if (k := _make_key(n)) in bodies]
         missing = [k for k in dict.fromkeys(calls[key]) if k not in known]
         if key in known or not missing:
-            known[key] = known.get(key) or _amount(bodies[key].node, known)
+            known[key] = known.get(key) or _measure(bodies[key].node, known)
             begun.pop(key, None)
             waiting.pop()
             continue
@@ -103,14 +103,14 @@ def _inlined(model: ModelProto, source: str) -> Amount:
                 names = ", ".join(name for _, name, _ in begun)
                 raise ModelError(f"{source}: functions call each other in a circle: {names}")
         waiting += missing
-    return _amount(model.graph.node, known)
+    return _measure(model.graph.node, known)
 
 
-def _amount(nodes: Iterable[NodeProto], known: dict[Key, Amount]) -> Amount:
+def _measure(nodes: Iterable[NodeProto], known: dict[Key, Amount]) -> Amount:
     """Return the result of inlining nodes, given the amounts of functions."""
     count = nbytes = depth = 0
     for node in _walk(nodes):
-        inner = known.get(_key(node))
+        inner = known.get(_make_key(node))
         count += 1 if inner is None else inner.nodes
         if inner is not None:
             nbytes += inner.nbytes

@@ -42,7 +42,7 @@ ONNX_ERRORS = (
 _HEAVY = 1024  # least bytes of an initializer that stays out of the conversion
 
 
-def schema_of(domain: str, op: str, inputs: Sequence[str]) -> onnx.defs.OpSchema:
+def make_schema(domain: str, op: str, inputs: Sequence[str]) -> onnx.defs.OpSchema:
     """Return a schema for an op of ours with one output, of floats like its inputs.
 
     inputs: their names.
@@ -58,7 +58,7 @@ def schema_of(domain: str, op: str, inputs: Sequence[str]) -> onnx.defs.OpSchema
     )
 
 
-def inline(model: ModelProto, source: str) -> ModelProto:
+def inline_functions(model: ModelProto, source: str) -> ModelProto:
     """Replace calls of the model's own functions by their bodies.
 
     Raises:
@@ -82,30 +82,30 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
     After    s = Sigmoid(a); g = Mul(a, s); y = Mul(g, b)
     """
     tried: set[tuple[str, str]] = set()
-    while names := _undeclared(model.graph, _opsets(model)) - tried:
+    while names := _list_undeclared(model.graph, _list_opsets(model)) - tried:
         if not tried:
             model = copy.deepcopy(model)  # it may be the caller's
-        _give_defaults(model.graph, names, _opsets(model))
+        _give_defaults(model.graph, names, _list_opsets(model))
         for name in sorted(names):
             with contextlib.suppress(*ONNX_ERRORS):  # no body for these types
                 model = onnx.inliner.inline_selected_functions(
                     model, [name], inline_schema_functions=True
                 )
-        left = names & _undeclared(model.graph, _opsets(model))
+        left = names & _list_undeclared(model.graph, _list_opsets(model))
         with contextlib.suppress(*ONNX_ERRORS):
             model = _inline_for_types(model, left) if left else model
         tried |= names
     return model
 
 
-def _newest(nodes: Iterable[NodeProto], opset: int) -> int:
+def _find_newest(nodes: Iterable[NodeProto], opset: int) -> int:
     """Return the latest opset, up to `opset`, in which ONNX changed an op of one of these nodes."""
     latest = 0
     for node in nodes:
         schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
         latest = max(latest, schema.since_version)
         for a in node.attribute:
-            latest = max(latest, _newest(a.g.node, opset))
+            latest = max(latest, _find_newest(a.g.node, opset))
     return latest
 
 
@@ -122,7 +122,7 @@ def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelPr
         types[t.name] = onnx.helper.make_tensor_type_proto(t.data_type, t.dims)
     for i, node in enumerate(out.graph.node):
         if (node.domain, node.op_type) in names:
-            opset = _opsets(model).get(node.domain, 1)
+            opset = _list_opsets(model).get(node.domain, 1)
             schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
             version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
             given = [types.get(n, TypeProto()).SerializeToString() for n in node.input]
@@ -131,7 +131,7 @@ def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelPr
                     version, node.SerializeToString(), given
                 )
             )
-            if _newest(function.node, opset) <= version:  # its ops have not changed since
+            if _find_newest(function.node, opset) <= version:  # its ops have not changed since
                 del function.opset_import[:]
                 function.opset_import.extend(model.opset_import)
             node.domain, node.op_type = _ASIDE, f"{node.op_type}_{i}"
@@ -147,7 +147,7 @@ def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelPr
     return done
 
 
-def _opsets(model: ModelProto) -> dict[str, int]:
+def _list_opsets(model: ModelProto) -> dict[str, int]:
     return {o.domain: o.version for o in model.opset_import}
 
 
@@ -170,7 +170,7 @@ def _give_defaults(
             )
 
 
-def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
+def _list_undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
     """Return the ops (domain, type) of a graph that are not declared here but are functions of
     ONNX.
     """
@@ -178,7 +178,7 @@ def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, 
     for node in graph.node:
         for a in node.attribute:
             if a.HasField("g"):
-                keys |= _undeclared(a.g, opsets)
+                keys |= _list_undeclared(a.g, opsets)
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (domain, node.op_type) in ops() or (node.domain, node.op_type) in keys:
             continue
@@ -191,7 +191,7 @@ def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, 
     return keys
 
 
-def opset_of(model: ModelProto, source: str) -> int:
+def find_opset(model: ModelProto, source: str) -> int:
     """Return the version of ONNX's own operators that a model uses.
 
     Raises:
@@ -228,18 +228,18 @@ def convert_opset(model: ModelProto, source: str) -> ModelProto:
     After    opset 13:  a = Constant([0]); z = Squeeze(y, a)
 
     Raises:
-        ModelError: see `opset_of`.
-        UnsupportedOpError: see `opset_of`; or a node cannot be converted.
+        ModelError: see `find_opset`.
+        UnsupportedOpError: see `find_opset`; or a node cannot be converted.
     """
-    opset = opset_of(model, source)
+    opset = find_opset(model, source)
     if opsets.FIRST <= opset <= opsets.LAST:
         return model
     target = opsets.FIRST if opset < opsets.FIRST else opsets.LAST
-    light, heavy = _light(model)
+    light, heavy = _make_light(model)
     try:
         done = onnx.version_converter.convert_version(light, target)
     except ONNX_ERRORS as error:
-        raise _conversion_error(model, source, opset, target, error) from error
+        raise _explain_failure(model, source, opset, target, error) from error
     graph = GraphProto()
     graph.CopyFrom(done.graph)
     for n in graph.node:
@@ -280,9 +280,9 @@ def _as_before_coordinates(n: onnx.NodeProto, graph: GraphProto) -> None:
         n.attribute.append(onnx.helper.make_attribute(name, value))
 
 
-def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
+def _make_light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
     """Return the model with its large initializers as inputs, and these initializers."""
-    heavy = [t for t in model.graph.initializer if _nbytes(t) >= _HEAVY]
+    heavy = [t for t in model.graph.initializer if _count_bytes(t) >= _HEAVY]
     names = {t.name for t in model.graph.initializer}
     graph = GraphProto(name=model.graph.name)
     graph.node.extend(model.graph.node)
@@ -291,19 +291,19 @@ def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
     graph.input.extend(i for i in model.graph.input if i.name not in names)
     for t in heavy:
         graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-    graph.initializer.extend(t for t in model.graph.initializer if _nbytes(t) < _HEAVY)
+    graph.initializer.extend(t for t in model.graph.initializer if _count_bytes(t) < _HEAVY)
     graph.output.extend(model.graph.output)
-    graph.value_info.extend(_plain(model.graph.value_info))
+    graph.value_info.extend(_strip_infos(model.graph.value_info))
     out = ModelProto(graph=graph, ir_version=max(model.ir_version, 7))
     out.opset_import.extend((*model.opset_import, onnx.helper.make_opsetid(_ASIDE, 1)))
     return out, heavy
 
 
-def _plain(infos: Sequence[ValueInfoProto]) -> list[ValueInfoProto]:
+def _strip_infos(infos: Sequence[ValueInfoProto]) -> list[ValueInfoProto]:
     return [v for v in infos if v.type.HasField("tensor_type")]
 
 
-def _nbytes(t: TensorProto) -> int:
+def _count_bytes(t: TensorProto) -> int:
     try:
         itemsize = onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
     except KeyError:
@@ -311,7 +311,7 @@ def _nbytes(t: TensorProto) -> int:
     return int(math.prod(t.dims) * itemsize)
 
 
-def _conversion_error(
+def _explain_failure(
     model: ModelProto, source: str, opset: int, target: int, error: Exception
 ) -> UnsupportedOpError:
     """Return the error of a failed conversion, which names the nodes in ONNX's message."""
@@ -332,7 +332,9 @@ def _conversion_error(
     )
 
 
-def one_node(node: NodeProto, inputs: Sequence[Array], opset: int | None = None) -> ModelProto:
+def make_node_model(
+    node: NodeProto, inputs: Sequence[Array], opset: int | None = None
+) -> ModelProto:
     """Return the model of one node, given the values of its present inputs.
 
     opset: the opset of the node's domain, by default the newest supported one.

@@ -10,7 +10,7 @@ from engine.base import arguments
 from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.base.errors import DTypeError, InputError, ModelError
 from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
-from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
@@ -30,7 +30,7 @@ _FIELDS = {
 _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
 
-def value_type(v: ValueInfoProto) -> TensorType | None:
+def read_type(v: ValueInfoProto) -> TensorType | None:
     """Return the type of a value; None if its rank is unknown or the type is not supported."""
     if v.type.HasField("sequence_type"):
         element = v.type.sequence_type.elem_type.tensor_type.elem_type
@@ -38,25 +38,25 @@ def value_type(v: ValueInfoProto) -> TensorType | None:
     t = v.type.tensor_type
     if not t.HasField("shape") or t.elem_type not in OF_ONNX:
         return None
-    return TensorType(OF_ONNX[t.elem_type], tuple(_dims(v.name, t)))
+    return TensorType(OF_ONNX[t.elem_type], tuple(_list_dims(v.name, t)))
 
 
-def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
+def _list_dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
     for axis, d in enumerate(t.shape.dim):
         known = d.HasField("dim_value") and d.dim_value >= 0
         yield d.dim_value if known else d.dim_param or f"?{name}.{axis}"
 
 
-def text_type(v: ValueInfoProto) -> TensorType | None:
+def read_text_type(v: ValueInfoProto) -> TensorType | None:
     """Return the type of a tensor of texts, with the element type "text"; None for any other
     value.
     """
     t = v.type.tensor_type
     is_text = t.elem_type == TensorProto.STRING and t.HasField("shape")
-    return TensorType("text", tuple(_dims(v.name, t))) if is_text else None
+    return TensorType("text", tuple(_list_dims(v.name, t))) if is_text else None
 
 
-def value_proto(name: str, t: TensorType, is_text: bool = False) -> ValueInfoProto:
+def make_value_info(name: str, t: TensorType, is_text: bool = False) -> ValueInfoProto:
     """Return the message of a value's name and type; is_text: the value is a text that is read as
     numbers.
     """
@@ -72,7 +72,7 @@ def value_proto(name: str, t: TensorType, is_text: bool = False) -> ValueInfoPro
     return helper.make_value_info(name, kind)
 
 
-def values_of(t: TensorProto) -> Array:
+def read_values(t: TensorProto) -> Array:
     """Return the values of a constant, with ONNX's helper for types that tensors here do not have.
 
     Raises:
@@ -95,7 +95,7 @@ def values_of(t: TensorProto) -> Array:
 
 def unpack(t: TensorProto) -> Array:
     """Return the values of a constant of 4 bits an element, in bytes."""
-    return values_of(t).astype(NUMPY[PACKED[t.data_type]])
+    return read_values(t).astype(NUMPY[PACKED[t.data_type]])
 
 
 def _takes_packed(op: Op) -> bool:
@@ -159,13 +159,13 @@ def fold_strings(graph: Graph) -> None:
                     f"{node.op} {node.name!r} reads {name!r} of element type string; "
                     f"supported: Cast to numbers"
                 )
-            graph.initializers[node.outputs[0]] = _numbers(texts[name], dtype, name)
+            graph.initializers[node.outputs[0]] = _read_numbers(texts[name], dtype, name)
     if out := texts.keys() & set(graph.outputs):
         raise DTypeError(f"the output {min(out)!r} has element type string")
     graph.nodes = kept
 
 
-def _numbers(texts: Array, dtype: str, name: str) -> Array:
+def _read_numbers(texts: Array, dtype: str, name: str) -> Array:
     try:
         return arguments.parse_numbers(f"constant {name!r}", texts, np.dtype(NUMPY[dtype]))
     except InputError as error:
@@ -186,7 +186,7 @@ def read_texts(graph: Graph, source: str) -> None:
         DTypeError: something other than a Cast reads such an input, or Casts to several types do.
     """
     for name, t in [(n, t) for n, t in graph.inputs.items() if t.dtype == "text"]:
-        readers = [n for n in graph.nodes if name in n.reads()]
+        readers = [n for n in graph.nodes if name in n.list_reads()]
         kinds = {OF_ONNX.get(n.attrs.get("to", 0), "b1") for n in readers}
         if {(n.domain, n.op) for n in readers} - {("", "Cast")} or len(kinds) != 1 or "b1" in kinds:
             takers = ", ".join(f"{n.op} {n.name!r}" for n in readers)
@@ -204,19 +204,21 @@ def write_texts(graph: Graph) -> Graph:
     """Return a copy of a graph in which nodes cast inputs of text to numbers, as in files."""
     out, names = graph.copy(), Names(graph)
     for name in [n for n in graph.text_inputs if n in graph.inputs]:
-        number = names.fresh(f"{name}_number")
+        number = names.take_fresh(f"{name}_number")
         for node in out.nodes:
             node.inputs = tuple(number if i == name else i for i in node.inputs)
         out.outputs = [number if o == name else o for o in out.outputs]
         out.types[number] = graph.inputs[name]
         cast = {"to": ONNX_CODE[graph.inputs[name].dtype]}
-        out.nodes.insert(0, Node("Cast", (name,), (number,), cast, "", names.fresh(f"{name}/Cast")))
+        out.nodes.insert(
+            0, Node("Cast", (name,), (number,), cast, "", names.take_fresh(f"{name}/Cast"))
+        )
     return out
 
 
-def tensor_proto(name: str, array: Array) -> TensorProto:
+def make_tensor(name: str, array: Array) -> TensorProto:
     """Return the message of a constant."""
-    t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
+    t = TensorProto(name=name, data_type=ONNX_CODE[find_type(array).dtype], dims=array.shape)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     t.raw_data = np.ascontiguousarray(little).tobytes()
     return t

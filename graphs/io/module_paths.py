@@ -48,7 +48,7 @@ class _Reader:
     scope: str
 
 
-def paths_of(
+def find_paths(
     graph: Any, calls: Sequence[frozenset[str]], parameters: Mapping[str, str],
     known: Iterable[str], constants: Mapping[str, Array], producer: str,
 ) -> Paths:  # fmt: skip
@@ -62,7 +62,7 @@ def paths_of(
     producer: the exporter.
     """
     own = set(known)
-    scopes = [scope_of(node, producer == KERAS) for node in graph.node]
+    scopes = [find_scope(node, producer == KERAS) for node in graph.node]
     nodes = {n.name: s for n, s in zip(graph.node, scopes, strict=True) if n.name and s}
     readers: dict[str, list[_Reader]] = {}
     for node, scope in zip(graph.node, scopes, strict=True):
@@ -75,17 +75,17 @@ def paths_of(
         if name in own or array.ndim == 0 or array.size == 1 or not _is_weight(array):
             continue
         if own or _MADE_UP.match(name):
-            path = _path(name, _user(name, readers), called, gone, bool(own))
+            path = _find_path(name, _find_user(name, readers), called, gone, bool(own))
             if path:
                 values[name] = path
-    again = _called_again(values, constants)
+    again = _find_called_again(values, constants)
     return Paths(
         {name: again.get(path, path) for name, path in values.items()},
-        {name: _renamed(scope, again) for name, scope in nodes.items()},
+        {name: _rename_scope(scope, again) for name, scope in nodes.items()},
     )
 
 
-def _called_again(values: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
+def _find_called_again(values: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
     """Return the paths of weights of repeated calls, with the paths of the first calls.
 
     The tracing exporter numbers the calls of a submodule, `/fc_1/MatMul`, and transposes its weight
@@ -104,7 +104,7 @@ def _called_again(values: Mapping[str, str], constants: Mapping[str, Array]) -> 
     return plain_paths
 
 
-def _renamed(scope: str, again: Mapping[str, str]) -> str:
+def _rename_scope(scope: str, again: Mapping[str, str]) -> str:
     """Return the submodule of a node, which may belong to a repeated call."""
     paths = (f"{scope}.{role}" for role in ("weight", "kernel"))
     return next((again[p].rpartition(".")[0] for p in paths if p in again), scope)
@@ -122,7 +122,7 @@ def _moves(node: Any) -> bool:
     return op is not None and (op.keeps_elements or op.name in ("Transpose", "DequantizeLinear"))
 
 
-def _user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None:
+def _find_user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None:
     """Return the first node that computes with a tensor, after those that only move it."""
     reader: _Reader | None = None
     for _ in range(len(readers) + 1):
@@ -136,7 +136,7 @@ def _user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None
     return reader
 
 
-def _path(
+def _find_path(
     name: str,
     reader: _Reader | None,
     called: Mapping[int, frozenset[str]],
@@ -151,7 +151,7 @@ def _path(
     if reader is None:
         return ""
     taken = [path for argument, path in gone.items() if argument in called[id(reader.node)]]
-    role = "bias" if reader.node.name.endswith("/BiasAdd") else _role(reader)
+    role = "bias" if reader.node.name.endswith("/BiasAdd") else _find_role(reader)
     if taken:
         fits = [path for path in taken if role and path.rpartition(".")[2].startswith(role)]
         return (fits or taken)[0]
@@ -163,7 +163,7 @@ def _path(
     return f"{reader.scope}.{name.rpartition('::')[2].rpartition('/')[2]}"
 
 
-def _role(reader: _Reader) -> str:
+def _find_role(reader: _Reader) -> str:
     """Return PyTorch's name for what a node reads; "" if its op does not say what it is."""
     node = reader.node
     op = ops().get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
@@ -174,7 +174,7 @@ def _role(reader: _Reader) -> str:
     return "weight_ih" if is_recurrent and role is Role.WEIGHT else _NAMES[role]
 
 
-def scope_of(node: Any, is_keras: bool) -> str:
+def find_scope(node: Any, is_keras: bool) -> str:
     """Return the submodule of a node; "" if it is unknown, or the module itself."""
     for entry in getattr(node, "metadata_props", ()):  # onnx before 1.16 has none
         if entry.key == SCOPES:

@@ -72,29 +72,29 @@ class Note:
             raise ModelError(f"{where}: the note of its adapters is damaged: {error!r}") from None
         if note.rank < 1:
             raise ModelError(f"{where}: the note of its adapters has a rank of {note.rank}")
-        lost = [name for name in note.parameters() if name not in values]
+        lost = [name for name in note.list_parameters() if name not in values]
         if lost:
             raise ModelError(f"{where}: the adapter's parameter {lost[0]!r} is missing")
         return note
 
-    def text(self) -> str:
+    def write(self) -> str:
         """Return the note as `parse` reads it."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @property
     def scale(self) -> float:
         """The factor of B (A x)."""
-        return scale_of(self.rank, self.alpha, self.rank_stabilised)
+        return compute_scale(self.rank, self.alpha, self.rank_stabilised)
 
-    def parameters(self) -> list[str]:
+    def list_parameters(self) -> list[str]:
         """Return the names of all adapter parameters, layer by layer, A before B."""
         return [layer + end for layer in self.layers for end in (DOWN, UP)]
 
-    def of(self, layers: Collection[str]) -> Note:
+    def select(self, layers: Collection[str]) -> Note:
         """Return the note of a model that has the adapters of these layers alone."""
         return replace(self, layers={n: layer for n, layer in self.layers.items() if n in layers})
 
 
-def scale_of(rank: int, alpha: float, rank_stabilised: bool) -> float:
+def compute_scale(rank: int, alpha: float, rank_stabilised: bool) -> float:
     """Return alpha / rank, or alpha / sqrt(rank)."""
     return alpha / (math.sqrt(rank) if rank_stabilised else rank)

@@ -21,13 +21,13 @@ from engine.graphs.io.messages import (
     PACKED,
     check_packed,
     fold_strings,
+    make_tensor,
+    make_value_info,
+    read_text_type,
     read_texts,
-    tensor_proto,
-    text_type,
+    read_type,
+    read_values,
     unpack,
-    value_proto,
-    value_type,
-    values_of,
     write_texts,
 )
 from engine.graphs.io.protos import (
@@ -39,8 +39,8 @@ from engine.graphs.io.protos import (
     TensorProto,
     ValueInfoProto,
 )
-from engine.graphs.io.provenance import provenance
-from engine.graphs.ir.graph import Graph, Node, Subgraph, check_rank, type_of
+from engine.graphs.io.provenance import read_provenance
+from engine.graphs.ir.graph import Graph, Node, Subgraph, check_rank, find_type
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime import mapping
 from engine.system import files
@@ -88,17 +88,17 @@ def load(model: Model, data: mapping.Content | None = None) -> Graph:
         if not opsets.is_read_as_is(proto):
             from engine.graphs.io import convert
 
-            convert.opset_of(proto, source)
+            convert.find_opset(proto, source)
             # A malformed model can crash the onnx package.
-            _Reader(source, path, whole).graph(proto)
-            proto = convert.convert_opset(convert.inline(proto, source), source)
+            _Reader(source, path, whole).read_graph(proto)
+            proto = convert.convert_opset(convert.inline_functions(proto, source), source)
             proto = convert.inline_undeclared(proto)
         reader = _Reader(source, path, whole)
-        graph = reader.graph(proto)
+        graph = reader.read_graph(proto)
         graph.external = tuple(reader.places)
         if path is not None and mapping.STAMPS in graph.metadata:
             mapping.check_stamps(graph.metadata[mapping.STAMPS], path)
-        origin = provenance(exported.graph, graph.producer, graph.initializers)
+        origin = read_provenance(exported.graph, graph.producer, graph.initializers)
         graph.gone, graph.notes = origin.gone, origin.notes
         graph.parameters, graph.buffers = origin.parameters, origin.buffers
         if origin.paths != Paths():
@@ -145,18 +145,18 @@ def _decode(data: mapping.Content, source: str) -> ModelProto:
     try:
         if len(data) >= mapping.LARGE:
             with contextlib.suppress(ValueError):  # protobuf's message says what is wrong
-                model = _message(weights.short_message(data, nodes=True))
+                model = _parse_message(weights.make_short_message(data, nodes=True))
                 if not opsets.is_read_as_is(model):  # the onnx package wants tensors in nodes whole
-                    model = _message(weights.short_message(data, nodes=False))
+                    model = _parse_message(weights.make_short_message(data, nodes=False))
                 return model
-        return _message(data[:])
+        return _parse_message(data[:])
     except DecodeError as error:
         raise ModelError(
             f"{source}: not an ONNX model, or corrupt or truncated ({len(data)} bytes): {error}"
         ) from error
 
 
-def _message(data: bytes) -> ModelProto:
+def _parse_message(data: bytes) -> ModelProto:
     model = ModelProto()
     model.ParseFromString(data)
     return model
@@ -175,11 +175,11 @@ class _Reader:
         self.opsets: dict[str, int] = {}
         self.places: list[tuple[str, int, int]] = []
 
-    def graph(self, model: ModelProto) -> Graph:
+    def read_graph(self, model: ModelProto) -> Graph:
         """Return the graph of a model, sorted and checked."""
         for o in model.opset_import:
             self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
-        out = self.body(model.graph, self.input_type)
+        out = self.read_body(model.graph, self.read_input_type)
         if len(set(out.outputs)) < len(out.outputs):
             name = next(o for n, o in enumerate(out.outputs) if o in out.outputs[:n])
             raise ModelError(f"{self.source}: two outputs are named {name!r}")
@@ -187,7 +187,7 @@ class _Reader:
         out.ir_version, out.doc = model.ir_version, model.doc_string
         out.producer, out.producer_version = model.producer_name, model.producer_version
         out.metadata = {p.key: p.value for p in model.metadata_props}
-        for text in out.texts():
+        for text in out.list_texts():
             if not isinstance(text, str):  # protobuf returns bytes for text that is not UTF-8
                 raise ModelError(f"{self.source}: {text!r} is not UTF-8")
         try:
@@ -195,7 +195,9 @@ class _Reader:
         except ModelError as error:
             raise ModelError(f"{self.source}: graph {error}") from None
 
-    def body(self, proto: GraphProto, input_type: Callable[[ValueInfoProto], TensorType]) -> Graph:
+    def read_body(
+        self, proto: GraphProto, input_type: Callable[[ValueInfoProto], TensorType]
+    ) -> Graph:
         """Return the graph of a model or of the body of a control-flow node, not yet sorted or
         checked.
 
@@ -204,7 +206,7 @@ class _Reader:
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
             raise UnsupportedOpError(f"{self.source}: sparse initializer {name!r}")
-        nodes = [self.node(n) for n in proto.node]
+        nodes = [self.read_node(n) for n in proto.node]
         outputs = [o.name for o in proto.output]
         out = Graph(proto.name or "graph", {}, outputs, {}, nodes, self.opsets)
         for what, values in (
@@ -215,7 +217,7 @@ class _Reader:
         for t in proto.initializer:
             if t.name in out.initializers:
                 raise ModelError(f"{self.source}: two initializers are named {t.name!r}")
-            out.initializers[t.name] = self.tensor(t, f"initializer {t.name!r}")
+            out.initializers[t.name] = self.read_tensor(t, f"initializer {t.name!r}")
         for v in proto.input:
             if v.name in out.inputs:
                 raise ModelError(f"{self.source}: two inputs are named {v.name!r}")
@@ -224,7 +226,7 @@ class _Reader:
         for v in (*proto.input, *proto.value_info, *proto.output):
             check_rank(len(v.type.tensor_type.shape.dim), f"{self.source}: value {v.name!r}")
         for v in (*proto.value_info, *proto.output):
-            known = value_type(v)
+            known = read_type(v)
             if known is not None:
                 out.types[v.name] = known
         packed = [t.name for t in proto.initializer if t.data_type in PACKED]
@@ -233,11 +235,11 @@ class _Reader:
         fold_strings(out)
         return out
 
-    def inner_type(self, v: ValueInfoProto) -> TensorType:
-        return value_type(v) or TensorType("?", ())
+    def read_inner_type(self, v: ValueInfoProto) -> TensorType:
+        return read_type(v) or TensorType("?", ())
 
-    def input_type(self, v: ValueInfoProto) -> TensorType:
-        t = value_type(v) or text_type(v)
+    def read_input_type(self, v: ValueInfoProto) -> TensorType:
+        t = read_type(v) or read_text_type(v)
         if t is not None:
             return t
         where = f"{self.source}: input {v.name!r}"
@@ -245,12 +247,12 @@ class _Reader:
         if kind != "tensor_type":
             raise DTypeError(f"{where}: {kind or 'no type'}; supported: tensors")
         if v.type.tensor_type.elem_type not in OF_ONNX:
-            raise DTypeError(f"{where}: {_element(v.type.tensor_type.elem_type)}")
+            raise DTypeError(f"{where}: {_name_element(v.type.tensor_type.elem_type)}")
         raise ModelError(
             f"{where} has no shape: export the model with one, its dimensions may be symbolic"
         )
 
-    def node(self, n: NodeProto) -> Node:
+    def read_node(self, n: NodeProto) -> Node:
         """Return a node, checked against the known facts about its op."""
         where = f"{self.source}: {n.op_type} {n.name!r}"
         if not n.op_type:
@@ -259,58 +261,58 @@ class _Reader:
         out = Node(n.op_type, tuple(n.input), tuple(n.output), {}, domain, n.name)
         schemas.check_node(n, out, self.opsets, self.source)
         for a in n.attribute:
-            out.attrs[a.name] = self.attribute(a, where)
+            out.attrs[a.name] = self.read_attribute(a, where)
         return out
 
-    def attribute(self, a: AttributeProto, where: str) -> Any:
+    def read_attribute(self, a: AttributeProto, where: str) -> Any:
         match a.type:
             case AttributeProto.FLOAT:
                 return a.f
             case AttributeProto.INT:
                 return a.i
             case AttributeProto.STRING:
-                return self.text(a.s, a.name, where)
+                return self.read_text(a.s, a.name, where)
             case AttributeProto.TENSOR:
-                return self.tensor(a.t, f"{where.removeprefix(self.source + ': ')} {a.name}")
+                return self.read_tensor(a.t, f"{where.removeprefix(self.source + ': ')} {a.name}")
             case AttributeProto.FLOATS:
                 return list(a.floats)
             case AttributeProto.INTS:
                 return list(a.ints)
             case AttributeProto.STRINGS:
-                return [self.text(s, a.name, where) for s in a.strings]
+                return [self.read_text(s, a.name, where) for s in a.strings]
             case AttributeProto.GRAPH:
-                return Subgraph.of(self.body(a.g, self.inner_type), a.g)
+                return Subgraph.of(self.read_body(a.g, self.read_inner_type), a.g)
         raise UnsupportedOpError(
-            f"{where}: attribute {a.name!r} of type {schemas.kind_name(a.type)}"
+            f"{where}: attribute {a.name!r} of type {schemas.name_kind(a.type)}"
         )
 
-    def text(self, value: bytes, name: str, where: str) -> str:
+    def read_text(self, value: bytes, name: str, where: str) -> str:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
             raise ModelError(f"{where}: attribute {name!r} is not UTF-8: {error}") from None
 
-    def tensor(self, t: TensorProto, what: str) -> Array:
+    def read_tensor(self, t: TensorProto, what: str) -> Array:
         where = f"{self.source}: {what}"
         if t.data_type not in (*OF_ONNX, *PACKED, TensorProto.STRING):
-            raise DTypeError(f"{where}: {_element(t.data_type)}")
+            raise DTypeError(f"{where}: {_name_element(t.data_type)}")
         check_rank(len(t.dims), where)
         if any(d < 0 for d in t.dims):
             raise ModelError(f"{where}: a shape of {list(t.dims)}")
         try:
             inside = None if self.data is None else weights.place_inside(t)
             if inside is not None:
-                return self.inside(t, *inside)
+                return self.read_inside(t, *inside)
             if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
-                return self.external(t, where)
-            read = unpack if t.data_type in PACKED else values_of
+                return self.read_external(t, where)
+            read = unpack if t.data_type in PACKED else read_values
             return np.asarray(read(t))
         except (ValueError, TypeError, OverflowError) as error:
             raise ModelError(
                 f"{where}: malformed tensor of shape {list(t.dims)}: {error}"
             ) from None
 
-    def inside(self, t: TensorProto, offset: int, nbytes: int) -> Array:
+    def read_inside(self, t: TensorProto, offset: int, nbytes: int) -> Array:
         """Return a tensor whose bytes are in the file of the model.
 
         Raises:
@@ -326,7 +328,7 @@ class _Reader:
             raise ValueError(f"{nbytes} bytes are not a multiple of the element size")
         return array.astype(dtype, copy=False).reshape(tuple(t.dims))
 
-    def external(self, t: TensorProto, where: str) -> Array:
+    def read_external(self, t: TensorProto, where: str) -> Array:
         """Return a tensor stored as bytes `offset .. offset+length` of a file beside the model."""
         entries = {e.key: e.value for e in t.external_data}
         location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
@@ -361,7 +363,7 @@ class _Reader:
         return array.reshape(tuple(t.dims))
 
 
-def _element(code: int) -> str:
+def _name_element(code: int) -> str:
     """Return the text of an error for an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
     return f"element type {str(name).lower()}; supported: {', '.join(ONNX_CODE)}"
@@ -376,7 +378,7 @@ def to_proto(graph: Graph) -> ModelProto:
     Raises:
         ModelError: the type of an output is not known, or ONNX cannot hold an attribute.
     """
-    return _model(graph, [tensor_proto(name, a) for name, a in graph.initializers.items()])
+    return _make_model(graph, [make_tensor(name, a) for name, a in graph.initializers.items()])
 
 
 def to_bytes(graph: Graph) -> bytes:
@@ -397,17 +399,17 @@ def to_bytes(graph: Graph) -> bytes:
 
 def needs_external_data(graph: Graph) -> bool:
     """Return whether the initializers are too large for one message."""
-    return nbytes(graph) >= EXTERNAL_BYTES
+    return count_bytes(graph) >= EXTERNAL_BYTES
 
 
-def digest(graph: Graph) -> str:
+def compute_digest(graph: Graph) -> str:
     """Return the digest of the content of a graph's model file, wherever its values are stored.
 
     Raises:
         ModelError: see `to_proto`.
     """
-    bare = [_external_proto(name, a, "", 0) for name, a in graph.initializers.items()]
-    hashed = hashlib.sha256(_model(graph, bare).SerializeToString())
+    bare = [_make_external_tensor(name, a, "", 0) for name, a in graph.initializers.items()]
+    hashed = hashlib.sha256(_make_model(graph, bare).SerializeToString())
     for array in graph.initializers.values():
         hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return hashed.hexdigest()
@@ -426,7 +428,9 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
     """
     name = arguments.check_path("model", path)
     if not needs_external_data(graph):
-        files.write(name, weights.pieces(_model(graph, [], defaults), graph.initializers.items()))
+        files.write(
+            name, weights.list_pieces(_make_model(graph, [], defaults), graph.initializers.items())
+        )
     else:
         save_sharing({name: graph}, name + ".data", defaults)
 
@@ -460,7 +464,7 @@ def save_sharing(
         tensors = []
         for name, array in graph.initializers.items():
             if array.nbytes < _EXTERNAL_MIN:
-                tensors.append(tensor_proto(name, array))
+                tensors.append(make_tensor(name, array))
                 continue
             key = int(array.ctypes.data), array.dtype.str, array.shape, array.strides
             if key not in offsets:
@@ -471,8 +475,8 @@ def save_sharing(
                 content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                 pieces += [content, bytes(padding)]
                 top += array.nbytes + padding
-            tensors.append(_external_proto(name, array, *offsets[key]))
-        messages[path] = _model(graph, tensors, defaults).SerializeToString()
+            tensors.append(_make_external_tensor(name, array, *offsets[key]))
+        messages[path] = _make_model(graph, tensors, defaults).SerializeToString()
     contents: dict[str, Sequence[bytes | memoryview]] = {data: pieces} if pieces else {}
     contents |= {path: [message] for path, message in messages.items()}
     for path in contents:
@@ -485,12 +489,12 @@ def save_sharing(
     return {location for location, _ in offsets.values()}
 
 
-def nbytes(graph: Graph) -> int:
+def count_bytes(graph: Graph) -> int:
     """Return the bytes of all initializers."""
     return sum(a.nbytes for a in graph.initializers.values())
 
 
-def stamps(graphs: Iterable[Graph], folder: str) -> str:
+def list_stamps(graphs: Iterable[Graph], folder: str) -> str:
     """Return the current stamps of the files in a folder from which arrays are mapped, or "".
 
     If the metadata of a model hold this under `mapping.STAMPS`, the model is refused once the
@@ -505,7 +509,7 @@ def stamps(graphs: Iterable[Graph], folder: str) -> str:
     return json.dumps(stamp_of) if stamp_of else ""
 
 
-def external_files(path: str) -> set[str]:
+def list_external_files(path: str) -> set[str]:
     """Return the paths, relative to its folder, of the files that a model refers to."""
     if not os.path.isfile(path):
         return set()
@@ -516,44 +520,50 @@ def external_files(path: str) -> set[str]:
     return set()
 
 
-def _external_proto(name: str, array: Array, location: str, offset: int) -> TensorProto:
+def _make_external_tensor(name: str, array: Array, location: str, offset: int) -> TensorProto:
     """Return a tensor whose bytes are in another file."""
-    t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
+    t = TensorProto(name=name, data_type=ONNX_CODE[find_type(array).dtype], dims=array.shape)
     t.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
         t.external_data.add(key=key, value=str(value))
     return t
 
 
-def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
+def make_node(node: Node, opsets: Mapping[str, int]) -> NodeProto:
     """Return the message of a node.
 
     Raises:
         ModelError: ONNX cannot hold an attribute.
     """
-    schema = schemas.attribute_codes(node, opsets)
+    schema = schemas.list_attribute_codes(node, opsets)
     out = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
     out.input.extend(node.inputs)
     out.output.extend(node.outputs)
-    out.attribute.extend(_attribute(node, k, v, schema.get(k)) for k, v in node.attrs.items())
+    out.attribute.extend(_make_attribute(node, k, v, schema.get(k)) for k, v in node.attrs.items())
     return out
 
 
-def _model(graph: Graph, tensors: list[TensorProto], defaults: Sequence[str] = ()) -> ModelProto:
+def _make_model(
+    graph: Graph, tensors: list[TensorProto], defaults: Sequence[str] = ()
+) -> ModelProto:
     graph = write_texts(graph) if graph.text_inputs else graph
     made = {o for n in graph.nodes for o in n.outputs if o} - set(graph.outputs)
     for name in graph.outputs:
         if name not in graph.types and name not in graph.inputs:
             raise ModelError(f"{graph.name}: the type of output {name!r} is not known")
     proto = GraphProto(name=graph.name)
-    proto.node.extend(node_proto(n, graph.opsets) for n in graph.nodes)
+    proto.node.extend(make_node(n, graph.opsets) for n in graph.nodes)
     proto.initializer.extend(tensors)
-    proto.input.extend(value_proto(n, t, n in graph.text_inputs) for n, t in graph.inputs.items())
-    proto.input.extend(value_proto(n, type_of(graph.initializers[n])) for n in defaults)
-    proto.output.extend(
-        value_proto(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs
+    proto.input.extend(
+        make_value_info(n, t, n in graph.text_inputs) for n, t in graph.inputs.items()
     )
-    proto.value_info.extend(value_proto(name, t) for name, t in graph.types.items() if name in made)
+    proto.input.extend(make_value_info(n, find_type(graph.initializers[n])) for n in defaults)
+    proto.output.extend(
+        make_value_info(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs
+    )
+    proto.value_info.extend(
+        make_value_info(name, t) for name, t in graph.types.items() if name in made
+    )
     model = ModelProto(ir_version=graph.ir_version, graph=proto, doc_string=graph.doc)
     model.producer_name, model.producer_version = graph.producer, graph.producer_version
     domains = sorted({n.domain for n in graph.nodes} - graph.opsets.keys())
@@ -582,11 +592,11 @@ def add_stand_ins(model: ModelProto) -> None:
         function.node.add(op_type="Identity", input=["input_0"], output=["output"])
 
 
-def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
+def _make_attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
     if isinstance(value, Subgraph):
         return AttributeProto(name=name, type=AttributeProto.GRAPH, g=value.proto)
     if isinstance(value, np.ndarray):
-        return AttributeProto(name=name, type=AttributeProto.TENSOR, t=tensor_proto("", value))
+        return AttributeProto(name=name, type=AttributeProto.TENSOR, t=make_tensor("", value))
     if kind is None and isinstance(value, list | tuple) and not value:
         kind = AttributeProto.INTS
     value = float(value) if kind == AttributeProto.FLOAT else value

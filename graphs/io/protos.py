@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 _NAME = "onnx.onnx_ml_pb2"
 
 
-def _messages() -> ModuleType:
+def _import_messages() -> ModuleType:
     """Return the module of the message classes.
 
     Raises:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         ValueInfoProto,
     )
 else:
-    _module = _messages()
+    _module = _import_messages()
     AttributeProto = _module.AttributeProto
     FunctionProto = _module.FunctionProto
     GraphProto = _module.GraphProto

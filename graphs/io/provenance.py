@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.graphs.io.module_paths import paths_of
+from engine.graphs.io.module_paths import find_paths
 from engine.kernels.vocabulary.op import Array
 from engine.system.paths import Paths
 
@@ -64,7 +64,7 @@ class _Call:
 
     @classmethod
     def of(cls, node: Any) -> _Call:
-        notes = _metadata(node)
+        notes = _read_metadata(node)
         if not notes:
             return cls(node, frozenset(), "")
         arguments = frozenset(re.findall(r"%(\w+)", notes.get(_CALL, "")))
@@ -75,7 +75,7 @@ class _Call:
         """True if it has absorbed a batch normalisation."""
         return "FuseBatchNorm" in self.rules
 
-    def strangers(self, parameters: Mapping[str, str]) -> Sequence[str]:
+    def list_strangers(self, parameters: Mapping[str, str]) -> Sequence[str]:
         """Return the inputs of the node, unless one may be a parameter of the call in another
         layout.
 
@@ -90,28 +90,28 @@ class _Call:
         return not self.is_folded_norm and any(a not in self.arguments for a in others)
 
 
-def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Provenance:
+def read_provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Provenance:
     """Return the facts that the notes of the exporter tell about the module.
 
     graph: the message of the graph.
     constants: the values of its initializers.
     """
-    entries = _ENTRY.findall(_metadata(graph).get(_SIGNATURE, ""))
+    entries = _ENTRY.findall(_read_metadata(graph).get(_SIGNATURE, ""))
     calls = [_Call.of(node) for node in graph.node]
     norms = [call for call in calls if call.is_folded_norm]
     parameters = {target: name for name, kind, target in entries if kind == "PARAMETER"}
     tensors = {target for *_, target in entries}
     taken = [call.arguments for call in calls]
-    paths = paths_of(graph, taken, parameters, tensors, constants, producer)
+    paths = find_paths(graph, taken, parameters, tensors, constants, producer)
     if not entries and not norms:
-        return replace(_traced(graph) if producer == "pytorch" else Provenance(), paths=paths)
+        return replace(_read_traced(graph) if producer == "pytorch" else Provenance(), paths=paths)
     gone = [name for name in parameters if name not in constants]
     asked = {name: [c for c in calls if parameters[name] in c.arguments] for name in gone}
     notes = []
     if norms:
         notes.append(f"{_list(_title(c.node) for c in norms)} took over batch normalisation")
     lost = [name for name, callers in asked.items() if not callers]
-    made = {i for c in calls for i in c.strangers(parameters) if i in constants} - tensors
+    made = {i for c in calls for i in c.list_strangers(parameters) if i in constants} - tensors
     if lost and any(_is_computed(i, constants[i]) for i in made):
         notes.append(f"parameters were folded into other weights: {_list(lost)}")
     merged = [n for n, callers in asked.items() if any(c.swaps(parameters) for c in callers)]
@@ -123,8 +123,8 @@ def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Pro
     return Provenance(tuple(gone), sentences, kept, others, paths)
 
 
-def _traced(graph: Any) -> Provenance:
-    """Do as `provenance` for the tracing exporter."""
+def _read_traced(graph: Any) -> Provenance:
+    """Do as `read_provenance` for the tracing exporter."""
     computed = [
         node
         for node in graph.node
@@ -139,7 +139,7 @@ def _traced(graph: Any) -> Provenance:
     return Provenance((), (_note(text, EXPORT_OLD),))
 
 
-def exporter_dropped(names: Sequence[str]) -> str:
+def describe_dropped(names: Sequence[str]) -> str:
     """Return the text of an error for parameters of the module that the model lacks."""
     return (
         f"the module had {_list(names)}, which the exporter has folded into other weights, stored "
@@ -154,7 +154,7 @@ def _note(text: str, export: str) -> str:
     )
 
 
-def _metadata(message: Any) -> dict[str, str]:
+def _read_metadata(message: Any) -> dict[str, str]:
     """Return the text metadata of a node or graph; onnx before 1.16 has none."""
     entries = getattr(message, "metadata_props", ())
     if not entries:

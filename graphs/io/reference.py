@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.graphs.io.onnx_io import node_proto
+from engine.graphs.io.onnx_io import make_node
 from engine.graphs.ir.graph import Node
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import Array
@@ -31,7 +31,7 @@ def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | Non
     from onnx.reference import ReferenceEvaluator
 
     feeds = {n: v for n, v in zip(node.inputs, values, strict=True) if n and v is not None}
-    proto = node_proto(node, opsets)
+    proto = make_node(node, opsets)
     try:
         run = ReferenceEvaluator(proto, opsets=dict(opsets))
         with np.errstate(all="ignore"):

@@ -88,20 +88,20 @@ class Schema(NamedTuple):
             for column in (required, attributes)
         )
         return cls(
-            _range(inputs),
-            _range(outputs),
+            _parse_range(inputs),
+            _parse_range(outputs),
             tuple((int(i), name) for i, name in pairs),
             {name: Attribute(kind.rstrip("!"), kind.endswith("!")) for name, kind in kinds},
         )
 
 
-def _range(text: str) -> tuple[int, int]:
+def _parse_range(text: str) -> tuple[int, int]:
     least, _, most = text.partition("-")
     return int(least), int(most)
 
 
 @functools.cache
-def _table() -> dict[str, list[tuple[int, str]]]:
+def _read_table() -> dict[str, list[tuple[int, str]]]:
     """Return the schemas of ONNX's ops as texts, by op, each with the opset that introduced it."""
     schemas: dict[str, list[tuple[int, str]]] = {}
     with open(_TABLE, encoding="utf-8") as file:
@@ -111,13 +111,13 @@ def _table() -> dict[str, list[tuple[int, str]]]:
     return schemas
 
 
-def kind_name(code: int) -> str:
+def name_kind(code: int) -> str:
     """Return the name of an attribute type, in lower case."""
     return _KINDS.get(code, str(code))
 
 
 @functools.lru_cache(maxsize=1024)
-def schema_of(op: str, domain: str, opset: int) -> Schema | None:
+def find_schema(op: str, domain: str, opset: int) -> Schema | None:
     """Return ONNX's schema of an op in an opset, or None.
 
     For an op newer than the opset this is its first schema, because onnxruntime had some ops
@@ -126,17 +126,17 @@ def schema_of(op: str, domain: str, opset: int) -> Schema | None:
     schema = None
     if domain.startswith("ai.onnx.") or (not domain and not opsets.FIRST <= opset <= opsets.LAST):
         schema = Schema.of_onnx(op, domain, opset)
-    if domain or schema is not None or op not in _table():
+    if domain or schema is not None or op not in _read_table():
         return schema
-    forms = _table()[op]
+    forms = _read_table()[op]
     known = [text for since, text in forms if since <= opset]
     return Schema.parse(known[-1] if known else forms[0][1])
 
 
-def attribute_codes(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
+def list_attribute_codes(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
     """Return the attributes of an op with the codes of their types; none for an unknown op."""
-    schema = schema_of(node.op, node.domain, opsets.get(node.domain, 1))
-    known = _attributes(node.op, node.domain, schema)
+    schema = find_schema(node.op, node.domain, opsets.get(node.domain, 1))
+    known = _find_attributes(node.op, node.domain, schema)
     return {name: _CODES[a.kind] for name, a in (known or {}).items()}
 
 
@@ -156,17 +156,17 @@ def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: 
             raise ModelError(f"{source}: node {node.name!r}: {text!r} is not UTF-8")
     domain = f"{node.domain}::" if node.domain else ""
     where = f"{source}: {domain}{node.op} {node.name!r} (opset {opsets.get(node.domain, 1)})"
-    schema = schema_of(node.op, node.domain, opsets.get(node.domain, 1))
+    schema = find_schema(node.op, node.domain, opsets.get(node.domain, 1))
     if schema is not None:
         _check_operands(node, schema, where)
-    elif (counts := _counts(node.op, node.domain)) is not None:
+    elif (counts := _find_counts(node.op, node.domain)) is not None:
         _check_operands(node, counts, where)
     if not any(node.outputs):
         raise ModelError(f"{where}: no output; expected one at least")
     declared = ops().get((node.domain, node.op))
     if declared is not None and declared.internal:
         raise UnsupportedOpError(f"{where}: an operator that only the planner makes")
-    known = _attributes(node.op, node.domain, schema)
+    known = _find_attributes(node.op, node.domain, schema)
     if known is not None:
         _check_attributes(proto, known, where)
     if not node.domain and node.op in _BODIES:
@@ -205,7 +205,7 @@ def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> N
         raise ModelError(f"{where}: a body of {len(body.output)} outputs; expected {makes}{more}")
 
 
-def _counts(op: str, domain: str) -> Schema | None:
+def _find_counts(op: str, domain: str) -> Schema | None:
     """Return the numbers of operands that an op's declaration gives, or None."""
     known = ops().get((domain, op))
     if known is None or known.inputs is None:
@@ -231,7 +231,7 @@ def _check_operands(node: Node, schema: Schema, where: str) -> None:
 def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: str) -> None:
     given: set[str] = set()
     for a in proto.attribute:
-        kind = kind_name(a.type)
+        kind = name_kind(a.type)
         if a.name not in known:
             listed = ", ".join(f"{name} ({k.kind})" for name, k in sorted(known.items()))
             raise ModelError(
@@ -258,7 +258,7 @@ def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: s
             )
 
 
-def _attributes(op: str, domain: str, schema: Schema | None) -> Mapping[str, Attribute] | None:
+def _find_attributes(op: str, domain: str, schema: Schema | None) -> Mapping[str, Attribute] | None:
     """Return the attributes of an op by its schema or otherwise its declaration, or None."""
     if schema is not None:
         return schema.attributes

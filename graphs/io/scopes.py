@@ -30,10 +30,10 @@ def check(model: ModelProto, source: str) -> None:
     for function in model.functions:
         _check_function(function, source)
     graph = model.graph
-    if any(_bodies(node) for node in graph.node):
+    if any(_list_bodies(node) for node in graph.node):
         known = {v.name for v in graph.input} | {t.name for t in graph.initializer}
         for node in graph.node:
-            for body in _bodies(node):
+            for body in _list_bodies(node):
                 _check_body(body, known, f"{source}: {_title(node)}")
             known.update(node.output)
 
@@ -41,7 +41,7 @@ def check(model: ModelProto, source: str) -> None:
 def _check_function(function: FunctionProto, source: str) -> None:
     where = f"{source}: function {function.name!r}"
     for what, names in (("inputs", function.input), ("outputs", function.output)):
-        twice = _first_twice(names)
+        twice = _find_first_twice(names)
         if twice is not None:
             raise ModelError(f"{where} has two {what} named {twice!r}")
     made = set(function.input)
@@ -53,7 +53,7 @@ def _check_function(function: FunctionProto, source: str) -> None:
                     "function nor made by a node before it; a function does not see the values of "
                     "its caller"
                 )
-        for body in _bodies(node):
+        for body in _list_bodies(node):
             _check_body(body, made, f"{where}, {_title(node)}", is_closed=True)
         _make(node, made, where)
     lost = next((name for name in function.output if name not in made), None)
@@ -79,7 +79,7 @@ def _check_body(body: GraphProto, around: Set[str], where: str, is_closed: bool 
                     f"{where}: in the body {body.name!r} {_title(node)} reads {name!r} before it "
                     "is made"
                 )
-        for inner in _bodies(node):
+        for inner in _list_bodies(node):
             _check_body(inner, made | around, f"{where}, {_title(node)}", is_closed)
         taken = next((name for name in node.output if name in around and name not in own), None)
         if taken:
@@ -103,7 +103,7 @@ def _make(node: NodeProto, made: set[str], where: str) -> None:
         made.add(name)
 
 
-def _bodies(node: NodeProto) -> list[GraphProto]:
+def _list_bodies(node: NodeProto) -> list[GraphProto]:
     return [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
 
 
@@ -111,7 +111,7 @@ def _title(node: NodeProto) -> str:
     return f"{node.op_type} {node.name!r}"
 
 
-def _first_twice(names: Iterable[str]) -> str | None:
+def _find_first_twice(names: Iterable[str]) -> str | None:
     seen = set[str]()
     for name in names:
         if name in seen:

@@ -13,7 +13,7 @@ key `INSIDE`.  The numbers of the fields come from onnx.proto:
     TensorProto      data_type 2, segment 3, float_data 4, name 8, raw_data 9, double_data 10,
                      data_location 14
 
-For writing, `pieces` yields the bytes of a model with its weights, without copying them.
+For writing, `list_pieces` yields the bytes of a model with its weights, without copying them.
 
     https://protobuf.dev/programming-guides/encoding/
 """
@@ -28,7 +28,7 @@ import numpy as np
 
 from engine.base.element_types import ONNX_CODE
 from engine.graphs.io.protos import ModelProto, TensorProto
-from engine.graphs.ir.graph import type_of
+from engine.graphs.ir.graph import find_type
 from engine.kernels.vocabulary.op import Array
 from engine.runtime.mapping import Content
 
@@ -53,7 +53,7 @@ class _Field(NamedTuple):
     end: int
 
 
-def short_message(data: Content, *, nodes: bool) -> bytes:
+def make_short_message(data: Content, *, nodes: bool) -> bytes:
     """Return the message of a model file, mapped or not, without its large weights.
 
     nodes: whether tensors in attributes of nodes, such as Constant, also stay in the file.
@@ -61,14 +61,14 @@ def short_message(data: Content, *, nodes: bool) -> bytes:
     Raises:
         ValueError: the file is not a protobuf message.
     """
-    walks: dict[int, _Walk] = {_INITIALIZER: _tensor}
+    walks: dict[int, _Walk] = {_INITIALIZER: _cut_tensor}
     if nodes:
-        walks[_NODE] = partial(_inside, {_ATTRIBUTE: partial(_inside, {_T: _tensor})})
-    parts = _inside({_GRAPH: partial(_inside, walks)}, data, 0, len(data))
+        walks[_NODE] = partial(_cut_inside, {_ATTRIBUTE: partial(_cut_inside, {_T: _cut_tensor})})
+    parts = _cut_inside({_GRAPH: partial(_cut_inside, walks)}, data, 0, len(data))
     return data[:] if parts is None else b"".join(parts)
 
 
-def _fields(data: Content, at: int, end: int) -> Iterator[_Field]:
+def _list_fields(data: Content, at: int, end: int) -> Iterator[_Field]:
     """Yield the fields of the message from `at` to `end`.
 
     Raises:
@@ -76,12 +76,12 @@ def _fields(data: Content, at: int, end: int) -> Iterator[_Field]:
     """
     while at < end:
         begin = at
-        key, at = _readvarint(data, at, end)
+        key, at = _read_varint(data, at, end)
         kind, content = key & 7, at
         if kind == 0:
-            _, at = _readvarint(data, at, end)
+            _, at = _read_varint(data, at, end)
         elif kind == 2:
-            size, content = _readvarint(data, at, end)
+            size, content = _read_varint(data, at, end)
             at = content + size
         elif kind in _LENGTHS:
             at += _LENGTHS[kind]
@@ -92,14 +92,14 @@ def _fields(data: Content, at: int, end: int) -> Iterator[_Field]:
         yield _Field(key >> 3, kind, begin, content, at)
 
 
-def _inside(walks: Mapping[int, _Walk], data: Content, at: int, end: int) -> list[bytes] | None:
+def _cut_inside(walks: Mapping[int, _Walk], data: Content, at: int, end: int) -> list[bytes] | None:
     """Return the message from `at` to `end` in pieces; `walks` convert some of its fields.
 
     The result is None if nothing changes.
     """
     out: list[bytes] = []
     kept = at  # everything before this is in `out`
-    for field in _fields(data, at, end):
+    for field in _list_fields(data, at, end):
         walk = walks.get(field.number) if field.kind == 2 else None
         if walk is None or field.end - field.content < LEAST:
             continue
@@ -107,14 +107,14 @@ def _inside(walks: Mapping[int, _Walk], data: Content, at: int, end: int) -> lis
         if inner is None:
             continue
         key = bytes([field.number << 3 | 2])  # of one byte: the numbers are below 16
-        out += [data[kept : field.begin], key, varint(sum(map(len, inner))), *inner]
+        out += [data[kept : field.begin], key, encode_varint(sum(map(len, inner))), *inner]
         kept = field.end
     return [*out, data[kept:end]] if out else None
 
 
-def _tensor(data: Content, at: int, end: int) -> list[bytes] | None:
+def _cut_tensor(data: Content, at: int, end: int) -> list[bytes] | None:
     """Return the message of a weight without its bytes if they are one large field, or None."""
-    fields = list(_fields(data, at, end))
+    fields = list(_list_fields(data, at, end))
     known = {field.number: field for field in fields}
     held = [f for f in fields if f.number in (_RAW, _FLOATS, _DOUBLES)]
     numbers = held[0] if len(held) == 1 and held[0].kind == 2 else None
@@ -132,11 +132,11 @@ def _is_packed(data: Content, known: Mapping[int, _Field], numbers: _Field) -> b
     """Return whether the numbers of a weight are the bytes of its type, one after another."""
     if _TYPE not in known:
         return False
-    kind, _ = _readvarint(data, known[_TYPE].content, known[_TYPE].end)
+    kind, _ = _read_varint(data, known[_TYPE].content, known[_TYPE].end)
     return kind == _PACKED[numbers.number]
 
 
-def _readvarint(data: Content, at: int, end: int) -> tuple[int, int]:
+def _read_varint(data: Content, at: int, end: int) -> tuple[int, int]:
     """Return a number and its end."""
     value = shift = 0
     while at < end and shift < 64:
@@ -161,22 +161,24 @@ def place_inside(t: TensorProto) -> tuple[int, int] | None:
     return None
 
 
-def pieces(model: ModelProto, weights: Iterable[tuple[str, Array]]) -> Iterator[bytes | memoryview]:
+def list_pieces(
+    model: ModelProto, weights: Iterable[tuple[str, Array]]
+) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a model with these initializers, as protobuf itself would write them.
 
     model: a model without initializers.  weights: names and values; a value that is not contiguous
         is copied when it is reached.
     """
-    first, last = _halves(model, _GRAPH)
+    first, last = _split_message(model, _GRAPH)
     last.ClearField("graph")
-    begin, end = _halves(model.graph, _INITIALIZER)
+    begin, end = _split_message(model.graph, _INITIALIZER)
     before, after = begin.SerializeToString(), end.SerializeToString()
     known = list(weights)
-    heads = [_head(name, array) for name, array in known]
+    heads = [_make_head(name, array) for name, array in known]
     sizes = [len(head) + array.nbytes for head, (_, array) in zip(heads, known, strict=True)]
-    fields = [bytes([_INITIALIZER << 3 | 2]) + varint(size) for size in sizes]
+    fields = [bytes([_INITIALIZER << 3 | 2]) + encode_varint(size) for size in sizes]
     total = len(before) + len(after) + sum(sizes) + sum(map(len, fields))
-    yield first.SerializeToString() + bytes([_GRAPH << 3 | 2]) + varint(total) + before
+    yield first.SerializeToString() + bytes([_GRAPH << 3 | 2]) + encode_varint(total) + before
     for field, head, (_, array) in zip(fields, heads, known, strict=True):
         yield field + head
         if array.nbytes:
@@ -185,14 +187,14 @@ def pieces(model: ModelProto, weights: Iterable[tuple[str, Array]]) -> Iterator[
     yield after + last.SerializeToString()
 
 
-def _head(name: str, array: Array) -> bytes:
+def _make_head(name: str, array: Array) -> bytes:
     """Return the message of an initializer up to its bytes."""
-    t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
+    t = TensorProto(name=name, data_type=ONNX_CODE[find_type(array).dtype], dims=array.shape)
     head: bytes = t.SerializeToString()
-    return head + bytes([_RAW << 3 | 2]) + varint(array.nbytes)
+    return head + bytes([_RAW << 3 | 2]) + encode_varint(array.nbytes)
 
 
-def _halves(message: Any, number: int) -> tuple[Any, Any]:
+def _split_message(message: Any, number: int) -> tuple[Any, Any]:
     """Return the fields of a message up to a number, and the fields after it."""
     first, last = type(message)(), type(message)()
     first.CopyFrom(message)
@@ -204,7 +206,7 @@ def _halves(message: Any, number: int) -> tuple[Any, Any]:
     return first, last
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Return a number as Protocol Buffers write it: seven bits a byte, lowest first."""
     out = bytearray()
     while value > 0x7F:

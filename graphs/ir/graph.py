@@ -27,7 +27,7 @@ def check_rank(rank: int, where: str) -> None:
         raise ModelError(f"{where}: {rank} dimensions; supported: up to {MAX_RANK}")
 
 
-def type_of(array: Array) -> TensorType:
+def find_type(array: Array) -> TensorType:
     """Return the type of a constant.
 
     Raises:
@@ -59,12 +59,12 @@ class Subgraph:
         known = {"", *graph.inputs, *graph.initializers}
         seen: dict[str, None] = {}
         for node in graph.nodes:
-            seen |= dict.fromkeys(name for name in node.reads() if name not in known)
+            seen |= dict.fromkeys(name for name in node.list_reads() if name not in known)
             known.update(node.outputs)
         seen |= dict.fromkeys(name for name in graph.outputs if name not in known)
         return cls(graph, tuple(seen), tuple(seen), proto)
 
-    def renamed(self, names: Mapping[str, str]) -> Subgraph:
+    def rename_values(self, names: Mapping[str, str]) -> Subgraph:
         """Return the same body after values of the outer graph have been renamed.
 
         names: the new name of each value that has one.
@@ -101,7 +101,7 @@ class Node:
         again = " (again)" if self.again else ""
         return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}{again}"
 
-    def reads(self) -> tuple[str, ...]:
+    def list_reads(self) -> tuple[str, ...]:
         """Return the names of the values that it needs: its inputs, and the captures of its
         subgraphs.
         """
@@ -159,9 +159,9 @@ class Graph:
     targets: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines()) + "\n"
+        return "\n".join(self._list_lines()) + "\n"
 
-    def _lines(self) -> Iterator[str]:
+    def _list_lines(self) -> Iterator[str]:
         yield f"graph {self.name}  opsets {self.opsets}"
         for name, t in self.inputs.items():
             yield f"  input {name}: {t}"
@@ -201,15 +201,15 @@ class Graph:
             dict(self.targets),
         )
 
-    def values(self) -> Iterator[str]:
+    def list_values(self) -> Iterator[str]:
         """Yield the names of all values: inputs, initializers, and results of nodes."""
         yield from self.inputs
         yield from self.initializers
         yield from (o for n in self.nodes for o in n.outputs if o)
 
-    def texts(self) -> Iterator[str]:
+    def list_texts(self) -> Iterator[str]:
         """Yield all names, symbolic dimensions and texts of the graph."""
-        yield from (self.name, self.producer, self.producer_version, self.doc, *self.values())
+        yield from (self.name, self.producer, self.producer_version, self.doc, *self.list_values())
         yield from (*self.outputs, *self.types, *self.opsets)
         yield from (text for pair in self.metadata.items() for text in pair)
         for t in (*self.inputs.values(), *self.types.values()):
@@ -217,15 +217,15 @@ class Graph:
         for n in self.nodes:
             yield from (n.op, n.domain, n.name, *n.inputs, *n.outputs, *n.attrs)
 
-    def producers(self) -> dict[str, Node]:
+    def find_producers(self) -> dict[str, Node]:
         """Return the node that makes each value."""
         return {o: n for n in self.nodes for o in n.outputs if o}
 
-    def consumers(self) -> dict[str, list[Node]]:
+    def find_consumers(self) -> dict[str, list[Node]]:
         """Return the nodes that read each value.  A node that reads it twice appears once."""
         out: dict[str, list[Node]] = {}
         for n in self.nodes:
-            for i in n.reads():
+            for i in n.list_reads():
                 out.setdefault(i, []).append(n)
         return out
 
@@ -237,8 +237,8 @@ class Graph:
         """
         known = {"", *self.inputs, *self.initializers}
         for n in self.nodes:
-            if not known.issuperset(n.inputs if not n.attrs else n.reads()):
-                lost = next((i for i in n.reads() if i not in known), None)
+            if not known.issuperset(n.inputs if not n.attrs else n.list_reads()):
+                lost = next((i for i in n.list_reads() if i not in known), None)
                 if lost is not None:
                     raise ModelError(
                         f"{self.name}: {n.op} {n.name!r} reads {lost!r} before any node makes it"
@@ -256,7 +256,7 @@ class Graph:
         """Return whether every node reads only values made before it."""
         known = {*self.inputs, *self.initializers, ""}
         for node in self.nodes:
-            if not known.issuperset(node.reads()):
+            if not known.issuperset(node.list_reads()):
                 return False
             known.update(node.outputs)
         return True
@@ -273,7 +273,7 @@ class Graph:
         readers: dict[str, list[int]] = {}  # value -> places of the nodes that wait for it
         missing: list[int] = []
         for place, node in enumerate(self.nodes):
-            needed = [i for i in node.reads() if i not in known]
+            needed = [i for i in node.list_reads() if i not in known]
             missing.append(len(needed))
             for i in needed:
                 readers.setdefault(i, []).append(place)
@@ -293,7 +293,7 @@ class Graph:
         if len(done) < len(self.nodes):
             place = min({*range(len(self.nodes))} - set(done))
             node = self.nodes[place]
-            lost = [i for i in node.reads() if i in readers]
+            lost = [i for i in node.list_reads() if i in readers]
             raise ModelError(
                 f"{self.name}: {node.op} {node.name!r} reads {lost}, which nothing makes"
             )
@@ -301,24 +301,24 @@ class Graph:
         return self
 
 
-def constant_bytes(graph: Graph) -> int:
+def count_constant_bytes(graph: Graph) -> int:
     """Return the bytes of the constants of a graph: initializers, and tensors in attributes."""
     total = sum(a.nbytes for a in graph.initializers.values())
     for value in (v for n in graph.nodes for v in n.attrs.values()):
         if isinstance(value, Subgraph):
-            total += constant_bytes(value.graph)
+            total += count_constant_bytes(value.graph)
         elif isinstance(value, np.ndarray):
             total += value.nbytes
     return total
 
 
-def _inner_names(graph: Graph) -> Iterator[str]:
+def _list_inner_names(graph: Graph) -> Iterator[str]:
     """Yield the names of the values in the bodies of control flow."""
     for node in graph.nodes:
         for value in node.attrs.values():
             if isinstance(value, Subgraph):
-                yield from value.graph.values()
-                yield from _inner_names(value.graph)
+                yield from value.graph.list_values()
+                yield from _list_inner_names(value.graph)
 
 
 LETTERS = 300  # of the names that are derived from others
@@ -332,12 +332,12 @@ class Names:
     """
 
     def __init__(self, graph: Graph, *, inlines: bool = False) -> None:
-        self.taken = {*graph.values(), *(n.name for n in graph.nodes), ""}
+        self.taken = {*graph.list_values(), *(n.name for n in graph.nodes), ""}
         if not inlines:
-            self.taken.update(_inner_names(graph))
+            self.taken.update(_list_inner_names(graph))
         self._counts: dict[str, int] = {}  # base -> the number that was given last
 
-    def fresh(self, base: str) -> str:
+    def take_fresh(self, base: str) -> str:
         """Return `base` if it is free, otherwise `base_1`, `base_2`, ...
 
         The middle of a long name is left out, because many names may derive from one node.

@@ -17,7 +17,7 @@ from engine.kernels.vocabulary.terms import Formulas
 NCHWC = "com.microsoft.nchwc"
 
 
-def declaration(graph: Graph, node: Node) -> Op:
+def get_declaration(graph: Graph, node: Node) -> Op:
     """Return the op declaration of a node.
 
     Raises:
@@ -44,7 +44,7 @@ def declaration(graph: Graph, node: Node) -> Op:
     raise UnsupportedOpError(f"{where}: supported from opset {op.since}")
 
 
-def site_of(
+def make_site(
     graph: Graph,
     node: Node,
     types: Mapping[str, TensorType],
@@ -55,9 +55,9 @@ def site_of(
     types, constants: the known ones of the graph; the site gets the entries for the node's inputs.
 
     Raises:
-        UnsupportedOpError: see `declaration`.
+        UnsupportedOpError: see `get_declaration`.
     """
-    op = declaration(graph, node)
+    op = get_declaration(graph, node)
     return Site(
         op=node.op,
         domain=node.domain,
@@ -85,15 +85,15 @@ class Answers(Generic[Answer]):
     name of the node, such as a new symbol in a shape, must not be kept.
 
     Types, values, and attributes other than numbers and texts are distinguished by identity: models
-    have many nodes, and few types.  Code that records types must pass them through `one_of`, which
-    makes equal ones one object; otherwise the rule is called again.
+    have many nodes, and few types.  Code that records types must pass them through `share_type`,
+    which makes equal ones one object; otherwise the rule is called again.
     """
 
     def __init__(self) -> None:
         self._kept: dict[Told, tuple[Answer, Site]] = {}
         self._types: dict[object, TensorType] = {}
 
-    def one_of(self, t: TensorType) -> TensorType:
+    def share_type(self, t: TensorType) -> TensorType:
         """Return the first given type that equals this one."""
         return self._types.setdefault((t.dtype, shape_key(t.shape), t.last), t)
 
@@ -103,7 +103,7 @@ class Answers(Generic[Answer]):
         return entry[0] if entry is not None else None
 
     def keep(self, told: Told | None, site: Site, answer: Answer) -> None:
-        """Keep the result of the rule under the key `told`, see `told_of`.
+        """Keep the result of the rule under the key `told`, see `list_facts`.
 
         The site keeps the objects of the key alive, so that no other object gets their identities.
         """
@@ -111,7 +111,7 @@ class Answers(Generic[Answer]):
             self._kept[told] = (answer, site)
 
 
-def plain(value: object) -> object:
+def simplify(value: object) -> object:
     """Return an attribute as a part of a key: its text, or its identity if the text is not
     enough.
     """
@@ -124,7 +124,7 @@ def plain(value: object) -> object:
     return repr(value) if isinstance(value, _PLAIN) else id(value)
 
 
-def told_of(
+def list_facts(
     graph: Graph,
     node: Node,
     types: Mapping[str, TensorType],
@@ -145,11 +145,11 @@ def told_of(
     for name, value in node.attrs.items():
         if isinstance(value, Subgraph):
             return None
-        told += (name, plain(value))
+        told += (name, simplify(value))
     return (node.op, node.domain, graph.opsets.get(node.domain, 1), len(node.outputs), *told)
 
 
-def rule_of(op: Op, stage: str, site: Site, node: Node) -> contextlib.AbstractContextManager[None]:
+def run_rule(op: Op, stage: str, site: Site, node: Node) -> contextlib.AbstractContextManager[None]:
     """Return the context in which a rule of an op runs: an unexpected exception becomes an
     InternalError.
 

@@ -85,9 +85,9 @@ class Inferred(NamedTuple):
 # --- symbols of a graph
 
 
-def symbols_of(graph: Graph) -> list[str]:
+def list_symbols(graph: Graph) -> list[str]:
     """Return the symbolic dimensions of the inputs, except polynomials of other symbols."""
-    return [d for d in _dims_of(graph) if not _is_derived(d, _dims_of(graph))]
+    return [d for d in _list_dims(graph) if not _is_derived(d, _list_dims(graph))]
 
 
 def rename(graph: Graph, names: Mapping[str, Dim]) -> None:
@@ -97,11 +97,11 @@ def rename(graph: Graph, names: Mapping[str, Dim]) -> None:
         replaced by its value.
     """
 
-    def real(t: TensorType) -> TensorType:
+    def rename_dims(t: TensorType) -> TensorType:
         return t.but([evaluate(d, names) if isinstance(d, str) else d for d in t.shape])
 
-    graph.inputs = {name: real(t) for name, t in graph.inputs.items()}
-    graph.types = {name: real(t) for name, t in graph.types.items()}
+    graph.inputs = {name: rename_dims(t) for name, t in graph.inputs.items()}
+    graph.types = {name: rename_dims(t) for name, t in graph.types.items()}
 
 
 def evaluate(d: str, names: Mapping[str, Dim]) -> Dim:
@@ -112,7 +112,7 @@ def evaluate(d: str, names: Mapping[str, Dim]) -> Dim:
     if d in names or not _is_derived(d, names):
         return names.get(d, d)
     total = 0
-    for monomial, factor in (_polynomial(d) or {}).items():
+    for monomial, factor in (_parse_polynomial(d) or {}).items():
         numbers = [names[name] for name in monomial]
         if not all(isinstance(n, int) for n in numbers):
             return d
@@ -120,14 +120,14 @@ def evaluate(d: str, names: Mapping[str, Dim]) -> Dim:
     return total
 
 
-def _dims_of(graph: Graph) -> dict[str, None]:
+def _list_dims(graph: Graph) -> dict[str, None]:
     """Return all symbolic dimensions of the inputs, in order."""
     return {d: None for t in graph.inputs.values() for d in t.shape if isinstance(d, str)}
 
 
 def _is_derived(d: str, known: Mapping[str, object]) -> bool:
     """Return whether a dimension is a polynomial of known symbols but not a symbol itself."""
-    terms = _polynomial(d)
+    terms = _parse_polynomial(d)
     names = {name for monomial in terms or () for name in monomial}
     return bool(names) and d not in names and known.keys() >= names
 
@@ -136,7 +136,7 @@ def _is_derived(d: str, known: Mapping[str, object]) -> bool:
 
 
 @functools.cache
-def _polynomial(text: str) -> Polynomial | None:
+def _parse_polynomial(text: str) -> Polynomial | None:
     """Return the polynomial that a dimension such as `8*batch` denotes, or None."""
     if len(text) > _MAX_TEXT:
         return None
@@ -177,7 +177,7 @@ def _write(terms: Polynomial) -> str:
     return text
 
 
-def _numbers(sizes: Sequence[Dim]) -> list[int] | None:
+def _list_numbers(sizes: Sequence[Dim]) -> list[int] | None:
     """Return sizes as numbers; None if one of them is a name, such as a size that data decide."""
     numbers = [n for n in sizes if isinstance(n, int)]
     return numbers if len(numbers) == len(sizes) else None
@@ -259,32 +259,32 @@ class _Trials:
         self.failure: ShapeError | None = None
 
     def run(self) -> Inferred:
-        groups = self.groups()
+        groups = self.find_groups()
         for step in _OTHERS:
-            self.add(_choice(groups, [step * (i + 1) for i in range(len(groups))]))
+            self.add(_make_choice(groups, [step * (i + 1) for i in range(len(groups))]))
         base = self.choices[0]
         for group in groups:
-            for part in _parts(group):
+            for part in _list_parts(group):
                 self.add({**base, **dict.fromkeys(part, 1)})
         self.add(dict.fromkeys(base, 1))
-        for choice in self.equalities(groups):
+        for choice in self.find_equalities(groups):
             self.add(choice)
-        for choice in self.exceptions(groups):
+        for choice in self.find_exceptions(groups):
             self.add(choice)
         return self.merge()
 
     # --- the search
 
-    def groups(self) -> Groups:
+    def find_groups(self) -> Groups:
         """Return the groups of symbols that the model accepts only if they are equal, or 1."""
-        symbols = symbols_of(self.graph)
+        symbols = list_symbols(self.graph)
         for pool in _POOLS:
             groups: Groups = tuple((s,) for s in symbols)
-            if self.accepts(groups, pool):
+            if self.is_accepted(groups, pool):
                 return groups
         for pool in _POOLS:
             groups = (tuple(symbols),)
-            if self.accepts(groups, pool):
+            if self.is_accepted(groups, pool):
                 while (finer := self.split(groups, pool)) is not None:
                     groups = finer
                 return groups
@@ -294,23 +294,23 @@ class _Trials:
     def split(self, groups: Groups, pool: Sequence[int]) -> Groups | None:
         """Return the groups with one split in two, or None."""
         for i, group in enumerate(groups):
-            for parts in _halves(group):
+            for parts in _list_halves(group):
                 finer = (*groups[:i], *parts, *groups[i + 1 :])
-                if self.accepts(finer, pool):
+                if self.is_accepted(finer, pool):
                     return finer
         return None
 
-    def accepts(self, groups: Groups, pool: Sequence[int]) -> bool:
+    def is_accepted(self, groups: Groups, pool: Sequence[int]) -> bool:
         """Return whether the model accepts one number for each group; if so, note the choices as
         the base.
         """
         count = len(groups)
         if 2 * count > len(pool):
             return False
-        choices = [_choice(groups, pool[k * count :]) for k in range(2)]
+        choices = [_make_choice(groups, pool[k * count :]) for k in range(2)]
         try:
             inferred = [self.walk(choice) for choice in choices]
-            first, second = map(_ranks, inferred)
+            first, second = map(_find_ranks, inferred)
             for name, rank in first.items():
                 if second[name] != rank:
                     raise ShapeError(
@@ -333,13 +333,13 @@ class _Trials:
             raise
         except EngineError:
             return None
-        if _ranks(inferred) != _ranks(self.found[0]):
+        if _find_ranks(inferred) != _find_ranks(self.found[0]):
             return None
         self.choices.append(choice)
         self.found.append(inferred)
         return inferred
 
-    def equalities(self, groups: Groups) -> list[Choice]:
+    def find_equalities(self, groups: Groups) -> list[Choice]:
         """Return choices at which the two sides of a comparison are equal, or almost.
 
         The difference of the sides is assumed to be linear in the number of each group, with the
@@ -363,7 +363,7 @@ class _Trials:
             if moved is None:
                 continue
             for a, b in pairs:
-                here, there = _difference(self.found[0], a, b), _difference(moved, a, b)
+                here, there = _subtract(self.found[0], a, b), _subtract(moved, a, b)
                 if here is not None and there is not None and here.shape == there.shape:
                     slopes = (there - here) / step
                     for difference, slope in zip(here.flat, slopes.flat, strict=True):
@@ -374,22 +374,22 @@ class _Trials:
             out += [{**base, **dict.fromkeys(group, n)} for n in sorted(solutions)]
         return out
 
-    def exceptions(self, groups: Groups) -> list[Choice]:
+    def find_exceptions(self, groups: Groups) -> list[Choice]:
         """Return choices at which a value that has been the same for all choices differs."""
-        part = None if self.walk_of is None else self.part()
+        part = None if self.walk_of is None else self.cut_part()
         if part is None or self.walk_of is None:
             return []
         walk, first = self.walk_of(part), self.found[0].constants
         waiting, out = list(part.outputs), list[Choice]()
         most = min(_MOST_CHOICES, _MOST_NODES // len(part.nodes))
-        for choice in itertools.islice(self.candidates(groups), most):
+        for choice in itertools.islice(self.list_candidates(groups), most):
             try:
                 constants = walk(choice).constants
             except InternalError:
                 raise
             except EngineError:
                 continue
-            other = [n for n in waiting if n in constants and not _same(constants[n], first[n])]
+            other = [n for n in waiting if n in constants and not _is_same(constants[n], first[n])]
             if other:
                 out.append(choice)
                 waiting = [n for n in waiting if n not in other]
@@ -397,7 +397,7 @@ class _Trials:
                     break
         return out
 
-    def candidates(self, groups: Groups) -> Iterator[Choice]:
+    def list_candidates(self, groups: Groups) -> Iterator[Choice]:
         """Yield choices in which to search for exceptions."""
         base = self.choices[0]
         for group in groups:
@@ -410,12 +410,12 @@ class _Trials:
         if len(groups) > 2:
             every = [numbers or [base[g[0]]] for numbers, g in zip(few, groups, strict=True)]
             for numbers in itertools.islice(itertools.product(*every), _SCANNED):
-                yield _choice(groups, numbers)
+                yield _make_choice(groups, numbers)
         for a, b in itertools.combinations(range(len(groups)), 2):
             for i, j in itertools.product(range(1, _PAIRED + 1), repeat=2):
                 yield {**base, **dict.fromkeys(groups[a], i), **dict.fromkeys(groups[b], j)}
 
-    def part(self) -> Graph | None:
+    def cut_part(self) -> Graph | None:
         """Return the part of the graph that computes values from sizes which have not differed so
         far.
 
@@ -434,7 +434,7 @@ class _Trials:
                 asked = node.inputs[0]
                 if asked not in taken and not self.take_input(asked, inputs):
                     continue
-            elif not taken.issuperset(node.reads()):
+            elif not taken.issuperset(node.list_reads()):
                 continue
             nodes.append(node)
             taken.update(filter(None, node.outputs))
@@ -446,7 +446,7 @@ class _Trials:
         for node in reversed(nodes):
             if not read.isdisjoint(node.outputs):
                 kept.append(copy(node))
-                read.update(node.reads())
+                read.update(node.list_reads())
         held = {n: a for n, a in initializers.items() if n in read}
         used = {n: t for n, t in inputs.items() if n in read}
         name, opsets = self.graph.name, dict(self.graph.opsets)
@@ -459,7 +459,7 @@ class _Trials:
         if name not in inputs:
             types = [inferred.types[name] for inferred in self.found]
             shapes = zip(*(t.shape for t in types), strict=True)
-            dims = [self.polynomial(sizes) for sizes in shapes]
+            dims = [self.find_polynomial(sizes) for sizes in shapes]
             known = [d for d in dims if d is not None]
             if len(known) == len(dims):
                 inputs[name] = types[0].but(known)
@@ -471,22 +471,22 @@ class _Trials:
         """
         name = node.outputs[0]
         first, *others = (inferred.constants for inferred in self.found)
-        if name not in first or not all(n in first for n in node.reads()):
+        if name not in first or not all(n in first for n in node.list_reads()):
             return False
-        if not all(name in o and _same(o[name], first[name]) for o in others):
+        if not all(name in o and _is_same(o[name], first[name]) for o in others):
             return False
         return any(
-            not (n in o and _same(o[n], first[n]))
-            for n in node.reads()
+            not (n in o and _is_same(o[n], first[n]))
+            for n in node.list_reads()
             if n not in self.graph.initializers
             for o in others
         )
 
-    def polynomial(self, sizes: Sequence[Dim]) -> Dim | None:
+    def find_polynomial(self, sizes: Sequence[Dim]) -> Dim | None:
         """Return the number or polynomial that a size was for all choices, or None."""
         if len(set(sizes)) == 1:
             return sizes[0]
-        symbols, numbers = symbols_of(self.graph), _numbers(sizes)
+        symbols, numbers = list_symbols(self.graph), _list_numbers(sizes)
         if numbers is None:
             return None
         for symbol in symbols:
@@ -496,7 +496,7 @@ class _Trials:
 
     def varies(self, a: str, b: str) -> bool:
         """Return whether the difference of two constants depends on the choice."""
-        differences = [_difference(f, a, b) for f in self.found]
+        differences = [_subtract(f, a, b) for f in self.found]
         known = [d for d in differences if d is not None]
         return any(d.shape != known[0].shape or (d != known[0]).any() for d in known[1:])
 
@@ -504,18 +504,18 @@ class _Trials:
 
     def merge(self) -> Inferred:
         """Join the results of all choices: a size that differs among them gets a name."""
-        symbols, dims = symbols_of(self.graph), _dims_of(self.graph)
+        symbols, dims = list_symbols(self.graph), _list_dims(self.graph)
         sizes = {d: tuple(evaluate(d, choice) for choice in self.choices) for d in dims}
         names: dict[tuple[Dim, ...], str] = {}
         for s in symbols:
             names.setdefault(sizes[s], s)
         free = list(names.values())
 
-        def dim(sizes: tuple[Dim, ...]) -> Dim:
+        def merge_dims(sizes: tuple[Dim, ...]) -> Dim:
             if len(set(sizes)) == 1:
                 return sizes[0]
             if sizes not in names:
-                numbers = _numbers(sizes)
+                numbers = _list_numbers(sizes)
                 fitted = None if numbers is None else _fit(numbers, self.choices, free)
                 unused = (n for k in itertools.count() if (n := f"dim_{k}") not in taken)
                 names[sizes] = fitted or next(unused)
@@ -523,16 +523,16 @@ class _Trials:
             return names[sizes]
 
         taken = set(dims)
-        rename(self.graph, {d: dim(inferred) for d, inferred in sizes.items()})
+        rename(self.graph, {d: merge_dims(inferred) for d, inferred in sizes.items()})
         first, *others = self.found
         types = {}
         for name, t in first.types.items():
             shapes = (inferred.types[name].shape for inferred in self.found)
-            types[name] = t.but([dim(d) for d in zip(*shapes, strict=True)])
+            types[name] = t.but([merge_dims(d) for d in zip(*shapes, strict=True)])
         constants = {
             name: value
             for name, value in first.constants.items()
-            if all(name in o.constants and _same(value, o.constants[name]) for o in others)
+            if all(name in o.constants and _is_same(value, o.constants[name]) for o in others)
         }
         known = frozenset[str]().union(*(inferred.constants for inferred in self.found))
         return Inferred(types, constants, known - constants.keys())
@@ -548,17 +548,17 @@ def _moves(node: Node) -> bool:
     return op is not None and (op.movement not in others or 0 in op.type_only)
 
 
-def _choice(groups: Groups, numbers: Sequence[int]) -> Choice:
+def _make_choice(groups: Groups, numbers: Sequence[int]) -> Choice:
     """Return the choice that gives all symbols of a group the same number."""
     return {s: n for group, n in zip(groups, numbers, strict=False) for s in group}
 
 
-def _ranks(found: Inferred) -> dict[str, int]:
+def _find_ranks(found: Inferred) -> dict[str, int]:
     """Return the rank of every value."""
     return {name: t.rank for name, t in found.types.items()}
 
 
-def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
+def _list_halves(group: tuple[str, ...]) -> Iterator[Groups]:
     """Yield all ways to split a group in two; none for a group of more than `_MAX_SPLIT`."""
     if len(group) > _MAX_SPLIT:
         return
@@ -567,7 +567,7 @@ def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
         yield tuple(s for s in group if s not in right), tuple(right)
 
 
-def _parts(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _list_parts(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield all parts of a small group; for a large one each symbol, all but each symbol, and
     all.
     """
@@ -577,7 +577,7 @@ def _parts(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield from itertools.combinations(group, size)
 
 
-def _difference(found: Inferred, a: str, b: str) -> Array | None:
+def _subtract(found: Inferred, a: str, b: str) -> Array | None:
     """Return the difference of two numeric constants; None if they are not, or do not fit."""
     values = [found.constants.get(name) for name in (a, b)]
     if any(v is None or v.dtype.kind not in "iuf" for v in values):
@@ -591,6 +591,6 @@ def _difference(found: Inferred, a: str, b: str) -> Array | None:
     return difference if np.isfinite(difference).all() else None
 
 
-def _same(a: Array, b: Array) -> bool:
+def _is_same(a: Array, b: Array) -> bool:
     """Return whether two arrays have the same type, shape and bytes."""
     return a is b or (a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())

@@ -26,7 +26,7 @@ from engine.base.errors import (
     suggest_nearest,
 )
 from engine.graphs.io import onnx_io
-from engine.graphs.io.messages import tensor_proto, value_proto, value_type
+from engine.graphs.io.messages import make_tensor, make_value_info, read_type
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optimizers import OPTIMIZER_IR
 from engine.graphs.passes.infer import infer
@@ -40,7 +40,7 @@ _SMALL = 1024  # elements of the largest constant that a skeleton keeps: it may 
 # --- models
 
 
-def empty(opset: int | None) -> ModelProto:
+def make_empty(opset: int | None) -> ModelProto:
     """Return a model without nodes.
 
     opset: of ONNX's operators, by default the newest.  The domain com.microsoft is imported, too.
@@ -52,7 +52,7 @@ def empty(opset: int | None) -> ModelProto:
     return model
 
 
-def opened(model: ModelProto, path: str | None) -> ModelProto:
+def open_model(model: ModelProto, path: str | None) -> ModelProto:
     """Return a copy of a model with its external data inside.
 
     path: the path of the model's file; external data lie beside it.
@@ -77,10 +77,10 @@ def opened(model: ModelProto, path: str | None) -> ModelProto:
 
 def copy_of(model: ModelProto) -> ModelProto:
     """Return a copy of a model."""
-    return opened(model, None)
+    return open_model(model, None)
 
 
-def _skeleton(model: ModelProto) -> ModelProto:
+def _make_skeleton(model: ModelProto) -> ModelProto:
     """Return a copy of the model in which large initializers are inputs."""
     out = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     out.opset_import.extend(model.opset_import)
@@ -105,7 +105,7 @@ def check(model: ModelProto) -> None:
         ModelError: the model is malformed; the message is the checker's.
     """
     try:
-        onnx.checker.check_model(_skeleton(model), full_check=True)
+        onnx.checker.check_model(_make_skeleton(model), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the blocks made a malformed model: {error}") from error
 
@@ -115,7 +115,7 @@ def infer_shapes(model: ModelProto) -> None:
     finds.
     """
     graph = model.graph
-    inferred = onnx.shape_inference.infer_shapes(_skeleton(model)).graph
+    inferred = onnx.shape_inference.infer_shapes(_make_skeleton(model)).graph
     known = {v.name for v in (*graph.value_info, *graph.output, *graph.input)}
     graph.value_info.extend(v for v in inferred.value_info if v.name not in known)
     known |= {v.name for v in graph.value_info}
@@ -128,7 +128,7 @@ def infer_shapes(model: ModelProto) -> None:
         except EngineError:  # an op that is not supported here: its types stay unknown
             return
         known_types = {n: types[n] for n in missing if n in types}
-        graph.value_info.extend(value_proto(n, t) for n, t in known_types.items())
+        graph.value_info.extend(make_value_info(n, t) for n, t in known_types.items())
 
 
 def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
             "the model has no value of a known type named "
             + ", ".join(f"{n!r}{suggest_nearest(n, known)}" for n in lost)
         )
-    chosen = [_copied(known[n]) for n in dict.fromkeys(names)]
+    chosen = [_copy_info(known[n]) for n in dict.fromkeys(names)]
     del graph.output[:]
     graph.output.extend(chosen)
 
@@ -156,7 +156,7 @@ def find(values: Sequence[ValueInfoProto], name: str) -> ValueInfoProto | None:
     return next((v for v in values if v.name == name), None)
 
 
-def _copied(value: ValueInfoProto, name: str = "") -> ValueInfoProto:
+def _copy_info(value: ValueInfoProto, name: str = "") -> ValueInfoProto:
     out = ValueInfoProto()
     out.CopyFrom(value)
     out.name = name or value.name
@@ -176,7 +176,7 @@ def add_input_like(model: ModelProto, like: str, name: str) -> None:
         raise NameNotFoundError(
             f"the model has no input or output {like!r}{suggest_nearest(like, known)}"
         )
-    graph.input.append(_copied(value, name))
+    graph.input.append(_copy_info(value, name))
 
 
 def append(
@@ -210,13 +210,13 @@ def _view(model: ModelProto) -> Graph:
     constants.
     """
     graph = model.graph
-    typed = {v.name: value_type(v) for v in (*graph.value_info, *graph.output)}
-    inputs = {v.name: value_type(v) for v in graph.input}
+    typed = {v.name: read_type(v) for v in (*graph.value_info, *graph.output)}
+    inputs = {v.name: read_type(v) for v in graph.input}
     return Graph(
         name=graph.name,
         inputs={n: t for n, t in inputs.items() if t is not None},
         outputs=[v.name for v in graph.output],
-        initializers={t.name: _blank(t) for t in graph.initializer},
+        initializers={t.name: _make_blank(t) for t in graph.initializer},
         nodes=[
             Node(n.op_type, tuple(n.input), tuple(n.output), {}, n.domain, n.name)
             for n in graph.node
@@ -226,7 +226,7 @@ def _view(model: ModelProto) -> Graph:
     )
 
 
-def _blank(t: TensorProto) -> Array:
+def _make_blank(t: TensorProto) -> Array:
     """Zeros of the type and shape of a constant, which take no memory."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(t.data_type)
@@ -249,12 +249,12 @@ def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] 
     inputs, initializers = set(graph.inputs), set(graph.initializers)
     result = build(graph)
     proto: GraphProto = model.graph
-    proto.node.extend(onnx_io.node_proto(n, graph.opsets) for n in graph.nodes[nodes:])
+    proto.node.extend(onnx_io.make_node(n, graph.opsets) for n in graph.nodes[nodes:])
     proto.initializer.extend(
-        tensor_proto(n, a) for n, a in graph.initializers.items() if n not in initializers
+        make_tensor(n, a) for n, a in graph.initializers.items() if n not in initializers
     )
-    proto.input.extend(value_proto(n, t) for n, t in graph.inputs.items() if n not in inputs)
-    proto.value_info.extend(value_proto(n, t) for n, t in graph.types.items() if n not in types)
+    proto.input.extend(make_value_info(n, t) for n, t in graph.inputs.items() if n not in inputs)
+    proto.value_info.extend(make_value_info(n, t) for n, t in graph.types.items() if n not in types)
     _import(model, {**graph.opsets, **{n.domain: 1 for n in graph.nodes[nodes:]}})
     return result
 
@@ -262,24 +262,24 @@ def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] 
 # --- tensors
 
 
-def constant(name: str, value: Any, dtype: str) -> TensorProto:
+def make_constant(name: str, value: Any, dtype: str) -> TensorProto:
     """Return a constant of an element type."""
-    return tensor_proto(name, np.asarray(value, NUMPY[dtype]))
+    return make_tensor(name, np.asarray(value, NUMPY[dtype]))
 
 
-def array_of(tensor: TensorProto) -> Array:
+def read_array(tensor: TensorProto) -> Array:
     """Return the value of a constant."""
     return np.asarray(onnx.numpy_helper.to_array(tensor))
 
 
-def tensor_copy(tensor: TensorProto) -> TensorProto:
+def copy_tensor(tensor: TensorProto) -> TensorProto:
     """Return a copy of a constant, which does not belong to a model."""
     out = TensorProto()
     out.CopyFrom(tensor)
     return out
 
 
-def type_of(model: ModelProto, name: str) -> TensorType | None:
+def find_type(model: ModelProto, name: str) -> TensorType | None:
     """Return the type of a value, or None if it is unknown."""
     graph = _view(model)
     return graph.inputs.get(name) or graph.types.get(name)

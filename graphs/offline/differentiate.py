@@ -23,10 +23,10 @@ from engine.base.errors import (
     UnsupportedOpError,
     suggest_nearest,
 )
-from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, type_of
-from engine.graphs.ir.sites import declaration, rule_of, site_of
+from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, find_type
+from engine.graphs.ir.sites import get_declaration, make_site, run_rule
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.offline.quantize import fake_quantize
+from engine.graphs.offline.quantize import join_quantizers
 from engine.graphs.offline.told_gradients import ToldGradient, note
 from engine.graphs.passes.expand import expand
 from engine.kernels.vocabulary.op import MS, Array, Dim, Op, Site, TensorType
@@ -69,7 +69,7 @@ def differentiate(
     return job.finish()
 
 
-def reached(graph: Graph, ends: Sequence[str], types: Mapping[str, TensorType]) -> set[str]:
+def find_reached(graph: Graph, ends: Sequence[str], types: Mapping[str, TensorType]) -> set[str]:
     """Return the values that have a gradient if `ends` have one, including `ends`.
 
     types: the types of all values of the graph.
@@ -77,13 +77,13 @@ def reached(graph: Graph, ends: Sequence[str], types: Mapping[str, TensorType]) 
     values = {name for name in ends if _is_float(types, name)}
     for node in reversed(graph.nodes):
         if not values.isdisjoint(node.outputs):
-            values.update(_edges(graph, node, types))
+            values.update(_list_edges(graph, node, types))
     return values
 
 
-def _edges(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> list[str]:
+def _list_edges(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> list[str]:
     """Return the inputs of a node to which a gradient can flow."""
-    stop = declaration(graph, node).no_gradient
+    stop = get_declaration(graph, node).no_gradient
     return [i for k, i in enumerate(node.inputs) if i and k not in stop and _is_float(types, i)]
 
 
@@ -92,7 +92,7 @@ def _is_float(types: Mapping[str, TensorType], name: str) -> bool:
     return name in types and types[name].dtype in (*FLOATS, "f16")
 
 
-def _dependent(graph: Graph, wrt: Sequence[str]) -> set[str]:
+def _find_dependent(graph: Graph, wrt: Sequence[str]) -> set[str]:
     """Return the values that depend on `wrt`."""
     values = set(wrt)
     for node in graph.nodes:
@@ -108,19 +108,19 @@ def _expand(
 
     A node whose op stops the gradient stays, as its expansion would let the gradient through.
 
-    Pairs of a quantiser and a dequantiser are joined first, see `fake_quantize`.
+    Pairs of a quantiser and a dequantiser are joined first, see `join_quantizers`.
     """
-    needed, nodes = _dependent(graph, wrt), graph.nodes
-    fake_quantize(graph, needed, types)
+    needed, nodes = _find_dependent(graph, wrt), graph.nodes
+    join_quantizers(graph, needed, types)
 
-    def chosen(node: Node, op: Op) -> bool:
+    def is_chosen(node: Node, op: Op) -> bool:
         nonlocal needed, nodes
         if nodes is not graph.nodes:  # the types before the expansions
-            needed, nodes = _dependent(graph, wrt), graph.nodes
+            needed, nodes = _find_dependent(graph, wrt), graph.nodes
         flows = (i for k, i in enumerate(node.inputs) if k not in op.no_gradient)
         return op.grad is None and any(i in needed for i in flows)
 
-    return expand(graph, Inferred(dict(types), dict(graph.initializers)), chosen).types
+    return expand(graph, Inferred(dict(types), dict(graph.initializers)), is_chosen).types
 
 
 class _Backward:
@@ -133,7 +133,7 @@ class _Backward:
         self, graph: Graph, loss: str, wrt: Sequence[str], types: Mapping[str, TensorType]
     ) -> None:
         self.graph, self.loss, self.wrt = graph, loss, list(wrt)
-        self.types = {**types, **{n: type_of(a) for n, a in graph.initializers.items()}}
+        self.types = {**types, **{n: find_type(a) for n, a in graph.initializers.items()}}
         self.names = Names(graph)
         self.parts: dict[
             str, list[str]
@@ -143,32 +143,32 @@ class _Backward:
         self.nodes: list[Node] = []
         self.told: list[ToldGradient] = []
         self.shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}  # constants by contents
-        self.needed = self._needed()
-        self.active = self._active()
+        self.needed = self._find_needed()
+        self.active = self._list_active()
 
     # --- the nodes between
 
-    def edges(self, node: Node) -> list[str]:
+    def list_edges(self, node: Node) -> list[str]:
         """Return the inputs of a node to which a gradient can flow."""
-        return _edges(self.graph, node, self.types)
+        return _list_edges(self.graph, node, self.types)
 
     def is_float(self, name: str) -> bool:
         """Return whether a value is of a floating-point type."""
         return _is_float(self.types, name)
 
-    def _needed(self) -> set[str]:
+    def _find_needed(self) -> set[str]:
         """Return the values that depend on `wrt`."""
         values = set(self.wrt)
         for node in self.graph.nodes:
-            if any(i in values for i in self.edges(node)):
+            if any(i in values for i in self.list_edges(node)):
                 values.update(o for o in node.outputs if o and self.is_float(o))
         return values
 
-    def _active(self) -> list[Node]:
+    def _list_active(self) -> list[Node]:
         """Return the nodes between `wrt` and the loss, in reverse order."""
         reached, nodes = {self.loss}, []
         for node in reversed(self.graph.nodes):
-            inputs = [i for i in self.edges(node) if i in self.needed]
+            inputs = [i for i in self.list_edges(node) if i in self.needed]
             if inputs and any(o in reached for o in node.outputs):
                 reached.update(inputs)
                 nodes.append(node)
@@ -177,7 +177,7 @@ class _Backward:
 
     def check(self) -> None:
         """Refuse impossible differentiations before anything is added to the graph."""
-        known = set(self.graph.values())
+        known = set(self.graph.list_values())
         for name in (self.loss, *self.wrt):
             if name not in known:
                 raise NameNotFoundError(
@@ -203,7 +203,11 @@ class _Backward:
                 tuple(lost),
             )
         self.refuse(
-            [self.site(n).where() for n in self.active if declaration(self.graph, n).grad is None]
+            [
+                self.make_site(n).where()
+                for n in self.active
+                if get_declaration(self.graph, n).grad is None
+            ]
         )
 
     def refuse(self, faults: Sequence[str]) -> None:
@@ -213,26 +217,26 @@ class _Backward:
                 f"{self.graph.name}: no gradient for\n  " + "\n  ".join(faults)
             )
 
-    def site(self, node: Node) -> Site:
-        return site_of(self.graph, node, self.types, self.graph.initializers)
+    def make_site(self, node: Node) -> Site:
+        return make_site(self.graph, node, self.types, self.graph.initializers)
 
     # --- the walk
 
     def walk(self) -> None:
         """Run the rule of every active node."""
         seed = self.types[self.loss]
-        name = self.names.fresh(f"{self.loss}_grad")
+        name = self.names.take_fresh(f"{self.loss}_grad")
         self.graph.initializers[name] = np.ones(seed.dims, NUMPY[seed.dtype])
         self.gradients[self.loss] = name
         faults = []
         for node in self.active:
-            dys = [self.gradient(o) if o else None for o in node.outputs]
+            dys = [self.find_gradient(o) if o else None for o in node.outputs]
             while len(dys) > 1 and dys[-1] is None:
                 dys.pop()  # most gradient rules take the gradient of the first output only
             if not any(dys):
                 continue
             try:
-                self.apply(node, declaration(self.graph, node), dys)
+                self.apply(node, get_declaration(self.graph, node), dys)
             except UnsupportedOpError as error:
                 faults.append(str(error))
         self.refuse(faults)
@@ -241,7 +245,7 @@ class _Backward:
         """Run the gradient rule of a node, given the gradients of those outputs that have one."""
         assert op.grad is not None
         rule = _Rule(self, node)
-        with rule_of(op, "the gradient rule", rule.site, node):
+        with run_rule(op, "the gradient rule", rule.site, node):
             gradients = op.grad(rule, *dys)
         made: dict[str, str] = {}
         for i, dx in enumerate(gradients):
@@ -258,23 +262,23 @@ class _Backward:
             given = {dy: y for dy, y in zip(dys, node.outputs, strict=False) if dy}
             self.told.append(ToldGradient(node.name, given, made))
 
-    def gradient(self, name: str) -> str | None:
+    def find_gradient(self, name: str) -> str | None:
         """Return the gradient of a value whose readers have all been visited, or None."""
         if name in self.gradients:
             return self.gradients[name]
         parts = self.parts.get(name)
         if not parts:
             return None
-        whole = self.names.fresh(f"{name}_grad")
+        whole = self.names.take_fresh(f"{name}_grad")
         if len(parts) == 1:
             self.final[parts[0]] = whole
             made = parts[0]
         else:
             for k, part in enumerate(parts):
-                self.final[part] = self.names.fresh(f"{name}_grad_{k}")
+                self.final[part] = self.names.take_fresh(f"{name}_grad_{k}")
                 self.graph.types[self.final[part]] = self.types[name]
             made = whole
-            title = self.names.fresh(f"AccumulateGrad_{name}_grad")
+            title = self.names.take_fresh(f"AccumulateGrad_{name}_grad")
             self.nodes.append(Node("Sum", tuple(parts), (whole,), {}, "", title))
         self.gradients[name] = made
         self.graph.types[whole] = self.types[name]
@@ -285,7 +289,7 @@ class _Backward:
 
         Returns the name of the gradient of each value of `wrt`.
         """
-        every = {name: self.gradient(name) for name in self.wrt}
+        every = {name: self.find_gradient(name) for name in self.wrt}
         gradients = {name: dx for name, dx in every.items() if dx is not None}
         lost = [name for name in self.wrt if name not in gradients]
         if lost:
@@ -300,44 +304,44 @@ class _Backward:
                 wanted.update(node.inputs)
                 kept.append(node)
         for node in reversed(kept):
-            whole = declaration(self.graph, node).names_all_outputs
+            whole = get_declaration(self.graph, node).names_all_outputs
             outputs = [o if whole or o in wanted else "" for o in node.outputs]
             while not outputs[-1]:
                 outputs.pop()
             node.inputs = tuple(self.final.get(i, i) for i in node.inputs)
             node.outputs = tuple(self.final.get(o, o) for o in outputs)
             self.graph.nodes.append(node)
-        note(self.graph, (told.renamed(self.final) for told in self.told))
+        note(self.graph, (told.rename_gradients(self.final) for told in self.told))
         unread = {n for n in self.shared.values() if n not in wanted}
         self.graph.initializers = {
             n: a for n, a in self.graph.initializers.items() if n not in unread
         }
         return {name: self.final.get(dx, dx) for name, dx in gradients.items()}
 
-    def between(self, starts: Iterable[str], end: str) -> list[Node]:
+    def list_between(self, starts: Iterable[str], end: str) -> list[Node]:
         """Return the nodes of the graph that need one of `starts` and that `end` needs, in
         order.
         """
         after, nodes = set(starts), []
         for node in self.graph.nodes:
-            if not after.isdisjoint(node.reads()):
+            if not after.isdisjoint(node.list_reads()):
                 after.update(filter(None, node.outputs))
                 nodes.append(node)
         wanted, kept = {end}, []
         for node in reversed(nodes):
             if not wanted.isdisjoint(node.outputs):
-                wanted.update(node.reads())
+                wanted.update(node.list_reads())
                 kept.append(node)
         return kept[::-1]
 
-    def constant(self, value: Array, dtype: str) -> str:
+    def add_constant(self, value: Array, dtype: str) -> str:
         """Return the name of a constant; equal constants are added once."""
         key = (dtype, value.shape, value.tobytes())
         if key not in self.shared:
             shape = "x".join(map(str, value.shape)) or "scalar"
-            name = self.names.fresh(f"grad_{dtype}_{shape}")
+            name = self.names.take_fresh(f"grad_{dtype}_{shape}")
             self.graph.initializers[name] = value
-            self.types[name] = type_of(value)
+            self.types[name] = find_type(value)
             self.shared[key] = name
         return self.shared[key]
 
@@ -347,7 +351,7 @@ class _Rule:
 
     def __init__(self, job: _Backward, node: Node) -> None:
         self.job, self.node = job, node
-        self.site = job.site(node)
+        self.site = job.make_site(node)
         self.made: set[str] = set()
         self.count = 0
 
@@ -360,22 +364,22 @@ class _Rule:
         outputs = list(self.node.outputs)
         outputs += [""] * (i + 1 - len(outputs))
         if not outputs[i]:
-            outputs[i] = self.job.names.fresh(f"{outputs[0]}{suffix or f'_{i}'}")
+            outputs[i] = self.job.names.take_fresh(f"{outputs[0]}{suffix or f'_{i}'}")
             self.node.outputs = tuple(outputs)
         return outputs[i]
 
     def wants(self, i: int) -> bool:
         inputs = self.node.inputs
-        stop = declaration(self.job.graph, self.node).no_gradient
+        stop = get_declaration(self.job.graph, self.node).no_gradient
         return i < len(inputs) and i not in stop and inputs[i] in self.job.needed
 
     def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
-        title = self.job.names.fresh(f"{self.node.name}_Grad/{op}_{self.count}")
+        title = self.job.names.take_fresh(f"{self.node.name}_Grad/{op}_{self.count}")
         self.count += 1
         results = tuple(
-            self.job.names.fresh(f"{title}_output_{k}" if outputs > 1 else f"{title}_output")
+            self.job.names.take_fresh(f"{title}_output_{k}" if outputs > 1 else f"{title}_output")
             for k in range(outputs)
         )
         self.job.nodes.append(Node(op, inputs, results, attrs, domain, title))
@@ -383,7 +387,7 @@ class _Rule:
         return results if outputs > 1 else results[0]
 
     def const(self, value: Any, dtype: str) -> str:
-        return self.job.constant(np.array(value, NUMPY[dtype]), dtype)
+        return self.job.add_constant(np.array(value, NUMPY[dtype]), dtype)
 
     def like(self, value: float, i: int) -> str:
         return self.const(value, self.site.type(i).dtype)
@@ -427,14 +431,15 @@ class _Rule:
     def replay(self, value: str, instead: Mapping[str, str]) -> str:
         """Copy the nodes between the values `instead` and `value`, after the gradients so far."""
         job, now = self.job, dict(instead)
-        for node in job.between(instead, value):
-            title = job.names.fresh(f"{self.node.name}_Grad/{node.op}_{self.count}")
+        for node in job.list_between(instead, value):
+            title = job.names.take_fresh(f"{self.node.name}_Grad/{node.op}_{self.count}")
             self.count += 1
             attrs = {
-                k: a.renamed(now) if isinstance(a, Subgraph) else a for k, a in node.attrs.items()
+                k: a.rename_values(now) if isinstance(a, Subgraph) else a
+                for k, a in node.attrs.items()
             }
             for k, old in enumerate(filter(None, node.outputs)):
-                now[old] = job.names.fresh(f"{title}_output_{k}" if k else f"{title}_output")
+                now[old] = job.names.take_fresh(f"{title}_output_{k}" if k else f"{title}_output")
                 if old in job.types:
                     job.types[now[old]] = job.types[old]
             inputs = tuple(now.get(i, i) for i in node.inputs)

@@ -15,7 +15,7 @@ from engine.base.errors import (
     suggest_nearest,
 )
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, type_of
+from engine.graphs.ir.graph import Graph, find_type
 from engine.graphs.offline.lora import keep_note
 from engine.graphs.offline.normalize import set_inference_mode
 from engine.graphs.offline.sparse import join_parts
@@ -27,7 +27,7 @@ from engine.system.files import NOTE
 from engine.system.paths import METADATA, Paths
 
 
-def inference_model(
+def make_inference_model(
     eval_model: Graph | onnx_io.Model,
     parameters: Mapping[str, Array],
     output_names: Sequence[str],
@@ -65,7 +65,7 @@ def inference_model(
         graph.metadata[METADATA] = paths.write()
     _refuse_training_ops(graph)
     graph.types = infer(graph.copy()).types  # the types in the eval model may be wrong
-    graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}
+    graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_list_domains(graph)}}
     return graph.check()
 
 
@@ -85,7 +85,7 @@ def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
     )
     if not names:
         raise InputError(f"output names: expected a list of at least one, found {output_names!r}")
-    known = set(graph.values())
+    known = set(graph.list_values())
     for name in names:
         if name not in known:
             raise NameNotFoundError(
@@ -96,7 +96,7 @@ def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
     return _prune(graph)
 
 
-def model_outputs(eval_model: Graph, target: str) -> list[str]:
+def list_model_outputs(eval_model: Graph, target: str) -> list[str]:
     """Return the outputs of the forward model from which an evaluation model was made.
 
     They are the values that do not depend on the input `target`, but are operands of nodes that do.
@@ -107,30 +107,32 @@ def model_outputs(eval_model: Graph, target: str) -> list[str]:
     """
     depends, made = {target}, dict[str, None]()
     for node in eval_model.nodes:
-        if not depends.isdisjoint(node.reads()):
+        if not depends.isdisjoint(node.list_reads()):
             depends.update(node.outputs)
     given = set(eval_model.inputs) - {target}
     for node in eval_model.nodes:
-        if not given.isdisjoint(node.reads()):
+        if not given.isdisjoint(node.list_reads()):
             given.update(node.outputs)
             made |= dict.fromkeys(node.outputs)
-    read = {name for node in eval_model.nodes if depends & {*node.outputs} for name in node.reads()}
+    read = {
+        name for node in eval_model.nodes if depends & {*node.outputs} for name in node.list_reads()
+    }
     return [name for name in made if name in read and name not in depends]
 
 
-def inference_model_bytes(
+def make_inference_model_bytes(
     eval_model: Graph | onnx_io.Model,
     parameters: Mapping[str, Array],
     output_names: Sequence[str],
     *,
     tied_apart: bool = True,
 ) -> bytes:
-    """Return the inference model as bytes, see `inference_model`.
+    """Return the inference model as bytes, see `make_inference_model`.
 
     Raises:
-        ModelError: it would exceed the 2 GiB of one message; otherwise as `inference_model`.
+        ModelError: it would exceed the 2 GiB of one message; otherwise as `make_inference_model`.
     """
-    made = inference_model(eval_model, parameters, output_names, tied_apart=tied_apart)
+    made = make_inference_model(eval_model, parameters, output_names, tied_apart=tied_apart)
     return onnx_io.to_bytes(made)
 
 
@@ -143,12 +145,12 @@ def save_inference_model(
     """Write the inference model to a file; beyond about 2 GiB, also `<path>.data` beside it.
 
     Raises:
-        FileError: it cannot be written; otherwise as `inference_model`.
+        FileError: it cannot be written; otherwise as `make_inference_model`.
     """
-    onnx_io.save(inference_model(eval_model, parameters, output_names), path)
+    onnx_io.save(make_inference_model(eval_model, parameters, output_names), path)
 
 
-def _domains(graph: Graph) -> set[str]:
+def _list_domains(graph: Graph) -> set[str]:
     return {n.domain for n in graph.nodes}
 
 
@@ -157,7 +159,7 @@ def _prune(graph: Graph) -> Graph:
     wanted, kept = set(graph.outputs), []
     for node in reversed(graph.nodes):
         if any(o in wanted for o in node.outputs):
-            wanted.update(node.reads())
+            wanted.update(node.list_reads())
             kept.append(node)
     graph.nodes = kept[::-1]
     graph.inputs = {n: t for n, t in graph.inputs.items() if n in wanted}
@@ -171,7 +173,7 @@ def _embed(graph: Graph, parameters: Mapping[str, Array]) -> None:
         declared = graph.inputs.pop(name, None)
         if declared is None:
             continue
-        t = type_of(array)
+        t = find_type(array)
         if t.dtype != declared.dtype:
             raise DTypeError(f"parameter {name!r} is {t}; the model has {declared}")
         if t.shape != declared.shape:

@@ -46,14 +46,14 @@ class Head:
     shapes: list[str] = field(default_factory=list)
 
 
-def output_classes(graph: Graph, output: str) -> int | None:
+def count_output_classes(graph: Graph, output: str) -> int | None:
     """Return the number of classes on axis 1 of a value of scores, or None if it is unknown."""
-    known = graph.types.get(output) or _type(graph, output)
+    known = graph.types.get(output) or _infer_type(graph, output)
     size = known.shape[1] if len(known.shape) > 1 else None
     return size if isinstance(size, int) else None
 
 
-def _type(graph: Graph, value: str) -> TensorType:
+def _infer_type(graph: Graph, value: str) -> TensorType:
     """Return the type of a value by inference on a copy, because inference folds constants."""
     typed = graph.copy()
     infer(typed)
@@ -68,11 +68,11 @@ def drop_normalisation(graph: Graph, output: int = 0) -> str:
 
     Returns the op that was dropped; empty if another op makes the output.
     """
-    maker = graph.producers().get(graph.outputs[output])
+    maker = graph.find_producers().get(graph.outputs[output])
     if maker is None or maker.domain or maker.op not in _NORMALISING:
         return ""
     scores = maker.inputs[0]
-    graph.types[scores] = graph.types.get(graph.outputs[output]) or _type(graph, scores)
+    graph.types[scores] = graph.types.get(graph.outputs[output]) or _infer_type(graph, scores)
     graph.outputs[output] = scores
     prune(graph)
     return maker.op
@@ -84,7 +84,7 @@ def find_head(graph: Graph, output: str) -> Head:
     Raises:
         ModelError: another op makes them, or the layer's parameters are computed or shared.
     """
-    makers, bias, values, shapes = graph.producers(), "", [output], list[str]()
+    makers, bias, values, shapes = graph.find_producers(), "", [output], list[str]()
     node = makers.get(output)
     while node is not None and not node.domain:
         if node.op == "Add" and not bias:
@@ -98,7 +98,7 @@ def find_head(graph: Graph, output: str) -> Head:
             if node.op == "Reshape":
                 shapes.append(node.inputs[1])
         elif node.op in ("Gemm", "MatMul", "Conv"):
-            return _layer(graph, node, bias, values, shapes)
+            return _make_head(graph, node, bias, values, shapes)
         else:
             break
         values.append(name)
@@ -110,7 +110,7 @@ def find_head(graph: Graph, output: str) -> Head:
     )
 
 
-def _layer(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[str]) -> Head:
+def _make_head(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[str]) -> Head:
     """Return the head for a linear node."""
     weight, axis = node.inputs[1], 1
     if node.op == "Conv":
@@ -119,12 +119,12 @@ def _layer(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[
         axis = 0 if node.attrs.get("transB", 0) else 1
     if node.op != "MatMul" and len(node.inputs) > 2:
         bias = node.inputs[2]
-    maker = graph.producers().get(weight)
+    maker = graph.find_producers().get(weight)
     if maker is not None and maker.op == "Transpose" and node.op != "Conv":
         values.append(weight)
         weight, axis = maker.inputs[0], 1 - axis
     head = Head(node, weight, axis, bias, values, shapes)
-    consumers = graph.consumers()
+    consumers = graph.find_consumers()
     for name in filter(None, (weight, bias)):
         if name not in graph.initializers:
             raise ModelError(
@@ -173,7 +173,7 @@ def replace_head(graph: Graph, classes: int, seed: int, output: int = 0) -> Head
         _resize(graph, given, before, classes)
     for value in head.values:
         graph.types.pop(value, None)
-    graph.types[name] = _type(graph, name)
+    graph.types[name] = _infer_type(graph, name)
     scores_shape = graph.types[name].shape
     if len(scores_shape) < 2 or scores_shape[1] != classes:
         raise ShapeError(

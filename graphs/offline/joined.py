@@ -34,16 +34,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import declaration
+from engine.graphs.ir.sites import get_declaration
 from engine.graphs.offline.optimizers import (
     CLIPPING,
     FACTOR,
     SIGNAL,
     clip_in_steps,
     count_apart,
-    inputs_of,
-    signals_of,
-    updates,
+    find_signals,
+    list_inputs,
+    list_updates,
 )
 from engine.kernels.ops.norm.batchnorm import ATTRS
 from engine.kernels.ops.norm.joint import HELD
@@ -66,24 +66,24 @@ class Joined:
     states: Mapping[str, Tensor]
 
 
-def obstacle(training: Graph, optimizer: Graph) -> str:
+def find_obstacle(training: Graph, optimizer: Graph) -> str:
     """Return the reason why two models cannot be joined, as part of a sentence, or "".
 
     An optimizer model can be joined if it only updates parameters from gradients, clipped or not,
     skipped or not.
     """
-    taken = {RATE, COUNT, CHECK, DONE} & set(training.values())
+    taken = {RATE, COUNT, CHECK, DONE} & set(training.list_values())
     if taken:
         return f"the training model has values with the names {sorted(taken)}"
-    known, signals = updates(optimizer), signals_of(optimizer)
-    every = tuple(inputs_of(optimizer, "gradients"))
+    known, signals = list_updates(optimizer), find_signals(optimizer)
+    every = tuple(list_inputs(optimizer, "gradients"))
     factors = {n.outputs[0] for n in optimizer.nodes if (n.domain, n.op) == FACTOR}
     for node in optimizer.nodes:
         if node in known or ((node.domain, node.op) == SIGNAL and node.inputs == ("", *every)):
             continue
         if node.op not in (CLIPPING, FACTOR[1]) or node.inputs != every:
             return f"the optimizer model computes {node.op} {node.name!r}"
-    for node, update, count in _updates(optimizer):
+    for node, update, count in _list_updates(optimizer):
         if any(set(filter(None, node.inputs[3 + update.has_step + count :])) - signals - factors):
             return f"{node.op} {node.name!r} of the optimizer model has a signal of its own"
     return ""
@@ -101,7 +101,7 @@ def join(
         the order in which they are placed.
     layout: the places of the optimizer's states, and which parameters count steps of their own.
 
-    *Requires* that `obstacle` returns "".
+    *Requires* that `find_obstacle` returns "".
     """
     optimizer = optimizer.copy()
     clip_in_steps(optimizer)
@@ -111,31 +111,34 @@ def join(
     names = Names(graph)
     graph.inputs[RATE] = TensorType("f32", (1,))
     graph.inputs[CHECK] = TensorType("b1", (1,))
-    title = names.fresh("UpdateSignal")
+    title = names.take_fresh("UpdateSignal")
     loss = graph.outputs[0]
     at = next((n for n, node in enumerate(graph.nodes) if loss in node.outputs), -1) + 1
-    skips = bool(signals_of(optimizer))
-    first = names.fresh("loss_signal") if skips else DONE
+    skips = bool(find_signals(optimizer))
+    first = names.take_fresh("loss_signal") if skips else DONE
     graph.nodes.insert(at, Node("UpdateSignal", (loss, CHECK), (first,), {}, OURS, title))
     graph.outputs.append(DONE)
     graph.opsets |= {OURS: 1, MS: 1}
     looked = tuple(made[name] for name in gradients)  # by the signal of gradients
     factors: dict[str, str] = {}  # of clipped gradients, by their name in the optimizer model
     for node in (n for n in optimizer.nodes if (n.domain, n.op) == FACTOR):
-        factor = factors[node.outputs[0]] = names.fresh("clip_factor")
-        every, title = tuple(made[name] for name in gradients), names.fresh(node.name or node.op)
-        made_here = (factor, names.fresh("gradient_norm")) if skips else (factor,)
+        factor = factors[node.outputs[0]] = names.take_fresh("clip_factor")
+        every, title = (
+            tuple(made[name] for name in gradients),
+            names.take_fresh(node.name or node.op),
+        )
+        made_here = (factor, names.take_fresh("gradient_norm")) if skips else (factor,)
         graph.nodes.append(
             Node("ClipFactor", every, made_here, {**CLIP, **node.attrs}, OURS, title)
         )
         looked = made_here[1:]
     if skips:
-        title = names.fresh("GradientSignal")
+        title = names.take_fresh("GradientSignal")
         graph.nodes.append(Node("GradientSignal", (first, *looked), (DONE,), {}, OURS, title))
     _hold_statistics(graph, names)
     rows = {state.name: k for k, state in enumerate(layout.states)}
     states: dict[str, Tensor] = {}
-    for node, update, count in _updates(optimizer):
+    for node, update, count in _list_updates(optimizer):
         begin = 3 + update.has_step
         end = node.inputs[begin - 2].removeprefix("params")
         kept = [rows[name.removesuffix(end)] for name in node.inputs[begin : begin + count]]
@@ -147,14 +150,14 @@ def join(
             mine = []
             for k in kept:
                 tensor = layout.tensors[k][name]
-                mine.append(names.fresh(f"{name}.{layout.states[k].name}"))
+                mine.append(names.take_fresh(f"{name}.{layout.states[k].name}"))
                 states[mine[-1]] = tensor
                 graph.inputs[mine[-1]] = TensorType(tensor.dtype, tensor.shape)
             scalars = (RATE, COUNT) if update.has_step else (RATE,)
             scaling = [factors[n] for n in node.inputs[begin + count + 1 :] if n in factors]
             read = (*scalars, name, made[name], *mine, DONE, *scaling)
-            title = names.fresh(f"{node.name or node.op}/{name}")
-            flag = names.fresh(f"{title}_flag")
+            title = names.take_fresh(f"{node.name or node.op}/{name}")
+            flag = names.take_fresh(f"{title}_flag")
             graph.nodes.append(Node(node.op, read, (flag,), dict(attrs), node.domain, title))
     return Joined(graph, states)
 
@@ -172,10 +175,10 @@ def _take_gradients(graph: Graph, buffers: Mapping[str, str]) -> dict[str, str]:
         else:
             kept.append(node)
     graph.nodes = kept
-    read = {name for node in kept for name in node.reads()}
+    read = {name for node in kept for name in node.list_reads()}
     for name in (*owners, *(resets - read)):
         graph.inputs.pop(name, None)
-    known = set(graph.values())
+    known = set(graph.list_values())
     graph.outputs = [name for name in graph.outputs if name in known]
     return gradients
 
@@ -186,7 +189,7 @@ def _hold_statistics(graph: Graph, names: Names) -> None:
     Statistics that are read after they have moved still move in the forward pass.
     """
     moving: list[Node] = []
-    read = {*graph.outputs, *(name for node in graph.nodes for name in node.reads())}
+    read = {*graph.outputs, *(name for node in graph.nodes for name in node.list_reads())}
     for at, node in enumerate(graph.nodes):
         held = HELD.get((node.domain, node.op))
         if held is None or read & set(filter(None, node.outputs[1:3])):
@@ -196,19 +199,22 @@ def _hold_statistics(graph: Graph, names: Names) -> None:
         for k, statistic in ((1, node.inputs[3]), (2, node.inputs[4])):
             if statistic in graph.initializers or not node.attrs.get("training_mode", 1):
                 continue
-            outputs[k] = moment = outputs[k] or names.fresh(f"{statistic}_batch")
-            flag, title = names.fresh(f"{statistic}_flag"), names.fresh(f"{node.name}/{statistic}")
+            outputs[k] = moment = outputs[k] or names.take_fresh(f"{statistic}_batch")
+            flag, title = (
+                names.take_fresh(f"{statistic}_flag"),
+                names.take_fresh(f"{node.name}/{statistic}"),
+            )
             ins, attrs = (statistic, moment, DONE), {"momentum": momentum}
             moving.append(Node("MoveStatistic", ins, (flag,), attrs, OURS, title))
         graph.nodes[at] = replace(node, op=held, domain=OURS, outputs=tuple(outputs))
     graph.nodes += moving
 
 
-def _updates(optimizer: Graph) -> Iterator[tuple[Node, Update, int]]:
+def _list_updates(optimizer: Graph) -> Iterator[tuple[Node, Update, int]]:
     """Yield the optimizer nodes of a model, their kinds of update, and the number of states they
     read.
     """
-    for node in updates(optimizer):
-        op = declaration(optimizer, node)
+    for node in list_updates(optimizer):
+        op = get_declaration(optimizer, node)
         assert op.optimizer is not None, f"{node.op} is not an optimizer"
         yield node, op.optimizer, len(op.optimizer.states({**op.attrs, **node.attrs}))

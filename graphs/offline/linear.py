@@ -102,7 +102,7 @@ class Layers:
 
     def __init__(self, graph: Graph, types: Mapping[str, TensorType]) -> None:
         self.graph, self.types = graph, types
-        self.makers = graph.producers()
+        self.makers = graph.find_producers()
         self._known: dict[str, bool] = {}
 
     def __iter__(self) -> Iterator[tuple[Node, Weight, Linear | str]]:
@@ -126,12 +126,12 @@ class Layers:
                     if i and self.is_constant(i) and self.types[i].rank > 1
                 ]  # fmt: skip
                 if places:
-                    yield node, self.weight(node.inputs[places[0]]), _REASONS[key]
+                    yield node, self.find_weight(node.inputs[places[0]]), _REASONS[key]
                 continue
             else:
                 continue
-            weight = self.weight(node.inputs[place])
-            yield node, weight, self.linear(node, weight, place)
+            weight = self.find_weight(node.inputs[place])
+            yield node, weight, self.find_linear(node, weight, place)
 
     def is_constant(self, name: str) -> bool:
         """Return whether a value depends on initializers alone."""
@@ -145,7 +145,7 @@ class Layers:
             )
         return self._known[name]
 
-    def weight(self, operand: str) -> Weight:
+    def find_weight(self, operand: str) -> Weight:
         """Return the weight for a constant operand."""
         name, way = operand, list[str]()
         while name in self.makers and self.makers[name].inputs:
@@ -154,7 +154,7 @@ class Layers:
             name = maker.inputs[0]
         return Weight(operand, name, tuple(reversed(way)))
 
-    def linear(self, node: Node, weight: Weight, place: int) -> Linear | str:
+    def find_linear(self, node: Node, weight: Weight, place: int) -> Linear | str:
         """Return how a node uses its weight, input number `place`, or the reason why it has no
         adapter.
         """
@@ -165,11 +165,11 @@ class Layers:
         if node.domain == MS and node.op == "MatMulNBits":
             sizes = (int(node.attrs["K"]), int(node.attrs["N"]))
             return Linear(node, weight, x, dtype, "right", *sizes, packed=True)
-        shape = _known(t.shape)
+        shape = _find_known(t.shape)
         if shape is None:
             return f"its weight is {t}, whose size is not known"
         if node.op == "Conv":
-            return self._convolution(node, weight, x, shape)
+            return self._find_convolution(node, weight, x, shape)
         if len(shape) < 2 or self.types[x].rank < 2:
             return f"a product with a vector: {self.types[x]} and {t}"
         if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
@@ -186,7 +186,7 @@ class Layers:
             shape[:-2], factor,
         )  # fmt: skip
 
-    def _convolution(
+    def _find_convolution(
         self, node: Node, weight: Weight, x: str, shape: tuple[int, ...]
     ) -> Linear | str:
         groups = int(node.attrs.get("group", 1))
@@ -200,7 +200,7 @@ class Layers:
         )  # fmt: skip
 
 
-def _known(shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
+def _find_known(shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
     sizes = tuple(d for d in shape if isinstance(d, int))
     return sizes if len(sizes) == len(shape) else None
 
@@ -209,7 +209,7 @@ def _known(shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
 _MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|/")
 
 
-def layer_name(node: Node, root: str, paths: Paths) -> str:
+def name_layer(node: Node, root: str, paths: Paths) -> str:
     """Return the name of the layer that a product computes, as in the module.
 
     It is the name of the weight without `.weight`, or otherwise the submodule of the node:

@@ -33,7 +33,7 @@ from engine.base.element_types import NUMPY
 from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError
 from engine.graphs.io.note import DOWN, METADATA, UP, Layer, Note
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.offline.linear import Layers, Linear, Weight, layer_name
+from engine.graphs.offline.linear import Layers, Linear, Weight, name_layer
 from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
@@ -120,10 +120,10 @@ def keep_note(graph: Graph, source: Graph) -> None:
     if text is None:
         return
     note = Note.parse(text, source.name, {*source.initializers, *source.inputs})
-    left = note.of([name for name in note.layers if name + DOWN in graph.initializers])
+    left = note.select([name for name in note.layers if name + DOWN in graph.initializers])
     graph.metadata.pop(METADATA, None)
     if left.layers:
-        graph.metadata[METADATA] = left.text()
+        graph.metadata[METADATA] = left.write()
 
 
 def adapt(
@@ -162,13 +162,13 @@ def adapt(
     name_nodes(unroll(separate_equal(graph)))
     types = infer(graph.copy()).types
     named = _find(Layers(graph, types), patterns, Paths.of(graph.metadata))
-    adapted, left, made = _sorted_out(named, graph)
+    adapted, left, made = _sort_layers(named, graph)
     note = Note(rank, alpha, dropout, rank_stabilised, made)
     work = _Rewriting(graph, types, note, seed)
     for name, uses in adapted.items():
         work.add_layer(name, uses)
     work.finish()
-    graph.metadata[METADATA] = note.text()
+    graph.metadata[METADATA] = note.write()
     rows = tuple(
         Adapted(
             name,
@@ -188,7 +188,7 @@ Found = tuple[str, Node, Weight, Linear | str]
 
 def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
     """Return the nodes that patterns name, each with its layer's name, its weight and its use."""
-    rows = [(layer_name(node, w.root, paths), node, w, use) for node, w, use in layers]
+    rows = [(name_layer(node, w.root, paths), node, w, use) for node, w, use in layers]
     names = {
         row[1]: (
             row[0],
@@ -211,13 +211,13 @@ def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
         if not hits:
             raise NameNotFoundError(
                 f"lora: {pattern!r} is found in none of the {len(rows)} layers with weights: "
-                f"{_near(pattern, [name for name, *_ in rows])}"
+                f"{_list_near(pattern, [name for name, *_ in rows])}"
             )
         chosen |= hits
     return [row for row in rows if row[1] in chosen]
 
 
-def _near(pattern: str, names: Sequence[str]) -> str:
+def _list_near(pattern: str, names: Sequence[str]) -> str:
     """Return names of layers, the nearest to a pattern first."""
     plain = re.sub(r"[\\^$.*+?{}()\[\]|]+", ".", pattern)
     near = list(dict.fromkeys(names))
@@ -225,7 +225,7 @@ def _near(pattern: str, names: Sequence[str]) -> str:
     return join_names(near) or "the model has no such layer"
 
 
-def _sorted_out(
+def _sort_layers(
     found: Sequence[Found], graph: Graph
 ) -> tuple[dict[str, list[Linear]], list[Left], dict[str, Layer]]:
     """Return the layers to adapt by name, the nodes left unchanged, and the note on the layers.
@@ -236,7 +236,10 @@ def _sorted_out(
         UnsupportedOpError: no layer can be adapted.
     """
     names, uses = dict[tuple[str, ...], str](), dict[str, list[Linear]]()
-    left, taken = list[Left](), {n.removesuffix(DOWN) for n in graph.values() if n.endswith(DOWN)}
+    left, taken = (
+        list[Left](),
+        {n.removesuffix(DOWN) for n in graph.list_values() if n.endswith(DOWN)},
+    )
     for name, node, weight, use in found:
         if isinstance(use, str):
             left.append(Left(name, weight.root, node.op, use))
@@ -288,37 +291,37 @@ class _Rewriting:
         """Add the result of the layer's adapter to the result of one node."""
         node, made = use.node, list[Node]()
 
-        def op(kind: str, part: str, *inputs: str, output: str = "", **attrs: object) -> str:
-            title = self.names.fresh(f"{node.name}/{part}")
-            out = output or self.names.fresh(f"{name}/{part}")
+        def add_op(kind: str, part: str, *inputs: str, output: str = "", **attrs: object) -> str:
+            title = self.names.take_fresh(f"{node.name}/{part}")
+            out = output or self.names.take_fresh(f"{name}/{part}")
             made.append(Node(kind, inputs, (out,), dict(attrs), "", title))
             return out
 
         x, a, b = use.x, name + DOWN, name + UP
         if use.flips_x:
-            x = op("Transpose", "lora_x", x, perm=_swapped(self.types[x].rank))
+            x = add_op("Transpose", "lora_x", x, perm=_swap_last(self.types[x].rank))
         if self.note.dropout:
             ratio = self.share_constant("lora_dropout", np.array(self.note.dropout, np.float32))
             is_on = self.share_constant("lora_on", np.array(True))
-            x = op("Dropout", "lora_dropout", x, ratio, is_on)
+            x = add_op("Dropout", "lora_dropout", x, ratio, is_on)
         scale = self.share_constant("lora_scale", np.array(self.note.scale, NUMPY[use.dtype]))
         if use.side == "conv":
-            h = op("Conv", "lora_A", x, a, **node.attrs)
-            h = op("Mul", "lora_scaled", h, scale)
+            h = add_op("Conv", "lora_A", x, a, **node.attrs)
+            h = add_op("Mul", "lora_scaled", h, scale)
             ones = list(use.kernel)
-            delta = op("Conv", "lora_B", h, b, group=use.groups, kernel_shape=ones)
+            delta = add_op("Conv", "lora_B", h, b, group=use.groups, kernel_shape=ones)
         elif use.side == "left":
-            h = op("Mul", "lora_scaled", op("MatMul", "lora_A", a, x), scale)
-            delta = op("MatMul", "lora_B", b, h)
+            h = add_op("Mul", "lora_scaled", add_op("MatMul", "lora_A", a, x), scale)
+            delta = add_op("MatMul", "lora_B", b, h)
         else:
-            perm = _swapped(len(use.lead) + 2)
-            h = op("MatMul", "lora_A", x, op("Transpose", "lora_A_T", a, perm=perm))
-            h = op("Mul", "lora_scaled", h, scale)
-            delta = op("MatMul", "lora_B", h, op("Transpose", "lora_B_T", b, perm=perm))
+            perm = _swap_last(len(use.lead) + 2)
+            h = add_op("MatMul", "lora_A", x, add_op("Transpose", "lora_A_T", a, perm=perm))
+            h = add_op("Mul", "lora_scaled", h, scale)
+            delta = add_op("MatMul", "lora_B", h, add_op("Transpose", "lora_B_T", b, perm=perm))
         y = node.outputs[0]
-        base = self.names.fresh(f"{y}/base")
+        base = self.names.take_fresh(f"{y}/base")
         node.outputs = (base, *node.outputs[1:])
-        op("Add", "lora", base, delta, output=y)
+        add_op("Add", "lora", base, delta, output=y)
         self.graph.types[base] = self.types[y]
         self.behind[node] = made
 
@@ -326,7 +329,7 @@ class _Rewriting:
         """Return the initializer of a constant, which all layers share."""
         key = (name, value.dtype.name)
         if key not in self.constants:
-            self.constants[key] = self.names.fresh(name)
+            self.constants[key] = self.names.take_fresh(name)
             self.graph.initializers[self.constants[key]] = value
         return self.constants[key]
 
@@ -338,6 +341,6 @@ class _Rewriting:
         self.graph.check()
 
 
-def _swapped(rank: int) -> list[int]:
+def _swap_last(rank: int) -> list[int]:
     """Return the permutation that swaps the last two of `rank` axes."""
     return [*range(rank - 2), rank - 1, rank - 2]

@@ -45,7 +45,7 @@ def merge(graph: Graph, dequantise: bool) -> list[str]:
     note = note_of(graph)
     if note is None:
         raise InputError(f"{graph.name}: the model has no adapters")
-    lost = [name for name in note.parameters() if name not in graph.initializers]
+    lost = [name for name in note.list_parameters() if name not in graph.initializers]
     if lost:
         raise InputError(
             f"{graph.name}: the adapter's parameter {lost[0]!r} is an input without a value: "
@@ -60,7 +60,7 @@ def merge(graph: Graph, dequantise: bool) -> list[str]:
             kept.append(name)
     del graph.metadata[METADATA]
     if kept:
-        graph.metadata[METADATA] = note.of(kept).text()
+        graph.metadata[METADATA] = note.select(kept).write()
     prune(graph)
     used = {node.domain for node in graph.nodes}
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *used}}
@@ -79,38 +79,40 @@ class _Merging:
     def merge_layer(self, name: str, uses: Sequence[Linear], scale: float) -> bool:
         """Merge the adapter of one layer; False if the value of the weight cannot be computed."""
         first = uses[0]
-        weight = _unpacked(self.graph, first) if first.packed else self.value(first.weight.operand)
+        weight = (
+            _unpack(self.graph, first) if first.packed else self.compute_value(first.weight.operand)
+        )
         if weight is None:
             return False
         down, up = (self.graph.initializers[name + end] for end in (DOWN, UP))
         kind = down.dtype if first.packed else weight.dtype
-        merged = _summed(weight, first, down, up, scale, kind)
+        merged = _add_delta(weight, first, down, up, scale, kind)
         for use in uses:
             self.drop(use)
-        chains = [self.chain(use.weight.operand) for use in uses]
+        chains = [self.list_chain(use.weight.operand) for use in uses]
         if not first.packed and self.is_alone(first.weight.root, chains, uses):
             for node in chains[0]:
-                merged = self.undone(node, merged)
+                merged = self.undo_move(node, merged)
             self.graph.initializers[first.weight.root] = merged
         else:
-            title = self.names.fresh(f"{name}.weight")
+            title = self.names.take_fresh(f"{name}.weight")
             self.graph.initializers[title] = merged
             for use in uses:
                 self.read(use, title)
         return True
 
-    def value(self, name: str) -> Array | None:
+    def compute_value(self, name: str) -> Array | None:
         """Return the value of a constant, or None if onnx's reference cannot compute it."""
         if name in self.graph.initializers:
             return self.graph.initializers[name]
         maker = self.layers.makers[name]
-        known = [self.value(i) if i else None for i in maker.inputs]
+        known = [self.compute_value(i) if i else None for i in maker.inputs]
         if any(v is None and i for v, i in zip(known, maker.inputs, strict=True)):
             return None
         done = reference.evaluate(maker, self.graph.opsets, known)
         return np.asarray(done[maker.outputs.index(name)]) if done else None
 
-    def chain(self, operand: str) -> list[Node]:
+    def list_chain(self, operand: str) -> list[Node]:
         """Return the nodes from an operand back to its root."""
         nodes, makers = list[Node](), self.layers.makers
         while operand in makers and makers[operand].inputs:
@@ -123,7 +125,7 @@ class _Merging:
         way = {node for chain in chains for node in chain}
         values = {root, *(o for node in way for o in node.outputs)}
         mine = way | {use.node for use in uses}
-        readers = self.graph.consumers()
+        readers = self.graph.find_consumers()
         return (
             root in self.graph.initializers
             and all(map(_moves, way))
@@ -131,7 +133,7 @@ class _Merging:
             and all(mine.issuperset(readers.get(v, ())) for v in values)
         )
 
-    def undone(self, node: Node, value: Array) -> Array:
+    def undo_move(self, node: Node, value: Array) -> Array:
         """Return the input from which a node that moves values would make this value."""
         shape = self.types[node.inputs[0]].dims
         if node.op != "Transpose":
@@ -151,20 +153,20 @@ class _Merging:
         bias = node.inputs[5] if len(node.inputs) > 5 else ""
         node.op, node.domain, node.attrs, node.inputs = "MatMul", "", {}, (use.x, weight)
         if bias:
-            out, product = node.outputs[0], self.names.fresh(f"{node.outputs[0]}/product")
-            title = self.names.fresh(f"{node.name}/bias")
+            out, product = node.outputs[0], self.names.take_fresh(f"{node.outputs[0]}/product")
+            title = self.names.take_fresh(f"{node.name}/bias")
             node.outputs = (product,)
             at = self.graph.nodes.index(node) + 1
             self.graph.nodes.insert(at, Node("Add", (product, bias), (out,), {}, "", title))
 
     def drop(self, use: Linear) -> None:
         """Remove the sum with the adapter after a node."""
-        (total,) = self.graph.consumers()[use.node.outputs[0]]
+        (total,) = self.graph.find_consumers()[use.node.outputs[0]]
         use.node.outputs = (total.outputs[0],)
         self.graph.nodes.remove(total)
 
 
-def _summed(
+def _add_delta(
     weight: Array, use: Linear, down: Array, up: Array, scale: float, kind: np.dtype[Any]
 ) -> Array:
     """W + scale B A in the form of the operand that a layer reads, computed in float64.
@@ -182,12 +184,12 @@ def _summed(
             a = down[:, rows]
         elif is_matrix:
             b = up[rows]
-        delta = _delta(use, a, b)
+        delta = _compute_delta(use, a, b)
         out[rows] = weight[rows].astype(np.float64) + scale * delta / use.factor
     return out
 
 
-def _delta(use: Linear, down: Array, up: Array) -> Array:
+def _compute_delta(use: Linear, down: Array, up: Array) -> Array:
     """B A in the form of the operand that a layer reads."""
     a, b = down.astype(np.float64), up.astype(np.float64)
     if use.side == "conv":
@@ -199,7 +201,7 @@ def _delta(use: Linear, down: Array, up: Array) -> Array:
     return np.asarray(np.swapaxes(product, -1, -2) if is_swapped else product)
 
 
-def _unpacked(graph: Graph, use: Linear) -> Array | None:
+def _unpack(graph: Graph, use: Linear) -> Array | None:
     """Return the weight [in, out] of a MatMulNBits; None if its parts are not initializers."""
     node = use.node
     parts = [graph.initializers.get(i) if i else None for i in (*node.inputs[1:5], "", "")[:3]]
@@ -209,17 +211,19 @@ def _unpacked(graph: Graph, use: Linear) -> Array | None:
         return None
     bits, block = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 32))
     blocks = -(-use.inputs // block)
-    whole = _numbers(packed.reshape(use.outputs, -1), bits).reshape(use.outputs, blocks, block)
+    whole = _unpack_numbers(packed.reshape(use.outputs, -1), bits).reshape(
+        use.outputs, blocks, block
+    )
     zero: Array = np.array(2.0 ** (bits - 1))
     if zeros is not None:
         if zeros.dtype == np.uint8:
-            zeros = _numbers(zeros.reshape(use.outputs, -1), bits)[:, :blocks]
+            zeros = _unpack_numbers(zeros.reshape(use.outputs, -1), bits)[:, :blocks]
         zero = zeros.reshape(use.outputs, blocks, 1)
     real = (whole - zero) * scales.reshape(use.outputs, blocks, 1).astype(np.float64)
     return np.ascontiguousarray(real.reshape(use.outputs, -1)[:, : use.inputs].T)
 
 
-def _numbers(packed: Array, bits: int) -> Array:
+def _unpack_numbers(packed: Array, bits: int) -> Array:
     """Return bytes [rows, n] as integers of `bits` bits, the lowest first: [rows, 8 n / bits]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
@@ -227,6 +231,6 @@ def _numbers(packed: Array, bits: int) -> Array:
 
 
 def _moves(node: Node) -> bool:
-    """Return whether a node only moves its first input in a way that `undone` can undo."""
+    """Return whether a node only moves its first input in a way that `undo_move` can undo."""
     op = ops().get((node.domain, node.op))
     return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")

@@ -64,18 +64,18 @@ class _Masks:
         """Give each mask its expectation; products with an expectation of 1 are copies."""
         nodes: list[Node] = []
         for node in self.graph.nodes:
-            nodes += self._nodes(node) if not node.domain else [node]
+            nodes += self._replace_node(node) if not node.domain else [node]
         self.graph.nodes = nodes
 
-    def _nodes(self, node: Node) -> Iterator[Node]:
+    def _replace_node(self, node: Node) -> Iterator[Node]:
         y, inputs = node.outputs[0], node.inputs
         if node.op in UNIFORM and _is_unit(node.attrs):
             self.draws[y] = node
         elif node.op in _COPIES and inputs[0] in self.chances:
-            yield from self._filled(y, self.chances[inputs[0]], self.draws[inputs[0]])
+            yield from self._fill_mask(y, self.chances[inputs[0]], self.draws[inputs[0]])
             return
         elif node.op == "Floor" and inputs[0] in self.sums:
-            yield from self._filled(y, self.sums[inputs[0]], self.draws[inputs[0]])
+            yield from self._fill_mask(y, self.sums[inputs[0]], self.draws[inputs[0]])
             return
         elif node.op in _COPIES:
             _copy(self.draws, inputs[0], y)
@@ -83,7 +83,7 @@ class _Masks:
             _copy(self.expected, inputs[0], y)
         elif node.op == "Expand":
             self.expanded[y] = self.expanded.get(inputs[0], inputs[0])
-        elif node.op == "Bernoulli" and (chance := self._number(inputs[0])) is not None:
+        elif node.op == "Bernoulli" and (chance := self._find_number(inputs[0])) is not None:
             self.expected[y] = chance
             to = {"to": node.attrs["dtype"]} if "dtype" in node.attrs else {}
             yield Node("Cast" if to else "Identity", inputs, (y,), to, "", node.name)
@@ -92,7 +92,7 @@ class _Masks:
             self._compare(y, inputs, node.op)
         elif node.op == "Add":
             self._add(y, *inputs)
-        elif node.op in ("Mul", "Div") and (made := self._scaled(node)) is not None:
+        elif node.op in ("Mul", "Div") and (made := self._scale_by_expectation(node)) is not None:
             yield made
             return
         yield node
@@ -103,7 +103,7 @@ class _Masks:
             (inputs[0], inputs[1], op in _LESS),
             (inputs[1], inputs[0], op in _GREATER),
         ):
-            bound = self._number(other)
+            bound = self._find_number(other)
             if draw in self.draws and bound is not None:
                 chance = min(max(bound, 0.0), 1.0)
                 self.draws[y] = self.draws[draw]
@@ -112,14 +112,14 @@ class _Masks:
     def _add(self, y: str, one: str, two: str) -> None:
         """Note a draw plus a chance, whose floor is a mask."""
         for draw, other in ((one, two), (two, one)):
-            chance = self._number(other)
+            chance = self._find_number(other)
             if draw in self.draws and chance is not None and 0 <= chance <= 1:
                 self.draws[y], self.sums[y] = self.draws[draw], chance
 
-    def _scaled(self, node: Node) -> Node | None:
+    def _scale_by_expectation(self, node: Node) -> Node | None:
         """Return the node that replaces a product or quotient with an expectation."""
         (a, b), y = node.inputs, node.outputs[0]
-        number = self._number(b)
+        number = self._find_number(b)
         if a in self.expected and number:
             self.expected[y] = self.expected[a] * (number if node.op == "Mul" else 1 / number)
             return None
@@ -128,27 +128,27 @@ class _Masks:
                 if mask in self.expected and self._is_large(x, y):
                     if math.isclose(self.expected[mask], 1, rel_tol=_EXACT):
                         return Node("Identity", (x,), (y,), {}, "", node.name)
-                    factor = self._constant(self.expected[mask], y)
+                    factor = self._add_constant(self.expected[mask], y)
                     return Node("Mul", (x, factor), (y,), {}, "", node.name)
         return None
 
-    def _filled(self, y: str, chance: float, draw: Node) -> Iterator[Node]:
+    def _fill_mask(self, y: str, chance: float, draw: Node) -> Iterator[Node]:
         """Yield the nodes that fill a mask, of the shape of a draw, with the chance of a 1."""
         self.expected[y] = chance
-        shape = self.names.fresh(f"{y}_shape")
+        shape = self.names.take_fresh(f"{y}_shape")
         if draw.op == "RandomUniform":
             self.graph.initializers[shape] = np.array(draw.attrs["shape"], np.int64)
         else:
-            yield Node("Shape", draw.inputs, (shape,), {}, "", self.names.fresh(f"{y}_shape"))
-        filled = (self._constant(chance, y), shape)
-        yield Node("Expand", filled, (y,), {}, "", self.names.fresh(f"{y}_expected"))
+            yield Node("Shape", draw.inputs, (shape,), {}, "", self.names.take_fresh(f"{y}_shape"))
+        filled = (self._add_constant(chance, y), shape)
+        yield Node("Expand", filled, (y,), {}, "", self.names.take_fresh(f"{y}_expected"))
 
-    def _constant(self, number: float, like: str) -> str:
-        name = self.names.fresh(f"{like}_expectation")
+    def _add_constant(self, number: float, like: str) -> str:
+        name = self.names.take_fresh(f"{like}_expectation")
         self.graph.initializers[name] = np.array(number, NUMPY[self.known.types[like].dtype])
         return name
 
-    def _number(self, name: str) -> float | None:
+    def _find_number(self, name: str) -> float | None:
         """Return a value if it is one constant number, or one expanded to a shape."""
         value = self.known.constants.get(self.expanded.get(name, name))
         if value is None or value.dtype.kind != "f" or not value.size:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from engine.graphs.ir.graph import Graph, Names, Subgraph, type_of
+from engine.graphs.ir.graph import Graph, Names, Subgraph, find_type
 from engine.graphs.offline.masks import expect_masks
-from engine.graphs.passes.batchnorm import batch_norms, drop_statistics, read_values
+from engine.graphs.passes.batchnorm import drop_statistics, list_batch_norms, read_values
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, Array
@@ -23,7 +23,7 @@ def name_nodes(graph: Graph) -> Graph:
     seen: set[str] = set()
     for node in graph.nodes:
         if not node.name or node.name in seen:
-            node.name = names.fresh(node.name or f"{node.op}_0")
+            node.name = names.take_fresh(node.name or f"{node.op}_0")
         seen.add(node.name)
     return graph
 
@@ -71,7 +71,7 @@ def turn_into_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
     chosen = set(names)
     arrays = {name: array for name, array in graph.initializers.items() if name in chosen}
     for name, array in arrays.items():
-        graph.inputs[name] = type_of(array)
+        graph.inputs[name] = find_type(array)
         del graph.initializers[name]
     return arrays
 
@@ -79,15 +79,15 @@ def turn_into_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
 def rename(graph: Graph, old: str, new: str) -> Graph:
     """Rename a value that a node makes, in all nodes and their bodies, outputs and types."""
 
-    def real(names: Iterable[str]) -> tuple[str, ...]:
+    def rename_all(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(new if n == old else n for n in names)
 
     for node in graph.nodes:
-        node.inputs, node.outputs = real(node.inputs), real(node.outputs)
+        node.inputs, node.outputs = rename_all(node.inputs), rename_all(node.outputs)
         for key, value in node.attrs.items():
             if isinstance(value, Subgraph) and old in value.captured:
-                node.attrs[key] = value.renamed({old: new})
-    graph.outputs = list(real(graph.outputs))
+                node.attrs[key] = value.rename_values({old: new})
+    graph.outputs = list(rename_all(graph.outputs))
     if old in graph.types:
         graph.types[new] = graph.types.pop(old)
     return graph
@@ -106,7 +106,7 @@ def set_inference_mode(graph: Graph) -> Graph:
         ModelError: something reads the statistics that only training computes.
     """
     read = read_values(graph)
-    for node in batch_norms(graph):
+    for node in list_batch_norms(graph):
         drop_statistics(node, read)
     for node in graph.nodes:
         if node.op == "Dropout" and not node.domain:

@@ -27,7 +27,7 @@ from engine.base.errors import (
     suggest_nearest,
 )
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import declaration
+from engine.graphs.ir.sites import get_declaration
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.optimizer.method import Group, Rule
 from engine.kernels.ops.registry import ops
@@ -80,7 +80,7 @@ def build(
     """
     graph = Graph("optimizer", {}, [], {}, [], {MS: 1, "": opset}, ir_version=OPTIMIZER_IR)
     declare(graph, rule, kinds)
-    gradients = inputs_of(graph, "gradients")
+    gradients = list_inputs(graph, "gradients")
     clipped, factor = clip(graph, clip_grad, gradients)
     graph.outputs = [append(graph, rule, dict(zip(gradients, clipped, strict=True)), parts, factor)]
     if any(node.domain == OURS for node in graph.nodes):
@@ -90,12 +90,12 @@ def build(
     return graph.check()
 
 
-def by_type(kinds: Mapping[str, str]) -> dict[str, list[str]]:
+def group_by_type(kinds: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the parameters of each element type, in the order of types."""
     return {T: [n for n in kinds if kinds[n] == T] for T in sorted(set(kinds.values()))}
 
 
-def endings(kinds: Mapping[str, str]) -> dict[str, str]:
+def list_endings(kinds: Mapping[str, str]) -> dict[str, str]:
     """Return the ending of the names of the inputs for each element type, in their order.
 
     kinds: the element types of the parameters.
@@ -104,7 +104,7 @@ def endings(kinds: Mapping[str, str]) -> dict[str, str]:
     return {first: "", **{dtype: f".{dtype}" for dtype in others}}
 
 
-def inputs_of(graph: Graph, name: str) -> list[str]:
+def list_inputs(graph: Graph, name: str) -> list[str]:
     """Return the inputs of an optimizer model that are `name`, for each of its element types."""
     return [name + ending for ending in ENDINGS if name + ending in graph.inputs]
 
@@ -150,7 +150,7 @@ def split(groups: Sequence[Group], kinds: Mapping[str, str]) -> list[Part]:
     rest = tuple(n for n in parameters if n not in taken)
     parts = list[Part]()
     for part in [Part(rest), *out] if rest else out:
-        for dtype, ending in endings(kinds).items():
+        for dtype, ending in list_endings(kinds).items():
             mine = tuple(n for n in part.parameters if kinds[n] == dtype)
             if mine:
                 parts.append(replace(part, parameters=mine, ending=ending))
@@ -161,7 +161,7 @@ def declare(graph: Graph, rule: Rule, kinds: Mapping[str, str]) -> None:
     """Add the inputs of an optimizer model to a graph, for parameters of these element types."""
     graph.inputs["learning_rate"] = TensorType("f32", (1,))
     graph.inputs["step"] = TensorType("i64", (1,))
-    for dtype, ending in endings(kinds).items():
+    for dtype, ending in list_endings(kinds).items():
         types = dict.fromkeys(LISTS, dtype)
         types |= {state.name: state.dtype or dtype for state in (*rule.states, *rule.unread)}
         graph.inputs |= {n + ending: TensorType(f"seq({T})", ()) for n, T in types.items()}
@@ -183,15 +183,15 @@ def clip(
     if not arguments.check_real("clip_grad", max_norm) > 0:
         raise InputError(f"clip_grad={max_norm}; expected a positive norm or None")
     names = Names(graph)
-    title = names.fresh("ClipGradNorm")
+    title = names.take_fresh("ClipGradNorm")
     attrs = {"max_norm": float(max_norm), "norm_type": "fro"}
     if len(gradients) > 1:
-        factor = names.fresh("clip_factor")
+        factor = names.take_fresh("clip_factor")
         graph.nodes.append(Node(FACTOR[1], tuple(gradients), (factor,), attrs, OURS, title))
         graph.opsets[OURS] = 1
         graph.types[factor] = TensorType("f64", (1,))
         return gradients, factor
-    clipped = names.fresh("clipped_gradients")
+    clipped = names.take_fresh("clipped_gradients")
     graph.nodes.append(Node(CLIPPING, tuple(gradients), (clipped,), attrs, MS, title))
     known = graph.inputs.get(gradients[0]) or graph.types.get(gradients[0])
     graph.types[clipped] = known or TensorType("seq(f32)", ())
@@ -212,11 +212,13 @@ def append(
         states = (state.name + part.ending for state in rule.states)
         given = (f"params{part.ending}", gradients[f"gradients{part.ending}"], *states)
         inputs = (*scalars, *given, *(["", factor] if factor else []))
-        flag = names.fresh("updated_flag" if rule.has_step else "update_completed")
+        flag = names.take_fresh("updated_flag" if rule.has_step else "update_completed")
         attrs = {**rule.attrs, **part.attrs}
         if part.parameters:
             attrs["parameters"] = list(part.parameters)
-        graph.nodes.append(Node(rule.op, inputs, (flag,), attrs, rule.domain, names.fresh(rule.op)))
+        graph.nodes.append(
+            Node(rule.op, inputs, (flag,), attrs, rule.domain, names.take_fresh(rule.op))
+        )
         graph.types[flag] = TensorType("b1", (1,))
     return flag
 
@@ -234,14 +236,14 @@ def guard(graph: Graph) -> None:
     Raises:
         ModelError: its nodes read several signals.
     """
-    if signals_of(graph):
+    if find_signals(graph):
         return
-    names, nodes = Names(graph), updates(graph)
+    names, nodes = Names(graph), list_updates(graph)
     before = {"".join(node.inputs[_signal_place(graph, node) :][:1]) for node in nodes}
     if len(before) > 1:
         raise ModelError(f"the optimizer model has updates with several signals: {sorted(before)}")
-    finite, title = names.fresh("gradients_are_finite"), names.fresh("GradientSignal")
-    inputs = (before.pop(), *inputs_of(graph, "gradients"))
+    finite, title = names.take_fresh("gradients_are_finite"), names.take_fresh("GradientSignal")
+    inputs = (before.pop(), *list_inputs(graph, "gradients"))
     signal = Node("GradientSignal", inputs, (finite,), {}, OURS, title)
     graph.nodes.insert(graph.nodes.index(nodes[0]), signal)
     for node in nodes:
@@ -257,7 +259,7 @@ def _signal_place(graph: Graph, node: Node) -> int:
     """Return the index of the signal among the inputs of an optimizer node; the factor follows
     it.
     """
-    op = declaration(graph, node)
+    op = get_declaration(graph, node)
     assert op.optimizer is not None, f"{node.op} is not an optimizer"
     return 3 + op.optimizer.has_step + len(op.optimizer.states({**op.attrs, **node.attrs}))
 
@@ -265,26 +267,26 @@ def _signal_place(graph: Graph, node: Node) -> int:
 # --- models of any origin
 
 
-def signals_of(graph: Graph) -> set[str]:
+def find_signals(graph: Graph) -> set[str]:
     """Return the signals by which an optimizer model skips updates if gradients are not finite."""
     return {n.outputs[0] for n in graph.nodes if (n.domain, n.op) == SIGNAL}
 
 
-def updates(graph: Graph) -> list[Node]:
+def list_updates(graph: Graph) -> list[Node]:
     """Return the optimizer nodes of a model; there is at least one.
 
     Raises:
         ModelError: there is none.
         UnsupportedOpError: the op of a node is not known.
     """
-    nodes = [n for n in graph.nodes if declaration(graph, n).optimizer is not None]
+    nodes = [n for n in graph.nodes if get_declaration(graph, n).optimizer is not None]
     if not nodes:
         known = sorted({name for (_, name), op in ops().items() if op.optimizer is not None})
         raise ModelError(f"the model has no optimizer node: expected one of {', '.join(known)}")
     return nodes
 
 
-def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
+def list_states(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
     """Return the table of states of an optimizer model: one row for each input that keeps a state.
 
     Inputs that keep the same state for parameters of several element types are one row.  The model
@@ -297,7 +299,7 @@ def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
         ModelError, DTypeError: the model does not fit these parameters.
         ShapeError, UnsupportedOpError: no step could perform a node.
     """
-    nodes, ends = updates(graph), endings(kinds)
+    nodes, ends = list_updates(graph), list_endings(kinds)
     fixed = {"learning_rate": "f32[1]", "step": "i64[1]"}
     fixed |= {name + end: f"seq({dtype})" for dtype, end in ends.items() for name in LISTS}
     missing = [n for n in fixed if n not in graph.inputs]
@@ -307,7 +309,7 @@ def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
         )
     _check_parts(nodes, kinds)
     others = [n for n in graph.inputs if n not in fixed]
-    keeping = {end: _kept_in(others, end, list(ends.values())) for end in ends.values()}
+    keeping = {end: _strip_ending(others, end, list(ends.values())) for end in ends.values()}
     names = keeping[""]
     if any(each != names for each in keeping.values()):
         raise ModelError(f"the optimizer model keeps different states by element type: {keeping}")
@@ -338,7 +340,7 @@ def states_of(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
     return states
 
 
-def _kept_in(names: Sequence[str], ending: str, others: Sequence[str]) -> list[str]:
+def _strip_ending(names: Sequence[str], ending: str, others: Sequence[str]) -> list[str]:
     """Return the names of the inputs with an ending, without the ending; others: all endings."""
     longer = tuple(other for other in others if other and other != ending)
     return [
@@ -348,7 +350,7 @@ def _kept_in(names: Sequence[str], ending: str, others: Sequence[str]) -> list[s
     ]
 
 
-def _ending(node: Node) -> str:
+def _find_ending(node: Node) -> str:
     """Return the ending of the input names that hold the parameters of an optimizer node."""
     read = (name for name in node.inputs if name.startswith("params"))
     return next((end for name in read for end in ENDINGS if name == "params" + end), "")
@@ -362,16 +364,16 @@ def _check_rules(
     They also check the values of attributes, and the types of signals.  Only `nodes`, which
     update, may touch parameters and states.
     """
-    gradients = set(inputs_of(graph, "gradients"))
+    gradients = set(list_inputs(graph, "gradients"))
     for node in graph.nodes:
-        touched = sorted((set(node.reads()) & set(graph.inputs)) - gradients)
+        touched = sorted((set(node.list_reads()) & set(graph.inputs)) - gradients)
         if touched and node not in nodes:
             raise ModelError(
                 f"the optimizer model: {node.op} {node.name!r} reads {touched}; expected that "
                 "only optimizer nodes do, and others gradients alone"
             )
     flat, size = graph.copy(), (1,)  # as in plans, for a parameter of one element
-    for dtype, end in endings(kinds).items():
+    for dtype, end in list_endings(kinds).items():
         types = dict.fromkeys(LISTS, dtype) | {s.name: s.dtype or dtype for s in states}
         flat.inputs |= {name + end: TensorType(T, size) for name, T in types.items()}
     infer(flat)
@@ -385,9 +387,9 @@ def _check_parts(nodes: Sequence[Node], kinds: Mapping[str, str]) -> None:
             f"the optimizer model has {len(nodes)} optimizer nodes: exactly one, or one a group "
             "that lists its `parameters`, is supported"
         )
-    types = {end: dtype for dtype, end in endings(kinds).items()}
+    types = {end: dtype for dtype, end in list_endings(kinds).items()}
     for node, names in zip(nodes, lists, strict=True):
-        dtype = types.get(_ending(node), "")
+        dtype = types.get(_find_ending(node), "")
         wrong = sorted(n for n in names or kinds if kinds.get(n, dtype) != dtype)
         if wrong:
             raise ModelError(
@@ -413,8 +415,8 @@ def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]
 
     names: the inputs that may keep states, without the ending of an element type.
     """
-    op = declaration(graph, node)
-    update, end = op.optimizer, _ending(node)
+    op = get_declaration(graph, node)
+    update, end = op.optimizer, _find_ending(node)
     assert update is not None, f"{node.op} is not an optimizer"
     gradients = f"gradients{end}"
     wanted = (*SCALARS[: 1 + update.has_step], f"params{end}", gradients)
@@ -450,8 +452,8 @@ def count_apart(graph: Graph, kinds: Mapping[str, str], steps_before: Mapping[st
     if not any(steps_before.values()):
         return
     names = Names(graph)
-    for node in updates(graph):
-        op = declaration(graph, node)
+    for node in list_updates(graph):
+        op = get_declaration(graph, node)
         assert op.optimizer is not None, f"{node.op} is not an optimizer"
         if not op.optimizer.has_step:
             continue
@@ -461,7 +463,7 @@ def count_apart(graph: Graph, kinds: Mapping[str, str], steps_before: Mapping[st
         made = []
         for before, parameters in sorted(mine.items()):
             attrs = {**op.attrs, **node.attrs, "steps_before": before, "parameters": parameters}
-            title, flag = names.fresh(node.name or node.op), names.fresh(node.outputs[0])
+            title, flag = names.take_fresh(node.name or node.op), names.take_fresh(node.outputs[0])
             made.append(replace(node, domain=OURS, name=title, attrs=attrs, outputs=(flag,)))
         made[-1].name, made[-1].outputs = node.name, node.outputs
         at = graph.nodes.index(node)
@@ -481,13 +483,13 @@ def clip_in_steps(graph: Graph) -> None:
     Before   go = GradientSignal("", gradients); f = ClipFactor(gradients)
     After    f, n = ClipFactor(gradients); go = GradientSignal("", n)
     """
-    readers, names, known = graph.consumers(), Names(graph), updates(graph)
+    readers, names, known = graph.find_consumers(), Names(graph), list_updates(graph)
     for clipping in [n for n in graph.nodes if n.op == CLIPPING]:
         clipped, gradients = clipping.outputs[0], clipping.inputs[0]
         steps = readers.get(clipped, [])
         if clipped in graph.outputs or any(n not in known for n in steps):
             continue
-        factor = names.fresh("clip_factor")
+        factor = names.take_fresh("clip_factor")
         clipping.op, clipping.domain = FACTOR[1], FACTOR[0]
         clipping.outputs = (factor,)
         graph.opsets[OURS] = 1
@@ -502,12 +504,12 @@ def _signal_by_norm(graph: Graph, names: Names) -> None:
     """Let the signal of gradients read their norm, if it is computed, and place it after the
     norm.
     """
-    every = tuple(inputs_of(graph, "gradients"))
+    every = tuple(list_inputs(graph, "gradients"))
     taking = next((n for n in graph.nodes if (n.domain, n.op) == FACTOR), None)
     if taking is None or taking.inputs != every:
         return
     for signal in [n for n in graph.nodes if (n.domain, n.op) == SIGNAL]:
-        norm = names.fresh("gradient_norm")
+        norm = names.take_fresh("gradient_norm")
         taking.outputs = (taking.outputs[0], norm)
         signal.inputs = (signal.inputs[0], norm)
         graph.nodes.remove(signal)
@@ -528,7 +530,7 @@ def place(
     layout: where the states are, and which parameters count steps of their own.
     """
     count_apart(graph, kinds, layout.steps_before)
-    ends, named = endings(kinds), by_type(kinds)
+    ends, named = list_endings(kinds), group_by_type(kinds)
     gradients = {f"gradients{ends[T]}": names for T, names in named.items()}
     flat = {
         state.name + ends[T]: (layout.tensors[k], layout.join_states(k, names).offset)
@@ -543,7 +545,7 @@ def place(
             node.attrs["begins"] = [begin for begin, _ in each]
             node.attrs["sizes"] = [math.prod(shape) for _, shape in each]
             node.attrs["counts"] = [len(names) for names in chosen]
-    for node in updates(graph):
+    for node in list_updates(graph):
         if node.domain != OURS:
             continue
         listed = node.attrs.get("parameters") or list(kinds)

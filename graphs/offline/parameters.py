@@ -15,7 +15,7 @@ from engine.kernels.ops.registry import ops
 from engine.system.paths import Paths
 
 
-def parameters(graph: Graph) -> list[str]:
+def list_parameters(graph: Graph) -> list[str]:
     """Return the initializers of a forward model that are its parameters.
 
     If the exporter has recorded the parameters of the module, and has folded none of them, these
@@ -28,16 +28,16 @@ def parameters(graph: Graph) -> list[str]:
     """
     note = note_of(graph)
     if note is not None:
-        return note.parameters()
+        return note.list_parameters()
     floats = {n for n, a in graph.initializers.items() if OF_NUMPY.get(a.dtype) in FLOATS}
     known = floats.intersection(graph.parameters)
     if not known or graph.gone:
         vectors = {name for name in floats if graph.initializers[name].ndim}
-        known |= vectors.intersection(_differentiable(graph)).difference(graph.buffers)
+        known |= vectors.intersection(_find_differentiable(graph)).difference(graph.buffers)
     return [name for name in graph.initializers if name in known]
 
 
-def _differentiable(graph: Graph) -> set[str]:
+def _find_differentiable(graph: Graph) -> set[str]:
     """Return the values from which a gradient can flow to an output."""
     reached = set(graph.outputs)
     for node in reversed(graph.nodes):
@@ -51,7 +51,7 @@ def _differentiable(graph: Graph) -> set[str]:
     return reached
 
 
-def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
+def match_parameters(graph: Graph, patterns: Sequence[str]) -> list[str]:
     """Return the parameters that patterns name, in the order of the model.
 
     patterns: names, or patterns of names with `*`, `?` and `[...]`, with upper and lower case
@@ -62,7 +62,7 @@ def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
     Raises:
         NameNotFoundError: a pattern matches nothing.
     """
-    known, chosen, paths = parameters(graph), set[str](), Paths.of(graph.metadata)
+    known, chosen, paths = list_parameters(graph), set[str](), Paths.of(graph.metadata)
     for pattern in arguments.check_names("parameters to train", patterns):
         wanted = pattern.removeprefix("!")
         names = {name for name in known if paths.matches(name, wanted)}

@@ -47,7 +47,7 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
         "dynamically quantised": [n for n in graph.nodes if n.op in DYNAMIC],
         "statically quantised": [n for n in graph.nodes if n.op in STATIC],
     }
-    weights = _integer_weights(graph)
+    weights = _find_integer_weights(graph)
     packed = [n for n in graph.nodes if n.op in PACKED and n.domain == MS]
     read = [n for n in graph.nodes if n.op in FLOAT_PRODUCTS and weights & set(n.inputs)]
     integer = sum(map(len, kinds.values())) + len(packed) + len(read)
@@ -61,7 +61,7 @@ def tell(graph: Graph, parameters: Sequence[str]) -> str:
     if packed:
         bits = sorted({str(n.attrs.get("bits", 4)) for n in packed})
         told.append(f"its weights have {' and '.join(bits)} bits ({packed[0].op})")
-    rest = _shortened(parameters)
+    rest = _shorten(parameters)
     left = (
         f"of its parameters {rest} can be trained" if parameters else "it has no float parameters"
     )
@@ -95,7 +95,7 @@ def has_half_weights(graph: Graph) -> bool:
     return any(a.dtype == np.float16 and a.ndim for a in graph.initializers.values())
 
 
-def _integer_weights(graph: Graph) -> set[str]:
+def _find_integer_weights(graph: Graph) -> set[str]:
     """Return the dequantised integer constants, and their transposes."""
     names: set[str] = set()
     for node in graph.nodes:
@@ -110,7 +110,7 @@ def _moves(node: Node) -> bool:
     return op is not None and (op.movement is Movement.KEPT or op.title == "Transpose")
 
 
-def _shortened(names: Sequence[str]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     """Return the first of the names, and the number of further ones."""
     shown = ", ".join(map(repr, names[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -31,7 +31,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.vocabulary.op import Array
 
 
-def anchors_of(trainable: Mapping[str, Array]) -> dict[str, Array]:
+def make_anchors(trainable: Mapping[str, Array]) -> dict[str, Array]:
     """Return the parameters that the term adds to a checkpoint: the anchors, and mu = 0.
 
     trainable: the trained parameters.  If they are of several element types, mu has the widest.
@@ -52,7 +52,7 @@ def hold(graph: Graph, names: Sequence[str], gradients: Mapping[str, str]) -> di
 
     *Requires* that mu and the anchors are inputs of the graph.
     """
-    fresh = Names(graph).fresh
+    fresh = Names(graph).take_fresh
     held, mus = dict(gradients), {graph.inputs[MU].dtype: MU}
     for name in names:
         anchor, kind = name + ANCHOR, graph.inputs[name].dtype

@@ -12,7 +12,7 @@ from engine.kernels.ops.quantization import QUANTISED, limits
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 
 
-def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
+def join_quantizers(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
     """Join each quantiser with the dequantiser that undoes it, in place.
 
     No gradient could flow through the integers between them, but it flows through the op that
@@ -23,11 +23,11 @@ def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, Tens
     Before   q = QuantizeLinear(x, s, z); c = Clip(q, 0, 127); y = DequantizeLinear(c, s, z)
     After    y = engine::QuantizeDequantize(x, s, z) quant_min=0 quant_max=127
     """
-    makers = graph.producers()
+    makers = graph.find_producers()
     for node in graph.nodes:
         if node.op != "DequantizeLinear" or node.domain not in ("", MS):
             continue
-        maker, bounds = _quantizer(graph, makers, node.inputs[0], types)
+        maker, bounds = _find_quantizer(graph, makers, node.inputs[0], types)
         if maker is None or maker.inputs[0] not in needed:
             continue
         x, y = types[maker.inputs[0]], types[node.outputs[0]]
@@ -38,7 +38,7 @@ def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, Tens
             node.inputs = (maker.inputs[0], *node.inputs[1:])
 
 
-def _quantizer(
+def _find_quantizer(
     graph: Graph, makers: Mapping[str, Node], name: str, types: Mapping[str, TensorType]
 ) -> tuple[Node | None, tuple[int, int]]:
     """Return the QuantizeLinear that makes a value, or None, and the bounds of its integers.
@@ -65,11 +65,11 @@ def _undoes(graph: Graph, node: Node, maker: Node) -> bool:
     pairs = [(*n.inputs[1:], "", "")[:2] for n in (node, maker)]
     settings = [(n.attrs.get("axis", 1), n.attrs.get("block_size", 0)) for n in (node, maker)]
     return settings[0] == settings[1] and all(
-        a == b or _equal(graph, a, b) for a, b in zip(*pairs, strict=True)
+        a == b or _is_equal(graph, a, b) for a, b in zip(*pairs, strict=True)
     )
 
 
-def _equal(graph: Graph, a: str, b: str) -> bool:
+def _is_equal(graph: Graph, a: str, b: str) -> bool:
     """Return whether two initializers have the same type and values."""
     x, y = graph.initializers.get(a), graph.initializers.get(b)
     return x is not None and y is not None and x.dtype == y.dtype and np.array_equal(x, y)

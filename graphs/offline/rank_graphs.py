@@ -37,7 +37,7 @@ from engine.base.element_types import ITEMSIZE, ONNX_CODE
 from engine.base.errors import ModelError
 from engine.base.proximal import MU
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import site_of
+from engine.graphs.ir.sites import make_site
 from engine.graphs.offline.shares import begin, read_instead
 from engine.kernels.ops.norm.batchnorm import is_training
 from engine.kernels.ops.norm.joint import GRADIENT, NORMS
@@ -70,7 +70,7 @@ class Gradient:
         return ITEMSIZE[self.dtype] * math.prod(self.shape)
 
 
-def bucket_bytes(total: int, size: int) -> int:
+def choose_bucket_bytes(total: int, size: int) -> int:
     """Return the bytes of a bucket, for gradients of `total` bytes on `size` ranks."""
     if size < 2 or total <= LEAST:
         return max(total, 1)
@@ -100,7 +100,7 @@ def make_rank_graph(
         ModelError: no initializer begins the backward pass, or a value has the name of a port.
     """
     graph = training.copy()
-    taken = sorted(set(PORTS) & set(graph.values()))
+    taken = sorted(set(PORTS) & set(graph.list_values()))
     if taken:
         raise ModelError(f"the training model has values with the names {taken}")
     job = _Rewriting(graph, Names(graph), {g.buffer: g for g in gradients})
@@ -109,12 +109,12 @@ def make_rank_graph(
     job.join_loss(outputs)
     if statistics:
         job.join_norms()
-    limit = bucket_bytes(sum(g.nbytes for g in gradients), size)
+    limit = choose_bucket_bytes(sum(g.nbytes for g in gradients), size)
     job.sum_buckets(limit, IN_FLIGHT if is_tight else len(gradients))
     ordinals = (node for node in graph.nodes if "ordinal" in node.attrs)
     for ordinal, node in enumerate(ordinals, 1):
         node.attrs["ordinal"] = ordinal
-    read = {name for node in graph.nodes for name in node.reads()}
+    read = {name for node in graph.nodes for name in node.list_reads()}
     for name in set(PORTS) - read:
         graph.inputs.pop(name, None)
     graph.opsets |= {OURS: 1, MS: 1}
@@ -148,9 +148,9 @@ class _Rewriting:
         graph = self.graph
         if MU not in graph.inputs:
             return
-        shape, scalar = self.names.fresh(f"{MU}/shape"), self.names.fresh(f"{MU}/scalar")
-        part = self.names.fresh(f"{MU}/samples")
-        mine = self.names.fresh(f"{MU}/part")
+        shape, scalar = self.names.take_fresh(f"{MU}/shape"), self.names.take_fresh(f"{MU}/scalar")
+        part = self.names.take_fresh(f"{MU}/samples")
+        mine = self.names.take_fresh(f"{MU}/part")
         graph.initializers[shape] = np.zeros(0, np.int64)
         read_instead(graph, MU, mine)
         graph.nodes[:0] = [
@@ -162,17 +162,17 @@ class _Rewriting:
     def join_loss(self, outputs: Sequence[str]) -> None:
         """Let output 0 be the loss of the joined batch, computed after the forward pass."""
         graph, loss = self.graph, outputs[0]
-        own = self.names.fresh(f"{loss}/own")
+        own = self.names.take_fresh(f"{loss}/own")
         wanted, last = set(outputs), -1
         for place in range(len(graph.nodes) - 1, -1, -1):
             node = graph.nodes[place]
             if not wanted.isdisjoint(node.outputs):
-                wanted.update(node.reads())
+                wanted.update(node.list_reads())
                 last = max(last, place)
         for node in graph.nodes:
             node.outputs = tuple(own if name == loss else name for name in node.outputs)
         read_instead(graph, loss, own)
-        title = self.names.fresh(f"{loss}/JoinLoss")
+        title = self.names.take_fresh(f"{loss}/JoinLoss")
         inputs = (RANKS, own, SHARE)
         graph.nodes.insert(last + 1, Node("JoinLoss", inputs, (loss,), {"ordinal": 0}, OURS, title))
 
@@ -189,8 +189,8 @@ class _Rewriting:
                 node.inputs = (*node.inputs[:5], part, RANKS)
                 node.attrs["ordinal"] = 0
             elif key == (OURS, "ChannelMoments"):  # for a gradient that computes them again
-                own = tuple(self.names.fresh(f"{name}/own") for name in node.outputs)
-                title = self.names.fresh(f"{node.name}/JoinMoments")
+                own = tuple(self.names.take_fresh(f"{name}/own") for name in node.outputs)
+                title = self.names.take_fresh(f"{node.name}/JoinMoments")
                 inputs, outputs, node.outputs = (RANKS, *own, SAMPLES), node.outputs, own
                 graph.nodes.append(
                     Node("JoinMoments", inputs, outputs, {"ordinal": 0}, OURS, title)
@@ -202,7 +202,7 @@ class _Rewriting:
         """
         if (node.domain, node.op) == GRADIENT:
             return True
-        site = site_of(self.graph, node, {}, {})
+        site = make_site(self.graph, node, {}, {})
         return is_training(site)
 
     def sum_buckets(self, limit: int, in_flight: int) -> None:
@@ -258,21 +258,21 @@ class _Rewriting:
         """Return the node that starts the sum of a bucket, given the accumulators of its
         gradients.
         """
-        title = self.names.fresh(f"{bucket[-1].inputs[1]}/AllReduceStart")
+        title = self.names.take_fresh(f"{bucket[-1].inputs[1]}/AllReduceStart")
         inputs = (RANKS, *(node.inputs[1] for node in bucket))
         return Node("AllReduceStart", inputs, (f"{title}_output",), {"ordinal": 0}, OURS, title)
 
     def _finish(self, bucket: Sequence[Node], name: str) -> Iterator[Node]:
         """Yield the nodes that await the sum of a bucket and accumulate its gradients."""
-        title = self.names.fresh(f"{bucket[-1].inputs[1]}/AllReduceWait")
+        title = self.names.take_fresh(f"{bucket[-1].inputs[1]}/AllReduceWait")
         joined = f"{title}_output"
         yield Node("AllReduceWait", (RANKS, name), (joined,), {"ordinal": 0}, OURS, title)
         begin = 0
         for node in bucket:
             gradient = self.gradients[node.inputs[0]]
-            title = self.names.fresh(f"{node.inputs[1]}/joined")
+            title = self.names.take_fresh(f"{node.inputs[1]}/joined")
             if len(bucket) == 1:
-                shape = self.names.fresh(f"{title}_shape")
+                shape = self.names.take_fresh(f"{title}_shape")
                 self.graph.initializers[shape] = np.array(gradient.shape, np.int64)
                 yield Node("Reshape", (joined, shape), (title,), {}, "", title)
             else:

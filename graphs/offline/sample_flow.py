@@ -25,11 +25,11 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.sample_rules import ADVICE, SampleRules
-from engine.graphs.offline.sample_values import Flow, Loss, MixedError, Rows, gradient_flow
+from engine.graphs.offline.sample_values import Flow, Loss, MixedError, Rows, make_gradient_flow
 from engine.graphs.offline.told_gradients import ToldGradient, read
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind
-from engine.graphs.passes.simplify import ancestors
+from engine.graphs.passes.simplify import find_ancestors
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.op import Array
 
@@ -37,7 +37,7 @@ from engine.kernels.vocabulary.op import Array
 _ADDING = frozenset({Samples.SUM, Samples.MATMUL, Samples.GEMM, Samples.EINSUM})
 
 
-def loss_of(
+def find_loss(
     graph: Graph,
     shapes: Mapping[str, Sequence[int]],
     rows: Mapping[str, int],
@@ -83,24 +83,24 @@ class _Following(SampleRules):
         whole = unroll(bind(graph, shapes))
         followed = whole.copy()
         followed.outputs = graph.outputs[:1]
-        forward = ancestors(followed)
+        forward = find_ancestors(followed)
         followed.nodes = [node for node in followed.nodes if node in forward]
         flows: dict[str, Flow] = {name: Rows(0, count, name) for name, count in rows.items()}
         samples = next(shapes[name][0] // count for name, count in rows.items())
         super().__init__(followed, flows, samples, own_statistics)
         self.told: Sequence[ToldGradient] = ()
-        self.live = self._live(self.graph.outputs)
+        self.live = self._list_live(self.graph.outputs)
         for node in self.live:
             self.follow(node)
         if told:
             self.follow_back(whole, told)
 
-    def _live(self, ends: Iterable[str]) -> list[Node]:
+    def _list_live(self, ends: Iterable[str]) -> list[Node]:
         """Return the nodes, in order, that compute these values of more than constants."""
         wanted, live = set(ends), []
         for node in reversed(self.graph.nodes):
             if any(o in wanted and o not in self.constants for o in node.outputs):
-                wanted.update(node.reads())
+                wanted.update(node.list_reads())
                 live.append(node)
         return live[::-1]
 
@@ -113,29 +113,31 @@ class _Following(SampleRules):
             MixedError: one of them mixes samples.
         """
         given = {dy: y for each in told for dy, y in each.given.items()}
-        added = self._parts(whole, given, told)
+        added = self._list_parts(whole, given, told)
         known = {o for node in added for o in node.outputs}
         known |= {*self.types, *whole.inputs, *whole.initializers}
         for each in told:
             lost = [x for x in each.made.values() if x not in known]
             lost += [y for y in each.given.values() if y not in self.types]
             if lost:
-                raise self.told_mixed(each, f"is of {lost[0]!r}, whose samples are not known")
+                raise self.explain_told_mixed(
+                    each, f"is of {lost[0]!r}, whose samples are not known"
+                )
         nodes = [*self.graph.nodes, *added]
         self.graph.nodes = [node for node in whole.nodes if node in nodes]
-        read = {name for node in added for name in node.reads()}
+        read = {name for node in added for name in node.list_reads()}
         for dy, y in given.items():
             if dy in read and y in self.types:
                 self.graph.inputs[dy] = self.types[y]
                 self.graph.initializers.pop(dy, None)
-                self.flows[dy] = gradient_flow(self.flows.get(y))
+                self.flows[dy] = make_gradient_flow(self.flows.get(y))
         self.graph.initializers |= {
             n: a for n, a in whole.initializers.items() if n in read and n not in given
         }
         self.infer()
         before = set(self.live)
         ends = (name for each in told for pair in each.made.items() for name in pair)
-        self.live = self._live([*self.graph.outputs, *ends])
+        self.live = self._list_live([*self.graph.outputs, *ends])
         for node in self.live:
             if node not in before:
                 self.follow(node)
@@ -144,7 +146,7 @@ class _Following(SampleRules):
             for dx, x in each.made.items():
                 self._check_end(each, dx, x)
 
-    def _parts(
+    def _list_parts(
         self, whole: Graph, given: Container[str], told: Sequence[ToldGradient]
     ) -> list[Node]:
         """Return the nodes of told gradients, and those whose results they read besides."""
@@ -158,7 +160,7 @@ class _Following(SampleRules):
             nodes.append(node)
             if of:
                 self.owners[node.name] = of
-            for name in node.reads():
+            for name in node.list_reads():
                 if name not in given:
                     owners.setdefault(name, of)
         return nodes[::-1]
@@ -169,20 +171,20 @@ class _Following(SampleRules):
         Raises:
             MixedError: it does not.
         """
-        flow, wanted = self.flows.get(dx), gradient_flow(self.flows.get(x))
+        flow, wanted = self.flows.get(dx), make_gradient_flow(self.flows.get(x))
         if (flow.to(flow.axis) if isinstance(flow, Rows) else flow) == wanted:
             return
         if isinstance(wanted, Rows):
             if flow is None and self.is_same(dx, wanted.axis, wanted.step):
                 return
-            raise self.told_mixed(
+            raise self.explain_told_mixed(
                 told, f"mixes samples: its gradient of {x!r} is not one of each sample"
             )
         if flow is None and self.is_zero(dx):
             return
-        raise self.told_mixed(told, f"is not a sum over the samples, which all share {x!r}")
+        raise self.explain_told_mixed(told, f"is not a sum over the samples, which all share {x!r}")
 
-    def told_mixed(self, told: ToldGradient, why: str) -> MixedError:
+    def explain_told_mixed(self, told: ToldGradient, why: str) -> MixedError:
         return MixedError(f"the gradient of node {self.paths.title_node(told.node)} {why}{ADVICE}")
 
     def compare(self, other: _Following) -> None:
@@ -195,42 +197,42 @@ class _Following(SampleRules):
         for node in self.live:
             why = "depends on how many samples a batch has"
             if any(self.flows.get(o) != other.flows.get(o) for o in node.outputs):
-                raise self.mixed(node, why)
+                raise self.explain_mixed(node, why)
             if self._counts(node, other):
-                raise self.mixed(node, why)
-            if self.samples_of(node) is Samples.RESIZED:  # floats that it reads are scales
+                raise self.explain_mixed(node, why)
+            if self.find_samples(node) is Samples.RESIZED:  # floats that it reads are scales
                 continue
             for name in node.inputs:
                 a, b = self.constants.get(name), other.constants.get(name)
                 if a is None or b is None or not self._is_value(node, np.asarray(a)):
                     continue
                 if not _agree(np.asarray(a), np.asarray(b)):
-                    raise self.mixed(node, f"reads {name!r}, which {why}")
+                    raise self.explain_mixed(node, f"reads {name!r}, which {why}")
         for told in self.told:
             for dx in told.made:
                 a, b = self.constants.get(dx), other.constants.get(dx)
                 if a is not None and b is not None and not _agree(np.asarray(a), np.asarray(b)):
-                    raise self.told_mixed(told, why)
+                    raise self.explain_told_mixed(told, why)
 
     def _counts(self, node: Node, other: _Following) -> bool:
         """Return whether a node repeats a loss for each sample, or adds up equal values of each."""
 
-        def growing(name: str) -> int:
+        def count_growing(name: str) -> int:
             sizes = zip(self.types[name].dims, other.types[name].dims, strict=True)
             return sum(a != b for a, b in sizes)
 
-        if any(isinstance(self.flows.get(o), Loss) and growing(o) for o in node.outputs):
+        if any(isinstance(self.flows.get(o), Loss) and count_growing(o) for o in node.outputs):
             return True
-        if self.samples_of(node) not in _ADDING or any(map(self.flows.get, node.outputs)):
+        if self.find_samples(node) not in _ADDING or any(map(self.flows.get, node.outputs)):
             return False
-        grown = max(growing(o) for o in node.outputs if o)
-        return any(growing(name) > grown for name in filter(None, node.inputs))
+        grown = max(count_growing(o) for o in node.outputs if o)
+        return any(count_growing(name) > grown for name in filter(None, node.inputs))
 
     def _is_value(self, node: Node, constant: Array) -> bool:
         """Return whether a node computes with a constant that is not a size, axis or position."""
         if constant.dtype.kind == "f":
             return True
-        return self.samples_of(node) is Samples.ELEMENTWISE
+        return self.find_samples(node) is Samples.ELEMENTWISE
 
 
 def _agree(one: Array, two: Array) -> bool:

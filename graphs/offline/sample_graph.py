@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import declaration
+from engine.graphs.ir.sites import get_declaration
 from engine.graphs.offline.sample_values import Flow
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.facts import Samples
@@ -37,27 +37,27 @@ class SampleGraph:
         """Find the types, the constants and the makers of the values of the graph."""
         inferred = infer(self.graph)
         self.types, self.constants = inferred.types, inferred.constants
-        self.makers = self.graph.producers()
+        self.makers = self.graph.find_producers()
 
-    def samples_of(self, node: Node) -> Samples:
+    def find_samples(self, node: Node) -> Samples:
         """Return how a node holds the samples of its inputs."""
-        op = declaration(self.graph, node)
+        op = get_declaration(self.graph, node)
         is_formula = op.expr is not None and op.samples is Samples.MIXED
         return Samples.ELEMENTWISE if is_formula else op.samples
 
-    def value(self, node: Node, place: int) -> Array | None:
+    def find_value(self, node: Node, place: int) -> Array | None:
         """Return the constant that input `place` of a node is; None if it is none or left out."""
-        return self.known(node.inputs[place] if place < len(node.inputs) else "")
+        return self.find_known(node.inputs[place] if place < len(node.inputs) else "")
 
-    def known(self, name: str) -> Array | None:
+    def find_known(self, name: str) -> Array | None:
         """Return the constant of a name; None if there is none."""
         constant = self.constants.get(name) if name else None
         return None if constant is None else np.asarray(constant)
 
-    def normalised(self, node: Node) -> range:
+    def list_normalised(self, node: Node) -> range:
         """Return the axes over which a node normalises."""
         rank = self.types[node.inputs[0]].rank
-        is_softmax = self.samples_of(node) is Samples.SOFTMAX
+        is_softmax = self.find_samples(node) is Samples.SOFTMAX
         is_old = is_softmax and self.graph.opsets.get("", 1) < 13
         axis = node.attrs.get("axis", 1 if is_old else -1) % rank
         return range(axis, axis + 1 if is_softmax and not is_old else rank)
@@ -82,7 +82,11 @@ class SampleGraph:
 
     def _makes_same(self, node: Node, t: TensorType, axis: int, step: tuple[int, int]) -> bool:
         """Return `is_same` of the output of a node, which has the type `t`."""
-        op, from_end, how = declaration(self.graph, node), t.rank - axis, self.samples_of(node)
+        op, from_end, how = (
+            get_declaration(self.graph, node),
+            t.rank - axis,
+            self.find_samples(node),
+        )
         x = self.types[node.inputs[0]] if node.inputs and node.inputs[0] else t
         if how is Samples.TILED:
             times = t.dims[axis] // x.dims[axis]
@@ -117,9 +121,11 @@ class SampleGraph:
             joins = axis == node.attrs.get("axis", 0) % t.rank
             return not joins and all(self.is_same(name, axis, step) for name in node.inputs)
         if how in (Samples.SOFTMAX, Samples.NORMALISED):
-            return axis not in self.normalised(node) and self.is_same(node.inputs[0], axis, step)
+            return axis not in self.list_normalised(node) and self.is_same(
+                node.inputs[0], axis, step
+            )
         if how in (Samples.SLICED, Samples.SPLIT):
-            steps = self.value(node, 4) if how is Samples.SLICED else None
+            steps = self.find_value(node, 4) if how is Samples.SLICED else None
             forward = steps is None or bool(np.all(steps == 1))
             whole = x.dims[axis] == t.dims[axis] and forward
             return whole and self.is_same(node.inputs[0], axis, step)
@@ -136,22 +142,22 @@ class SampleGraph:
         maker = self.makers.get(name)
         if maker is None:
             return False
-        how, op = self.samples_of(maker), declaration(self.graph, maker)
+        how, op = self.find_samples(maker), get_declaration(self.graph, maker)
         if how is Samples.UNIFORM:
             return "value" not in maker.attrs or not np.any(maker.attrs["value"])
         return (op.keeps_elements or how in LINEAR) and self.is_zero(maker.inputs[0])
 
-    def numbers(self, name: str, axis: int) -> frozenset[int]:
+    def find_numbers(self, name: str, axis: int) -> frozenset[int]:
         """Return the places of the last axis of indices that hold the number of each sample.
 
         axis: along which there is one for each sample.  No place is returned if other places differ
             between samples.
         """
-        t, value, maker = self.types[name], self.known(name), self.makers.get(name)
+        t, value, maker = self.types[name], self.find_known(name), self.makers.get(name)
         if value is None:
             if maker is None or maker.attrs.get("axis", 0) % t.rank != t.rank - 1:
                 return frozenset()
-            return self.joined_numbers(maker, axis)
+            return self.find_joined_numbers(maker, axis)
         if t.dims[axis] != self.samples:
             return frozenset()
         value = np.moveaxis(value, axis, 0)
@@ -166,13 +172,13 @@ class SampleGraph:
         """Return the numbers of the samples, along the first of so many axes."""
         return np.arange(self.samples).reshape(-1, *[1] * (rank - 1))
 
-    def joined_numbers(self, node: Node, axis: int) -> frozenset[int]:
-        """Return `numbers` of what a node joins along the last axis.
+    def find_joined_numbers(self, node: Node, axis: int) -> frozenset[int]:
+        """Return `find_numbers` of what a node joins along the last axis.
 
         Operands that hold samples are left out.
         """
         begin, places = 0, set[int]()
-        if self.samples_of(node) is not Samples.CONCATENATED:
+        if self.find_samples(node) is not Samples.CONCATENATED:
             return frozenset()
         for name in node.inputs:
             size = self.types[name].dims[-1]
@@ -185,7 +191,7 @@ class SampleGraph:
 
     def _is_number(self, name: str, axis: int) -> bool:
         """Return whether each element is the number of its sample along an axis."""
-        t, value, maker = self.types[name], self.known(name), self.makers.get(name)
+        t, value, maker = self.types[name], self.find_known(name), self.makers.get(name)
         if axis < 0 or t.dims[axis] != self.samples:
             return False
         if value is not None:
@@ -193,9 +199,9 @@ class SampleGraph:
         if maker is None:
             return False
         x = self.types[maker.inputs[0]] if maker.inputs and maker.inputs[0] else t
-        if self.samples_of(maker) is Samples.EXPANDED:
+        if self.find_samples(maker) is Samples.EXPANDED:
             return self._is_number(maker.inputs[0], axis - t.rank + x.rank)
-        if declaration(self.graph, maker).keeps_elements:
+        if get_declaration(self.graph, maker).keeps_elements:
             before = math.prod(t.dims[:axis])
             return any(
                 math.prod(x.dims[:k]) == before and self._is_number(maker.inputs[0], k)

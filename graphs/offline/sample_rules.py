@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import declaration
+from engine.graphs.ir.sites import get_declaration
 from engine.graphs.offline.sample_graph import LINEAR, SampleGraph
 from engine.graphs.offline.sample_values import SUM, Flow, Loss, MixedError, Rows
 from engine.kernels.vocabulary.facts import Samples
@@ -39,26 +39,26 @@ class SampleRules(SampleGraph):
 
     def follow(self, node: Node) -> None:
         """Find out how the outputs of a node hold samples."""
-        if not any(self.flows.get(name) for name in node.reads()):
+        if not any(self.flows.get(name) for name in node.list_reads()):
             return
-        flow = self._flow(node)
+        flow = self._follow(node)
         flows = flow if isinstance(flow, tuple) else (flow,) * len(node.outputs)
         self.flows.update((n, f) for n, f in zip(node.outputs, flows, strict=True) if n)
 
-    def _flow(self, node: Node) -> Flow | tuple[Flow, ...]:
+    def _follow(self, node: Node) -> Flow | tuple[Flow, ...]:
         flows = [self.flows.get(name) for name in node.inputs]
         if any(isinstance(flow, Loss) for flow in flows):
-            return self._of_loss(node, flows)
-        how = self.samples_of(node)
+            return self._follow_loss(node, flows)
+        how = self.find_samples(node)
         rule = _RULES.get(how)
         if rule is None:
-            raise self.mixed(node, "is not known to keep samples apart")
+            raise self.explain_mixed(node, "is not known to keep samples apart")
         numbered = any(isinstance(flow, Rows) and flow.numbers for flow in flows)
         if numbered and how is not Samples.GATHERED_ND:
-            raise self.mixed(node, "computes with the numbers of samples in the batch")
+            raise self.explain_mixed(node, "computes with the numbers of samples in the batch")
         return rule(self, node)
 
-    def mixed(self, node: Node, why: str) -> MixedError:
+    def explain_mixed(self, node: Node, why: str) -> MixedError:
         """Return the error of a node that mixes samples, or may."""
         name, owner = self.paths.title_node(node.name), self.owners.get(node.name)
         if owner is None:
@@ -68,14 +68,14 @@ class SampleRules(SampleGraph):
 
     # --- what is reduced
 
-    def _of_loss(self, node: Node, flows: Sequence[Flow]) -> Loss:
+    def _follow_loss(self, node: Node, flows: Sequence[Flow]) -> Loss:
         """Return the loss that a node computes a linear function of."""
         first, *more = flows
         kinds = {flow for flow in flows if flow is not None}
         (loss, *others) = kinds
         if others or not isinstance(loss, Loss):
-            raise self.mixed(node, "joins values that are reduced in different ways")
-        how, op = self.samples_of(node), declaration(self.graph, node)
+            raise self.explain_mixed(node, "joins values that are reduced in different ways")
+        how, op = self.find_samples(node), get_declaration(self.graph, node)
         is_real = all(self.types[o].dtype in FLOATS for o in node.outputs if o)
         is_moved = op.keeps_elements or how in LINEAR or node.op == "Neg"
         if is_moved and is_real and isinstance(first, Loss) and not any(more):
@@ -94,20 +94,22 @@ class SampleRules(SampleGraph):
             return loss
         if node.op == "Div" and isinstance(first, Loss) and more == [None]:
             return loss
-        raise self.mixed(node, "computes something of a loss over all samples that is not linear")
+        raise self.explain_mixed(
+            node, "computes something of a loss over all samples that is not linear"
+        )
 
     def follow_cross_entropy(self, node: Node) -> tuple[Flow, ...]:
         """Follow a loss, and the logarithms of the probabilities of each sample."""
-        loss, scores = self._reduced_entropy(node), self.flows[node.inputs[0]]
+        loss, scores = self._follow_reduced_entropy(node), self.flows[node.inputs[0]]
         assert isinstance(scores, Rows)
         return (loss, scores.to(0))[: len(node.outputs)]
 
-    def _reduced_entropy(self, node: Node) -> Flow:
+    def _follow_reduced_entropy(self, node: Node) -> Flow:
         scores, labels = (self.flows.get(name) for name in node.inputs[:2])
         if not (isinstance(scores, Rows) and isinstance(labels, Rows)):
-            raise self.mixed(node, "has scores or labels that belong to no sample")
+            raise self.explain_mixed(node, "has scores or labels that belong to no sample")
         if scores.axis or labels.axis or scores.step != labels.step:
-            raise self.mixed(node, "has samples elsewhere than on the first axis")
+            raise self.explain_mixed(node, "has samples elsewhere than on the first axis")
         reduction = node.attrs.get("reduction", b"mean")
         reduction = reduction.decode() if isinstance(reduction, bytes) else reduction
         weights = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2] else None
@@ -119,18 +121,20 @@ class SampleRules(SampleGraph):
         if weights is None and ignore is None:
             return Loss(is_mean=True)
         if labels.source is None:
-            raise self.mixed(node, "weighs samples by labels that are not an input of the model")
+            raise self.explain_mixed(
+                node, "weighs samples by labels that are not an input of the model"
+            )
         known = None
         if weights is not None:
             if weights not in self.constants:
-                raise self.mixed(node, "weighs samples by weights that are not a constant")
+                raise self.explain_mixed(node, "weighs samples by weights that are not a constant")
             known = tuple(float(w) for w in self.constants[weights])
         return Loss(True, labels.source, ignore, known)
 
     def follow_reduction(self, node: Node) -> Flow:
-        flow, rank = self._only(node), self.types[node.inputs[0]].rank
+        flow, rank = self._get_only_samples(node), self.types[node.inputs[0]].rank
         axes = node.attrs.get("axes")
-        how = self.samples_of(node)
+        how = self.find_samples(node)
         if how is Samples.REDUCED_AXIS:
             axes = [node.attrs.get("axis", 0)]
         elif axes is None and len(node.inputs) > 1 and node.inputs[1]:
@@ -142,17 +146,19 @@ class SampleRules(SampleGraph):
             kept = node.attrs.get("keepdims", 1)
             return flow.to(flow.axis - (0 if kept else sum(a < flow.axis for a in gone)))
         if how not in (Samples.MEAN, Samples.SUM):
-            raise self.mixed(node, "reduces the samples, to neither their mean nor their sum")
+            raise self.explain_mixed(
+                node, "reduces the samples, to neither their mean nor their sum"
+            )
         return Loss(is_mean=how is Samples.MEAN)
 
     # --- what keeps samples apart
 
-    def _only(self, node: Node) -> Rows:
+    def _get_only_samples(self, node: Node) -> Rows:
         """Return the samples of input 0; all other inputs are constant."""
         flows = [self.flows.get(name) for name in node.inputs]
         flow = flows[0]
         if not isinstance(flow, Rows) or any(flows[1:]):
-            raise self.mixed(node, "reads samples elsewhere than in its first input")
+            raise self.explain_mixed(node, "reads samples elsewhere than in its first input")
         return flow
 
     def _check_aligned(
@@ -168,11 +174,13 @@ class SampleRules(SampleGraph):
         for name in filter(None, names):
             axis = self.types[name].rank - from_end
             if self.flows.get(name) is None and axis >= 0 and not self.is_same(name, axis, step):
-                raise self.mixed(node, f"has {name!r}, which is as long as the samples, but none")
+                raise self.explain_mixed(
+                    node, f"has {name!r}, which is as long as the samples, but none"
+                )
 
     def follow_elementwise(self, node: Node) -> Flow:
         """Follow samples that all operands have at the same axis, counted from the last."""
-        op = declaration(self.graph, node)
+        op = get_declaration(self.graph, node)
         names = [n for k, n in enumerate(node.inputs) if n and k not in op.type_only]
         flows = {name: self.flows.get(name) for name in names}
         layouts = {
@@ -183,7 +191,7 @@ class SampleRules(SampleGraph):
         if not layouts:  # the type of samples is read, and nothing of them
             return None
         if len(layouts) != 1:
-            raise self.mixed(node, "meets samples on different axes")
+            raise self.explain_mixed(node, "meets samples on different axes")
         ((from_end, step),) = layouts
         self._check_aligned(node, names, from_end, step)
         first = flows[names[0]]
@@ -191,9 +199,9 @@ class SampleRules(SampleGraph):
         return Rows(self.types[node.outputs[0]].rank - from_end, step[0], source, step[1])
 
     def follow_first_axis(self, node: Node) -> Flow:
-        flow = self._only(node)
+        flow = self._get_only_samples(node)
         if flow.axis or flow.step != (1, 1):
-            raise self.mixed(node, "has samples elsewhere than on its first axis")
+            raise self.explain_mixed(node, "has samples elsewhere than on its first axis")
         return flow.to(0)
 
     def follow_gemm(self, node: Node) -> Flow:
@@ -202,11 +210,11 @@ class SampleRules(SampleGraph):
         if self._is_summed(flows[:2], places) and not any(node.inputs[2:]):
             return SUM
         if node.attrs.get("transA") or not isinstance(a, Rows) or a.axis or flows[1]:
-            raise self.mixed(node, "sums over the samples")
+            raise self.explain_mixed(node, "sums over the samples")
         if len(flows) > 2 and flows[2] is not None:
             added = flows[2]
             if not isinstance(added, Rows) or added.to(0) != a.to(0) or added.axis != 0:
-                raise self.mixed(node, "meets samples on different axes")
+                raise self.explain_mixed(node, "meets samples on different axes")
         self._check_aligned(node, node.inputs[2:], 2, a.step)
         return a.to(0)
 
@@ -236,7 +244,7 @@ class SampleRules(SampleGraph):
         from_ends = {(from_end, step) for _, from_end, step in layouts}
         apart = len(from_ends) == 1 and (len(layouts) == 1 or next(iter(from_ends))[0] > 2)
         if not apart or any((place, from_end) in summed for place, from_end, _ in layouts):
-            raise self.mixed(node, "multiplies samples with each other, or sums over them")
+            raise self.explain_mixed(node, "multiplies samples with each other, or sums over them")
         ((from_end, step),) = from_ends
         if from_end > 2:
             self._check_aligned(node, node.inputs, from_end, step)
@@ -257,12 +265,14 @@ class SampleRules(SampleGraph):
             if isinstance(flow := self.flows.get(name), Rows) and "." not in equation
         }
         if len(letters) != 1 or not arrow:
-            raise self.mixed(node, "multiplies samples with each other, or sums over them")
+            raise self.explain_mixed(node, "multiplies samples with each other, or sums over them")
         ((letter, step),) = letters
         for term, name in zip(terms, node.inputs, strict=True):
             flow = self.flows.get(name)
             if isinstance(flow, Rows) and term.count(letter) > 1:
-                raise self.mixed(node, "multiplies samples with each other, or sums over them")
+                raise self.explain_mixed(
+                    node, "multiplies samples with each other, or sums over them"
+                )
             if flow is None and letter in term:
                 self._check_aligned(node, [name], len(term) - term.index(letter), step)
         if letter not in result:
@@ -270,7 +280,7 @@ class SampleRules(SampleGraph):
         return Rows(result.index(letter), step[0], None, step[1])
 
     def follow_transpose(self, node: Node) -> Flow:
-        flow, rank = self._only(node), self.types[node.inputs[0]].rank
+        flow, rank = self._get_only_samples(node), self.types[node.inputs[0]].rank
         order = list(node.attrs.get("perm", range(rank)[::-1]))
         return flow.to(order.index(flow.axis))
 
@@ -279,7 +289,7 @@ class SampleRules(SampleGraph):
 
         Axes in front of theirs may become one with it: then it goes through them so many turns.
         """
-        flow = self._only(node)
+        flow = self._get_only_samples(node)
         old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
         before = math.prod(old[: flow.axis]) * flow.turns
         for axis, size in enumerate(new):
@@ -289,11 +299,11 @@ class SampleRules(SampleGraph):
                 rows = size // (turns * self.samples)
                 if rows and size > 1:
                     return Rows(axis, rows, flow.source, turns)
-        raise self.mixed(node, "shapes samples into each other")
+        raise self.explain_mixed(node, "shapes samples into each other")
 
     def follow_spread(self, node: Node) -> Flow:
         """Follow longer axes; a Tile of the samples' axis goes through the samples again."""
-        flow = self._only(node)
+        flow = self._get_only_samples(node)
         old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
         axis = flow.axis + len(new) - len(old)
         times = new[axis] // old[flow.axis]
@@ -301,52 +311,52 @@ class SampleRules(SampleGraph):
 
     def follow_resize(self, node: Node) -> Flow:
         """Follow a node that leaves the axis of the samples as long as it is."""
-        flow = self._only(node)
+        flow = self._get_only_samples(node)
         old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
         cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
         if cropped or old[flow.axis] != new[flow.axis]:
-            raise self.mixed(node, "changes how many samples there are")
+            raise self.explain_mixed(node, "changes how many samples there are")
         return flow.to(flow.axis)
 
     def follow_pad(self, node: Node) -> Flow:
-        flow, rank = self._only(node), self.types[node.inputs[0]].rank
+        flow, rank = self._get_only_samples(node), self.types[node.inputs[0]].rank
         pads = node.attrs.get("pads")
         if pads is None:
-            pads = self.value(node, 1)
-        axes = self.value(node, 3) if len(node.inputs) > 3 else None
+            pads = self.find_value(node, 1)
+        axes = self.find_value(node, 3) if len(node.inputs) > 3 else None
         places = list(range(rank)) if axes is None else [int(a) % rank for a in axes]
         count = len(places)
         if pads is None or any(
             int(pads[k]) or int(pads[k + count])
             for k, place in enumerate(places) if place == flow.axis
         ):  # fmt: skip
-            raise self.mixed(node, "pads the samples")
+            raise self.explain_mixed(node, "pads the samples")
         return flow.to(flow.axis)
 
     def follow_norm(self, node: Node) -> Flow:
-        flow = self._only(node)
-        if flow.axis in self.normalised(node):
-            raise self.mixed(node, "normalises over the samples")
+        flow = self._get_only_samples(node)
+        if flow.axis in self.list_normalised(node):
+            raise self.explain_mixed(node, "normalises over the samples")
         return flow.to(flow.axis)
 
     def follow_axis_apart(self, node: Node) -> Flow:
         """Follow a node that works along one axis, which must not be the samples' axis."""
-        flow, rank = self._only(node), self.types[node.inputs[0]].rank
-        how = self.samples_of(node)
+        flow, rank = self._get_only_samples(node), self.types[node.inputs[0]].rank
+        how = self.find_samples(node)
         given = how is Samples.INPUT_AXIS_APART
-        axis = self.value(node, 1) if given else node.attrs.get("axis", -1)
+        axis = self.find_value(node, 1) if given else node.attrs.get("axis", -1)
         if how is Samples.MATRICES_APART:
             places = {rank - 1, rank - 2}
         else:
             places = {int(np.asarray(axis)) % rank}
         if flow.axis in places:
-            raise self.mixed(node, "works along the samples")
+            raise self.explain_mixed(node, "works along the samples")
         return flow.to(flow.axis)
 
     def follow_batch_norm(self, node: Node) -> Flow:
-        learns = self.samples_of(node) is Samples.BATCH_STATISTICS
+        learns = self.find_samples(node) is Samples.BATCH_STATISTICS
         if (learns or node.attrs.get("training_mode")) and not self.own_statistics:
-            raise self.mixed(node, "takes its statistics over all samples")
+            raise self.explain_mixed(node, "takes its statistics over all samples")
         return self.follow_first_axis(node)
 
     def follow_gather(self, node: Node) -> Flow:
@@ -358,10 +368,10 @@ class SampleRules(SampleGraph):
         if isinstance(data, Rows) and index is None and axis != data.axis:
             return data.to(data.axis + (places.rank - 1 if axis < data.axis else 0))
         if isinstance(data, Rows) and index is None:
-            taken = self.value(node, 1)
+            taken = self.find_value(node, 1)
             if taken is not None and np.array_equal(taken, np.arange(t.dims[axis])):
                 return data.to(axis)
-        raise self.mixed(node, "takes places out of the samples")
+        raise self.explain_mixed(node, "takes places out of the samples")
 
     def follow_gather_nd(self, node: Node) -> Flow:
         """Follow GatherND, by indices of each sample, of all, or that hold the sample's number."""
@@ -370,13 +380,13 @@ class SampleRules(SampleGraph):
         batch = node.attrs.get("batch_dims", 0)
         end, last = batch + int(self.types[node.inputs[1]].dims[-1]), ranks[1] - 1
         if isinstance(index, Rows) and index.axis == last:
-            raise self.mixed(node, "takes places out of the samples")
+            raise self.explain_mixed(node, "takes places out of the samples")
         if data is None and isinstance(index, Rows) and not index.numbers:
             if index.axis < batch:
                 self._check_aligned(node, node.inputs[:1], ranks[0] - index.axis, index.step)
             return index.to(index.axis)
         if not isinstance(data, Rows):
-            raise self.mixed(node, "takes places out of the samples")
+            raise self.explain_mixed(node, "takes places out of the samples")
         if data.axis >= end and index is None:
             return data.to(data.axis - end + last)
         if data.axis < batch and index is None:
@@ -386,13 +396,13 @@ class SampleRules(SampleGraph):
             if (data.axis, data.step) == (index.axis, index.step):
                 return data.to(data.axis)
         elif batch <= data.axis < end and data.step == (1, 1):
-            known = {axis: self.numbers(node.inputs[1], axis) for axis in range(batch, last)}
+            known = {axis: self.find_numbers(node.inputs[1], axis) for axis in range(batch, last)}
             if isinstance(index, Rows):
                 known = {index.axis: index.numbers}
             for axis, numbers in known.items():
                 if axis >= batch and numbers == {data.axis - batch}:
                     return Rows(axis)
-        raise self.mixed(node, "takes places out of the samples")
+        raise self.explain_mixed(node, "takes places out of the samples")
 
     def follow_gather_elements(self, node: Node) -> Flow:
         """Follow GatherElements, each sample by places of its own, or all by the same."""
@@ -401,42 +411,42 @@ class SampleRules(SampleGraph):
         kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
         dims = {self.types[name].dims[next(iter(kinds))[0]] for name in node.inputs}
         if len(kinds) != 1 or len(dims) != 1 or next(iter(kinds))[0] == axis:
-            raise self.mixed(node, "takes places out of the samples")
+            raise self.explain_mixed(node, "takes places out of the samples")
         ((place, step),) = kinds
         self._check_aligned(node, node.inputs, t.rank - place, step)
         return Rows(place, step[0], None, step[1])
 
     def follow_join(self, node: Node) -> Flow:
         """Follow a join or split along another axis than the samples', or turn by turn."""
-        names = node.inputs[:1] if self.samples_of(node) is Samples.SPLIT else node.inputs
+        names = node.inputs[:1] if self.find_samples(node) is Samples.SPLIT else node.inputs
         flows = [self.flows.get(name) for name in names]
         kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
         rank = self.types[names[0]].rank
         axis = node.attrs.get("axis", 0) % rank
         if len(kinds) != 1:
-            raise self.mixed(node, "joins or parts the samples")
+            raise self.explain_mixed(node, "joins or parts the samples")
         ((place, step),) = kinds
         if axis != place:
             is_last = axis == rank - 1 and step == (1, 1)
-            numbers = self.joined_numbers(node, place) if is_last else frozenset()
+            numbers = self.find_joined_numbers(node, place) if is_last else frozenset()
             self._check_aligned(node, [] if numbers else names, rank - place, step)
             return Rows(place, step[0], None, step[1], numbers)
         parts = [self.types[o].dims[axis] for o in node.outputs if o]
         turn = self.samples * step[0]
         if None in flows or len(set(parts)) != 1 or parts[0] % turn or not parts[0]:
-            raise self.mixed(node, "joins or parts the samples")
+            raise self.explain_mixed(node, "joins or parts the samples")
         return Rows(place, step[0], None, parts[0] // turn)
 
     def follow_slice(self, node: Node) -> Flow:
         """Follow a slice along another axis than the samples', or of whole turns through them."""
-        flow, rank = self._only(node), self.types[node.inputs[0]].rank
+        flow, rank = self._get_only_samples(node), self.types[node.inputs[0]].rank
         new = self.types[node.outputs[0]].dims[flow.axis]
-        begins, axes, steps = (self.value(node, k) for k in (1, 3, 4))
+        begins, axes, steps = (self.find_value(node, k) for k in (1, 3, 4))
         if begins is None and "starts" in node.attrs:
             begins = np.asarray(node.attrs["starts"])
             axes = np.asarray(node.attrs.get("axes", range(len(begins))))
         if begins is None:
-            raise self.mixed(node, "takes samples out of the batch, or changes their order")
+            raise self.explain_mixed(node, "takes samples out of the batch, or changes their order")
         places = range(rank) if axes is None else [int(a) % rank for a in axes]
         turn = self.samples * flow.rows
         for k, place in enumerate(places[: len(begins)]):
@@ -444,7 +454,9 @@ class SampleRules(SampleGraph):
             stride = 1 if steps is None else int(steps[k])
             whole = stride == 1 and max(begin, 0) % turn == 0 and new and new % turn == 0
             if place == flow.axis and not whole:
-                raise self.mixed(node, "takes samples out of the batch, or changes their order")
+                raise self.explain_mixed(
+                    node, "takes samples out of the batch, or changes their order"
+                )
         source = flow.source if new == flow.turns * turn else None
         return Rows(flow.axis, flow.rows, source if self._is_whole(node) else None, new // turn)
 
@@ -463,7 +475,7 @@ class SampleRules(SampleGraph):
                                   or flow.step != x.step)
             for k, flow in flows.items()
         ):  # fmt: skip
-            raise self.mixed(node, "has samples elsewhere than on the axis of its batch")
+            raise self.explain_mixed(node, "has samples elsewhere than on the axis of its batch")
         for k, axis in axes.items():
             if flows.get(k) is None and k in flows:
                 name = node.inputs[k]

@@ -55,7 +55,7 @@ class Loss:
     weights: tuple[float, ...] | None = None
     is_told: bool = False
 
-    def weight(self, inputs: Mapping[str, Array], samples: int) -> float:
+    def weigh(self, inputs: Mapping[str, Array], samples: int) -> float:
         """Return what a part of a batch weighs; inputs: of the part.  samples: how many it has."""
         if not self.is_mean:
             return 1.0
@@ -79,7 +79,7 @@ Flow = Rows | Loss | None  # None: constant
 SUM = Loss(is_mean=False)
 
 
-def gradient_flow(flow: Flow) -> Flow:
+def make_gradient_flow(flow: Flow) -> Flow:
     """Return how the gradient of a value holds the samples that the value holds in some way.
 
     The backward pass of each part begins with what the part weighs in the loss of the batch.

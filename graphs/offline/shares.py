@@ -14,7 +14,7 @@ import numpy as np
 from engine.base.element_types import ONNX_CODE
 from engine.base.errors import ModelError
 from engine.base.proximal import MU
-from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.collective import SHARE
 
@@ -32,7 +32,7 @@ def begin(graph: Graph, loss: str) -> TensorType:
             f"the training model cannot run on parts of a batch: its backward pass does not begin "
             f"with an initializer {seed!r} of ones"
         )
-    kind = graph.inputs[SHARE] = type_of(value)
+    kind = graph.inputs[SHARE] = find_type(value)
     read_instead(graph, seed, SHARE)
     return kind
 
@@ -55,7 +55,7 @@ def make_part_graph(training: Graph, loss: str) -> Graph:
     begin(graph, loss)
     if MU in graph.inputs:
         names = Names(graph)
-        part, mine = names.fresh(f"{MU}/share"), names.fresh(f"{MU}/part")
+        part, mine = names.take_fresh(f"{MU}/share"), names.take_fresh(f"{MU}/part")
         read_instead(graph, MU, mine)
         graph.nodes[:0] = [
             Node("Cast", (SHARE,), (part,), {"to": ONNX_CODE[graph.inputs[MU].dtype]}, "", part),

@@ -46,7 +46,7 @@ from engine.base.errors import (
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
-from engine.graphs.offline.parameters import parameters
+from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.ops.registry import ops
@@ -97,20 +97,20 @@ def choose(graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None 
         NameNotFoundError: a pattern matches no candidate, or there is no such layer.
         InputError: `channels` names a weight that cannot be partly trained, or nothing is chosen.
     """
-    known = parameters(graph) if candidates is None else list(candidates)
-    uses, paths = _uses(graph, set(known)), Paths.of(graph.metadata)
+    known = list_parameters(graph) if candidates is None else list(candidates)
+    uses, paths = _list_uses(graph, set(known)), Paths.of(graph.metadata)
     names: set[str] = set()
     for pattern in update.layers:
-        names |= _matched(pattern, known, uses, paths)
+        names |= _match(pattern, known, uses, paths)
     if update.biases:
         names |= {name for name in known if _is_bias(graph, name, uses[name])}
     if update.norms:
         names |= {name for name in known if any(_is_of_norm(use) for use in uses[name])}
     if update.last:
-        names |= _last_layers(graph, uses, update.last)
+        names |= _find_last_layers(graph, uses, update.last)
     parts = {}
     for pattern, share in update.channels.items():
-        for name, axis in _splittable(pattern, known, uses, paths):
+        for name, axis in _find_splittable(pattern, known, uses, paths):
             channels = graph.initializers[name].shape[axis]
             count = math.ceil(share * channels)
             if count < channels and name not in names:
@@ -140,7 +140,7 @@ def choose_and_split(
         EngineError: see `choose` and `split`.
     """
     candidates = Paths.of(graph.metadata).resolve(candidates, graph.initializers)
-    known = candidates or [n for n in parameters(graph) if n not in {*frozen}]
+    known = candidates or [n for n in list_parameters(graph) if n not in {*frozen}]
     lost = [name for name in known if name not in graph.initializers]
     if lost:
         raise NameNotFoundError(
@@ -163,7 +163,7 @@ def split(graph: Graph, parts: Mapping[str, tuple[int, int]]) -> Graph:
     Raises:
         InputError: the model has a value with the name of a part.
     """
-    taken, names = set(graph.values()), Names(graph)
+    taken, names = set(graph.list_values()), Names(graph)
     joins = []
     for name, (axis, count) in parts.items():
         pair = (name + TRAINED, name + FROZEN)
@@ -172,7 +172,7 @@ def split(graph: Graph, parts: Mapping[str, tuple[int, int]]) -> Graph:
         pieces = np.split(graph.initializers.pop(name), [count], axis)
         pieces = [np.ascontiguousarray(piece) for piece in pieces]
         graph.initializers.update(zip(pair, pieces, strict=True))
-        title = names.fresh(f"{name}/join")
+        title = names.take_fresh(f"{name}/join")
         joins.append(Node("Concat", pair, (name,), {"axis": axis}, "", title))
     graph.nodes[:0] = joins
     return graph
@@ -184,7 +184,7 @@ def join_parts(graph: Graph) -> Graph:
     Before   initializers w.trained, w.frozen; w = Concat(w.trained, w.frozen); y = Conv(x, w)
     After    initializer w; y = Conv(x, w)
     """
-    for name, node in joins(graph).items():
+    for name, node in find_joins(graph).items():
         if graph.initializers.keys() >= {*node.inputs}:
             pieces = [graph.initializers.pop(part) for part in node.inputs]
             graph.initializers[name] = np.concatenate(pieces, node.attrs["axis"])
@@ -192,7 +192,7 @@ def join_parts(graph: Graph) -> Graph:
     return graph
 
 
-def joins(graph: Graph) -> dict[str, Node]:
+def find_joins(graph: Graph) -> dict[str, Node]:
     """Return the nodes that join the parts of split weights, by the weight's name."""
     concats = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
     return {
@@ -202,7 +202,7 @@ def joins(graph: Graph) -> dict[str, Node]:
     }
 
 
-def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
+def _list_uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
     """Return the nodes that take each of these initializers, through nodes that only move them.
 
     Decomposed ops are recognised as the original ops if the model can be inferred.
@@ -211,7 +211,7 @@ def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
         n: (n, tuple(range(graph.initializers[n].ndim))) for n in known
     }
     uses: dict[str, list[_Use]] = {name: [] for name in known}
-    for place, node in enumerate(_fused(graph, known).nodes):
+    for place, node in enumerate(_fuse(graph, known).nodes):
         for at, name in enumerate(node.inputs):
             if name not in source:
                 continue
@@ -219,11 +219,11 @@ def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
             if not _moves(node):
                 uses[owner].append(_Use(node, place, at, axes))
             elif at == 0:
-                source[node.outputs[0]] = (owner, _moved(node, axes))
+                source[node.outputs[0]] = (owner, _move_axes(node, axes))
     return uses
 
 
-def _fused(graph: Graph, known: set[str]) -> Graph:
+def _fuse(graph: Graph, known: set[str]) -> Graph:
     """Return a copy of the graph with decomposed ops fused; if it cannot be inferred, the graph.
 
     known: the initializers that are not constants.
@@ -240,12 +240,12 @@ def _fused(graph: Graph, known: set[str]) -> Graph:
 
 
 def _moves(node: Node) -> bool:
-    """Return whether a node only moves the elements of its first input, which `_moved` follows."""
+    """Return whether a node only moves the elements of its first input; see `_move_axes`."""
     op = ops().get((node.domain, node.op))
     return op is not None and (op.keeps_elements or op.title == "Transpose")
 
 
-def _moved(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _move_axes(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return the axes of a parameter after a node that moves it, or None if they are unknown."""
     if axes is None or node.op in ("Identity", "Cast"):
         return axes
@@ -264,11 +264,11 @@ def _adds(use: _Use, thin: bool) -> bool:
     """Return whether a node adds its input to something; thin: it has at most one axis longer than
     1.
     """
-    is_added = _role(use) in (Role.BIAS, Role.SHIFT)
+    is_added = _find_role(use) in (Role.BIAS, Role.SHIFT)
     return is_added or (thin and (use.node.domain, use.node.op) == ("", "Add"))
 
 
-def _role(use: _Use) -> Role | None:
+def _find_role(use: _Use) -> Role | None:
     """Return what a node takes its input for, as its op declares it."""
     op = ops().get((use.node.domain, use.node.op))
     return op.roles.get(use.at) if op is not None else None
@@ -276,10 +276,10 @@ def _role(use: _Use) -> Role | None:
 
 def _is_of_norm(use: _Use) -> bool:
     """Return whether a node takes its input as the scale or shift of a normalisation."""
-    return _role(use) in (Role.SCALE, Role.SHIFT)
+    return _find_role(use) in (Role.SCALE, Role.SHIFT)
 
 
-def _matched(
+def _match(
     pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
 ) -> set[str]:
     """Return the parameters that match a pattern by name or path, or whose nodes match it."""
@@ -300,7 +300,7 @@ def _matched(
     return names
 
 
-def _last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -> set[str]:
+def _find_last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -> set[str]:
     """Return the parameters of the last layers, see `SparseUpdate.last`.
 
     Raises:
@@ -320,7 +320,7 @@ def _last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -
     return {name for _, layer in layers[-count:] for name in layer}
 
 
-def _splittable(
+def _find_splittable(
     pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
 ) -> list[tuple[str, int]]:
     """Return the weights that a pattern of `channels` names, each with the axis of its input
@@ -338,7 +338,7 @@ def _splittable(
             f"channels: {pattern!r} matches none of {len(known)} parameters"
             f"{paths.suggest_nearest(pattern, known)}"
         )
-    axes = {name: _input_axis(uses[name]) for name in matched}
+    axes = {name: _find_input_axis(uses[name]) for name in matched}
     weights = [(name, axis) for name, axis in axes.items() if isinstance(axis, int)]
     if not weights:
         reasons = ", ".join(f"{paths.title_value(n)} {why}" for n, why in list(axes.items())[:3])
@@ -349,7 +349,7 @@ def _splittable(
     return weights
 
 
-def _input_axis(uses: Sequence[_Use]) -> int | str:
+def _find_input_axis(uses: Sequence[_Use]) -> int | str:
     """Return the axis of the input channels of a weight, or the reason why it has none."""
     if len(uses) != 1:
         return f"is read by {len(uses)} nodes"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from engine.base.element_types import FLOATS
 from engine.base.errors import EngineError, NoInfluenceError
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.ir.symbols import Inferred, rename, symbols_of
+from engine.graphs.ir.graph import Graph, Node, find_type
+from engine.graphs.ir.symbols import Inferred, list_symbols, rename
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
-from engine.graphs.offline.parameters import parameters
+from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.offline.precision import has_half_weights, tell
-from engine.graphs.offline.untrained import advice
+from engine.graphs.offline.untrained import advise
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
@@ -86,13 +86,13 @@ class Table(list[Support]):
         lacking = (r for r in self if r.status in (FORWARD, UNSUPPORTED) and not r.follows)
         advised: dict[str, list[str]] = {}
         for r in lacking:
-            advised.setdefault(advice(r.domain, r.op), []).append(r.node)
+            advised.setdefault(advise(r.domain, r.op), []).append(r.node)
         todo = [f"what to do about {', '.join(advised[what])}: {what}" for what in advised if what]
         end = [f"{len(self)} nodes: {total}", *todo, *(f"warning: {note}" for note in self.notes)]
         return "\n".join([*(line.rstrip() for line in lines), *end])
 
 
-def supported(model: onnx_io.Model) -> Table:
+def check_support(model: onnx_io.Model) -> Table:
     """Try every node of a model.
 
     Raises:
@@ -100,31 +100,31 @@ def supported(model: onnx_io.Model) -> Table:
     """
     graph = name_nodes(onnx_io.load(model))
     paths = Paths.of(graph.metadata)
-    table = Table(replace(row, module=paths.find_module(row.node)) for row in _supported(graph))
-    told = tell(graph, parameters(graph))
+    table = Table(replace(row, module=paths.find_module(row.node)) for row in _check_graph(graph))
+    told = tell(graph, list_parameters(graph))
     halves = ("its weights are float16: Trainer.from_onnx trains them as float32",)
     more = halves if has_half_weights(graph) else ()
     table.notes = (*graph.notes, *([told] if told else ()), *more)
     return table
 
 
-def _supported(graph: Graph) -> Table:
+def _check_graph(graph: Graph) -> Table:
     """Return the rows for the nodes of a graph."""
     with contextlib.suppress(EngineError):
         unroll(graph)
         infer(merged := graph.copy())
         graph.inputs = merged.inputs  # where symbols that must be equal are one
     table = _try(graph, False)
-    return min(table, _try(graph, True), key=_faults) if _faults(table) else table
+    return min(table, _try(graph, True), key=_count_faults) if _count_faults(table) else table
 
 
-def _faults(table: Table) -> int:
+def _count_faults(table: Table) -> int:
     return table.count(UNSUPPORTED)
 
 
 def _try(graph: Graph, equal: bool) -> Table:
     """Try the nodes with numbers for the symbols, which are all equal or all different."""
-    trial, symbols = graph.copy(), symbols_of(graph)
+    trial, symbols = graph.copy(), list_symbols(graph)
     sizes = {s: SIZES[0 if equal else i % len(SIZES)] for i, s in enumerate(symbols)}
     rename(trial, sizes)
     return _Trial(trial).run()
@@ -145,23 +145,23 @@ class _Trial:
     def run(self) -> Table:
         table = Table()
         for node in self.graph.nodes:
-            status, reason = self.node(node)
+            status, reason = self.try_node(node)
             opset = self.graph.opsets.get(node.domain, 1)
             table.append(Support(node.name, node.op, node.domain, opset, status, reason))
         return table
 
-    def node(self, node: Node) -> tuple[str, str]:
+    def try_node(self, node: Node) -> tuple[str, str]:
         """Return the status of a node and the reason; note the types of its outputs."""
-        lost = [i for i in node.reads() if i not in self.types and i not in self.constants]
+        lost = [i for i in node.list_reads() if i not in self.types and i not in self.constants]
         if lost:
-            self.believe(node)
+            self.trust_types(node)
             return UNSUPPORTED, _LOST.format(repr(lost[0]))
         one = self.isolate(node)
         try:
             inferred = infer(unroll(one.copy()), settled=True)
         except EngineError as error:
-            self.believe(node)
-            return UNSUPPORTED, _reason(error)
+            self.trust_types(node)
+            return UNSUPPORTED, _explain(error)
         outputs = [o for o in node.outputs if o]
         self.types.update((o, inferred.types[o]) for o in outputs)
         self.constants.update(
@@ -176,10 +176,10 @@ class _Trial:
         ]
         key = repr((node.domain, node.op, sorted(node.attrs.items()), len(node.outputs), inputs))
         if key not in self.known:
-            self.known[key] = self.outcome(one, inferred)
+            self.known[key] = self.try_known(one, inferred)
         return self.known[key]
 
-    def believe(self, node: Node) -> None:
+    def trust_types(self, node: Node) -> None:
         """Note the model's types of a node's outputs, because they cannot be inferred."""
         for o in node.outputs:
             t = self.graph.types.get(o)
@@ -191,21 +191,21 @@ class _Trial:
         weights.
         """
         constants, inputs = {}, {}
-        for i in node.reads():
+        for i in node.list_reads():
             value = self.constants.get(i)
             if value is not None and (value.dtype.kind != "f" or value.size < SMALL):
                 constants[i] = value
             else:
-                inputs[i] = self.types[i] if value is None else type_of(value)
+                inputs[i] = self.types[i] if value is None else find_type(value)
         outputs = [o for o in node.outputs if o]
         return Graph(node.name, inputs, outputs, constants, [node], self.graph.opsets)
 
-    def outcome(self, one: Graph, found: Inferred) -> tuple[str, str]:
+    def try_known(self, one: Graph, found: Inferred) -> tuple[str, str]:
         """Return the status and reason of a node with known types: plan it, then its gradient."""
         try:
             make_plan(one, {}, target=host(), threads=1)
         except EngineError as error:
-            return UNSUPPORTED, _reason(error)
+            return UNSUPPORTED, _explain(error)
         losses = [o for o in one.outputs if found.types[o].dtype in FLOATS]
         wrt = [i for i in (*one.inputs, *one.initializers) if found.types[i].dtype in FLOATS]
         if not losses or not wrt:
@@ -213,15 +213,15 @@ class _Trial:
         reasons = []
         for output, name in itertools.product(losses, wrt):
             try:
-                make_plan(_gradient(one, output, name), {}, target=host(), threads=1)
+                make_plan(_make_gradient(one, output, name), {}, target=host(), threads=1)
                 return TRAINABLE, ""
             except EngineError as error:
-                reasons.append((type(error), _reason(error)))
+                reasons.append((type(error), _explain(error)))
         refused = [text for kind, text in reasons if kind is not NoInfluenceError]
         return (FORWARD, refused[0]) if refused else (NEUTRAL, "its gradient is zero everywhere")
 
 
-def _gradient(one: Graph, output: str, wrt: str) -> Graph:
+def _make_gradient(one: Graph, output: str, wrt: str) -> Graph:
     """Return the graph of the gradient, with respect to `wrt`, of the sum of squares of an
     output.
     """
@@ -233,7 +233,7 @@ def _gradient(one: Graph, output: str, wrt: str) -> Graph:
     return graph
 
 
-def _reason(error: EngineError) -> str:
+def _explain(error: EngineError) -> str:
     """Return the text of an error in one line, without the name of the node at its beginning."""
     text = " ".join(str(error).split())
     node = r"[\w.:]+ '[^']*' \(opset \d+[^)]*\)( in '[^']*')?"

@@ -55,7 +55,7 @@ def find(graph: Graph, trained: Sequence[str], frozen: Sequence[str]) -> list[li
         diagonal = array.reshape(array.shape[0], -1).diagonal()  # the transpose, too
         key = (array.dtype.str, tuple(sorted(array.shape)), diagonal.tobytes())
         for group in alike[key]:
-            if _copies(graph, group[0], name) is not None and _may_share(graph, group[0], name):
+            if _find_copy(graph, group[0], name) is not None and _may_share(graph, group[0], name):
                 group.append(name)
                 break
         else:
@@ -71,7 +71,7 @@ def tell(graph: Graph, groups: Sequence[Sequence[str]]) -> str:
     """Return the warning about copies that are trained separately."""
     told = []
     for group in groups:
-        is_equal = _copies(graph, group[0], group[1]) is False
+        is_equal = _find_copy(graph, group[0], group[1]) is False
         word = "equal to" if is_equal else "the transpose of"
         told.append(f"{group[1]!r} is {word} {group[0]!r}")
     more = "" if len(told) <= 3 else f" and {len(told) - 3} more pairs"
@@ -96,7 +96,7 @@ def tie(
         InputError, NameNotFoundError: the groups are malformed, or only a part of one is frozen.
         ShapeError: the values of a group differ.
     """
-    groups = find(graph, trained, frozen) if given == AUTO else _checked(graph, given)
+    groups = find(graph, trained, frozen) if given == AUTO else _check_groups(graph, given)
     for group in groups:
         first, *copies = group
         moving, still = (sorted(set(group) & set(part)) for part in (trained, frozen))
@@ -126,12 +126,12 @@ def untie(graph: Graph) -> Graph:
             made = source.T if node.op == "Transpose" else source
             graph.initializers[node.outputs[0]] = np.ascontiguousarray(made)
             graph.nodes.remove(node)
-    read = {name for node in graph.nodes for name in node.reads()} | set(graph.outputs)
+    read = {name for node in graph.nodes for name in node.list_reads()} | set(graph.outputs)
     graph.initializers = {n: a for n, a in graph.initializers.items() if n in read}
     return graph
 
 
-def _checked(graph: Graph, given: object) -> list[list[str]]:
+def _check_groups(graph: Graph, given: object) -> list[list[str]]:
     """Return the groups that a caller gives."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InputError(f"tie={given!r}; expected 'auto', or groups of names [['a', 'b'], ...]")
@@ -150,7 +150,7 @@ def _checked(graph: Graph, given: object) -> list[list[str]]:
                 raise InputError(f"tie: {name!r} appears twice")
             seen.add(name)
         for name in group[1:]:
-            if _copies(graph, group[0], name) is None:
+            if _find_copy(graph, group[0], name) is None:
                 a, b = (graph.initializers[n] for n in (group[0], name))
                 raise ShapeError(
                     f"tie: {name!r} {b.dtype}{list(b.shape)} is neither equal to {group[0]!r} "
@@ -159,24 +159,24 @@ def _checked(graph: Graph, given: object) -> list[list[str]]:
     return groups
 
 
-def _copies(graph: Graph, first: str, other: str) -> bool | None:
+def _find_copy(graph: Graph, first: str, other: str) -> bool | None:
     """Return whether a tensor is the transpose of another (False: equal to it); None if neither."""
     a, b = graph.initializers[first], graph.initializers[other]
     if a.dtype != b.dtype:
         return None
-    if _same(a, b):
+    if _is_same(a, b):
         return False
-    return True if a.ndim == 2 and _same(a.T, b) else None
+    return True if a.ndim == 2 and _is_same(a.T, b) else None
 
 
-def _same(a: Array, b: Array) -> bool:
+def _is_same(a: Array, b: Array) -> bool:
     """Return whether two tensors of one type have the same bytes."""
     if a.shape != b.shape:
         return False
     if not a.ndim:
         return a.tobytes() == b.tobytes()
     kind = f"u{a.dtype.itemsize}"
-    step = _rows_of_block(a)
+    step = _choose_block_rows(a)
     return all(
         np.array_equal(a[i : i + step].view(kind), b[i : i + step].view(kind))
         for i in range(0, len(a), step)
@@ -185,7 +185,7 @@ def _same(a: Array, b: Array) -> bool:
 
 def _is_varied(array: Array) -> bool:
     """Return whether a tensor has at least `DISTINCT` values that differ."""
-    seen, step = set[float](), _rows_of_block(array)
+    seen, step = set[float](), _choose_block_rows(array)
     for i in range(0, len(array), step):
         seen.update(np.unique(array[i : i + step])[:DISTINCT].tolist())
         if len(seen) >= DISTINCT:
@@ -193,7 +193,7 @@ def _is_varied(array: Array) -> bool:
     return False
 
 
-def _rows_of_block(array: Array) -> int:
+def _choose_block_rows(array: Array) -> int:
     """Return how many rows of a tensor are compared at a time, so that little of it is copied."""
     return max(1, BLOCK * len(array) // max(array.nbytes, 1))
 
@@ -207,9 +207,9 @@ def _may_share(graph: Graph, a: str, b: str) -> bool:
 
 def _join(graph: Graph, first: str, copy: str) -> None:
     """Let a copy be computed from the first one."""
-    transposed = _copies(graph, first, copy)
+    transposed = _find_copy(graph, first, copy)
     del graph.initializers[copy]
     graph.types.pop(copy, None)
-    name = Names(graph).fresh(MARK + copy)
+    name = Names(graph).take_fresh(MARK + copy)
     op, attrs = ("Transpose", {"perm": [1, 0]}) if transposed else ("Identity", {})
     graph.nodes.insert(0, Node(op, (first,), (copy,), attrs, "", name))

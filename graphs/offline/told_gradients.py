@@ -31,7 +31,7 @@ class ToldGradient:
     given: Mapping[str, str]
     made: Mapping[str, str]
 
-    def renamed(self, names: Mapping[str, str]) -> ToldGradient:
+    def rename_gradients(self, names: Mapping[str, str]) -> ToldGradient:
         """Return it with other names of the gradients."""
         given, made = (
             {names.get(dx, dx): x for dx, x in each.items()} for each in (self.given, self.made)

@@ -13,7 +13,7 @@ from engine.base.errors import (
     NameNotFoundError,
     suggest_nearest,
 )
-from engine.graphs.io.provenance import exporter_dropped
+from engine.graphs.io.provenance import describe_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import (
@@ -23,7 +23,7 @@ from engine.graphs.offline.normalize import (
     set_inference_mode,
     turn_into_inputs,
 )
-from engine.graphs.offline.proximal import anchors_of, hold
+from engine.graphs.offline.proximal import hold, make_anchors
 from engine.graphs.passes.batchnorm import choose_trained, give_own_statistics, set_training_form
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
@@ -89,7 +89,7 @@ def choose(
             raise NameNotFoundError(
                 f"{title}: the model has no initializer "
                 + ", ".join(f"{n!r}{suggest_nearest(n, known)}" for n in lost)
-                + (f"; {exporter_dropped(gone)}" if gone else "")
+                + (f"; {describe_dropped(gone)}" if gone else "")
             )
     trained, held = set(train), set(freeze)
     return Choice(
@@ -129,7 +129,7 @@ def make_artifacts(
     """
     users = dict(forward.inputs)
     name_nodes(forward)
-    _refuse_taken(forward, _fixed_names((*choice.trainable, *choice.inputs)))
+    _refuse_taken(forward, _list_fixed_names((*choice.trainable, *choice.inputs)))
     moving = choose_trained(forward, choice.trainable, choice.frozen, frozen_norms)
     choice = _with_statistics(forward, choice, give_own_statistics(forward, moving))
     parameters = turn_into_inputs(forward, (*choice.trainable, *choice.frozen))
@@ -139,7 +139,7 @@ def make_artifacts(
             advice = "; Trainer.from_onnx trains it as f32" if t.dtype == "f16" else ""
             raise DTypeError(f"requires_grad: {name!r} is {t}; supported: f32, f64{advice}")
     infer(forward)
-    before, outputs = set(forward.values()), [*forward.outputs]
+    before, outputs = set(forward.list_values()), [*forward.outputs]
     made = outputs if build_loss is None else [build_loss(forward)]
     _find(forward, additional_outputs)
     forward.outputs = list(dict.fromkeys((*made, *additional_outputs)))
@@ -149,7 +149,7 @@ def make_artifacts(
     mine = {n: forward.inputs[n] for n in parameters}
     chosen, kept = set(choice.trainable), set(choice.frozen)
     trainable = {n: a for n, a in parameters.items() if n in chosen}
-    anchors = anchors_of(trainable) if proximal else {}
+    anchors = make_anchors(trainable) if proximal else {}
     _refuse_taken(forward, anchors)
     held = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
     forward.inputs = {**users, **new, **mine, **held}
@@ -157,9 +157,9 @@ def make_artifacts(
     evaluation = set_inference_mode(forward.copy())  # with the original ops, before fusion
     set_training_form(forward, moving)
     fuse_patterns(forward, infer(forward))
-    training = _training(forward, choice, infer(forward).types, is_held=proximal)
+    training = _append_gradients(forward, choice, infer(forward).types, is_held=proximal)
     for graph in (training, evaluation):
-        used = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+        used = {i for n in graph.nodes for i in n.list_reads()} | set(graph.outputs)
         graph.initializers = {n: a for n, a in graph.initializers.items() if n in used}
         graph.sort().check()
     return Artifacts(
@@ -173,7 +173,7 @@ def make_artifacts(
 def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choice:
     """Return the choice with these initializers also frozen, without unread ones."""
     frozen = {*choice.frozen, *names}
-    read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+    read = {i for n in graph.nodes for i in n.list_reads()} | set(graph.outputs)
     lost = {n for n in choice.frozen if n not in read} if names else set()
     kept = tuple(n for n in graph.initializers if n in frozen - lost)
     return replace(choice, frozen=kept)
@@ -191,14 +191,14 @@ def name_loss(graph: Graph, made: str, before: Container[str], outputs: Containe
     Raises:
         NameNotFoundError: there is no such value.
     """
-    known = set(graph.values())
+    known = set(graph.list_values())
     if made not in known:
         raise NameNotFoundError(f"the loss returned {made!r}, which is not a value of the graph")
     if made in before or made == LOSS:
         return
     name = LOSS
     if LOSS in known:
-        fresh = Names(graph).fresh(LOSS)
+        fresh = Names(graph).take_fresh(LOSS)
         if LOSS in graph.inputs or LOSS in graph.initializers or LOSS in outputs:
             name = fresh
         else:
@@ -207,7 +207,7 @@ def name_loss(graph: Graph, made: str, before: Container[str], outputs: Containe
 
 
 def _find(graph: Graph, names: Sequence[str]) -> None:
-    known = dict.fromkeys(graph.values())
+    known = dict.fromkeys(graph.list_values())
     lost = [n for n in names if n not in known]
     if lost:
         raise NameNotFoundError(
@@ -216,7 +216,7 @@ def _find(graph: Graph, names: Sequence[str]) -> None:
         )
 
 
-def _fixed_names(names: Sequence[str]) -> list[str]:
+def _list_fixed_names(names: Sequence[str]) -> list[str]:
     """Return the names in a training model of these parameters that onnxruntime-training fixes."""
     ends = ("buffer", "out")
     return (
@@ -230,7 +230,7 @@ def _refuse_taken(graph: Graph, names: Iterable[str]) -> None:
     Raises:
         ModelError: the graph has such values.
     """
-    taken = sorted(set(names) & set(graph.values()))
+    taken = sorted(set(names) & set(graph.list_values()))
     if taken:
         raise ModelError(
             f"{graph.name}: the model uses names that the format of the "
@@ -238,7 +238,7 @@ def _refuse_taken(graph: Graph, names: Iterable[str]) -> None:
         )
 
 
-def _training(
+def _append_gradients(
     graph: Graph, choice: Choice, types: dict[str, TensorType], *, is_held: bool
 ) -> Graph:
     """Append the gradients, and the nodes that add them to their buffers.
@@ -259,7 +259,7 @@ def _training(
     for i, name in enumerate(names, 1):
         inputs = (f"{name}_grad.accumulation.buffer", gradients[name], RESET)
         done = f"{name}_grad.accumulation.out"
-        title = titles.fresh(f"GradientAccumulator{i}")
+        title = titles.take_fresh(f"GradientAccumulator{i}")
         graph.nodes.append(Node("InPlaceAccumulatorV2", inputs, (done,), {}, MS, title))
         graph.types[done] = TensorType("b1", (1,))
         graph.outputs.append(done)

@@ -21,7 +21,7 @@ DO = {
 _QUANTISED = ("Integer", "QLinear", "Quantize", "QGemm", "QAttention")
 
 
-def why(op: Op) -> str:
+def explain(op: Op) -> str:
     """Return why no gradient flows through an op; "" if one does, or if forward models lack it."""
     is_inner = op.internal or op.domain == OURS or op.is_for_training
     if op.differentiable or is_inner:
@@ -31,21 +31,21 @@ def why(op: Op) -> str:
     return CONSTANT if op.expr is not None or op.fold is not None else NO_RULE
 
 
-def advice(domain: str, name: str) -> str:
+def advise(domain: str, name: str) -> str:
     """Return advice for an op through which no gradient flows; "" if none is needed."""
     op = ops().get((domain, name))
-    return DO[NO_RULE] if op is None else DO.get(why(op), "")
+    return DO[NO_RULE] if op is None else DO.get(explain(op), "")
 
 
-def rows() -> Iterable[tuple[str, str, str]]:
+def list_rows() -> Iterable[tuple[str, str, str]]:
     """Yield each reason, its ops, and the advice."""
     for reason, what in DO.items():
-        names = sorted({op.title for op in ops().values() if why(op) == reason})
+        names = sorted({op.title for op in ops().values() if explain(op) == reason})
         if names:
             yield reason, " ".join(names), what
 
 
-def table() -> str:
+def make_table() -> str:
     """Return the rows as a Markdown table."""
-    lines = [f"| {reason} | {names} | {what} |\n" for reason, names, what in rows()]
+    lines = [f"| {reason} | {names} | {what} |\n" for reason, names, what in list_rows()]
     return "".join(["| why | operators | what to do |\n|---|---|---|\n", *lines])

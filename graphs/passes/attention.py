@@ -18,14 +18,16 @@ from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.attention_match import LAYOUTS, Found, Match
 from engine.graphs.passes.attention_scores import Refused
 from engine.graphs.passes.attention_values import ORDERS, Product, Values
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, OURS, Dim
 from engine.kernels.vocabulary.sizes import array
 from engine.system.config import switch
 
 _OPS = f"{OURS}::Attention {OURS}::AttentionGrad"
-MAY_ADD = where({f"Softmax {op}": f"{_OPS} Add Reshape" for op in ("MatMul", f"{MS}::FusedMatMul")})
+MAY_ADD = add_by_table(
+    {f"Softmax {op}": f"{_OPS} Add Reshape" for op in ("MatMul", f"{MS}::FusedMatMul")}
+)
 
 
 def fuse_attention(graph: Graph, found: Inferred) -> bool:
@@ -70,7 +72,7 @@ class _Writer:
 
     def __init__(self, graph: Graph, values: Values, names: Names, found: Found) -> None:
         self.graph, self.values, self.names, self.found = graph, values, names, found
-        self.title = names.fresh(f"{found.softmax.name or found.softmax.outputs[0]}/Attention")
+        self.title = names.take_fresh(f"{found.softmax.name or found.softmax.outputs[0]}/Attention")
         self.nodes: list[Node] = []
 
     def write(self) -> dict[Node, list[Node]]:
@@ -96,12 +98,12 @@ class _Writer:
             attrs |= {"ratio": match.ratio, "draw": match.drop.name}
             if "seed" in match.drop.attrs:
                 attrs["seed"] = match.drop.attrs["seed"]
-        ins = [self._operand(n) for n in ("q", "k", "v")]
-        ins += [self._sum([self._four(b) for b in scores.biases])]
-        ins += [self._four(scores.mask) if scores.mask else ""]
+        ins = [self._write_operand(n) for n in ("q", "k", "v")]
+        ins += [self._sum([self._make_four(b) for b in scores.biases])]
+        ins += [self._make_four(scores.mask) if scores.mask else ""]
         y = match.results["y"]
-        whole = y.name if y.is_whole else self.names.fresh(f"{self.title}_y")
-        lse = self.names.fresh(f"{self.title}_lse") if match.backward else ""
+        whole = y.name if y.is_whole else self.names.take_fresh(f"{self.title}_y")
+        lse = self.names.take_fresh(f"{self.title}_lse") if match.backward else ""
         trimmed = list(ins)
         while not trimmed[-1]:
             trimmed.pop()
@@ -113,28 +115,28 @@ class _Writer:
         if not match.backward:
             return made
         self.nodes = []
-        dy = self._operand("dy")
+        dy = self._write_operand("dy")
         outs: list[str] = []
         views: list[tuple[str, str]] = []
         for what in ("dq", "dk", "dv"):
             operand = match.results.get(what)
             name = "" if operand is None else operand.name
             if operand is not None and not operand.is_whole:
-                name = self.names.fresh(f"{self.title}_{what}")
+                name = self.names.take_fresh(f"{self.title}_{what}")
                 views.append((name, operand.name))
             outs.append(name)
         outs.append(match.dbias)
-        title = self.names.fresh(f"{self.title}_Grad")
+        title = self.names.take_fresh(f"{self.title}_Grad")
         attrs = attrs | ({"together": match.together} if match.dbias else {})
         grad = Node("AttentionGrad", (*ins, whole, lse, dy), tuple(outs), attrs, OURS, title)
         self.nodes.append(grad)
         for view in views:
             self._reshape(*view)
         products = {n for n in match.inner if Product.of(n)}
-        made[self._first_reader_of_dy(products)] = self.nodes
+        made[self._find_first_reader_of_dy(products)] = self.nodes
         return made
 
-    def _first_reader_of_dy(self, products: set[Node]) -> Node:
+    def _find_first_reader_of_dy(self, products: set[Node]) -> Node:
         """Return the first node of the gradient, before which everything that the new node reads
         has been made.
         """
@@ -142,32 +144,34 @@ class _Writer:
         before = {match.forward, match.scores.product.node}
         return next(n for n in self.graph.nodes if n in products and n not in before)
 
-    def _operand(self, what: str) -> str:
+    def _write_operand(self, what: str) -> str:
         """Return the value of a matrix operand, with its four dimensions."""
         operand = self.found.operands[what]
         if operand.is_whole:
             return operand.name
-        name = self.names.fresh(f"{self.title}_{what}")
+        name = self.names.take_fresh(f"{self.title}_{what}")
         layout = LAYOUTS["y" if what == "dy" else what]
-        self._reshape(operand.name, name, self.values.whole(operand.order, *layout))
+        self._reshape(operand.name, name, self.values.list_dims(operand.order, *layout))
         return name
 
     def _reshape(self, x: str, y: str, shape: tuple[Dim, ...] | None = None) -> None:
         """Add y = Reshape(x), by default to the shape that y had before."""
-        shape = self.values.shape(y) if shape is None else shape
-        wanted = self.names.fresh(f"{y}#shape")
+        shape = self.values.find_shape(y) if shape is None else shape
+        wanted = self.names.take_fresh(f"{y}#shape")
         self.graph.initializers[wanted] = array(shape, np.int64)
-        self.nodes.append(Node("Reshape", (x, wanted), (y,), {}, "", self.names.fresh(f"{y}/view")))
+        self.nodes.append(
+            Node("Reshape", (x, wanted), (y,), {}, "", self.names.take_fresh(f"{y}/view"))
+        )
 
-    def _four(self, name: str) -> str:
+    def _make_four(self, name: str) -> str:
         """Return a bias or a mask with separate dimensions for batch and heads where it has one for
         both.
         """
-        shape = self.values.four(name, self.found.scores.ranks[name])
+        shape = self.values.pad_to_four(name, self.found.scores.ranks[name])
         assert shape is not None
-        if len(self.values.shape(name)) != 3 or shape[1] == 1:
+        if len(self.values.find_shape(name)) != 3 or shape[1] == 1:
             return name
-        view = self.names.fresh(f"{self.title}_four")
+        view = self.names.take_fresh(f"{self.title}_four")
         self._reshape(name, view, shape)
         return view
 
@@ -177,8 +181,8 @@ class _Writer:
             return ""
         total = biases[0]
         for other in biases[1:]:
-            name = self.names.fresh(f"{self.title}_bias")
-            title = self.names.fresh(f"{self.title}/Add")
+            name = self.names.take_fresh(f"{self.title}_bias")
+            title = self.names.take_fresh(f"{self.title}/Add")
             self.nodes.append(Node("Add", (total, other), (name,), {}, "", title))
             total = name
         return total

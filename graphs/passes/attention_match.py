@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Scores, band_of
+from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Scores, find_band
 from engine.graphs.passes.attention_values import Axes, Operand, Product, Values
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim
 
@@ -66,7 +66,7 @@ class Match:
         values, softmax = self.values, self.softmax
         x = softmax.inputs[0]
         reader = Reader(values)
-        rank = len(values.shape(x))
+        rank = len(values.find_shape(x))
         axis = softmax.attrs.get("axis", -1 if self.graph.opsets.get("", 1) >= 13 else 1)
         if rank < 2 or axis not in (-1, rank - 1) or values.types[x].dtype not in FLOATS:
             raise Refused("the softmax is not over the last axis of a matrix")
@@ -91,18 +91,20 @@ class Match:
         """Give the axes their sizes, from the shapes of the scores and of the operands."""
         values, match = self.values, self.found
         product = match.scores.product
-        if any(len(values.shape(i)) < 2 for i in product.node.inputs):
+        if any(len(values.find_shape(i)) < 2 for i in product.node.inputs):
             raise Refused("an operand is a vector")
-        shapes = [values.shape(n.outputs[0]) for n in (product.node, *match.scores.nodes[::-1])]
-        shapes = [s for s in shapes if len(s) == 4] or [values.shape(match.softmax.inputs[0])]
+        shapes = [
+            values.find_shape(n.outputs[0]) for n in (product.node, *match.scores.nodes[::-1])
+        ]
+        shapes = [s for s in shapes if len(s) == 4] or [values.find_shape(match.softmax.inputs[0])]
         *lead, queries, keys = shapes[-1]
-        raw = values.shape(product.node.outputs[0])
+        raw = values.find_shape(product.node.outputs[0])
         if len(lead) > 2:
             raise Refused("scores of more than 4 dimensions")
         batch, heads = [1, 1, *lead][-2:]
-        columns = values.shape(product.node.inputs[0])[-2 if product.flags[0] else -1]
-        right = values.shape(product.node.inputs[1])
-        repeats: Dim = raw[2] if len(raw) == 5 else self._repeats(product.node.inputs[1])
+        columns = values.find_shape(product.node.inputs[0])[-2 if product.flags[0] else -1]
+        right = values.find_shape(product.node.inputs[1])
+        repeats: Dim = raw[2] if len(raw) == 5 else self._count_repeats(product.node.inputs[1])
         if len(right) == len(raw) == 4 and right[1] == 1:  # one head for all
             repeats = heads
         if heads % repeats:  # type: ignore[operator]  # shapes are known
@@ -114,7 +116,7 @@ class Match:
         if 0 in (batch, heads, queries, keys, columns):
             raise Refused("nothing to compute")
 
-    def _repeats(self, name: str) -> Dim:
+    def _count_repeats(self, name: str) -> Dim:
         """Return how often each head of a matrix is repeated."""
         values = self.values
         for _ in range(8):
@@ -122,27 +124,27 @@ class Match:
             if node is None or node.domain:
                 return 1
             if node.op == "Expand":
-                old, new = values.shape(node.inputs[0]), values.shape(name)
+                old, new = values.find_shape(node.inputs[0]), values.find_shape(name)
                 if len(old) == len(new) == 5 and (*old[:2], new[2], *old[3:]) == new:
                     return new[2]
                 return 1
-            scaled = values.factor(node)
+            scaled = values.find_factor(node)
             if not (scaled or node.op == "Transpose" or values.keeps(node)):
                 return 1
             name = scaled[0] if scaled else node.inputs[0]
         return 1
 
-    def _grouped(self, axes: Axes, name: str) -> Axes:
+    def _group_axes(self, axes: Axes, name: str) -> Axes:
         """Return the axes of the scores for a value that may have other leading dimensions."""
         flat = tuple(tuple(a for a in group if self.values.sizes[a] != 1) for group in axes)
-        dims = self.values.grouped(flat, self.values.shape(name))
+        dims = self.values.group_axes(flat, self.values.find_shape(name))
         if dims is None:
             raise Refused(f"{name!r} has other axes than the scores")
         return dims
 
-    def _other(self, product: Product, side: int, lead: Axes, rows: str, columns: str) -> Axes:
+    def _find_other(self, product: Product, side: int, lead: Axes, rows: str, columns: str) -> Axes:
         """Return the axes of operand `side` of a product of matrices with these leading axes."""
-        shape = self.values.shape(product.node.inputs[side])
+        shape = self.values.find_shape(product.node.inputs[side])
         tail = (rows, columns)
         if len(shape) < 2:
             raise Refused("an operand is a vector")
@@ -154,9 +156,9 @@ class Match:
         ends = tuple((n,) if self.values.sizes[n] != 1 else () for n in tail)
         return (*full, *ends)
 
-    def _source(self, what: str, product: Product, side: int, axes: Axes) -> Operand:
+    def _find_source(self, what: str, product: Product, side: int, axes: Axes) -> Operand:
         name = product.node.inputs[side]
-        operand = self.values.source(name, axes, *LAYOUTS[what])
+        operand = self.values.find_source(name, axes, *LAYOUTS[what])
         if operand is None:
             raise Refused(f"the layout of {what}, {name!r}")
         return operand
@@ -165,11 +167,11 @@ class Match:
         """Find the sources of Q and K."""
         match = self.found
         product = match.scores.product
-        axes = self._grouped(SCORES, product.node.outputs[0])
+        axes = self._group_axes(SCORES, product.node.outputs[0])
         left = ("d", "q") if product.flags[0] else ("q", "d")
         right = ("k", "d") if product.flags[1] else ("d", "k")
-        q = self._source("q", product, 0, self._other(product, 0, axes[:-2], *left))
-        k = self._source("k", product, 1, self._other(product, 1, axes[:-2], *right))
+        q = self._find_source("q", product, 0, self._find_other(product, 0, axes[:-2], *left))
+        k = self._find_source("k", product, 1, self._find_other(product, 1, axes[:-2], *right))
         match.operands |= {"q": q, "k": k}
         match.scores.scale *= q.factor * k.factor
 
@@ -212,7 +214,11 @@ class Match:
         attention kernels support.
         """
         match, values = self.found, self.values
-        if node.op == "Where" and node.inputs[2] == name and values.scalar(node.inputs[1]) == 0:
+        if (
+            node.op == "Where"
+            and node.inputs[2] == name
+            and values.find_scalar(node.inputs[1]) == 0
+        ):
             if node.inputs[0] == match.scores.emptied:
                 match.guard = max(match.guard, 1)
                 return True
@@ -232,7 +238,9 @@ class Match:
             if any(t is None or not np.asarray(t).all() for t in training):
                 return False
             ratio = (
-                values.scalar(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else 0.5
+                values.find_scalar(node.inputs[2])
+                if len(node.inputs) > 2 and node.inputs[2]
+                else 0.5
             )
             if ratio is None or (match.ratio and match.ratio != ratio) or not 0 < ratio < 1:
                 return False
@@ -252,26 +260,26 @@ class Match:
             raise Refused("the probabilities are multiplied twice")
         match.forward = product.node
         match.inner.add(product.node)
-        shape = values.shape(product.node.inputs[1])
+        shape = values.find_shape(product.node.inputs[1])
         if len(shape) < 2:
             raise Refused("an operand is a vector")
         values.sizes = {**values.sizes, "e": shape[-2 if product.flags[1] else -1]}
         if values.sizes["e"] == 0:
             raise Refused("nothing to compute")
-        axes = self._grouped(SCORES, name)
+        axes = self._group_axes(SCORES, name)
         tail = ("e", "k") if product.flags[1] else ("k", "e")
-        v = self._source("v", product, 1, self._other(product, 1, axes[:-2], *tail))
+        v = self._find_source("v", product, 1, self._find_other(product, 1, axes[:-2], *tail))
         match.operands["v"] = v
         if product.alpha * v.factor != 1:
             raise Refused("V is scaled")
-        self._follow_result("y", product.node, (*axes[:-1], *self._ends("e")))
+        self._follow_result("y", product.node, (*axes[:-1], *self._find_ends("e")))
 
-    def _ends(self, *names: str) -> Axes:
+    def _find_ends(self, *names: str) -> Axes:
         return tuple((n,) if self.values.sizes[n] != 1 else () for n in names)
 
     def _follow_result(self, what: str, node: Node, axes: Axes) -> float:
         """Note the destination of a product's result; return the factor on the way."""
-        place = self.values.target(node.outputs[0], axes, *LAYOUTS[what.removeprefix("d")])
+        place = self.values.find_target(node.outputs[0], axes, *LAYOUTS[what.removeprefix("d")])
         if place is None:
             raise Refused(f"the layout of {what}, {node.outputs[0]!r}")
         operand, passed = place
@@ -290,10 +298,10 @@ class Match:
             product = Product.of(node)
             if product is None:
                 continue
-            axes = self._grouped(SCORES, node.inputs[0])
+            axes = self._group_axes(SCORES, node.inputs[0])
             tail = ("e", "q") if product.flags[1] else ("q", "e")
-            self._dy(product, 1, self._other(product, 1, axes[:-2], *tail))
-            factor = self._follow_result("dv", node, (*axes[:-2], axes[-1], *self._ends("e")))
+            self._match_dy(product, 1, self._find_other(product, 1, axes[:-2], *tail))
+            factor = self._follow_result("dv", node, (*axes[:-2], axes[-1], *self._find_ends("e")))
             if factor * product.alpha != 1 or "dv" not in match.results:
                 raise Refused("dV is scaled")
         grads = [n for n in match.backward if n.op == "SoftmaxGrad_13"]
@@ -307,8 +315,8 @@ class Match:
         self._follow_probabilities_gradient(grads[0].inputs[0])
         self._follow_scores_gradient(grads[0].outputs[0])
 
-    def _dy(self, product: Product, side: int, axes: Axes) -> None:
-        dy = self._source("y", product, side, axes)
+    def _match_dy(self, product: Product, side: int, axes: Axes) -> None:
+        dy = self._find_source("y", product, side, axes)
         if dy.factor != 1 or self.found.operands.setdefault("dy", dy) != dy:
             raise Refused("dY is scaled, or two products compute the gradient of the probabilities")
 
@@ -318,7 +326,7 @@ class Match:
         drops = False
         for _ in range(8):
             node = values.makers.get(name)
-            if node is None or values.only_reader(name) is None:
+            if node is None or values.find_only_reader(name) is None:
                 raise Refused("the gradient of the probabilities has other readers")
             match.inner.add(node)
             product = Product.of(node)
@@ -332,10 +340,10 @@ class Match:
             raise Refused("nodes lie between the gradient of the probabilities and its product")
         if drops != (match.ratio > 0) or product.flags[0]:
             raise Refused("the gradient of the probabilities is not a product of dY and V")
-        axes = self._grouped(SCORES, node.outputs[0])
+        axes = self._group_axes(SCORES, node.outputs[0])
         right = ("k", "e") if product.flags[1] else ("e", "k")
-        self._dy(product, 0, self._other(product, 0, axes[:-2], "q", "e"))
-        v = self._source("v", product, 1, self._other(product, 1, axes[:-2], *right))
+        self._match_dy(product, 0, self._find_other(product, 0, axes[:-2], "q", "e"))
+        v = self._find_source("v", product, 1, self._find_other(product, 1, axes[:-2], *right))
         if v != match.operands["v"] or product.alpha != 1:
             raise Refused("the gradient of the probabilities is not a product of dY and V")
 
@@ -349,7 +357,7 @@ class Match:
             steps = 0
             for node in values.readers.get(name, ()):
                 product = Product.of(node)
-                scaled = values.factor(node)
+                scaled = values.find_factor(node)
                 if product is not None and self._note_inner_product(product, name, factor):
                     continue
                 steps += 1
@@ -388,30 +396,32 @@ class Match:
         scores = self.found.scores
         condition, a, b = node.inputs
         if condition == scores.emptied:
-            return b == name and self.values.scalar(a) == 0
+            return b == name and self.values.find_scalar(a) == 0
         if condition != scores.mask:
             return False
         kept, zero = (a, b) if scores.keep else (b, a)
-        return kept == name and self.values.scalar(zero) == 0
+        return kept == name and self.values.find_scalar(zero) == 0
 
     def _note_inner_product(self, product: Product, name: str, factor: float) -> bool:
         """Note a product that is dQ or dK; return whether it is one."""
         match, scale = self.found, self.found.scores.scale
         node = product.node
-        axes = self._grouped(SCORES, name)
+        axes = self._group_axes(SCORES, name)
         side = node.inputs.index(name)
         by_keys = product.flags[side] == bool(side)  # True if the sum is over keys
         rest, what, like = ("k", "dq", "k") if by_keys else ("q", "dk", "q")
         left = "q" if by_keys else "k"
         other = 1 - side
         tail = (rest, "d") if product.flags[other] == (other == 0) else ("d", rest)
-        source = self._source(like, product, other, self._other(product, other, axes[:-2], *tail))
+        source = self._find_source(
+            like, product, other, self._find_other(product, other, axes[:-2], *tail)
+        )
         ends = (left, "d") if side == 0 else ("d", left)
         here = match.operands[like]
         if (source.name, source.order) != (here.name, here.order) or what in match.results:
             raise Refused(f"the gradient of the scores is multiplied by {source.name!r}")
         total = factor * product.alpha * source.factor
-        total *= self._follow_result(what, node, (*axes[:-2], *self._ends(*ends)))
+        total *= self._follow_result(what, node, (*axes[:-2], *self._find_ends(*ends)))
         if not math.isclose(total, scale, rel_tol=1e-5):
             raise Refused(f"{what} is scaled by {total}, the scores by {scale}")
         return True
@@ -419,7 +429,7 @@ class Match:
     def _note_bias(self, name: str, readers: list[Node]) -> None:
         """Note the gradient of a bias, summed over batch or heads if nothing else reads it."""
         values, match = self.values, self.found
-        if len(values.shape(name)) != 4:
+        if len(values.find_shape(name)) != 4:
             raise Refused("the gradient of a bias does not have 4 dimensions")
         match.dbias = name
         if len(readers) != 1 or name in values.outputs:
@@ -444,15 +454,15 @@ class Match:
         queries, keys = values.sizes["q"], values.sizes["k"]
         seen: Array | None = None
         if scores.mask and not scores.emptied and scores.fill <= HIDDEN:
-            value = values.known(scores.mask)
+            value = values.find_known(scores.mask)
             seen = None if value is None else value.astype(bool) == bool(scores.keep)
         elif len(scores.biases) == 1 and not self.found.dbias and not scores.mask:
-            value = values.known(scores.biases[0])
+            value = values.find_known(scores.biases[0])
             if value is not None and bool(((value == 0) | (value <= HIDDEN)).all()):
                 seen = value == 0
         if seen is None:
             return
-        band = band_of(seen, int(queries), int(keys))
+        band = find_band(seen, int(queries), int(keys))
         if band is not None:
             scores.low, scores.high = band
             scores.mask, scores.biases = "", [] if not scores.mask else scores.biases
@@ -461,7 +471,7 @@ class Match:
         """Check that the joined biases and mask broadcast to [batch, heads, queries, keys]."""
         scores, values = self.found.scores, self.values
         for name in (*scores.biases, *([scores.mask] if scores.mask else [])):
-            if values.four(name, scores.ranks[name]) is None:
+            if values.pad_to_four(name, scores.ranks[name]) is None:
                 raise Refused(f"{name!r} does not broadcast over batch and heads")
 
     def _check_closed(self) -> None:

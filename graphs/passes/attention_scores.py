@@ -61,12 +61,12 @@ class Reader:
         if node.domain:
             return None
         ways: list[tuple[str, str]] = []
-        shape = self.values.shape(name)
+        shape = self.values.find_shape(name)
         if node.op == "Where":
             for at, keep in ((1, "where 1"), (2, "where 0")):
-                if self.values.scalar(node.inputs[3 - at]) is not None:
+                if self.values.find_scalar(node.inputs[3 - at]) is not None:
                     ways.append((keep, node.inputs[at]))
-        elif scaled := self.values.factor(node):
+        elif scaled := self.values.find_factor(node):
             ways.append(("scale", scaled[0]))
         elif node.op == "Add":
             ways += [(f"bias {1 - i}", node.inputs[i]) for i in (0, 1)]
@@ -75,7 +75,7 @@ class Reader:
         elif self.values.keeps(node):
             return self._with(("same", node), node.inputs[0], depth)
         for role, value in ways:
-            if self.values.shape(value) == shape:
+            if self.values.find_shape(value) == shape:
                 rest = self._with((role, node), value, depth)
                 if rest is not None:
                     return rest
@@ -97,7 +97,7 @@ class Reader:
             behind = bool(scores.biases or scores.mask)
             match kind:
                 case "scale":
-                    _, factor = self.values.factor(node) or ("", 1.0)
+                    _, factor = self.values.find_factor(node) or ("", 1.0)
                     if behind or scores.cap:
                         raise Refused("scores are scaled after a mask or a cap")
                     if scores.tanh:
@@ -114,7 +114,7 @@ class Reader:
                         raise Refused("a bias follows a mask")
                     bias = node.inputs[int(at)]
                     scores.biases.append(bias)
-                    scores.ranks[bias] = len(self.values.shape(node.outputs[0]))
+                    scores.ranks[bias] = len(self.values.find_shape(node.outputs[0]))
                 case "where":
                     self._note_where(scores, node, int(at))
         if scores.tanh and scores.cap <= 0:
@@ -123,13 +123,13 @@ class Reader:
 
     def _note_where(self, scores: Scores, node: Node, keep: int) -> None:
         """Note a mask, or zeros for the queries whose scores are all -inf."""
-        fill = self.values.scalar(node.inputs[1 if not keep else 2])
+        fill = self.values.find_scalar(node.inputs[1 if not keep else 2])
         x = node.inputs[2 if not keep else 1]
         assert fill is not None
         equal = self.values.makers.get(node.inputs[0])
         top = equal and self.values.makers.get(equal.inputs[0])
         if equal and top and equal.op == "Equal" and top.op == "ReduceMax":
-            limit = self.values.scalar(equal.inputs[1])
+            limit = self.values.find_scalar(equal.inputs[1])
             if top.inputs[0] == x and not keep and fill == 0 and limit == -math.inf:
                 scores.emptied = node.inputs[0]
                 scores.nodes += [equal, top]
@@ -137,10 +137,10 @@ class Reader:
         if scores.mask or scores.emptied:
             raise Refused("two masks")
         scores.mask, scores.keep, scores.fill = node.inputs[0], keep, fill
-        scores.ranks[scores.mask] = len(self.values.shape(node.outputs[0]))
+        scores.ranks[scores.mask] = len(self.values.find_shape(node.outputs[0]))
 
 
-def band_of(seen: Array, queries: int, keys: int) -> tuple[int | None, int | None] | None:
+def find_band(seen: Array, queries: int, keys: int) -> tuple[int | None, int | None] | None:
     """Return the first and the last key that query 0 sees if each query sees one further, or None.
 
     The result is also None if a query sees no key.  A border is None if it lies beyond all keys.

@@ -23,7 +23,7 @@ Axes = tuple[tuple[str, ...], ...]
 ORDERS = ("batch heads rows", "batch rows heads", "rows batch heads")  # columns follow
 
 
-def _spelled(order: str, rows: str, heads: str) -> tuple[str, ...]:
+def _spell_order(order: str, rows: str, heads: str) -> tuple[str, ...]:
     """Return the axes that make up each dimension of an order."""
     parts = {"batch": ("b",), "heads": tuple(heads), "rows": (rows,)}
     return tuple(chain(*(parts[n] for n in order.split())))
@@ -67,28 +67,28 @@ class Values:
 
     def __init__(self, graph: Graph, found: Inferred) -> None:
         self.graph, self.types, self.constants = graph, found.types, found.constants
-        self.makers, self.readers = graph.producers(), graph.consumers()
+        self.makers, self.readers = graph.find_producers(), graph.find_consumers()
         self.outputs = set(graph.outputs)
         self.sizes: Mapping[str, Dim] = {}  # of the axes of the current attention
 
-    def shape(self, name: str) -> tuple[Dim, ...]:
+    def find_shape(self, name: str) -> tuple[Dim, ...]:
         return self.types[name].shape
 
-    def scalar(self, name: str) -> float | None:
+    def find_scalar(self, name: str) -> float | None:
         """Return the number in a constant of one element, or None."""
         value = self.constants.get(name)
         if value is None or value.size != 1 or value.dtype.kind not in "fiu":
             return None
         return float(value.reshape(-1)[0])
 
-    def factor(self, node: Node) -> tuple[str, float] | None:
+    def find_factor(self, node: Node) -> tuple[str, float] | None:
         """Return the value that a node multiplies by a constant, and the constant; or None."""
         if node.domain or node.op not in ("Mul", "Div"):
             return None
         for i in (0, 1) if node.op == "Mul" else (0,):
-            other = self.scalar(node.inputs[1 - i])
+            other = self.find_scalar(node.inputs[1 - i])
             x = node.inputs[i]
-            if other is not None and self.shape(x) == self.shape(node.outputs[0]):
+            if other is not None and self.find_shape(x) == self.find_shape(node.outputs[0]):
                 if node.op == "Div" and other == 0:
                     return None
                 return x, other if node.op == "Mul" else 1 / other
@@ -101,11 +101,11 @@ class Values:
             return False
         return self.types[node.inputs[0]].dtype == self.types[node.outputs[0]].dtype
 
-    def axes(self, *names: str) -> tuple[str, ...]:
+    def list_axes(self, *names: str) -> tuple[str, ...]:
         """Return the given axes that are larger than 1."""
         return tuple(n for n in names if self.sizes[n] != 1)
 
-    def grouped(self, axes: Axes, shape: Sequence[Dim]) -> Axes | None:
+    def group_axes(self, axes: Axes, shape: Sequence[Dim]) -> Axes | None:
         """Return the same axes as dimensions of a new shape, or None if an axis is cut."""
         left = list(chain(*axes))
         out: list[tuple[str, ...]] = []
@@ -122,14 +122,14 @@ class Values:
             out.append(tuple(group))
         return None if left else tuple(out)
 
-    def four(self, name: str, rank: int) -> tuple[Dim, ...] | None:
+    def pad_to_four(self, name: str, rank: int) -> tuple[Dim, ...] | None:
         """Return the shape of a value that broadcasts to scores of `rank` dimensions, as if they
         had four.
 
         The result is None if it is ambiguous: scores of three dimensions have one for batch and
         heads together.
         """
-        shape = self.shape(name)
+        shape = self.find_shape(name)
         heads = self.sizes["g"] * self.sizes["r"]  # type: ignore[operator]  # known
         full = (self.sizes["b"], heads, self.sizes["q"], self.sizes["k"])
         four = (*[1] * (4 - len(shape)), *shape)
@@ -142,14 +142,14 @@ class Values:
 
     # --- where values come from
 
-    def _before(self, name: str, axes: Axes) -> tuple[str, Axes, float] | None:
+    def _go_back(self, name: str, axes: Axes) -> tuple[str, Axes, float] | None:
         """Return the value that is moved, reshaped, repeated or scaled to make this one; its axes;
         the factor.
         """
         node = self.makers.get(name)
         if node is None or node.domain:
             return None
-        if scaled := self.factor(node):
+        if scaled := self.find_factor(node):
             return scaled[0], axes, scaled[1]
         x = node.inputs[0] if node.inputs else ""
         if node.op == "Transpose":
@@ -157,26 +157,28 @@ class Values:
             back = dict(zip(order, axes, strict=True))
             return x, tuple(back[i] for i in range(len(axes))), 1.0
         if self.keeps(node):
-            dims = self.grouped(axes, self.shape(x))
+            dims = self.group_axes(axes, self.find_shape(x))
             return None if dims is None else (x, dims, 1.0)
-        if node.op == "Expand" and len(self.shape(x)) == len(axes):
-            pairs = zip(axes, self.shape(x), self.shape(name), strict=True)
+        if node.op == "Expand" and len(self.find_shape(x)) == len(axes):
+            pairs = zip(axes, self.find_shape(x), self.find_shape(name), strict=True)
             small = [(a, d != full) for a, d, full in pairs]
             if any(changed and a != ("r",) for a, changed in small):
                 return None
             return x, tuple(() if changed else a for a, changed in small), 1.0
         return None
 
-    def layout(self, name: str, axes: Axes, rows: str, columns: str, heads: str) -> Operand | None:
+    def find_layout(
+        self, name: str, axes: Axes, rows: str, columns: str, heads: str
+    ) -> Operand | None:
         """Return the operand for a value that has one of the layouts, or None."""
         flat = tuple(chain(*axes))
         for order in ORDERS:
-            if flat == self.axes(*_spelled(order, rows, heads), columns):
-                whole = self.whole(order, rows, columns, heads)
-                return Operand(name, order, 1.0, self.shape(name) == whole)
+            if flat == self.list_axes(*_spell_order(order, rows, heads), columns):
+                whole = self.list_dims(order, rows, columns, heads)
+                return Operand(name, order, 1.0, self.find_shape(name) == whole)
         return None
 
-    def whole(self, order: str, rows: str, columns: str, heads: str) -> tuple[Dim, ...]:
+    def list_dims(self, order: str, rows: str, columns: str, heads: str) -> tuple[Dim, ...]:
         """Return the four dimensions of an operand of this order."""
         count: Dim = 1
         for h in heads:
@@ -184,7 +186,9 @@ class Values:
         lead = {"batch": self.sizes["b"], "heads": count, "rows": self.sizes[rows]}
         return (*(lead[n] for n in order.split()), self.sizes[columns])
 
-    def source(self, name: str, axes: Axes, rows: str, columns: str, heads: str) -> Operand | None:
+    def find_source(
+        self, name: str, axes: Axes, rows: str, columns: str, heads: str
+    ) -> Operand | None:
         """Return the earliest value that differs from a matrix operand in layout and a factor only.
 
         heads: the axes that make up its heads.  Factors of V, Y and their gradients, whose columns
@@ -193,30 +197,30 @@ class Values:
         best: Operand | None = None
         factor = 1.0
         while True:
-            here = self.layout(name, axes, rows, columns, heads)
+            here = self.find_layout(name, axes, rows, columns, heads)
             if here is not None and (here.is_whole or best is None or not best.is_whole):
                 best = Operand(here.name, here.order, factor, here.is_whole)
-            step = self._before(name, axes)
+            step = self._go_back(name, axes)
             if step is None or (columns == "e" and step[2] != 1):
                 return best
             name, axes, factor = step[0], step[1], factor * step[2]
 
     # --- where values go
 
-    def only_reader(self, name: str) -> Node | None:
+    def find_only_reader(self, name: str) -> Node | None:
         """Return the only node that reads a value; None if several do, or if it is an output of the
         graph.
         """
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
-    def _after(self, name: str, axes: Axes) -> tuple[Node, Axes, float] | None:
+    def _go_on(self, name: str, axes: Axes) -> tuple[Node, Axes, float] | None:
         """Return the node that only moves, reshapes, scales or sums this value over repeats."""
-        node = self.only_reader(name)
+        node = self.find_only_reader(name)
         if node is None or node.domain or node.inputs.count(name) != 1:
             return None
         out = node.outputs[0]
-        if (scaled := self.factor(node)) and scaled[0] == name:
+        if (scaled := self.find_factor(node)) and scaled[0] == name:
             return node, axes, scaled[1]
         if node.inputs[0] != name:
             return None
@@ -224,7 +228,7 @@ class Values:
             order = node.attrs.get("perm") or range(len(axes))[::-1]
             return node, tuple(axes[i] for i in order), 1.0
         if self.keeps(node):
-            dims = self.grouped(axes, self.shape(out))
+            dims = self.group_axes(axes, self.find_shape(out))
             return None if dims is None else (node, dims, 1.0)
         if node.op == "ReduceSum" and len(node.inputs) == 2:
             over = self.constants.get(node.inputs[1])
@@ -238,7 +242,7 @@ class Values:
             return node, (*axes[:at], *rest, *axes[at + 1 :]), 1.0
         return None
 
-    def target(
+    def find_target(
         self, name: str, axes: Axes, rows: str, columns: str, heads: str
     ) -> tuple[Operand, list[Node]] | None:
         """Return the final form of a product's result, up to layout and a factor, and the nodes
@@ -247,17 +251,17 @@ class Values:
         best: tuple[Operand, list[Node]] | None = None
         factor, passed = 1.0, list[Node]()
         while True:
-            here = self.layout(name, axes, rows, columns, heads)
+            here = self.find_layout(name, axes, rows, columns, heads)
             if here is not None and (here.is_whole or best is None or not best[0].is_whole):
                 best = Operand(name, here.order, factor, here.is_whole), list(passed)
-            step = self._after(name, axes)
+            step = self._go_on(name, axes)
             if step is None or (columns == "e" and step[2] != 1):
                 return best
             node, axes = step[0], step[1]
             name, factor = node.outputs[0], factor * step[2]
             passed.append(node)
 
-    def known(self, name: str) -> Array | None:
+    def find_known(self, name: str) -> Array | None:
         """Return the value that constants give, before it is repeated along axes; None if inputs
         decide it.
         """
@@ -267,11 +271,11 @@ class Values:
         if node is None or node.domain:
             return None
         if node.op in ("Expand", "Identity"):
-            return self.known(node.inputs[0])
+            return self.find_known(node.inputs[0])
         if node.op == "Not":
-            value = self.known(node.inputs[0])
+            value = self.find_known(node.inputs[0])
             return None if value is None else np.logical_not(value)
         if node.op == "Where":
-            c, x, y = (self.known(i) for i in node.inputs)
+            c, x, y = (self.find_known(i) for i in node.inputs)
             return None if c is None or x is None or y is None else np.where(c, x, y)
         return None

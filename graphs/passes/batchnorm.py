@@ -22,21 +22,21 @@ from engine.base.errors import (
     find_caller_level,
     suggest_nearest,
 )
-from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.passes.infer import infer
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.vocabulary.op import MS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # the inputs that training changes
 # The ops that can absorb the batch normalisation after them, and the axis of output channels in
 # their weights.
 ABSORBING = {"Conv": 0, "ConvTranspose": 1}
-MAY_ADD = where(
+MAY_ADD = add_by_table(
     {f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING}
 )
 
 
-def batch_norms(graph: Graph) -> list[Node]:
+def list_batch_norms(graph: Graph) -> list[Node]:
     """Return the batch normalisation nodes."""
     return [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
 
@@ -60,7 +60,7 @@ def choose_trained(
         NameNotFoundError: a name is neither a batch normalisation nor a parameter of one.
         InputError: running statistics are listed as trained parameters.
     """
-    norms = batch_norms(graph)
+    norms = list_batch_norms(graph)
     own = set(norms)
     plain = {i for n in graph.nodes for k, i in enumerate(n.inputs) if n not in own or k < 3}
     moved = {n.inputs[k] for n in norms for k in STATISTICS}
@@ -73,7 +73,7 @@ def choose_trained(
     if frozen is None:
         chosen, known = set(trainable), set(kept)
         rest = [n for n in norms if chosen.isdisjoint(n.inputs[1:3])]
-        constants = _constants(graph, rest)
+        constants = _find_constants(graph, rest)
         still = {n for n in rest if not is_plain(n, constants, known)}
         if trainable and still:
             _warn_of_default([n for n in rest if n in still])
@@ -104,17 +104,17 @@ def is_plain(node: Node, constants: Mapping[str, Array], kept: Collection[str]) 
     scale, shift, mean = node.inputs[1:4]
     if any(name in kept or name not in constants for name in (scale, shift)):
         return False
-    if _folder(mean) in (_folder(scale), _folder(shift)):
+    if _cut_folder(mean) in (_cut_folder(scale), _cut_folder(shift)):
         return False
     return bool(np.all(constants[scale] == 1) and np.all(constants[shift] == 0))
 
 
-def _folder(name: str) -> str:
+def _cut_folder(name: str) -> str:
     """Return the part of a name before its last dot or slash."""
     return name[: max(name.rfind("."), name.rfind("/")) + 1]
 
 
-def _constants(graph: Graph, norms: Sequence[Node]) -> Mapping[str, Array]:
+def _find_constants(graph: Graph, norms: Sequence[Node]) -> Mapping[str, Array]:
     """Return the scales and biases of these nodes that do not depend on inputs."""
     names = {i for n in norms for i in n.inputs[1:3]}
     if names <= graph.initializers.keys():
@@ -147,7 +147,7 @@ def give_own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
     After    a = BatchNormalization(x, ones, zeros, a.running_mean, a.running_var)
     """
     names = Names(graph)
-    uses = Counter(i for n in graph.nodes for i in n.reads())
+    uses = Counter(i for n in graph.nodes for i in n.list_reads())
     layers = Counter(tuple(n.inputs[1:]) for n in trained)
     made: dict[tuple[str, ...], str] = {}
     for node in trained:
@@ -160,7 +160,7 @@ def give_own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
                 continue
             key = (*layer, title) if is_one_layer else (node.outputs[0], title)
             if key not in made:
-                made[key] = names.fresh(f"{node.name}.{title}")
+                made[key] = names.take_fresh(f"{node.name}.{title}")
                 graph.initializers[made[key]] = graph.initializers[name]
             inputs[k] = made[key]
         node.inputs = tuple(inputs)
@@ -183,14 +183,16 @@ def set_training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
         ModelError: something reads an output that the new form does not compute.
     """
     names, read, chosen = Names(graph), read_values(graph), set(trained)
-    for node in batch_norms(graph):
+    for node in list_batch_norms(graph):
         y, *rest = node.outputs
         if node not in chosen:
             drop_statistics(node, read)
             continue
         if len(rest) > 2:
             refuse_readers(node, rest[2:], read)
-        fresh = [names.fresh(f"{y}_{end}") for end in (*STATISTICS.values(), "mean", "inv_std")]
+        fresh = [
+            names.take_fresh(f"{y}_{end}") for end in (*STATISTICS.values(), "mean", "inv_std")
+        ]
         given = [o for o in rest[:2] if o]
         node.outputs = (y, *given, *fresh[len(given) :])
         node.op, node.domain = "BatchNormInternal", MS
@@ -218,7 +220,7 @@ def drop_statistics(node: Node, read: Set[str]) -> None:
 
 def read_values(graph: Graph) -> set[str]:
     """Return the values that nodes of a graph read or that are its outputs."""
-    return {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+    return {i for n in graph.nodes for i in n.list_reads()} | set(graph.outputs)
 
 
 def refuse_readers(node: Node, names: Sequence[str], read: Set[str]) -> None:
@@ -252,7 +254,7 @@ def absorb_norms(graph: Graph) -> Graph:
     norms = {n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain}
     if not norms:
         return graph
-    makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
+    makers, readers, names = graph.find_producers(), graph.find_consumers(), Names(graph)
     ends = set(graph.outputs)
     nodes: list[Node] = []
     gone: set[Node] = set()
@@ -264,10 +266,10 @@ def absorb_norms(graph: Graph) -> Graph:
         conv = makers.get(a)
         if conv is None or not _absorbs(conv) or a in ends:
             continue
-        rank = _rank(graph, conv.inputs[1])
+        rank = _find_rank(graph, conv.inputs[1])
         if rank is not None and len(readers[a]) == 1 and _is_of_one_type(graph, conv, node):
             gone |= {conv, node}
-            nodes += _absorbed(graph, names, conv, node, rank)
+            nodes += _absorb(graph, names, conv, node, rank)
     graph.nodes = [n for n in nodes if n not in gone]
     return graph
 
@@ -288,7 +290,7 @@ def _is_training(graph: Graph, node: Node) -> bool:
     return len(node.outputs) > 1
 
 
-def _rank(graph: Graph, name: str) -> int | None:
+def _find_rank(graph: Graph, name: str) -> int | None:
     """Return the rank of a graph input or initializer; None for other values."""
     if name in graph.initializers:
         return graph.initializers[name].ndim
@@ -297,45 +299,45 @@ def _rank(graph: Graph, name: str) -> int | None:
 
 def _is_of_one_type(graph: Graph, conv: Node, norm: Node) -> bool:
     """Return whether the inputs of a norm whose types are known have the weights' type."""
-    kind = _dtype(graph, conv.inputs[1])
+    kind = _find_dtype(graph, conv.inputs[1])
     for name in norm.inputs:
         told = graph.inputs.get(name) or graph.types.get(name)
-        dtype = type_of(graph.initializers[name]) if name in graph.initializers else told
+        dtype = find_type(graph.initializers[name]) if name in graph.initializers else told
         if dtype is not None and NUMPY[dtype.dtype] != kind:
             return False
     return True
 
 
-def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> list[Node]:
+def _absorb(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> list[Node]:
     """Return the nodes that replace a convolution and the batch normalisation after it."""
     nodes: list[Node] = []
     _, scale, shift, mean, var = norm.inputs
 
-    def op(name: str, *inputs: str) -> str:
-        title = names.fresh(f"{norm.name or norm.outputs[0]}/{name}")
+    def name_op(name: str, *inputs: str) -> str:
+        title = names.take_fresh(f"{norm.name or norm.outputs[0]}/{name}")
         nodes.append(Node(name, inputs, (f"{title}_output",), {}, "", title))
         return f"{title}_output"
 
-    def const(title: str, value: Array) -> str:
-        name = names.fresh(f"{norm.name or norm.outputs[0]}/{title}")
+    def add_constant(title: str, value: Array) -> str:
+        name = names.take_fresh(f"{norm.name or norm.outputs[0]}/{title}")
         graph.initializers[name] = value
         return name
 
-    kind = _dtype(graph, conv.inputs[1])
-    epsilon = const("epsilon", np.array(norm.attrs.get("epsilon", 1e-5), kind))
+    kind = _find_dtype(graph, conv.inputs[1])
+    epsilon = add_constant("epsilon", np.array(norm.attrs.get("epsilon", 1e-5), kind))
     along = [-1 if axis == ABSORBING[conv.op] else 1 for axis in range(rank)]
-    channels = const("channels", np.array(along, np.int64))
-    factor = op("Div", scale, op("Sqrt", op("Add", var, epsilon)))
-    weights = op("Mul", conv.inputs[1], op("Reshape", factor, channels))
+    channels = add_constant("channels", np.array(along, np.int64))
+    factor = name_op("Div", scale, name_op("Sqrt", name_op("Add", var, epsilon)))
+    weights = name_op("Mul", conv.inputs[1], name_op("Reshape", factor, channels))
     has_bias = len(conv.inputs) > 2 and conv.inputs[2]
-    centre = op("Sub", conv.inputs[2], mean) if has_bias else op("Neg", mean)
-    bias = op("Add", op("Mul", centre, factor), shift)
+    centre = name_op("Sub", conv.inputs[2], mean) if has_bias else name_op("Neg", mean)
+    bias = name_op("Add", name_op("Mul", centre, factor), shift)
     inputs = (conv.inputs[0], weights, bias)
     nodes.append(Node(conv.op, inputs, norm.outputs[:1], dict(conv.attrs), "", conv.name))
     return nodes
 
 
-def _dtype(graph: Graph, name: str) -> np.dtype[Any]:
+def _find_dtype(graph: Graph, name: str) -> np.dtype[Any]:
     """Return the numpy type of the elements of a graph input or initializer."""
     array = graph.initializers.get(name)
     return np.dtype(NUMPY[graph.inputs[name].dtype]) if array is None else array.dtype

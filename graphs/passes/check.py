@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.base.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import Answers, declaration, site_of, told_of
+from engine.graphs.ir.sites import Answers, get_declaration, list_facts, make_site
 from engine.graphs.passes.infer import NodeResults
 from engine.kernels.vocabulary.op import OURS, Array, TensorType
 
@@ -49,7 +49,7 @@ class Watch:
         if not types:
             graph.check()
             return
-        changed = self._changed(graph.nodes)
+        changed = self._list_changed(graph.nodes)
         ends = {*graph.inputs, *graph.initializers}, list(graph.outputs)
         if changed or ends != self._ends or graph.nodes != self._nodes:
             graph.check()
@@ -57,7 +57,7 @@ class Watch:
         for node in changed:
             self._check_node(graph, node, types, constants)
 
-    def _changed(self, nodes: Sequence[Node]) -> list[Node]:
+    def _list_changed(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes that are new or have changed since the last call."""
         changed: list[Node] = []
         seen: dict[Node, State] = {}
@@ -86,13 +86,13 @@ class Watch:
         constants: Mapping[str, Array],
     ) -> None:
         """Compare the types that a node makes from its inputs with the recorded ones."""
-        untyped = [v for v in (*node.reads(), *node.outputs) if v and v not in types]
+        untyped = [v for v in (*node.list_reads(), *node.outputs) if v and v not in types]
         if untyped:
             raise LookupError(f"{node}: {', '.join(untyped)} have no type")
         if (node.domain, node.op) == (OURS, "Map"):
             self._check_map(graph, node, types, constants)
             return
-        types_made = self._types(graph, node, types, constants)
+        types_made = self._infer_types(graph, node, types, constants)
         for name, made in zip(node.outputs, types_made, strict=False):
             kept = types.get(name)
             if kept is made or kept is None:
@@ -100,7 +100,7 @@ class Watch:
             if (made.dtype, made.shape) != (kept.dtype, kept.shape):
                 raise TypeError(f"{node}: {name} is recorded as {kept}, but is made as {made}")
 
-    def _types(
+    def _infer_types(
         self,
         graph: Graph,
         node: Node,
@@ -108,15 +108,15 @@ class Watch:
         constants: Mapping[str, Array],
     ) -> tuple[TensorType, ...]:
         """Return the types that a node makes, by its shape rule."""
-        told = told_of(graph, node, types, constants)
+        told = list_facts(graph, node, types, constants)
         inferred = self._answers.get(told)
         if inferred is not None:
             return inferred.types
         result = self._made.get(told)
         if result is None:
-            site = site_of(graph, node, types, constants)
+            site = make_site(graph, node, types, constants)
             try:
-                result = declaration(graph, node).infer(site)
+                result = get_declaration(graph, node).infer(site)
             except EngineError as error:
                 raise TypeError(f"{node}: its types do not fit: {error}") from error
             self._made.keep(told, site, result)
@@ -135,11 +135,11 @@ class Watch:
         shapes of all operands, and it can write formulas of constants as any element type.
         """
         ins = [types[i] for i in node.inputs]
-        told = told_of(graph, node, types, constants)
+        told = list_facts(graph, node, types, constants)
         dtypes = self._dtypes.get(told)
         if dtypes is None:
             dtypes = node.attrs["formulas"].results_dtypes([t.dtype for t in ins])
-            self._dtypes.keep(told, site_of(graph, node, types, constants), dtypes)
+            self._dtypes.keep(told, make_site(graph, node, types, constants), dtypes)
         for name, made in zip(node.outputs, dtypes, strict=True):
             kept = types[name]
             if made not in (None, kept.dtype):

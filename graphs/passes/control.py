@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.base.errors import ShapeError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Subgraph
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.sequences import SEQUENCES
 from engine.graphs.passes.unrolling import Form, Unrolling, read_constant
 from engine.kernels.vocabulary.op import Array
@@ -75,7 +75,7 @@ def _amount(body: Subgraph, find: Find) -> int:
     find: returns values of the enclosing graph.
     """
     captured = dict(zip(body.inner, body.captured, strict=True))
-    makers = body.graph.producers()
+    makers = body.graph.find_producers()
 
     def find_inside(name: str) -> Array | None:
         if name in body.graph.initializers:
@@ -96,7 +96,7 @@ def _amount(body: Subgraph, find: Find) -> int:
 
 def _passes_condition(body: Subgraph) -> bool:
     """Return whether the body of a Loop passes the condition on unchanged."""
-    makers = body.graph.producers()
+    makers = body.graph.find_producers()
     name = body.graph.outputs[0]
     while name in makers and makers[name].op == "Identity" and not makers[name].domain:
         name = makers[name].inputs[0]
@@ -222,4 +222,4 @@ FORMS = {
     "Scan": Form(_scan, "Concat Split Squeeze Unsqueeze"),
     **SEQUENCES,
 }
-MAY_ADD = where({name: f"{form.makes} Identity" for name, form in FORMS.items()})
+MAY_ADD = add_by_table({name: f"{form.makes} Identity" for name, form in FORMS.items()})

@@ -9,7 +9,7 @@ from engine.base import limits
 from engine.base.element_types import NUMPY
 from engine.base.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of
+from engine.graphs.ir.sites import Answers, get_declaration, make_site, run_rule
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import NodeResults, infer, naming_sources
 from engine.kernels.ops.registry import ops
@@ -44,7 +44,7 @@ def expand(
     most = limits.limit("NODES")
     for _ in range(DEPTH):
         before = graph.nodes
-        wanted = {node: op for node in before if (op := _expands(graph, node, chosen))}
+        wanted = {node: op for node in before if (op := _find_expansion(graph, node, chosen))}
         if not wanted:
             return inferred
         names = Names(graph)
@@ -84,9 +84,9 @@ def expand_first(graph: Graph) -> Graph:
     return graph
 
 
-def _expands(graph: Graph, node: Node, chosen: Callable[[Node, Op], bool]) -> Op | None:
+def _find_expansion(graph: Graph, node: Node, chosen: Callable[[Node, Op], bool]) -> Op | None:
     """Return the declaration of a node that is to be expanded, or None."""
-    op = ops().get((node.domain, node.op)) or declaration(graph, node)
+    op = ops().get((node.domain, node.op)) or get_declaration(graph, node)
     return op if op.expand is not None and chosen(node, op) else None
 
 
@@ -98,7 +98,7 @@ def _replace(graph: Graph, found: Inferred, names: Names, node: Node, op: Op) ->
     into = _Expansion(graph, found, names, node)
     with (
         naming_sources(graph, node, found.constants),
-        rule_of(op, "the expansion", into.site, node),
+        run_rule(op, "the expansion", into.site, node),
     ):
         made = op.expand(into)
     if made is None:
@@ -114,8 +114,8 @@ class _Expansion:
 
     def __init__(self, graph: Graph, found: Inferred, names: Names, node: Node) -> None:
         self.graph, self.names, self.node = graph, names, node
-        self.site = site_of(graph, node, found.types, found.constants)
-        self.declared = declaration(graph, node)
+        self.site = make_site(graph, node, found.types, found.constants)
+        self.declared = get_declaration(graph, node)
         self.title = node.name or node.outputs[0]
         self.nodes: list[Node] = []
 
@@ -136,13 +136,13 @@ class _Expansion:
                 f"{self.declared.title} expands into {op_title(domain, op)}, which its "
                 f"declaration `becomes` leaves out"
             )
-        title = self.names.fresh(f"{self.title}/{op}")
-        made = tuple(self.names.fresh(f"{title}_output_{k}") for k in range(outputs))
+        title = self.names.take_fresh(f"{self.title}/{op}")
+        made = tuple(self.names.take_fresh(f"{title}_output_{k}") for k in range(outputs))
         self.nodes.append(Node(op, inputs, made, attrs, domain, title))
         return made if outputs > 1 else made[0]
 
     def const(self, value: Any, dtype: str) -> str:
-        name = self.names.fresh(f"{self.title}/{dtype}")
+        name = self.names.take_fresh(f"{self.title}/{dtype}")
         self.graph.initializers[name] = array(value, NUMPY[dtype])
         return name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.graphs.ir.graph import Graph, Names
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS
 
@@ -17,7 +17,7 @@ def give_pool_grads_input(graph: Graph) -> Graph:
     Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i)
     After    y, i = MaxPool(x); dx = engine::MaxPoolGrad(dy, i, x)
     """
-    makers = graph.producers()
+    makers = graph.find_producers()
     named = {n.name: n for n in graph.nodes if n.name}
     for node in graph.nodes:
         if node.domain or node.op not in ("MaxPoolGrad", "AveragePoolGrad"):
@@ -39,7 +39,7 @@ def give_lstm_grads_peepholes(graph: Graph) -> Graph:
     Before   y, h, c, cells, gates = LSTMTraining(x, ..., p); dx, ..., dp = LSTMGrad(x, ..., dc)
     After    y, ... = engine::LSTMTraining(x, ..., p); dx, ... = engine::LSTMGrad(x, ..., dc, p)
     """
-    makers = graph.producers()
+    makers = graph.find_producers()
     for node in graph.nodes:
         if (node.domain, node.op) != (MS, "LSTMGrad") or len(node.inputs) < 9:
             continue
@@ -60,18 +60,22 @@ def give_gru_grads_inner_products(graph: Graph) -> Graph:
     Before   y, h, gates = GRUTraining(x, ...); dx, ... = GRUGrad(x, ..., gates, dy, dh)
     After    y, h, gates, q = GRUTraining(x, ...); dx, ... = GRUGrad(x, ..., gates, dy, dh, q)
     """
-    makers, names = graph.producers(), Names(graph)
+    makers, names = graph.find_producers(), Names(graph)
     for node in graph.nodes:
         if node.op != "GRUGrad" or not node.attrs.get("linear_before_reset"):
             continue
         maker = makers.get(node.inputs[7]) if len(node.inputs) in (9, 10) else None
         if maker is None or maker.op != "GRUTraining" or len(maker.outputs) != 3:
             continue
-        inner = names.fresh(f"{maker.outputs[2]}_inner")
+        inner = names.take_fresh(f"{maker.outputs[2]}_inner")
         maker.outputs = (*maker.outputs, inner)
         node.inputs = (*node.inputs, *[""] * (10 - len(node.inputs)), inner)
     return graph
 
 
-POOLS_MAY_ADD = where({f"{name}PoolGrad": f"{OURS}::{name}PoolGrad" for name in ("Max", "Average")})
-LSTMS_MAY_ADD = where({f"{MS}::{name}": f"{OURS}::{name}" for name in ("LSTMGrad", "LSTMTraining")})
+POOLS_MAY_ADD = add_by_table(
+    {f"{name}PoolGrad": f"{OURS}::{name}PoolGrad" for name in ("Max", "Average")}
+)
+LSTMS_MAY_ADD = add_by_table(
+    {f"{MS}::{name}": f"{OURS}::{name}" for name in ("LSTMGrad", "LSTMTraining")}
+)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from engine.base.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import Answers, site_of, told_of
-from engine.graphs.passes.may_add import Keys, where
+from engine.graphs.ir.sites import Answers, list_facts, make_site
+from engine.graphs.passes.may_add import Keys, add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import constant_inputs
 from engine.kernels.ops.registry import ops
@@ -27,7 +27,9 @@ CHEAP = {
 }  # fmt: skip
 
 _EPILOGUES = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
-EPILOGUES_MAY_ADD = where({f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()})
+EPILOGUES_MAY_ADD = add_by_table(
+    {f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()}
+)
 
 Constants = dict[str, Array]
 Shape = tuple[Dim, ...]
@@ -40,7 +42,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
     Before   a = Conv(x, w, b); y = Relu(a)          nothing else reads a
     After    y = FusedConv(x, w, b) activation="Relu"
     """
-    makers, readers = graph.producers(), graph.consumers()
+    makers, readers = graph.find_producers(), graph.find_consumers()
     gone, ends = set[Node](), set(graph.outputs)
     for node in graph.nodes:
         if node.op != "Relu" or node.domain:
@@ -84,10 +86,10 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
         if node.domain == OURS and node.op in job.sums:
             job.join(node, _Formula.of(node.attrs["formulas"]), place)
         elif has_formula(node):
-            told = told_of(graph, node, types, constants)
+            told = list_facts(graph, node, types, constants)
             formula = read.get(told)
             if formula is None:
-                site = site_of(graph, node, types, constants)
+                site = make_site(graph, node, types, constants)
                 formulas, kept = constant_inputs(site)
                 formula = _Formula.of(formulas), kept
                 read.keep(told, site, formula)
@@ -100,7 +102,7 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
     return graph
 
 
-def maps_may_add(held: Keys) -> Keys:
+def list_map_ops(held: Keys) -> Keys:
     """Return the ops that `fuse_maps` may add: Map, if some op of the graph has a formula."""
     declared = (ops().get(key) for key in held)
     return op_keys(f"{OURS}::Map" if any(op and op.expr for op in declared) else "")
@@ -162,39 +164,39 @@ class _Group:
         """True if computing it again costs less than storing its result and reading it back."""
         return self.cost <= MAX_AGAIN and self.is_plain
 
-    def formulas(self) -> Formulas:
+    def join_formulas(self) -> Formulas:
         """Return the formulas of the kernel over `inputs`: the formulas of all parts, without
         duplicates.
         """
         own = self.parts[""]
         if len(self.parts) == 1 and own.inputs == self.inputs:
             return own.formula.formulas
-        return _formulas(self.parts, self.inputs)
+        return _join_formulas(self.parts, self.inputs)
 
-    def wiring(self) -> tuple[object, ...]:
+    def make_key(self) -> tuple[object, ...]:
         """Return a key of its formulas: groups that combine the same `_Formula`s in the same way
         have equal keys.
         """
         values = {name: i for i, name in enumerate(self.inputs)}
         key: list[object] = [len(self.inputs)]
-        for name, part in _in_order(self.parts):
+        for name, part in _order_parts(self.parts):
             key.append(part.formula)
             key += [values.get(n, -1) for n in part.inputs]
             values[name] = len(values)
         return tuple(key)
 
 
-def _in_order(parts: Mapping[str, _Part]) -> list[tuple[str, _Part]]:
+def _order_parts(parts: Mapping[str, _Part]) -> list[tuple[str, _Part]]:
     """Return the parts of a group in the order of the graph."""
     return sorted(parts.items(), key=lambda item: item[1].place)
 
 
-def _formulas(parts: Mapping[str, _Part], inputs: Sequence[str]) -> Formulas:
+def _join_formulas(parts: Mapping[str, _Part], inputs: Sequence[str]) -> Formulas:
     """Return the formulas over `inputs` of all parts of a group."""
     writer = Writer()
     values = {name: writer.put("in", i) for i, name in enumerate(inputs)}
     results: list[int] = []
-    for name, part in _in_order(parts):
+    for name, part in _order_parts(parts):
         results = writer.copy(part.formula.formulas, [values.get(n, -1) for n in part.inputs])
         values[name] = results[0]
     return writer.formulas(results)
@@ -215,14 +217,14 @@ class _Maps:
 
     def __init__(self, graph: Graph, types: Types, sums: Sequence[str]) -> None:
         self.types, self.outputs, self.sums = types, set(graph.outputs), sums
-        self.readers = graph.consumers()
+        self.readers = graph.find_consumers()
         self.groups: dict[str, _Group] = {}
         self.written: dict[Node, _Group] = {}
         self.last: dict[str, int] = {}  # value -> place of its last reader
         self.fused: dict[str, bool] = {}  # value -> True if all its readers can compute it
         self.made: dict[tuple[object, ...], Formulas] = {}  # by the wiring of a group
         for place, node in enumerate(graph.nodes):
-            self.last.update(dict.fromkeys(node.reads(), place))
+            self.last.update(dict.fromkeys(node.list_reads(), place))
 
     def join(self, node: Node, formula: _Formula, place: int) -> None:
         """Join a node with the maps that make its operands, as far as possible.
@@ -232,7 +234,7 @@ class _Maps:
         inputs = tuple(dict.fromkeys([node.inputs[i] for i in formula.reads]))
         part = _Part(place, formula, node.inputs)
         group = _Group(node, {"": part}, inputs, set(), formula.cost, formula.is_plain)
-        shape = self.shape(node)
+        shape = self.find_shape(node)
         while name := next((n for n in group.inputs if self.is_open(n, group, shape, place)), ""):
             if not self.absorb(group, name, shape):
                 group.shut.add(name)
@@ -266,7 +268,7 @@ class _Maps:
             cost -= sum(group.parts[n].formula.cost for n in shared)
         if cost > MAX_COST:  # unless values happen to be equal
             parts = {**source.parts, name: source.parts[""], **group.parts}
-            if _formulas(parts, inputs).cost() > MAX_COST:
+            if _join_formulas(parts, inputs).cost() > MAX_COST:
                 return False
         parts = source.parts
         if len(self.readers[name]) == 1 and name not in self.outputs:
@@ -293,9 +295,9 @@ class _Maps:
         group = self.written.get(node)
         if group is None:
             return
-        wiring = group.wiring()
+        wiring = group.make_key()
         if wiring not in self.made:
-            self.made[wiring] = group.formulas()
+            self.made[wiring] = group.join_formulas()
         node.attrs = {"formulas": self.made[wiring]}
 
     def is_open(self, name: str, group: _Group, shape: Shape, place: int) -> bool:
@@ -312,7 +314,7 @@ class _Maps:
             return True
         return self.is_free(name, group.inputs, place)
 
-    def shape(self, node: Node) -> Shape:
+    def find_shape(self, node: Node) -> Shape:
         """Return the shape in which the formulas of a Map or of ChannelSums are computed."""
         if node.op == "Map":
             return self.types[node.outputs[0]].shape

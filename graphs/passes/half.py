@@ -10,13 +10,13 @@ import numpy as np
 from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import Array, TensorType
 
 _HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
-MAY_ADD = where({"": "Cast"})  # for any ops in the graph
+MAY_ADD = add_by_table({"": "Cast"})  # for any ops in the graph
 _TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
 
@@ -37,15 +37,15 @@ def replace_halves(graph: Graph) -> Graph:
     inner: dict[str, str] = {}
     for name, t in graph.inputs.items():
         if t.dtype == "f16":
-            inner[name] = names.fresh(f"{name}/single")
-            title = names.fresh(f"{name}/Cast")
+            inner[name] = names.take_fresh(f"{name}/single")
+            title = names.take_fresh(f"{name}/Cast")
             before.append(Node("Cast", (name,), (inner[name],), {"to": _SINGLE}, "", title))
     after: list[Node] = []
-    makers = graph.producers()
-    for name in _half_outputs(graph):
+    makers = graph.find_producers()
+    for name in _list_half_outputs(graph):
         if name in makers:
-            inner[name] = names.fresh(f"{name}/single")
-            title = names.fresh(f"{name}/Cast")
+            inner[name] = names.take_fresh(f"{name}/single")
+            title = names.take_fresh(f"{name}/Cast")
             after.append(Node("Cast", (inner[name],), (name,), {"to": _HALF}, "", title))
     for node in graph.nodes:
         node.inputs = tuple(inner.get(i, i) for i in node.inputs)
@@ -55,7 +55,7 @@ def replace_halves(graph: Graph) -> Graph:
     return graph
 
 
-def _half_outputs(graph: Graph) -> list[str]:
+def _list_half_outputs(graph: Graph) -> list[str]:
     """Return the outputs that are f16: declared so, or made so by the nodes.
 
     Shape rules do not take f16.  An output without a declared type is f16 if its type follows the
@@ -64,13 +64,13 @@ def _half_outputs(graph: Graph) -> list[str]:
     unknown = [name for name in graph.outputs if name not in graph.types | graph.inputs]
     halves = {name for name, t in graph.types.items() if t.dtype == "f16"}
     if unknown:
-        single = infer(_widened(graph, "f32")).types
-        double = infer(_widened(graph, "f64")).types
+        single = infer(_widen_graph(graph, "f32")).types
+        double = infer(_widen_graph(graph, "f64")).types
         halves.update(name for name in unknown if single[name].dtype != double[name].dtype)
     return [name for name in graph.outputs if name in halves]
 
 
-def _widened(graph: Graph, dtype: str) -> Graph:
+def _widen_graph(graph: Graph, dtype: str) -> Graph:
     """Return a copy of a graph with this element type instead of f16, inputs included."""
     made = graph.copy()
     made.inputs = {n: t.but(dtype=dtype) if t.dtype == "f16" else t for n, t in made.inputs.items()}
@@ -88,8 +88,8 @@ def widen_halves(graph: Graph, without: Collection[str] = ()) -> Graph:
 def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
     """Do as `widen_halves` does, with any element type instead of f32."""
     for node in graph.nodes:
-        node.attrs = {name: _attribute(name, v, dtype) for name, v in node.attrs.items()}
-    graph.initializers = {n: _wide(a, dtype) for n, a in graph.initializers.items()}
+        node.attrs = {name: _widen_attribute(name, v, dtype) for name, v in node.attrs.items()}
+    graph.initializers = {n: _widen_array(a, dtype) for n, a in graph.initializers.items()}
     graph.types = {
         n: t.but(dtype=dtype) if t.dtype == "f16" and n not in without else t
         for n, t in graph.types.items()
@@ -118,17 +118,19 @@ def has_halves(graph: Graph) -> bool:
         is_half(graph.inputs)
         or is_half(graph.types)
         or any(a.dtype == np.float16 for a in graph.initializers.values())
-        or any(_attribute(k, v, "f32") is not v for n in graph.nodes for k, v in n.attrs.items())
+        or any(
+            _widen_attribute(k, v, "f32") is not v for n in graph.nodes for k, v in n.attrs.items()
+        )
     )
 
 
-def _attribute(name: str, value: Any, dtype: str) -> Any:
+def _widen_attribute(name: str, value: Any, dtype: str) -> Any:
     """Return an attribute with another element type instead of f16."""
     if isinstance(value, np.ndarray):
-        return _wide(value, dtype)
+        return _widen_array(value, dtype)
     return ONNX_CODE[dtype] if name in _TYPES and value == _HALF else value
 
 
-def _wide(array: Array, dtype: str) -> Array:
+def _widen_array(array: Array, dtype: str) -> Array:
     """Return an array with elements of this type if its elements are f16."""
     return array.astype(NUMPY[dtype]) if array.dtype == np.float16 else array

@@ -21,9 +21,9 @@ from engine.base.errors import (
     suggest_nearest,
 )
 from engine.graphs.io import reference
-from engine.graphs.ir.graph import MAX_RANK, Graph, Node, type_of
-from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of, told_of
-from engine.graphs.ir.symbols import Inferred, Walk, evaluate, infer_by_trial, rename, symbols_of
+from engine.graphs.ir.graph import MAX_RANK, Graph, Node, find_type
+from engine.graphs.ir.sites import Answers, get_declaration, list_facts, make_site, run_rule
+from engine.graphs.ir.symbols import Inferred, Walk, evaluate, infer_by_trial, list_symbols, rename
 from engine.graphs.passes.sizes import fold_sizes
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
@@ -42,7 +42,7 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
 
     Every symbolic dimension gets the size that the shapes give it, wherever it stands.
 
-    shapes, is_loose: see `sizes_of`.
+    shapes, is_loose: see `find_sizes`.
 
     Before   x: f32[batch,3], labels: i64[batch]; shapes {"x": (8, 3)}
     After    x: f32[8,3],     labels: i64[8]
@@ -50,22 +50,22 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
     A dimension that is a polynomial of symbols, such as `8*batch`, gets its value.
 
     Raises:
-        NameNotFoundError, ShapeError: see `sizes_of`.
+        NameNotFoundError, ShapeError: see `find_sizes`.
     """
-    out = sized(graph, sizes_of(graph, shapes, is_loose=is_loose))
+    out = resize(graph, find_sizes(graph, shapes, is_loose=is_loose))
     for name, shape in shapes.items():
         out.inputs[name] = out.inputs[name].but([int(d) for d in shape])
     return out
 
 
-def sized(graph: Graph, sizes: Mapping[str, Dim]) -> Graph:
+def resize(graph: Graph, sizes: Mapping[str, Dim]) -> Graph:
     """Return a copy of the graph in which symbolic dimensions have these sizes."""
     out = graph.copy()
     rename(out, sizes)
     return out
 
 
-def sizes_of(
+def find_sizes(
     graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = False
 ) -> dict[str, int]:
     """Return the size that shapes give each symbolic dimension of the inputs.
@@ -153,8 +153,8 @@ def infer(
     answers = Answers() if answers is None else answers
     inferred = _Walk(graph, answers, settled).run() if settled else _infer(graph, answers)
     kept = []
-    if not symbols_of(graph):
-        graph.sized |= _made_of_sizes(graph) & inferred.constants.keys()
+    if not list_symbols(graph):
+        graph.sized |= _find_made_of_sizes(graph) & inferred.constants.keys()
     for node in graph.nodes:
         outputs = inferred.constants.keys() & node.outputs
         if outputs and len(outputs) == len([o for o in node.outputs if o]):
@@ -166,7 +166,7 @@ def infer(
     return inferred
 
 
-def _made_of_sizes(graph: Graph) -> set[str]:
+def _find_made_of_sizes(graph: Graph) -> set[str]:
     """Return the values that depend on the shape of a value other than an initializer."""
     out: set[str] = set()
     for node in graph.nodes:
@@ -179,7 +179,7 @@ def _made_of_sizes(graph: Graph) -> set[str]:
 
 def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
     """Infer a graph whose inputs may have symbolic dimensions."""
-    if not symbols_of(graph):
+    if not list_symbols(graph):
         return _Walk(graph, answers).run()
 
     def walk_of(graph: Graph, answers: Answers[NodeResults]) -> Walk:
@@ -204,15 +204,15 @@ def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
             raise failure from None
 
 
-def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[str, ...]:
+def list_sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[str, ...]:
     """Return the inputs of a graph on which a value depends; none if it is a known constant."""
-    makers, waiting = graph.producers(), [name]
+    makers, waiting = graph.find_producers(), [name]
     seen: dict[str, None] = {}
     while waiting:
         value = waiting.pop()
         if value not in seen and value not in constants:
             seen[value] = None
-            waiting += makers[value].reads() if value in makers else ()
+            waiting += makers[value].list_reads() if value in makers else ()
     return tuple(n for n in seen if n in graph.inputs)
 
 
@@ -223,7 +223,7 @@ def naming_sources(graph: Graph, node: Node, constants: Mapping[str, Array]) -> 
         yield
     except UnknownValueError as error:
         if error.index < len(node.inputs):
-            error.inputs = error.inputs or sources(graph, node.inputs[error.index], constants)
+            error.inputs = error.inputs or list_sources(graph, node.inputs[error.index], constants)
         raise
 
 
@@ -242,10 +242,10 @@ class _Walk:
 
     def run(self) -> Inferred:
         self.constants.update(self.graph.initializers)
-        one_of = self.answers.one_of
+        one_of = self.answers.share_type
         self.types.update((n, one_of(t)) for n, t in self.graph.inputs.items())
-        self.types.update((n, one_of(type_of(a))) for n, a in self.graph.initializers.items())
-        self.symbols.update(d for t in self.types.values() for d in _symbols(t))
+        self.types.update((n, one_of(find_type(a))) for n, a in self.graph.initializers.items())
+        self.symbols.update(d for t in self.types.values() for d in _list_symbols(t))
         for node in self.graph.nodes:
             self.infer_node(node)
         if self.missing:
@@ -255,35 +255,35 @@ class _Walk:
 
     def infer_node(self, node: Node) -> None:
         """Find the types of a node's outputs, and their values if those are constant."""
-        told = told_of(self.graph, node, self.types, self.constants)
+        told = list_facts(self.graph, node, self.types, self.constants)
         made = self.answers.get(told)
         if made is not None:
             self.keep(node, made)
             return
         try:
-            op = declaration(self.graph, node)
+            op = get_declaration(self.graph, node)
         except UnsupportedOpError as error:
-            values = self.reference(node)
+            values = self.run_reference(node)
             if values:
-                self.keep(node, _made(values))
+                self.keep(node, _make_results(values))
             else:
                 text = f"{node.op} {node.name!r}" if self.missing else str(error)
                 self.missing[node.name or node.outputs[0]] = text
             return
         if any(i and i not in self.types for i in node.inputs):
             return  # an input comes from a node in `missing`
-        site = site_of(self.graph, node, self.types, self.constants)
-        made = self.declared(node, op, site)
-        made = NodeResults(tuple(map(self.answers.one_of, made.types)), made.values)
+        site = make_site(self.graph, node, self.types, self.constants)
+        made = self.infer_declared(node, op, site)
+        made = NodeResults(tuple(map(self.answers.share_type, made.types)), made.values)
         self.keep(node, made)
-        if not any(_symbols(t) for t in made.types):
+        if not any(_list_symbols(t) for t in made.types):
             self.answers.keep(told, site, made)
 
-    def declared(self, node: Node, op: Op, site: Site) -> NodeResults:
+    def infer_declared(self, node: Node, op: Op, site: Site) -> NodeResults:
         """Return the results of a node whose op has a declaration."""
         with (
             naming_sources(self.graph, node, self.constants),
-            rule_of(op, "the shape rule", site, node),
+            run_rule(op, "the shape rule", site, node),
         ):
             types = _infer_op(op, site)
         if len(types) < len(node.outputs):
@@ -291,36 +291,36 @@ class _Walk:
         highest = max((t.rank for t in types), default=0)
         if highest > MAX_RANK:
             site.fail(f"{highest} dimensions", f"up to {MAX_RANK}")
-        types = self.own_symbols(site, types)
+        types = self.make_own_symbols(site, types)
         if self.settled and not all(isinstance(d, int) for t in types for d in t.shape):
             self.refuse_unknown(node, site)
         if not self.is_known(node, op):
             return NodeResults(types)
-        if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in types):
+        if node.inputs and any(_estimate_bytes(t) > FOLD_BYTES for t in types):
             return NodeResults(types)
         if (op.domain, op.name) == ("", "Expand") and types[0].size > REPEATED:
             return NodeResults(types)
         if op.name == "DequantizeLinear" and _is_matrix(types[0]):
             return NodeResults(types)
         if op.fold is None:
-            values = self.reference(node) if op.by_reference else []
+            values = self.run_reference(node) if op.by_reference else []
         else:
-            with rule_of(op, "the computation of a constant", site, node):
+            with run_rule(op, "the computation of a constant", site, node):
                 values = _fold_op(op, site)
         if node.inputs:  # otherwise it is a Constant, whose bytes are the model's
             self.made += sum(v.nbytes for v in values)
             limits.check("CONSTANT_BYTES", self.made, site.where, "with constants folded before,")
-        return _made(values, types)
+        return _make_results(values, types)
 
-    def own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def make_own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
         """Return the output types of a node, with symbols that no other node uses.
 
         Rules name new symbols after the node, but nodes need not have names, and names may repeat.
         """
-        symbols = [d for t in types for d in _symbols(t)]
+        symbols = [d for t in types for d in _list_symbols(t)]
         if not symbols:
             return tuple(types)
-        old = {d for t in site.ins if t for d in _symbols(t)}
+        old = {d for t in site.ins if t for d in _list_symbols(t)}
         new: dict[Dim, Dim] = {}
         for made in dict.fromkeys(d for d in symbols if d not in old):
             tried = (f"{made}_{k}" if k else made for k in itertools.count())
@@ -338,7 +338,7 @@ class _Walk:
         free = [i for i in node.inputs if i and i not in self.constants]
         short = [i for i in free if i != node.inputs[0] and self.types[i].rank < 2]
         deciding = [i for i in short if self.types[i].dtype[0] in "iu"] or short or free
-        inputs = [n for i in deciding for n in sources(self.graph, i, self.constants)]
+        inputs = [n for i in deciding for n in list_sources(self.graph, i, self.constants)]
         raise UnknownValueError(
             f"{site.where()}: the shape of its output depends on the values of {deciding}, which "
             f"must be constants known before lowering",
@@ -361,7 +361,7 @@ class _Walk:
                 return False
         return True
 
-    def reference(self, node: Node) -> list[Array]:
+    def run_reference(self, node: Node) -> list[Array]:
         """Return the outputs by onnx's reference; none if an input is unknown, or onnx cannot
         compute them.
         """
@@ -384,12 +384,12 @@ class _Walk:
                 self.constants[name] = value
 
 
-def _made(values: Sequence[Array], types: Sequence[TensorType] = ()) -> NodeResults:
+def _make_results(values: Sequence[Array], types: Sequence[TensorType] = ()) -> NodeResults:
     """Return the results of a node whose first outputs have these values.
 
     types: the types of all outputs, from the shape rule.
     """
-    return NodeResults((*map(type_of, values), *types[len(values) :]), tuple(values))
+    return NodeResults((*map(find_type, values), *types[len(values) :]), tuple(values))
 
 
 def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
@@ -400,7 +400,7 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
     if op.expr is not None:
         kinds = [t.dtype if t else "" for t in site.ins]
         formula = site.formula()
-        if misfit := formula.misfit(kinds) or _signed(formula, kinds):
+        if misfit := formula.misfit(kinds) or _find_signed(formula, kinds):
             site.fail(misfit, "functions of reals, logic of b1, bits of integers, the rest of all")
     for t in types:
         if any(isinstance(d, int) and d < 0 for d in t.shape):
@@ -408,7 +408,7 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
     return types
 
 
-def _signed(formula: Formulas, kinds: Sequence[str]) -> str:
+def _find_signed(formula: Formulas, kinds: Sequence[str]) -> str:
     """Return the part of a formula that negates or subtracts truth values, which have no sign, or
     "".
     """
@@ -438,13 +438,13 @@ def _is_matrix(t: TensorType) -> bool:
     return t.rank >= 2 and set(t.shape[2:]) <= {1} and t.size >= QUANTISED
 
 
-def _symbols(t: TensorType) -> list[str]:
+def _list_symbols(t: TensorType) -> list[str]:
     """Return the symbolic dimensions of a type."""
     return [d for d in t.shape if isinstance(d, str)]
 
 
-def _nbytes(t: TensorType) -> int:
+def _estimate_bytes(t: TensorType) -> int:
     """Return an upper bound of a value's bytes; more than `FOLD_BYTES` if the shape is unknown."""
-    if _symbols(t):
+    if _list_symbols(t):
         return FOLD_BYTES + 1
     return t.size * 8

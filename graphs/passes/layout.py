@@ -12,30 +12,30 @@ from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_di
 Types = dict[str, TensorType]
 
 
-def _trivial(t: TensorType) -> bool:
+def _is_trivial(t: TensorType) -> bool:
     """Return whether both layouts are the same bytes: there is one channel, or one pixel."""
     return t.rank < 3 or t.dims[1] == 1 or all(d == 1 for d in t.dims[2:])
 
 
-def _image(t: TensorType) -> bool:
+def _is_image(t: TensorType) -> bool:
     """Return whether a tensor has batch, channel and spatial axes, so that it can be
     channels-last.
     """
     return t.rank >= 3
 
 
-def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
+def _make_conversion(t: TensorType, name: str, out: str, title: str) -> Node:
     """Return the node that converts a value of type `t` to the other layout.
 
     It is a copy, or an Identity where both layouts are the same bytes.
     """
-    if _trivial(t):
+    if _is_trivial(t):
         return Node("Identity", (name,), (out,), {}, "", title)
     op = "ToPlain" if t.last else "ToChannelsLast"
     return Node(op, (name,), (out,), {}, OURS, title)
 
 
-def layouts_may_add(held: Keys) -> Keys:
+def list_layout_ops(held: Keys) -> Keys:
     """Return the ops that `choose_layouts` may add: copies, if an op prefers channels-last."""
     copies = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
     declared = (ops().get(key) for key in held)
@@ -57,14 +57,14 @@ class _Layouts:
     def as_layout(self, name: str, last: bool) -> str:
         """Return the name of the tensor in a layout; add a copy if it has the other one."""
         t = self.types[name]
-        if not _image(t) or t.last == last:
+        if not _is_image(t) or t.last == last:
             return name
         key = (name, last)
         if key not in self.made:
             out = f"{name}__{'last' if last else 'plain'}"
             self.types[out] = t.as_last(last)
             title = f"{name}/{'ToChannelsLast' if last else 'ToPlain'}"
-            self.nodes.append(_conversion(t, name, out, title))
+            self.nodes.append(_make_conversion(t, name, out, title))
             self.made[key] = out
         return self.made[key]
 
@@ -86,7 +86,7 @@ class _Layouts:
             for i, x in enumerate(node.inputs)
         )
         for j, out in enumerate(node.outputs):
-            if out and j in last.outputs and _image(self.types[out]):
+            if out and j in last.outputs and _is_image(self.types[out]):
                 self.types[out] = self.types[out].as_last()
         self.nodes.append(node)
 
@@ -95,12 +95,14 @@ class _Layouts:
 
         It is channels-last if at least half of the elements that it reads are.
         """
-        images = [self.types[x] for x in node.inputs if x in self.types and _image(self.types[x])]
+        images = [
+            self.types[x] for x in node.inputs if x in self.types and _is_image(self.types[x])
+        ]
         sizes = [t.size for t in images if t.last]
         last = bool(sizes) and 2 * sum(sizes) >= sum(t.size for t in images)
         node.inputs = tuple(self.as_layout(x, last) if x in self.types else x for x in node.inputs)
         for out in node.outputs:
-            if out and _image(self.types[out]):
+            if out and _is_image(self.types[out]):
                 self.types[out] = self.types[out].as_last(last)
         self.nodes.append(node)
 
@@ -150,15 +152,15 @@ def choose_layouts(graph: Graph, types: Types) -> Graph:
     graph.nodes = work.nodes
     for name in graph.outputs:
         if types[name].last:
-            _plain_output(graph, types, name)
+            _convert_output(graph, types, name)
     return graph
 
 
-def _plain_output(graph: Graph, types: Types, name: str) -> None:
+def _convert_output(graph: Graph, types: Types, name: str) -> None:
     """Convert an output of the graph to the plain layout; the value inside gets another name."""
     inner = f"{name}__inner"
     for node in graph.nodes:
         node.inputs = tuple(inner if i == name else i for i in node.inputs)
         node.outputs = tuple(inner if o == name else o for o in node.outputs)
     types[inner], types[name] = types[name], types[name].as_last(False)
-    graph.nodes.append(_conversion(types[inner], inner, name, f"{name}/ToPlain"))
+    graph.nodes.append(_make_conversion(types[inner], inner, name, f"{name}/ToPlain"))

@@ -17,23 +17,24 @@ Keys = frozenset[tuple[str, str]]  # ops, as (domain, op type)
 MayAdd = Callable[[Keys], Keys]  # the ops that a pass may add to a graph with these ops
 
 
-def nothing(held: Keys) -> Keys:
+def add_nothing(held: Keys) -> Keys:
     """Return the declaration of a pass that adds no op."""
     return frozenset()
 
 
-def where(table: Mapping[str, str]) -> MayAdd:
+def add_by_table(table: Mapping[str, str]) -> MayAdd:
     """Return a declaration by table: if a graph has all ops of a key, the ops of its value may be
     added.
 
-    Both are texts in the notation of `op_keys`: `where({"Conv Relu": "com.microsoft::FusedConv"})`.
+    Both are texts in the notation of `op_keys`: `add_by_table({"Conv Relu":
+    "com.microsoft::FusedConv"})`.
     """
     rows = [(op_keys(needed), op_keys(added)) for needed, added in table.items()]
 
-    def may_add(held: Keys) -> Keys:
+    def list_added(held: Keys) -> Keys:
         return frozenset[tuple[str, str]]().union(*(new for needed, new in rows if needed <= held))
 
-    return may_add
+    return list_added
 
 
 def from_ops(held: Keys) -> Keys:
@@ -61,11 +62,11 @@ def from_first_ops(held: Keys) -> Keys:
     return from_ops(frozenset(k for k in held if k in ops() and ops()[k].expands_first))
 
 
-def kinds(graph: Graph) -> Keys:
+def list_kinds(graph: Graph) -> Keys:
     """Return the ops of all nodes of a graph, including the bodies of control flow."""
     keys = {(n.domain, n.op) for n in graph.nodes}
     values = [v for n in graph.nodes if n.attrs for v in n.attrs.values()]
     for value in values:
         if isinstance(value, Subgraph):
-            keys |= kinds(value.graph)
+            keys |= list_kinds(value.graph)
     return frozenset(keys)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 from engine.kernels.vocabulary.sizes import array
@@ -16,7 +16,7 @@ Types = dict[str, TensorType]
 Constants = dict[str, Array]
 
 _VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-MAY_ADD = where(
+MAY_ADD = add_by_table(
     {name: "Identity Reshape" for name in (*sorted(_VIEWS), "Transpose")}
     | {"MatMul Transpose": f"{MS}::FusedMatMul"}
 )
@@ -51,7 +51,7 @@ class _Movement:
         self.makers: dict[str, Node] = {}
         self.alias: dict[str, str] = {}
         self.outputs = set(graph.outputs)
-        self.readers = graph.consumers()
+        self.readers = graph.find_consumers()
 
     def visit(self, node: Node) -> None:
         """Simplify one node, by its op."""
@@ -84,10 +84,10 @@ class _Movement:
 
     def join_transposes(self, node: Node) -> None:
         """Join a Transpose with one before it, and simplify the result if possible."""
-        perm = _perm(node, self.types)
+        perm = _find_perm(node, self.types)
         inner = self.find_maker(node, "Transpose")
         if inner is not None:
-            first = _perm(inner, self.types)
+            first = _find_perm(inner, self.types)
             perm = [first[p] for p in perm]
             node.inputs, node.attrs = inner.inputs[:1], {"perm": perm}
         t = self.types[node.inputs[0]]
@@ -109,7 +109,7 @@ class _Movement:
         if source in self.outputs or not _is_product(maker):
             return
         a, b = (self.types[i] for i in maker.inputs[:2])
-        if min(a.rank, b.rank) < 2 or _flag(maker, "transBatch"):
+        if min(a.rank, b.rank) < 2 or _is_set(maker, "transBatch"):
             return
         ta, tb = (int(maker.attrs.get(f, 0)) for f in ("transA", "transB"))
         op, domain = (maker.op, "") if maker.op == "Gemm" else ("FusedMatMul", MS)
@@ -143,13 +143,13 @@ class _Movement:
         """Let MatMul read an operand before its last two axes are transposed."""
         inputs = list(node.inputs)
         flags = {f: int(node.attrs.get(f, 0)) for f in ("transA", "transB")}
-        if _flag(node, "transBatch") or any(self.types[i].rank < 2 for i in inputs[:2]):
+        if _is_set(node, "transBatch") or any(self.types[i].rank < 2 for i in inputs[:2]):
             return
         for i, flag in enumerate(flags):
             maker = self.makers.get(inputs[i])
             if maker is None or maker.domain or maker.op != "Transpose":
                 continue
-            perm = _perm(maker, self.types)
+            perm = _find_perm(maker, self.types)
             rank = len(perm)
             if perm == [*range(rank - 2), rank - 1, rank - 2]:
                 inputs[i] = maker.inputs[0]
@@ -176,12 +176,12 @@ def _is_product(node: Node) -> bool:
     return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
 
 
-def _flag(node: Node, start: str) -> bool:
+def _is_set(node: Node, start: str) -> bool:
     """Return whether an attribute whose name begins with `start` is set."""
     return any(value for name, value in node.attrs.items() if name.startswith(start))
 
 
-def _perm(node: Node, types: Types) -> list[int]:
+def _find_perm(node: Node, types: Types) -> list[int]:
     """Return the permutation of a Transpose; by default it reverses the axes."""
     rank = types[node.inputs[0]].rank
     return [int(p) for p in node.attrs.get("perm") or reversed(range(rank))]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.graphs.ir.graph import Graph, Names, Node, type_of
-from engine.graphs.passes.may_add import where
-from engine.graphs.passes.simplify import ancestors, prune
+from engine.graphs.ir.graph import Graph, Names, Node, find_type
+from engine.graphs.passes.may_add import add_by_table
+from engine.graphs.passes.simplify import find_ancestors, prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 from engine.kernels.vocabulary.sizes import array
 
@@ -26,7 +26,7 @@ Constants = dict[str, Array]
 
 # For a product of op(A) and op(B), the flag that says that the operand is transposed.
 _FLAGS = ("transA", "transB")
-MAY_ADD = where({"Slice": "Slice Reshape"})
+MAY_ADD = add_by_table({"Slice": "Slice Reshape"})
 
 
 def narrow(graph: Graph, types: Types, constants: Constants) -> Graph:
@@ -59,7 +59,7 @@ class _Narrowing:
 
     def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
         self.graph, self.types, self.constants = graph, types, constants
-        self.makers, self.readers = graph.producers(), graph.consumers()
+        self.makers, self.readers = graph.find_producers(), graph.find_consumers()
         self.ends = set(graph.outputs)
         self.names = Names(graph)
         self.early: dict[str, list[Node]] = {}
@@ -69,7 +69,7 @@ class _Narrowing:
         """Replace a slice of a product by a product of a slice; return whether that was done."""
         if node.domain or node.op != "Slice":
             return False
-        window = self.window(node)
+        window = self.find_window(node)
         maker = self.makers.get(node.inputs[0])
         if window is None or maker is None or node.inputs[0] in self.ends:
             return False
@@ -80,7 +80,7 @@ class _Narrowing:
             return self.narrow_product(node, maker, axis, begin, end)
         return False
 
-    def window(self, node: Node) -> tuple[int, int, int] | None:
+    def find_window(self, node: Node) -> tuple[int, int, int] | None:
         """Return (axis, start, end) of a slice of one axis in steps of 1; None for any other."""
         limits = [self.constants.get(name) for name in node.inputs[1:]]
         values = [int(v.flat[0]) for v in limits if isinstance(v, np.ndarray) and v.size == 1]
@@ -103,7 +103,7 @@ class _Narrowing:
         if maker.attrs.get("group", 1) != 1:
             return False
         dy, x, w = maker.inputs
-        part = self.part_of(w, axis, begin, end)
+        part = self.find_part(w, axis, begin, end)
         if part is None:
             return False
         node.op, node.domain, node.attrs = "ConvGrad", MS, dict(maker.attrs)
@@ -111,7 +111,7 @@ class _Narrowing:
         node.outputs = ("", node.outputs[0])
         return True
 
-    def part_of(self, joined: str, axis: int, begin: int, end: int) -> str | None:
+    def find_part(self, joined: str, axis: int, begin: int, end: int) -> str | None:
         """Return the value that is this part of a join, or None."""
         maker, at = self.makers.get(joined), 0
         if maker is None or maker.domain or maker.op != "Concat":
@@ -147,10 +147,10 @@ class _Narrowing:
         shape = self.types[name].shape
         counts = [*shape]
         counts[axis] = end - begin
-        out = self.made[key] = self.names.fresh(f"{name}_part")
+        out = self.made[key] = self.names.take_fresh(f"{name}_part")
         self.types[out] = self.types[name].but(counts)
         # A shape with 0 would copy a length of the operand.
-        whole = self.reshaped(name) if axis == len(shape) - 1 and 0 not in counts else ""
+        whole = self.find_reshaped(name) if axis == len(shape) - 1 and 0 not in counts else ""
         if whole:
             part = self.slice(whole, self.types[whole].rank - 1, begin, end)
             inputs = [part, self.add_constant(f"{out}#shape", counts)]
@@ -158,12 +158,12 @@ class _Narrowing:
             window = {"begin": begin, "end": end, "axis": axis}
             inputs = [name, *(self.add_constant(f"{out}#{t}", [n]) for t, n in window.items())]
         op = "Reshape" if whole else "Slice"
-        title = self.names.fresh(f"{out}/{op}")
+        title = self.names.take_fresh(f"{out}/{op}")
         node = Node(op, tuple(inputs), (out,), {}, "", title)
         self.early.setdefault(name, []).append(node)
         return out
 
-    def reshaped(self, name: str) -> str:
+    def find_reshaped(self, name: str) -> str:
         """Return the value that was reshaped to this one with the same last axis; "" if there is
         none.
         """
@@ -177,7 +177,7 @@ class _Narrowing:
         """Add a constant of integers; return its name."""
         made = array(value, np.int64)
         self.graph.initializers[name] = self.constants[name] = made
-        self.types[name] = type_of(made)
+        self.types[name] = find_type(made)
         return name
 
     def finish(self) -> None:
@@ -205,17 +205,17 @@ def join_again(graph: Graph, types: Types) -> Graph:
     Before   w = Concat(t, f); y = Conv(x, w); ...; dx = ConvGrad(dy, x, w)
     After    w = Concat(t, f); y = Conv(x, w); ...; w' = Concat(t, f); dx = ConvGrad(dy, x, w')
     """
-    known = joins(graph)
+    known = find_joins(graph)
     if not known:
         return graph
-    forward, names = ancestors(graph), Names(graph)
+    forward, names = find_ancestors(graph), Names(graph)
     again: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         if node not in forward:
             for name in [i for i in node.inputs if i in known and i not in again]:
                 join = known[name]
-                again[name] = out = names.fresh(f"{name}_again")
+                again[name] = out = names.take_fresh(f"{name}_again")
                 types[out] = types[name]
                 nodes.append(replace(join, outputs=(out,), attrs=dict(join.attrs), again=True))
             node.inputs = tuple(again.get(i, i) for i in node.inputs)
@@ -224,7 +224,7 @@ def join_again(graph: Graph, types: Types) -> Graph:
     return prune(graph)
 
 
-def joins(graph: Graph) -> dict[str, Node]:
+def find_joins(graph: Graph) -> dict[str, Node]:
     """Return the values that are joins of parameters alone, which can be made at any time."""
     inputs = graph.inputs.keys()
     concats = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
@@ -237,11 +237,11 @@ def slice_late(graph: Graph) -> Graph:
     Before   x' = Slice(x); ...; dz = ReluGrad(dx, x); dt = Gemm(dy, x')
     After    ...; dz = ReluGrad(dx, x); x' = Slice(x); dt = Gemm(dy, x')
     """
-    forward, made = ancestors(graph), set(graph.inputs)
+    forward, made = find_ancestors(graph), set(graph.inputs)
     readers: dict[str, list[int]] = {}
     for place, node in enumerate(graph.nodes):
         made.update(node.outputs if node in forward else ())
-        for name in node.reads():
+        for name in node.list_reads():
             readers.setdefault(name, []).append(place)
     late: dict[int, list[Node]] = {}
     for node in graph.nodes:

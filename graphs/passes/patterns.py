@@ -16,17 +16,17 @@ import numpy as np
 from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.rewrite import Match, Rule, may_add, rewrite, same
+from engine.graphs.passes.rewrite import Match, Rule, is_same, list_added, rewrite
 from engine.kernels.vocabulary.op import MS, Dim
 
 # --- normalisation over the last axes
 
 
-def _axes(m: Match, name: str) -> list[int] | None:
+def _find_axes(m: Match, name: str) -> list[int] | None:
     """Return the axes of a reduction, counted from the front; None if it drops its axes
     (keepdims=0).
     """
-    node = m.node(name)
+    node = m.get_node(name)
     rank = m.found.types[node.inputs[0]].rank
     if not node.attrs.get("keepdims", 1):
         return None
@@ -38,56 +38,56 @@ def _axes(m: Match, name: str) -> list[int] | None:
     return sorted(int(a) % rank for a in axes)
 
 
-def _tail(m: Match, rule: str, *reductions: str) -> int | None:
+def _find_tail(m: Match, rule: str, *reductions: str) -> int | None:
     """Return the first axis of reductions that all extend to the last axis; None if their axes
     differ.
     """
-    rank = m.type("x").rank
-    spans = {tuple(_axes(m, r) or ()) for r in reductions}
+    rank = m.get_type("x").rank
+    spans = {tuple(_find_axes(m, r) or ()) for r in reductions}
     (axes, *others) = spans
     if others or not axes or list(axes) != list(range(axes[0], rank)):
-        m.refuse(rule, f"means over {sorted(spans)} of {m.type('x')}, not over the last axes")
+        m.refuse(rule, f"means over {sorted(spans)} of {m.get_type('x')}, not over the last axes")
         return None
     return axes[0]
 
 
-def _affine_shape(m: Match, rule: str, name: str, axis: int) -> bool:
+def _has_affine_shape(m: Match, rule: str, name: str, axis: int) -> bool:
     """Return whether a factor or offset has the shape of the normalised axes."""
-    want, t = m.type("x").shape[axis:], m.type(name)
+    want, t = m.get_type("x").shape[axis:], m.get_type(name)
     if t.shape == want and all(isinstance(d, int) for d in want):
         return True
     return m.refuse(rule, f"{name} is {t}; expected the shape {list(want)}")
 
 
-def _layer_norm(m: Match) -> bool:
+def _match_layer_norm(m: Match) -> bool:
     """Before   d = x - mean(x); y = d / sqrt(mean(d^2) + eps) * scale + bias
     After    y = LayerNormalization(x, scale, bias)
     """
-    axis, eps = _tail(m, "LayerNormalization", "mean", "variance"), m.scalar("eps")
+    axis, eps = _find_tail(m, "LayerNormalization", "mean", "variance"), m.get_scalar("eps")
     if axis is None or eps is None:
         return False
     parts = [n for n in ("scale", "bias") if n in m.values]
-    if not all(_affine_shape(m, "LayerNormalization", n, axis) for n in parts):
+    if not all(_has_affine_shape(m, "LayerNormalization", n, axis) for n in parts):
         return False
-    m.op(
+    m.add_op(
         "LayerNormalization",
         m.values["x"],
         *(m.values[n] for n in parts),
-        axis=axis - m.type("x").rank,
+        axis=axis - m.get_type("x").rank,
         epsilon=eps,
     )
     return True
 
 
-def _rms_norm(m: Match) -> bool:
+def _match_rms_norm(m: Match) -> bool:
     """Before   y = x / sqrt(mean(x^2) + eps) * scale
     After    y = SimplifiedLayerNormalization(x, scale)
     """
     rule = "SimplifiedLayerNormalization"
-    axis, eps = _tail(m, rule, "square"), m.scalar("eps")
-    if axis is None or eps is None or not _affine_shape(m, rule, "scale", axis):
+    axis, eps = _find_tail(m, rule, "square"), m.get_scalar("eps")
+    if axis is None or eps is None or not _has_affine_shape(m, rule, "scale", axis):
         return False
-    m.op(rule, m.values["x"], m.values["scale"], axis=axis - m.type("x").rank, epsilon=eps)
+    m.add_op(rule, m.values["x"], m.values["scale"], axis=axis - m.get_type("x").rank, epsilon=eps)
     return True
 
 
@@ -114,28 +114,28 @@ _ROOTS = tuple(
 # --- activations
 
 
-def _quick_gelu(m: Match) -> bool:
+def _match_quick_gelu(m: Match) -> bool:
     """Before   y = x * sigmoid(alpha * x)            alpha = 1: SiLU
     After    y = QuickGelu(x)
     """
-    alpha = m.scalar("alpha") if "alpha" in m.values else 1.0
+    alpha = m.get_scalar("alpha") if "alpha" in m.values else 1.0
     if alpha is None:
         return m.refuse("QuickGelu", "the factor is not a constant")
-    m.op("QuickGelu", m.values["x"], domain=MS, alpha=alpha)
+    m.add_op("QuickGelu", m.values["x"], domain=MS, alpha=alpha)
     return True
 
 
-def _hard_swish(m: Match) -> bool:
+def _match_hard_swish(m: Match) -> bool:
     """Before   y = x * clip(x + 3, 0, 6) / 6
     After    y = HardSwish(x)
     """
     if m.graph.opsets.get("", 1) < 14:
         return m.refuse("HardSwish", "the model's opset is below 14")
     if "h" in m.values:
-        attrs = m.node("h").attrs
-        if not (same(attrs.get("alpha", 0.2), 1 / 6) and same(attrs.get("beta", 0.5), 0.5)):
+        attrs = m.get_node("h").attrs
+        if not (is_same(attrs.get("alpha", 0.2), 1 / 6) and is_same(attrs.get("beta", 0.5), 0.5)):
             return m.refuse("HardSwish", f"HardSigmoid with {attrs}")
-    m.op("HardSwish", m.values["x"])
+    m.add_op("HardSwish", m.values["x"])
     return True
 
 
@@ -148,7 +148,7 @@ _TANH = (
 )
 
 
-def _halved(inner: str) -> tuple[str, ...]:
+def _list_halved(inner: str) -> tuple[str, ...]:
     """Return the ways to write 0.5 * x * inner."""
     return (
         f"Mul(Mul(x, {inner}), 0.5)",
@@ -166,7 +166,7 @@ def _log_sigmoid(m: Match) -> bool:
     """Before   y = log(sigmoid(x))                     -inf where sigmoid(x) rounds to 0
     After    y = -softplus(-x)
     """
-    m.op("Neg", m.op("Softplus", m.op("Neg", m.values["x"])))
+    m.add_op("Neg", m.add_op("Softplus", m.add_op("Neg", m.values["x"])))
     return True
 
 
@@ -174,7 +174,7 @@ def _log_sigmoid_of_negative(m: Match) -> bool:
     """Before   y = log(1 - sigmoid(x))                 -inf where sigmoid(x) rounds to 1
     After    y = -softplus(x)
     """
-    m.op("Neg", m.op("Softplus", m.values["x"]))
+    m.add_op("Neg", m.add_op("Softplus", m.values["x"]))
     return True
 
 
@@ -182,7 +182,7 @@ def _log_softmax(m: Match) -> bool:
     """Before   y = log(softmax(x))                     -inf where softmax(x) rounds to 0
     After    y = LogSoftmax(x)
     """
-    m.op("LogSoftmax", m.values["x"], **m.node("p").attrs)
+    m.add_op("LogSoftmax", m.values["x"], **m.get_node("p").attrs)
     return True
 
 
@@ -190,25 +190,25 @@ def _log_sum_exp(m: Match) -> bool:
     """Before   y = log(sum(exp(x)))                    inf where exp(x) overflows
     After    y = ReduceLogSumExp(x), squeezed if the sum has dropped its axes
     """
-    node = m.node("s")
+    node = m.get_node("s")
     axes = m.found.constants[node.inputs[1]].reshape(-1) if len(node.inputs) > 1 else None
     if axes is None or not axes.size:
         return m.refuse("ReduceLogSumExp", "the sum is over all axes, or none")
     if m.graph.opsets.get("", 1) < 18:
-        y = m.op("ReduceLogSumExp", m.values["x"], axes=[int(a) for a in axes], keepdims=1)
+        y = m.add_op("ReduceLogSumExp", m.values["x"], axes=[int(a) for a in axes], keepdims=1)
     else:
-        y = m.op("ReduceLogSumExp", m.values["x"], node.inputs[1], keepdims=1)
+        y = m.add_op("ReduceLogSumExp", m.values["x"], node.inputs[1], keepdims=1)
     if not node.attrs.get("keepdims", 1):
-        m.op("Squeeze", y, node.inputs[1])
+        m.add_op("Squeeze", y, node.inputs[1])
     return True
 
 
-def _root_before_view(m: Match) -> bool:
+def _match_root_before_view(m: Match) -> bool:
     """Before   y = sqrt(Expand(x, shape))              so that a root directly follows its sum
     After    y = Expand(sqrt(x), shape)
     """
-    view = m.node("view")
-    m.op(view.op, m.op("Sqrt", m.values["x"]), *view.inputs[1:], **view.attrs)
+    view = m.get_node("view")
+    m.add_op(view.op, m.add_op("Sqrt", m.values["x"]), *view.inputs[1:], **view.attrs)
     return True
 
 
@@ -218,7 +218,7 @@ def _add_norm(m: Match, total: str, name: str) -> tuple[str, list[Dim]] | None:
 
     Returns the norm and the sizes of the axes, or None if there are no axes.
     """
-    node, t = m.node(total), m.type(name)
+    node, t = m.get_node(total), m.get_type(name)
     axes = node.attrs.get("axes")
     if axes is None and len(node.inputs) > 1:
         axes = m.found.constants[node.inputs[1]].reshape(-1)
@@ -229,13 +229,13 @@ def _add_norm(m: Match, total: str, name: str) -> tuple[str, list[Dim]] | None:
     axes = sorted(int(a) % t.rank for a in axes)
     keepdims = node.attrs.get("keepdims", 1)
     if m.graph.opsets.get("", 1) < 18:
-        y = m.op("ReduceL2", m.values[name], axes=axes, keepdims=keepdims)
+        y = m.add_op("ReduceL2", m.values[name], axes=axes, keepdims=keepdims)
     else:
-        y = m.op("ReduceL2", m.values[name], m.const(np.array(axes)), keepdims=keepdims)
+        y = m.add_op("ReduceL2", m.values[name], m.add_constant(np.array(axes)), keepdims=keepdims)
     return y, [t.shape[a] for a in axes]
 
 
-def _root_of_squares(m: Match) -> bool:
+def _match_root_of_squares(m: Match) -> bool:
     """Before   y = sqrt(sum(x^2) n / m)                its gradient is 0 / 0 where all x are 0
     After    y = ReduceL2(x) sqrt(n / m)
 
@@ -243,41 +243,41 @@ def _root_of_squares(m: Match) -> bool:
         factor of m.  Norms and deviations are written this way; PyTorch sets their gradient to 0
         there.
     """
-    if any(set(m.type(name).shape) - {1} for name in "nm" if name in m.values):
+    if any(set(m.get_type(name).shape) - {1} for name in "nm" if name in m.values):
         return m.refuse("ReduceL2", "the sum is scaled by more than one number")
     norm = _add_norm(m, "s", "x")
     if norm is None:
         return m.refuse("ReduceL2", "the sum is over no axes")
     y, dims = norm
     below = [m.values["m"]] if "m" in m.values else []
-    if m.node("s").op == "ReduceMean":
+    if m.get_node("s").op == "ReduceMean":
         below.append(_count(m, y, dims))
     if below:
-        scale = m.values.get("n") or m.const(np.ones((), NUMPY[m.type("x").dtype]))
+        scale = m.values.get("n") or m.add_constant(np.ones((), NUMPY[m.get_type("x").dtype]))
         for factor in below:
-            scale = m.op("Div", scale, factor)
-        m.op("Mul", y, m.op("Sqrt", scale))
+            scale = m.add_op("Div", scale, factor)
+        m.add_op("Mul", y, m.add_op("Sqrt", scale))
     return True
 
 
-def _root_of_two_sums(m: Match) -> bool:
+def _match_root_of_two_sums(m: Match) -> bool:
     """Before   y = sqrt(sum(x^2) sum(z^2))             as in cosine similarities
     After    y = ReduceL2(x) ReduceL2(z)
     """
     norms = _add_norm(m, "s", "x"), _add_norm(m, "t", "z")
     if norms[0] is None or norms[1] is None:
         return m.refuse("ReduceL2", "a sum is over no axes")
-    m.op("Mul", norms[0][0], norms[1][0])
+    m.add_op("Mul", norms[0][0], norms[1][0])
     return True
 
 
 def _count(m: Match, y: str, dims: Sequence[Dim]) -> str:
     """Return the number of elements of x, whose axes have these sizes, for each element of y."""
-    dtype = m.type("x").dtype
+    dtype = m.get_type("x").dtype
     if all(isinstance(d, int) for d in dims):
-        return m.const(np.array(math.prod(map(int, dims)), NUMPY[dtype]))
-    sizes = [m.op("Cast", m.op("Size", v), to=ONNX_CODE[dtype]) for v in (m.values["x"], y)]
-    return m.op("Div", *sizes)
+        return m.add_constant(np.array(math.prod(map(int, dims)), NUMPY[dtype]))
+    sizes = [m.add_op("Cast", m.add_op("Size", v), to=ONNX_CODE[dtype]) for v in (m.values["x"], y)]
+    return m.add_op("Div", *sizes)
 
 
 _SQUARES, _HALF_POWERS = ("Mul(x, x)", "Pow(x, 2)"), ("Sqrt({})", "Pow({}, 0.5)")
@@ -288,16 +288,19 @@ _SIGMOIDS = (
 )
 
 RULES = (
-    *(Rule("LayerNormalization", f"Add(Mul({n}, scale), bias)", _layer_norm) for n in _NORMALS),
-    *(Rule("LayerNormalization", f"Mul({n}, scale)", _layer_norm) for n in _NORMALS),
-    *(Rule("SimplifiedLayerNormalization", f"Mul({n}, scale)", _rms_norm) for n in _ROOTS),
-    *(Rule(f"{MS}::Gelu", p) for inner in _ERF for p in _halved(inner)),
-    *(Rule(f"{MS}::FastGelu", p) for inner in _TANH for p in _halved(inner)),
-    Rule("HardSwish", "Mul(x, h := HardSigmoid(x))", _hard_swish),
-    Rule("HardSwish", "Mul(x, Div(Clip(Add(x, 3), 0, 6), 6))", _hard_swish),
-    Rule("HardSwish", "Div(Mul(x, Clip(Add(x, 3), 0, 6)), 6)", _hard_swish),
-    Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(x))", _quick_gelu),
-    Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(Mul(x, alpha)))", _quick_gelu),
+    *(
+        Rule("LayerNormalization", f"Add(Mul({n}, scale), bias)", _match_layer_norm)
+        for n in _NORMALS
+    ),
+    *(Rule("LayerNormalization", f"Mul({n}, scale)", _match_layer_norm) for n in _NORMALS),
+    *(Rule("SimplifiedLayerNormalization", f"Mul({n}, scale)", _match_rms_norm) for n in _ROOTS),
+    *(Rule(f"{MS}::Gelu", p) for inner in _ERF for p in _list_halved(inner)),
+    *(Rule(f"{MS}::FastGelu", p) for inner in _TANH for p in _list_halved(inner)),
+    Rule("HardSwish", "Mul(x, h := HardSigmoid(x))", _match_hard_swish),
+    Rule("HardSwish", "Mul(x, Div(Clip(Add(x, 3), 0, 6), 6))", _match_hard_swish),
+    Rule("HardSwish", "Div(Mul(x, Clip(Add(x, 3), 0, 6)), 6)", _match_hard_swish),
+    Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(x))", _match_quick_gelu),
+    Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(Mul(x, alpha)))", _match_quick_gelu),
     *(Rule("Neg Softplus", f"Log({s})", _log_sigmoid, shares=True) for s in _SIGMOIDS),
     *(
         Rule("Neg Softplus", f"Log(Sub(1, {s}))", _log_sigmoid_of_negative, shares=True)
@@ -307,11 +310,13 @@ RULES = (
     Rule("Softplus", "Log(Add(Exp(x), 1))", shares=True),
     Rule("ReduceLogSumExp Squeeze", "Log(s := ReduceSum(Exp(x)))", _log_sum_exp, shares=True),
     *(
-        Rule(f"{view} Sqrt", f"Sqrt(view := {view}(x, {to}))", _root_before_view, shares=True)
+        Rule(f"{view} Sqrt", f"Sqrt(view := {view}(x, {to}))", _match_root_before_view, shares=True)
         for view, to in (("Expand", "shape"), ("Reshape", "shape"), ("Unsqueeze", "front"))
     ),
     *(
-        Rule(f"ReduceL2{more}", root.format(scaled.format(sum_)), _root_of_squares, shares=True)
+        Rule(
+            f"ReduceL2{more}", root.format(scaled.format(sum_)), _match_root_of_squares, shares=True
+        )
         for root in _HALF_POWERS
         for square in _SQUARES
         for sum_, scaled, more in (
@@ -322,20 +327,20 @@ RULES = (
         )
     ),
     *(
-        Rule("ReduceL2", r.format("s := ReduceSumSquare(x)"), _root_of_squares, shares=True)
+        Rule("ReduceL2", r.format("s := ReduceSumSquare(x)"), _match_root_of_squares, shares=True)
         for r in _HALF_POWERS
     ),
     *(
         Rule(
             "ReduceL2 Mul",
             f"Sqrt(Mul(s := ReduceSum({square}), t := ReduceSum({square.replace('x', 'z')})))",
-            _root_of_two_sums,
+            _match_root_of_two_sums,
             shares=True,
         )
         for square in _SQUARES
     ),
 )
-MAY_ADD = may_add(RULES)
+MAY_ADD = list_added(RULES)
 
 
 def fuse_patterns(graph: Graph, found: Inferred) -> bool:

@@ -37,7 +37,14 @@ from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import replace_halves
 from engine.graphs.passes.infer import NodeResults, infer
 from engine.graphs.passes.layout import choose_layouts
-from engine.graphs.passes.may_add import Keys, MayAdd, from_first_ops, from_ops, kinds, nothing
+from engine.graphs.passes.may_add import (
+    Keys,
+    MayAdd,
+    add_nothing,
+    from_first_ops,
+    from_ops,
+    list_kinds,
+)
 from engine.graphs.passes.movement import cancel_movement
 from engine.graphs.passes.narrow import MAY_ADD as NARROW_MAY_ADD
 from engine.graphs.passes.narrow import join_again, narrow, slice_late
@@ -114,7 +121,7 @@ class Pass:
 
     name: str
     run: Callable[[Work], object]
-    may_add: MayAdd = nothing
+    may_add: MayAdd = add_nothing
     needed: bool = False
 
 
@@ -158,13 +165,13 @@ PASSES = (
     Pass("relu grads read pools", lambda w: let_relu_grads_read_pools(w.graph, w.types)),
     Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAY_ADD),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAY_ADD),
-    Pass("fuse maps", _fuse_maps, fuse.maps_may_add, needed=True),
+    Pass("fuse maps", _fuse_maps, fuse.list_map_ops, needed=True),
     Pass("join again", lambda w: join_again(w.graph, w.types)),
     Pass("slice late", lambda w: slice_late(w.graph)),
     Pass(
         "choose layouts",
         lambda w: choose_layouts(w.graph, w.types),
-        layout.layouts_may_add,
+        layout.list_layout_ops,
         needed=True,
     ),
     Pass("recompute", lambda w: recompute(w.graph, w.types)),
@@ -172,7 +179,7 @@ PASSES = (
 OPTIONAL = frozenset(step.name for step in PASSES if not step.needed)  # a planner can leave out
 
 
-def reachable(held: Keys) -> Keys:
+def find_reachable(held: Keys) -> Keys:
     """Return the given ops, and all that the passes may make of graphs that hold these."""
     for step in PASSES:
         held |= step.may_add(held)
@@ -184,13 +191,13 @@ def run_passes(work: Work, without: Collection[str] = ()) -> None:
 
     without: names in `OPTIONAL` of passes to leave out.
     """
-    held, watch = kinds(work.graph), Watch(work.answers)
+    held, watch = list_kinds(work.graph), Watch(work.answers)
     for step in PASSES:
         if step.name in without:
             continue
         with defects(f"the pass {step.name!r}", work.graph.name):
             step.run(work)
-            held = _check_ops(step, held, kinds(work.graph))
+            held = _check_ops(step, held, list_kinds(work.graph))
             watch.check(work.graph, work.types, work.constants)
         if switch("DEBUG") == "2":
             print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)

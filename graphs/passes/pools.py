@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from engine.graphs.ir.graph import Graph, Names
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.pool.pool_kernels import TAPS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 
-MAY_ADD = where({"MaxPool": f"{OURS}::MaxPool"})
+MAY_ADD = add_by_table({"MaxPool": f"{OURS}::MaxPool"})
 
 
 def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:
@@ -20,7 +20,7 @@ def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:
     Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i, x)             i: i64
     After    y, i = engine::MaxPool(x); dx = MaxPoolGrad(dy, i, x)     i: u8
     """
-    readers, ends = graph.consumers(), set(graph.outputs)
+    readers, ends = graph.find_consumers(), set(graph.outputs)
     for node in graph.nodes:
         if (node.domain, node.op) != ("", "MaxPool") or len(node.outputs) < 2:
             continue
@@ -45,7 +45,7 @@ def let_relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Gra
     Before   r = Relu(x); y, i = MaxPool(r); dr = MaxPoolGrad(dy, i, r); dx = ReluGrad(dr, r)
     After    r = Relu(x); y, i = MaxPool(r); d = ReluGrad(dy, y); dx = MaxPoolGrad(d, i, r)
     """
-    makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
+    makers, readers, names = graph.find_producers(), graph.find_consumers(), Names(graph)
     ends = set(graph.outputs)
     places = {node: place for place, node in enumerate(graph.nodes)}
     for place, node in enumerate(graph.nodes):
@@ -61,7 +61,7 @@ def let_relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Gra
             continue
         if relu is None or (relu.domain, relu.op) != ("", "Relu"):
             continue
-        masked = names.fresh(f"{dr}_masked")
+        masked = names.take_fresh(f"{dr}_masked")
         types[masked] = types[dy]
         back.inputs, back.outputs = (masked, index, *rest), node.outputs
         node.inputs, node.outputs = (dy, pool.outputs[0]), (masked,)

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.base.element_types import FLOATS, NUMPY
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.passes.may_add import where
+from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantised_weights import PACKED
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.kernels.vocabulary.sizes import array
@@ -15,7 +15,7 @@ from engine.kernels.vocabulary.sizes import array
 Types = Mapping[str, TensorType]
 
 _PRODUCT, _CONV, _GATHER = (f"{OURS}::Quantized{name}" for name in ("MatMul", "Conv", "Gather"))
-MAY_ADD = where(
+MAY_ADD = add_by_table(
     {
         f"{domain}DequantizeLinear {reader}": made
         for domain in ("", f"{MS}::")
@@ -75,7 +75,7 @@ class _Reading:
             case "", "Transpose" if self.is_matrix(node.inputs[0]):
                 ins, attrs, is_transposed = self.weights[node.inputs[0]]
                 self.weights[node.outputs[0]] = ins, attrs, not is_transposed
-        made = self.reading(node)
+        made = self.read_node(node)
         self.made += [node] if made is None else made
 
     def is_matrix(self, name: str) -> bool:
@@ -113,30 +113,32 @@ class _Reading:
         }
         self.weights[node.outputs[0]] = tuple(node.inputs), attrs, False
 
-    def reading(self, node: Node) -> list[Node] | None:
+    def read_node(self, node: Node) -> list[Node] | None:
         """Return nodes that read quantised weights, to replace a node; None if the node stays."""
         match node.domain, node.op:
             case "", "MatMul":
-                return self.product(node)
+                return self.read_product(node)
             case "com.microsoft", "FusedMatMul":
                 attrs = node.attrs
                 if any(attrs.get(k, 0) for k in ("transA", "transBatchA", "transBatchB")):
                     return None
-                return self.product(node, trans=attrs.get("transB", 0), alpha=attrs.get("alpha", 1))
+                return self.read_product(
+                    node, trans=attrs.get("transB", 0), alpha=attrs.get("alpha", 1)
+                )
             case "", "Gemm":
-                return None if node.attrs.get("transA", 0) else self.gemm(node)
+                return None if node.attrs.get("transA", 0) else self.read_gemm(node)
             case "", "Gather" if self.is_matrix(node.inputs[0]):
                 ins, attrs, is_transposed = self.weights[node.inputs[0]]
                 if int(node.attrs.get("axis", 0)) not in (0, -2) or is_transposed:
                     return None
-                return [self.op(node, "QuantizedGather", (node.inputs[1], *ins), attrs)]
+                return [self.replace_node(node, "QuantizedGather", (node.inputs[1], *ins), attrs)]
             case "", "Conv":
                 return self.replace_conv(node, 1)
             case "com.microsoft", "ConvGrad":
                 return None if any(node.outputs[1:]) else self.replace_conv(node, 2)
         return None
 
-    def op(
+    def replace_node(
         self,
         node: Node,
         op: str,
@@ -149,7 +151,7 @@ class _Reading:
             inputs = inputs[:-1]
         return Node(op, inputs, (output or node.outputs[0],), dict(attrs), OURS, node.name)
 
-    def product(
+    def read_product(
         self, node: Node, *, trans: int = 0, alpha: float = 1, bias: str = ""
     ) -> list[Node] | None:
         a, b = node.inputs[:2]
@@ -159,19 +161,19 @@ class _Reading:
         ins = (*ins, *[""] * (3 - len(ins)))
         attrs = {**attrs, "trans": int(bool(trans) != is_transposed)}
         if alpha == 1:
-            return [self.op(node, "QuantizedMatMul", (a, *ins, bias), attrs)]
-        raw = self.names.fresh(f"{node.outputs[0]}_product")
-        first = self.op(node, "QuantizedMatMul", (a, *ins, bias), attrs, raw)
-        return [first, self.scaled(node, raw, alpha, node.outputs[0])]
+            return [self.replace_node(node, "QuantizedMatMul", (a, *ins, bias), attrs)]
+        raw = self.names.take_fresh(f"{node.outputs[0]}_product")
+        first = self.replace_node(node, "QuantizedMatMul", (a, *ins, bias), attrs, raw)
+        return [first, self.scale_value(node, raw, alpha, node.outputs[0])]
 
-    def scaled(self, node: Node, value: str, factor: float, output: str) -> Node:
+    def scale_value(self, node: Node, value: str, factor: float, output: str) -> Node:
         """Return a value times a number."""
-        name = self.names.fresh(f"{output}_factor")
+        name = self.names.take_fresh(f"{output}_factor")
         self.graph.initializers[name] = array(factor, NUMPY[self.types[node.inputs[0]].dtype])
-        title = self.names.fresh(f"{node.name}/Mul")
+        title = self.names.take_fresh(f"{node.name}/Mul")
         return Node("Mul", (value, name), (output,), {}, "", title)
 
-    def gemm(self, node: Node) -> list[Node] | None:
+    def read_gemm(self, node: Node) -> list[Node] | None:
         attrs = node.attrs
         alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
         trans, c = attrs.get("transB", 0), node.inputs[2] if len(node.inputs) > 2 else ""
@@ -179,17 +181,17 @@ class _Reading:
         row = self.types[node.outputs[0]].shape[1:]
         plain = bool(c) and alpha == 1 == beta and self.types[c].shape == row
         if not c or plain:
-            return self.product(node, trans=trans, alpha=alpha, bias=c)
-        raw = self.names.fresh(f"{node.outputs[0]}_product")
+            return self.read_product(node, trans=trans, alpha=alpha, bias=c)
+        raw = self.names.take_fresh(f"{node.outputs[0]}_product")
         bare = Node(node.op, node.inputs[:2], (raw,), {}, node.domain, node.name)
-        nodes = self.product(bare, trans=trans, alpha=alpha)
+        nodes = self.read_product(bare, trans=trans, alpha=alpha)
         if nodes is None:
             return None
         if beta != 1:
-            part = self.names.fresh(f"{node.outputs[0]}_bias")
-            nodes.append(self.scaled(node, c, beta, part))
+            part = self.names.take_fresh(f"{node.outputs[0]}_bias")
+            nodes.append(self.scale_value(node, c, beta, part))
             c = part
-        title = self.names.fresh(f"{node.name}/Add")
+        title = self.names.take_fresh(f"{node.name}/Add")
         return [*nodes, Node("Add", (raw, c), node.outputs, {}, "", title)]
 
     def replace_conv(self, node: Node, at: int) -> list[Node] | None:
@@ -206,5 +208,7 @@ class _Reading:
         bias = node.inputs[2] if at == 1 and len(node.inputs) > 2 else ""
         trans = int(at == 1)
         return [
-            self.op(node, "QuantizedConv", (node.inputs[0], *ins, bias), {**how, "trans": trans})
+            self.replace_node(
+                node, "QuantizedConv", (node.inputs[0], *ins, bias), {**how, "trans": trans}
+            )
         ]

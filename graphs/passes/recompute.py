@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from engine.base.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.passes.simplify import acts, forward_part, prune
+from engine.graphs.passes.simplify import forward_part, is_acting, prune
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.op import OURS, TensorType, op_keys
 from engine.kernels.vocabulary.terms import Formulas
@@ -60,7 +60,7 @@ class _Recomputation:
     late: for each value, the places of the nodes of the backward pass that read its bytes.
     changed: for each value, the place of the first node that writes to it.
     twins: by place, the nodes to insert before it, in reverse order.
-    paid: results of `pays`.
+    paid: results of `is_worth`.
     """
 
     def __init__(self, graph: Graph, types: dict[str, TensorType]) -> None:
@@ -79,31 +79,31 @@ class _Recomputation:
             else:
                 for name in dict.fromkeys(_read(node)):
                     self.late.setdefault(name, []).append(place)
-            if acts(node):
+            if is_acting(node):
                 self.changed.setdefault(node.inputs[0], place)
 
     def run(self) -> None:
         """Rewrite the graph."""
         for node in reversed(self.graph.nodes):
-            if node in self.forward and self.pays(node):
+            if node in self.forward and self.is_worth(node):
                 self.repeat(node)
         nodes: list[Node] = []
         for place, node in enumerate(self.graph.nodes):
             nodes += (*reversed(self.twins.get(place, ())), node)
         self.graph.nodes = nodes
 
-    def pays(self, node: Node) -> bool:
+    def is_worth(self, node: Node) -> bool:
         """Return whether to compute the first output of a node again rather than keep it."""
         if node not in self.paid:
             z = node.outputs[0]
             self.paid[node] = False  # while this is being determined
             if z in self.late and z not in self.ends and self.is_repeatable(node):
-                size, place = self.nbytes(z), self.late[z][0]
+                size, place = self.count_bytes(z), self.late[z][0]
                 if size >= LARGE and place - self.early[z] > NEAR:
-                    self.paid[node] = MUCH * self.kept_for(node, place) <= size
+                    self.paid[node] = MUCH * self.count_kept(node, place) <= size
         return self.paid[node]
 
-    def kept_for(self, node: Node, place: int, depth: int = 1) -> int:
+    def count_kept(self, node: Node, place: int, depth: int = 1) -> int:
         """Return how many more bytes must be kept so that a node can be computed at a place.
 
         depth: the length of the chain of nodes that would be computed there, including this one.
@@ -115,11 +115,11 @@ class _Recomputation:
             maker = self.makers.get(name)
             if maker is None or name in self.ends:
                 continue
-            if self.late.get(name, (-1,))[-1] >= place and not self.pays(maker):
+            if self.late.get(name, (-1,))[-1] >= place and not self.is_worth(maker):
                 continue
-            nbytes = self.nbytes(name)
+            nbytes = self.count_bytes(name)
             if depth < CHAIN and self.is_repeatable(maker):
-                nbytes = min(nbytes, self.kept_for(maker, place, depth + 1))
+                nbytes = min(nbytes, self.count_kept(maker, place, depth + 1))
             total += nbytes
         return total
 
@@ -135,7 +135,7 @@ class _Recomputation:
         op = ops().get((node.domain, node.op))
         return op is not None and (op.is_cheap or is_view(node))
 
-    def nbytes(self, name: str) -> int:
+    def count_bytes(self, name: str) -> int:
         """Return the bytes of a value."""
         t = self.types[name]
         return t.size * ITEMSIZE[t.dtype]
@@ -145,7 +145,7 @@ class _Recomputation:
         result.
         """
         z, *_ = node.outputs
-        copy = self.names.fresh(f"{z}_again")
+        copy = self.names.take_fresh(f"{z}_again")
         self.types[copy] = self.types[z]
         places = self.late.pop(z)
         twin = replace(node, outputs=(copy,), attrs=dict(node.attrs), again=True)

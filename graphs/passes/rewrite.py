@@ -6,7 +6,7 @@ A pattern is an expression over ONNX ops, `"Mul(x, Sigmoid(x))"`:
                  further inputs of the node must be constant
     x            any value; a name that is used twice must be the same value both times
     1.5          a constant of one element with this value
-    n := Op(x)   as Op(x), and its value gets the name n, for `Match.node` and the rest of the
+    n := Op(x)   as Op(x), and its value gets the name n, for `Match.get_node` and the rest of the
                  pattern
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.may_add import MayAdd, where
+from engine.graphs.passes.may_add import MayAdd, add_by_table
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.system.config import switch
 
@@ -51,36 +51,38 @@ class Match:
     nodes: tuple[Node, ...] = ()
     made: list[Node] = field(default_factory=list)
 
-    def type(self, name: str) -> TensorType:
+    def get_type(self, name: str) -> TensorType:
         """Return the type of the value that a name of the pattern stands for."""
         return self.found.types[self.values[name]]
 
-    def value(self, name: str) -> Array | None:
+    def get_value(self, name: str) -> Array | None:
         """Return the constant that a name of the pattern stands for; None if it is not constant."""
         return self.found.constants.get(self.values[name])
 
-    def scalar(self, name: str) -> float | None:
+    def get_scalar(self, name: str) -> float | None:
         """Return the constant number that a name of the pattern stands for, or None."""
-        value = self.value(name)
+        value = self.get_value(name)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
-    def node(self, name: str) -> Node:
+    def get_node(self, name: str) -> Node:
         """Return the node that the pattern names by `:=`."""
         return next(n for n in self.nodes if n.outputs[0] == self.values[name])
 
-    def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 0, **attrs: Any) -> str:
+    def add_op(
+        self, op: str, *inputs: str, domain: str = "", outputs: int = 0, **attrs: Any
+    ) -> str:
         """Add a node; return the name of its first output.
 
         The first output of the node that is added last takes the place of the root's output.
         """
-        title = self.names.fresh(f"{self.root.name}/{op}")
+        title = self.names.take_fresh(f"{self.root.name}/{op}")
         outs = (f"{title}_output_0", *[""] * max(outputs - 1, 0))
         self.made.append(Node(op, inputs, outs, attrs, domain, title))
         return outs[0]
 
-    def const(self, value: Array) -> str:
+    def add_constant(self, value: Array) -> str:
         """Add an initializer; return its name."""
-        name = self.names.fresh(f"{self.root.name}/value")
+        name = self.names.take_fresh(f"{self.root.name}/value")
         self.graph.initializers[name] = value
         return name
 
@@ -117,19 +119,19 @@ class Rule:
         if self.build is not None:
             return self.build(match)
         domain, _, op = self.makes.rpartition("::")
-        match.op(op, *[match.values[name] for name in _free(self.pattern)], domain=domain)
+        match.add_op(op, *[match.values[name] for name in _free(self.pattern)], domain=domain)
         return True
 
 
-def may_add(rules: Sequence[Rule]) -> MayAdd:
+def list_added(rules: Sequence[Rule]) -> MayAdd:
     """Return the declaration of rules: if a graph has all ops of a pattern, the rule's op may be
     added.
     """
-    rows = [(" ".join(sorted(_operators(rule.pattern))), rule.makes) for rule in rules]
+    rows = [(" ".join(sorted(_list_operators(rule.pattern))), rule.makes) for rule in rules]
     made_by: dict[str, list[str]] = {}
     for needed, made in rows:
         made_by.setdefault(needed, []).append(made)
-    return where({needed: " ".join(made) for needed, made in made_by.items()})
+    return add_by_table({needed: " ".join(made) for needed, made in made_by.items()})
 
 
 def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
@@ -138,18 +140,18 @@ def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
     A match is left alone if a value inside it has another reader or is an output of the graph,
     unless its rule `shares`.
     """
-    is_changed, held = False, _operators_of(graph)
+    is_changed, held = False, _list_operators_of(graph)
     places: _Places | None = None
     for rule in rules:
-        if not held >= _operators(rule.pattern):
+        if not held >= _list_operators(rule.pattern):
             continue
         places = places or _Places(graph)
         if _apply(graph, found, rule, places):
-            is_changed, places, held = True, None, _operators_of(graph)
+            is_changed, places, held = True, None, _list_operators_of(graph)
     return is_changed
 
 
-def _operators_of(graph: Graph) -> set[str]:
+def _list_operators_of(graph: Graph) -> set[str]:
     """Return the ops of ONNX's domain that a graph has."""
     return {node.op for node in graph.nodes if not node.domain}
 
@@ -161,7 +163,7 @@ class _Places:
 
     def __init__(self, graph: Graph) -> None:
         self.names, self.outputs = Names(graph), set(graph.outputs)
-        self.makers, self.readers = graph.producers(), graph.consumers()
+        self.makers, self.readers = graph.find_producers(), graph.find_consumers()
         self.by_op: dict[str, list[Node]] = {}  # nodes of ONNX's domain
         for node in graph.nodes:
             if not node.domain:
@@ -175,7 +177,7 @@ def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
     tree = _parse(rule.pattern)
     kept: dict[Node, list[Node]] = {}  # root -> its replacement
     gone: set[Node] = set()
-    for root in places.by_op[_operator(tree)]:
+    for root in places.by_op[_find_operator(tree)]:
         if len(root.outputs) != 1:
             continue
         for values, nodes in _match(tree, root.outputs[0], {}, (), places.makers, found):
@@ -183,14 +185,14 @@ def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
             if not (inner.isdisjoint(gone) and inner.isdisjoint(kept)):
                 continue
             match = Match(graph, found, places.names, root, values, nodes)
-            escaped = _escaped(inner, root, places)
+            escaped = _find_escaped(inner, root, places)
             if escaped and not rule.shares:
                 names_read = [o for n in escaped for o in n.outputs]
                 match.refuse(rule.name, f"{names_read} are read elsewhere")
                 continue
             while escaped:  # they stay, and so do the nodes that they read
                 inner -= escaped
-                escaped = _escaped(inner, root, places)
+                escaped = _find_escaped(inner, root, places)
             if rule.replace(match):
                 last = match.made[-1]
                 last.outputs = (root.outputs[0], *last.outputs[1:])
@@ -202,7 +204,7 @@ def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
     return bool(kept)
 
 
-def _escaped(inner: set[Node], root: Node, places: _Places) -> set[Node]:
+def _find_escaped(inner: set[Node], root: Node, places: _Places) -> set[Node]:
     """Return the nodes of a match, except its root, whose outputs have readers outside it."""
     return {
         n
@@ -218,7 +220,7 @@ def _parse(text: str) -> ast.expr:
 
 
 @functools.cache
-def _operators(text: str) -> frozenset[str]:
+def _list_operators(text: str) -> frozenset[str]:
     """Return the ops in a pattern, without parsing it."""
     return frozenset(_CALL.findall(text))
 
@@ -235,7 +237,7 @@ def _free(text: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _operator(tree: ast.expr) -> str:
+def _find_operator(tree: ast.expr) -> str:
     """Return the op of the root of a pattern; empty if the pattern is a name or a number."""
     call = tree.value if isinstance(tree, ast.NamedExpr) else tree
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
@@ -244,7 +246,7 @@ def _operator(tree: ast.expr) -> str:
 
 
 @functools.cache
-def _number(tree: ast.expr) -> float:
+def _parse_number(tree: ast.expr) -> float:
     """Return the number that a pattern of one number matches."""
     return float(ast.literal_eval(tree))
 
@@ -269,11 +271,11 @@ def _match(
             if values.get(name, value) == value:
                 yield {**values, name: value}, nodes
         case ast.Constant() | ast.UnaryOp():
-            wanted = _number(tree)
+            wanted = _parse_number(tree)
             known = found.constants.get(value)
             if known is None or known.size != 1 or known.dtype.kind not in "fiu":
                 return
-            if same(float(known.reshape(-1)[0]), wanted):
+            if is_same(float(known.reshape(-1)[0]), wanted):
                 yield values, nodes
         case ast.NamedExpr(target=ast.Name(id=name), value=inner):
             for known_values, covered in _match(inner, value, values, nodes, makers, found):
@@ -288,7 +290,7 @@ def _match(
             orders = [args, args[::-1]] if op in _COMMUTE else [args]
             for order in orders:
                 if _may_match(order, node, makers):
-                    yield from _inputs(order, node, values, (*nodes, node), makers, found)
+                    yield from _match_inputs(order, node, values, (*nodes, node), makers, found)
         case _:
             raise ValueError(ast.unparse(tree))
 
@@ -296,14 +298,14 @@ def _match(
 def _may_match(trees: Sequence[ast.expr], node: Node, makers: Mapping[str, Node]) -> bool:
     """Return whether the ops at the roots of the patterns make the first inputs of a node."""
     for tree, value in zip(trees, node.inputs, strict=False):
-        if wanted := _operator(tree):
+        if wanted := _find_operator(tree):
             maker = makers.get(value)
             if maker is None or maker.op != wanted:
                 return False
     return True
 
 
-def _inputs(
+def _match_inputs(
     trees: Sequence[ast.expr],
     node: Node,
     values: dict[str, str],
@@ -322,6 +324,6 @@ def _inputs(
     yield from states
 
 
-def same(a: float | None, b: float) -> bool:
+def is_same(a: float | None, b: float) -> bool:
     """Return whether a constant equals, within rounding, the number in a rule."""
     return a is not None and bool(np.isclose(a, b, rtol=_CLOSE, atol=0))

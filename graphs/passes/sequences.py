@@ -20,7 +20,7 @@ def _note_list(to: Unrolling, elements: Sequence[str]) -> list[str]:
 
 def _note_shared(to: Unrolling, elements: list[str]) -> list[str]:
     """Note a new sequence whose list of names other sequences may share; return its name."""
-    name = to.names.fresh(f"{to.title()}/sequence")
+    name = to.names.take_fresh(f"{to.title()}/sequence")
     to.lists[name] = Elements(elements, len(elements))
     return [name]
 

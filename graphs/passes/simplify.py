@@ -13,7 +13,7 @@ ACTING = {(MS, "InPlaceAccumulatorV2"), (OURS, "MoveStatistic")}  # in addition 
 SMALL = 1 << 14  # most bytes of a value that may be kept for several readers
 
 
-def acts(node: Node) -> bool:
+def is_acting(node: Node) -> bool:
     """Return whether a node writes to memory that outlives the run: gradients, parameters or
     states.
     """
@@ -30,15 +30,15 @@ def prune(graph: Graph) -> Graph:
     wanted = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if not wanted.isdisjoint(node.outputs) or acts(node):
+        if not wanted.isdisjoint(node.outputs) or is_acting(node):
             kept.append(node)
-            wanted.update(node.reads())
+            wanted.update(node.list_reads())
     graph.nodes = kept[::-1]
     graph.initializers = {k: v for k, v in graph.initializers.items() if k in wanted}
     return graph
 
 
-def ancestors(graph: Graph) -> set[Node]:
+def find_ancestors(graph: Graph) -> set[Node]:
     """Return the nodes on which an output depends.  In a training graph this is the forward part.
 
     A signal of gradients belongs to the update, and so do the values it reads, except the signal
@@ -62,7 +62,7 @@ def forward_part(graph: Graph) -> set[Node]:
     Before   y = Conv(x, w); p = Slice(x); loss = ...; dt = Gemm(dy, p)
     Found    y, p, loss
     """
-    nodes = ancestors(graph)
+    nodes = find_ancestors(graph)
     made = {*graph.inputs, *(name for node in nodes for name in node.outputs)}
     end = max((place for place, node in enumerate(graph.nodes) if node in nodes), default=0)
     for node in graph.nodes[:end]:
@@ -100,12 +100,12 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     Before   a = Mul(s, i); b = Mul(s, i); y = Add(x, a); z = Sub(x, b)      s, i: f32[8]
     After    a = Mul(s, i); y = Add(x, a); z = Sub(x, a)
     """
-    updated = {n.inputs[0] for n in graph.nodes if acts(n)}
+    updated = {n.inputs[0] for n in graph.nodes if is_acting(n)}
     alias: dict[str, str] = {}
     first: dict[object, tuple[str, ...]] = {}
     for name, array in graph.initializers.items():
         if array.nbytes <= SMALL:
-            alias[name] = first.setdefault(_contents(array), (name,))[0]
+            alias[name] = first.setdefault(_make_key(array), (name,))[0]
         else:  # each trip of a loop has its own constants
             alias[name] = first.setdefault(id(array), (name,))[0]
     kept, ends = [], set(graph.outputs)
@@ -124,7 +124,7 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     return graph
 
 
-def _contents(array: Array) -> object:
+def _make_key(array: Array) -> object:
     """Return a key that equal constants share, whatever sizes they depend on."""
     if isinstance(array, SizedArray):
         return array.key

@@ -18,7 +18,7 @@ from engine.kernels.vocabulary.sizes import Size, SizedArray, array_of
 _MOVING = (Movement.KEPT, Movement.MOVED, Movement.JOINED)
 
 
-def _quotient(a: Any, b: Any) -> Any:
+def _divide(a: Any, b: Any) -> Any:
     """Return the whole part of a quotient, as ONNX divides integers."""
     return a // b if (a < 0) == (b < 0) else -(-a // b)
 
@@ -27,7 +27,7 @@ _INTEGERS: Mapping[str, Callable[..., Any]] = {  # ops that sizes compute themse
     "Add": operator.add,
     "Sub": operator.sub,
     "Mul": operator.mul,
-    "Div": _quotient,
+    "Div": _divide,
     "Cast": lambda a: a,
 }
 
@@ -40,34 +40,34 @@ def fold_sizes(op: Op, site: Site) -> list[Array] | None:
     if not any(isinstance(v, SizedArray) for v in site.values):
         return None
     if op.movement in _MOVING and op.fold is not None:
-        return _moved(op, site)
-    return _computed(op, site) if op.expr is not None else None
+        return _move_elements(op, site)
+    return _compute(op, site) if op.expr is not None else None
 
 
-def _elements(value: Any) -> list[Any]:
+def _list_elements(value: Any) -> list[Any]:
     """Return the elements of an array in order."""
     return list(value.reshape(-1).tolist())
 
 
-def _moved(op: Op, site: Site) -> list[Array]:
+def _move_elements(op: Op, site: Site) -> list[Array]:
     """Return the values of an op that only moves elements, found by moving their indices."""
     elements: list[Any] = []
     values = list(site.values)
     for i in range(len(values) if op.movement is Movement.JOINED else 1):
         data = site.known(i, "an input")
         values[i] = np.arange(len(elements), len(elements) + data.size).reshape(data.shape)
-        elements += _elements(data)
+        elements += _list_elements(data)
     assert op.fold is not None
     kind = site.known(0, "the input").dtype
     made = op.fold(replace(site, values=tuple(values)))
     return [array_of([elements[i] for i in m.flat], m.shape, kind) for m in made]
 
 
-def _computed(op: Op, site: Site) -> list[Array]:
+def _compute(op: Op, site: Site) -> list[Array]:
     """Return the value of an elementwise op, computed element by element."""
     values = [site.known(i, "an input") for i in range(len(site.values))]
     places = np.broadcast_arrays(*(np.arange(v.size).reshape(v.shape) for v in values))
-    elements = [_elements(v) for v in values]
+    elements = [_list_elements(v) for v in values]
     kinds = [v.dtype for v in values]
     made = op.infer(site)[0]
     integers = all(kind == np.int64 for kind in kinds) and made.dtype == "i64"
@@ -79,15 +79,17 @@ def _computed(op: Op, site: Site) -> list[Array]:
         if function is not None:
             out.append(function(*numbers))
         elif known is None:
-            out.append(_one(op, site, kinds, *numbers))
+            out.append(_compute_element(op, site, kinds, *numbers))
         else:
             attrs = tuple(sorted((name, repr(a)) for name, a in site.attrs.items()))
             name = (op.title, site.opset, attrs, *(kind.str for kind in kinds))
-            out.append(known.compute(partial(_one, op, site, kinds), *numbers, name=name))
+            out.append(
+                known.compute(partial(_compute_element, op, site, kinds), *numbers, name=name)
+            )
     return [array_of(out, places[0].shape, NUMPY[made.dtype])]
 
 
-def _one(op: Op, site: Site, kinds: Sequence[Any], *numbers: Any) -> Any:
+def _compute_element(op: Op, site: Site, kinds: Sequence[Any], *numbers: Any) -> Any:
     """Return one element of the value of an elementwise op."""
     assert op.fold is not None
     values = tuple(np.array(n, kind) for n, kind in zip(numbers, kinds, strict=True))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.base.element_types import HALVES
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import declaration
+from engine.graphs.ir.sites import get_declaration
 from engine.kernels.vocabulary.op import Array, Op, Storage, TensorType
 
 SMALL = 256  # elements up to which a value is stored as it is: less than a page is won
@@ -40,8 +40,8 @@ def choose_storage(
     Values that share their bytes are stored alike.
     """
     assert half in HALVES
-    uses = list(_uses(graph))
-    roots = _roots(graph)
+    uses = list(_list_uses(graph))
+    roots = _find_roots(graph)
     fixed = {*graph.inputs, *graph.initializers, *graph.outputs, *constants}
     refused = {roots.get(name, name) for name in fixed}
     sizes: dict[str, int] = {}
@@ -66,11 +66,11 @@ def choose_storage(
             types[name] = t.but(dtype=half).as_last(t.last)
 
 
-def _uses(graph: Graph) -> Iterator[_Use]:
+def _list_uses(graph: Graph) -> Iterator[_Use]:
     """Yield all operands of all nodes but views, whose readers are readers of their bytes."""
     for node in graph.nodes:
-        op = declaration(graph, node)
-        storage = _storage_of(op)
+        op = get_declaration(graph, node)
+        storage = _find_storage(op)
         for is_output, names in ((False, node.inputs), (True, node.outputs)):
             for place, name in enumerate(names):
                 if not name or (op.is_view and op.lower is None and place == 0):
@@ -81,14 +81,14 @@ def _uses(graph: Graph) -> Iterator[_Use]:
                 yield _Use(node, name, allowed, storage is not None and storage.alike)
 
 
-def _storage_of(op: Op) -> Storage | None:
+def _find_storage(op: Op) -> Storage | None:
     return _ALL if op.storage is None and op.expr is not None else op.storage
 
 
-def _roots(graph: Graph) -> dict[str, str]:
+def _find_roots(graph: Graph) -> dict[str, str]:
     """Return for every view the value whose bytes it has."""
     roots: dict[str, str] = {}
     for node in graph.nodes:
-        if declaration(graph, node).is_view:
+        if get_declaration(graph, node).is_view:
             roots[node.outputs[0]] = roots.get(node.inputs[0], node.inputs[0])
     return roots

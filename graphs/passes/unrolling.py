@@ -13,7 +13,7 @@ from engine.base.element_types import NUMPY
 from engine.base.errors import UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.infer import infer, sources
+from engine.graphs.passes.infer import infer, list_sources
 from engine.kernels.vocabulary.op import Array, TensorType
 
 
@@ -111,14 +111,14 @@ class Unrolling:
 
     def op(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> list[str]:
         """Append a new node of ONNX's domain; return the names of its outputs."""
-        title = self.names.fresh(f"{self.title()}/{op}")
-        made = tuple(self.names.fresh(f"{title}_output_{k}") for k in range(outputs))
+        title = self.names.take_fresh(f"{self.title()}/{op}")
+        made = tuple(self.names.take_fresh(f"{title}_output_{k}") for k in range(outputs))
         self.append(Node(op, inputs, made, attrs, "", title))
         return list(made)
 
     def constant(self, value: Any, dtype: str = "i64") -> str:
         """Add an initializer; return its name."""
-        name = self.names.fresh(f"{self.title()}/{dtype}")
+        name = self.names.take_fresh(f"{self.title()}/{dtype}")
         self.graph.initializers[name] = np.array(value, NUMPY[dtype])
         return name
 
@@ -128,7 +128,7 @@ class Unrolling:
 
     def add_weights(self, body: Subgraph) -> dict[str, str]:
         """Add the initializers of a body to the graph; return the new name of each."""
-        names = {name: self.names.fresh(name) for name in body.graph.initializers}
+        names = {name: self.names.take_fresh(name) for name in body.graph.initializers}
         for name, array in body.graph.initializers.items():
             self.graph.initializers[names[name]] = array
         return names
@@ -147,11 +147,12 @@ class Unrolling:
         for node in body.graph.nodes:
             ins = tuple(known.get(i, i) for i in node.inputs)
             attrs = {
-                k: a.renamed(known) if isinstance(a, Subgraph) else a for k, a in node.attrs.items()
+                k: a.rename_values(known) if isinstance(a, Subgraph) else a
+                for k, a in node.attrs.items()
             }
-            known |= {o: self.names.fresh(f"{title}/{o}") for o in node.outputs if o}
+            known |= {o: self.names.take_fresh(f"{title}/{o}") for o in node.outputs if o}
             outs = tuple(known[o] if o else "" for o in node.outputs)
-            name = self.names.fresh(f"{title}/{node.name or node.op}")
+            name = self.names.take_fresh(f"{title}/{node.name or node.op}")
             self.add(Node(node.op, ins, outs, attrs, node.domain, name))
         return [known.get(o, o) for o in body.graph.outputs]
 
@@ -184,7 +185,7 @@ class Unrolling:
         """Refuse the node, and name the graph inputs on whose values `name` depends."""
         part = self.part(name)
         raise UnknownValueError(
-            f"{self.where()}: {text}", inputs=sources(part, name, part.initializers)
+            f"{self.where()}: {text}", inputs=list_sources(part, name, part.initializers)
         )
 
     def value(self, name: str) -> Array | None:
@@ -251,7 +252,7 @@ class Unrolling:
                 inputs[value] = self.kinds[value]
             elif value in self.makers:
                 places.add(self.makers[value])
-                waiting += self.nodes[self.makers[value]].reads()
+                waiting += self.nodes[self.makers[value]].list_reads()
         nodes = [self.nodes[i] for i in sorted(places)]
         return Graph(self.graph.name, inputs, [name], constants, nodes, self.graph.opsets)
 

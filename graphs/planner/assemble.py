@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from itertools import repeat
 
 from engine.base import limits
-from engine.graphs.planner.barriers import barriers
+from engine.graphs.planner.barriers import find_barriers
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace
+from engine.graphs.planner.lifetimes import compute_liveness_bound, find_lifetimes, merge_inplace
 from engine.graphs.planner.place import place
 from engine.kernels.ops.registry import templates
 from engine.plan.plan import ALIGN, Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
@@ -28,7 +28,7 @@ def assemble(
     kernel_set: the name of the kernels that the plan is for.
     searched: as of `Plan`.
     """
-    lives = lifetimes(draft, draft.calls)
+    lives = find_lifetimes(draft, draft.calls)
     nbytes = {n: v.nbytes for n, v in draft.values.items()}
     offsets: dict[str, int] = {}
     sizes = dict(region_bytes)
@@ -46,7 +46,7 @@ def assemble(
         for n in block.names:
             offsets[n] = block.offset
     places = {n: (draft.values[n].region, at, at + nbytes[n]) for n, at in offsets.items()}
-    meets = barriers(draft.calls, places)
+    meets = find_barriers(draft.calls, places)
     names = [n for n in draft.values if n in offsets]
     index = {n: i for i, n in enumerate(names)}
     buffers = []
@@ -60,7 +60,7 @@ def assemble(
         )
     made: dict[tuple[Mode, str, tuple[int, int]], Arg] = {}
 
-    def arg(mode: Mode, n: str, cut: tuple[int, int]) -> Arg:
+    def make_arg(mode: Mode, n: str, cut: tuple[int, int]) -> Arg:
         """Return an argument; equal ones are one object."""
         key = mode, n, cut
         if key not in made:
@@ -74,7 +74,7 @@ def assemble(
             kernel=symbols[c.spec],
             args=tuple(
                 [
-                    arg(mode, n, cut)
+                    make_arg(mode, n, cut)
                     for (mode, n), cut in zip(
                         c.args, c.cut.args if c.cut else repeat((0, 0)), strict=False
                     )
@@ -101,7 +101,7 @@ def assemble(
             regions=tuple(sorted(sizes.items())),
             buffers=tuple(buffers),
             steps=tuple(steps),
-            kernels=tuple(map(_kernel, specs)),
+            kernels=tuple(map(_make_kernel, specs)),
             inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
             outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
             constants=tuple(
@@ -109,7 +109,7 @@ def assemble(
                 for n in names
                 if draft.values[n].region == "const"
             ),
-            lower_bound=liveness_bound(blocks),
+            lower_bound=compute_liveness_bound(blocks),
             searched=searched,
         )
     )
@@ -128,7 +128,7 @@ def _check_sizes(draft: Draft, sizes: Mapping[str, int], name: str) -> None:
         limits.check("PLAN_BYTES", total, f"plan {name}", f"with {names} and others it takes")
 
 
-def _kernel(spec: KernelSpec) -> Kernel:
+def _make_kernel(spec: KernelSpec) -> Kernel:
     """Return a kernel of a plan: its spec, and the arguments that its template takes."""
     return Kernel(spec, templates()[spec.template].takes(*spec.params))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from engine.graphs.planner.draft import DraftCall
-from engine.graphs.planner.lifetimes import spans
+from engine.graphs.planner.lifetimes import list_spans
 
 Range = tuple[str, int, int]  # region, begin, end
 
 
-def barriers(calls: list[DraftCall], places: dict[str, Range]) -> list[bool]:
+def find_barriers(calls: list[DraftCall], places: dict[str, Range]) -> list[bool]:
     """Return whether all threads must meet before each call.
 
     They must if the call reads or writes bytes that a call since the last barrier wrote, or if it
@@ -21,10 +21,10 @@ def barriers(calls: list[DraftCall], places: dict[str, Range]) -> list[bool]:
     """
     reads, writes = _Touched(), _Touched()
     out: list[bool] = []
-    for first, last in spans(calls):
+    for first, last in list_spans(calls):
         group = calls[first : last + 1]
-        mine_r = [places[n] for n in set().union(*(call.touched("ru") for call in group))]
-        mine_w = [places[n] for n in set().union(*(call.touched("wus") for call in group))]
+        mine_r = [places[n] for n in set().union(*(call.list_touched("ru") for call in group))]
+        mine_w = [places[n] for n in set().union(*(call.list_touched("wus") for call in group))]
         meet = any(map(writes.meets, (*mine_r, *mine_w))) or any(map(reads.meets, mine_w))
         if meet:
             reads, writes = _Touched(), _Touched()

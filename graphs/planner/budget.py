@@ -25,17 +25,22 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
 from engine.base.errors import BudgetError
-from engine.graphs.planner.cuts import dependencies
+from engine.graphs.planner.cuts import find_dependencies
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.lifetimes import lifetimes, merge_inplace, spans, work_bytes
+from engine.graphs.planner.lifetimes import (
+    count_work_bytes,
+    find_lifetimes,
+    list_spans,
+    merge_inplace,
+)
 from engine.graphs.planner.order import order
-from engine.graphs.planner.recompute import Repeat, draft_tasks, repeat, repeats
+from engine.graphs.planner.recompute import Repeat, find_repeats, make_tasks, repeat
 from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.search import Chosen, Effort, Search
-from engine.graphs.planner.segments import candidates, segmented
+from engine.graphs.planner.segments import list_candidates, make_segments
 from engine.graphs.planner.settle import settle
 from engine.graphs.planner.split import group
-from engine.graphs.planner.tile import tile
+from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.timeline import Timeline
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.analysis.cost import nominal, seconds
@@ -113,18 +118,18 @@ class _Order:
     def known(self) -> dict[int, Repeat]:
         """The calls that may run again; segments run theirs again already."""
         calls = self.draft.calls
-        repeatable = repeats(self.draft)
+        repeatable = find_repeats(self.draft)
         return {n: r for n, r in repeatable.items() if not any(calls[m].segment for m in r.calls)}
 
-    def again(self, chosen: Collection[int]) -> tuple[Draft, list[int]]:
+    def repeat_calls(self, chosen: Collection[int]) -> tuple[Draft, list[int]]:
         """Return the draft where the chosen run again, and as `repeat`."""
         draft = _copy(self.draft)
         return draft, repeat(draft, self.known, chosen) if chosen else []
 
-    def sought(self, chosen: Chosen) -> tuple[Draft, list[int]]:
-        """Return the draft of `again`, in an order sought for it once; not to be changed."""
+    def seek_order(self, chosen: Chosen) -> tuple[Draft, list[int]]:
+        """Return the draft of `repeat_calls`, in an order sought for it once; not to be changed."""
         if chosen not in self._sought:
-            draft, origins = self.again(chosen)
+            draft, origins = self.repeat_calls(chosen)
             places = origins or range(len(draft.calls))
             place = {id(call): n for call, n in zip(draft.calls, places, strict=True)}
             order(draft)
@@ -133,32 +138,32 @@ class _Order:
 
     def is_moved(self, chosen: Chosen) -> bool:
         """Return whether the order sought where the chosen run again is another than this one."""
-        places = self.again(chosen)[1] or range(len(self.draft.calls))
-        return self.sought(chosen)[1] != list(places)
+        places = self.repeat_calls(chosen)[1] or range(len(self.draft.calls))
+        return self.seek_order(chosen)[1] != list(places)
 
-    def settled(self) -> _Order:
+    def settle_layers(self) -> _Order:
         """Return the order for little memory inside layers."""
         draft = _copy(self.draft)
-        draft.calls = settle(draft.calls, work_bytes(draft), self.known.values())
+        draft.calls = settle(draft.calls, count_work_bytes(draft), self.known.values())
         return _Order(draft)
 
-    def segmented(self, chosen: Collection[str]) -> _Order:
+    def segment(self, chosen: Collection[str]) -> _Order:
         """Return the order in which segments make chosen values."""
         draft = _copy(self.draft)
         move_updates_last(draft)
-        draft = segmented(draft, chosen)
+        draft = make_segments(draft, chosen)
         settle_updates(draft)
         return _Order(draft)
 
-    def better_for(self, chosen: Chosen) -> _Order | None:
+    def find_better(self, chosen: Chosen) -> _Order | None:
         """Return the order that is sought where the chosen run again; None if no other one."""
         if not chosen:
             return None
-        order = [n for n in self.sought(chosen)[1] if n >= 0]
+        order = [n for n in self.seek_order(chosen)[1] if n >= 0]
         if order == sorted(order):
             return None
         rank = {n: at for at, n in enumerate(order)}
-        needs = dependencies(self.draft.calls)
+        needs = find_dependencies(self.draft.calls)
         if any(rank[m] > rank[n] for n, need in enumerate(needs) for m in need):
             return None  # what runs again frees calls to change places that are otherwise bound
         other = _copy(self.draft)
@@ -208,9 +213,9 @@ class Ladder:
     @cached_property
     def usual(self) -> Rung:
         """The rung of the plan without a budget."""
-        return self._rung(0, frozenset(), 0)
+        return self._make_rung(0, frozenset(), 0)
 
-    def within(self, limit: int) -> Iterator[Rung]:
+    def list_within(self, limit: int) -> Iterator[Rung]:
         """Yield the rungs whose peak is at most `limit`, the usual one excepted.
 
         The fastest is first; each needs less memory than those before it.  The rung of a level is
@@ -230,7 +235,7 @@ class Ladder:
                     yield first
                     most = first.peak - 1
             elif first.floor <= most:
-                rung = self._rung(first.order, first.chosen, first.limit)
+                rung = self._make_rung(first.order, first.chosen, first.limit)
                 rung = replace(rung, peak=max(rung.peak, first.floor))
                 heappush(waiting, (rung.seconds, rung.peak, n, rung))
 
@@ -239,30 +244,31 @@ class Ladder:
         """The rung of the lowest peak."""
         slower = [rung for rung in self._sought[0] if rung.seconds >= self.usual.seconds]
         known = min(slower, key=lambda rung: rung.peak)
-        return [known, *self.within(known.peak)][-1]
+        return [known, *self.list_within(known.peak)][-1]
 
     @cached_property
     def _sought(self) -> tuple[list[Rung], list[_Level]]:
         """The rungs that are made for any budget, the usual one first; and all levels."""
         rungs, falls = [self.usual], 1
         levels = list[_Level]()
-        following: _Order | None = self._orders[0].settled()
+        following: _Order | None = self._orders[0].settle_layers()
         while following is not None and len(self._orders) <= ORDERS and not self.effort.is_spent:
             self._orders.append(following)
             search = self._search(following)
-            sought, lowest, falls = _levels(search, self.usual.peak, falls)
+            sought, lowest, falls = _list_levels(search, self.usual.peak, falls)
             number = len(self._orders) - 1
-            plain = self._rung(number, frozenset(), search.peak(frozenset()))
-            rungs += (plain, self._rung(number, lowest, search.peak(lowest), True))
+            plain = self._make_rung(number, frozenset(), search.find_peak(frozenset()))
+            rungs += (plain, self._make_rung(number, lowest, search.find_peak(lowest), True))
             levels += (
-                _Level(number, c, limit, plain.seconds + search.seconds(c)) for c, limit in sought
+                _Level(number, c, limit, plain.seconds + search.count_seconds(c))
+                for c, limit in sought
             )
-            following = following.better_for(lowest)
+            following = following.find_better(lowest)
         low = min(rungs, key=lambda rung: rung.peak)
         least = math.inf  # the lowest peak with segments
         for base in dict.fromkeys((low.order, len(self._orders) - 1)):
-            for following in self._by_samples(base, low.peak):
-                made = self._of_segments(following, rungs)
+            for following in self._list_sample_orders(base, low.peak):
+                made = self._list_segment_rungs(following, rungs)
                 rungs += made
                 peak = min(rung.peak for rung in made)
                 if peak >= least and base != low.order:
@@ -270,25 +276,25 @@ class Ladder:
                 least = min(least, peak)
         return rungs, levels
 
-    def _of_segments(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
+    def _list_segment_rungs(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
         """Return rungs of an order with segments that may be better than the known ones.
 
         They end where windows of groups, which the search takes for small, are what is left.
         """
         self._orders.append(following)
         number, search = len(self._orders) - 1, self._search(following)
-        plain = self._rung(number, frozenset(), search.peak(frozenset()))
+        plain = self._make_rung(number, frozenset(), search.find_peak(frozenset()))
         rungs = [plain]
-        for chosen, limit in _levels(search, plain.peak, 1)[0]:
-            spent = plain.seconds + search.seconds(chosen)
+        for chosen, limit in _list_levels(search, plain.peak, 1)[0]:
+            spent = plain.seconds + search.count_seconds(chosen)
             if any(r.peak <= limit and r.seconds <= spent for r in (*known, *rungs)):
                 continue
-            rungs.append(self._rung(number, chosen, limit))
+            rungs.append(self._make_rung(number, chosen, limit))
             if min(rung.peak for rung in rungs[-2:]) > limit / FALL:
                 break
         return rungs
 
-    def _by_samples(self, base: int, lowest: int) -> Iterator[_Order]:
+    def _list_sample_orders(self, base: int, lowest: int) -> Iterator[_Order]:
         """Orders in which segments make large values of the order of that number.
 
         First what is made about as quickly as it is moved, then all; first the largest, then more.
@@ -298,39 +304,43 @@ class Ladder:
         ordered = self._orders[base]
         draft = _copy(ordered.draft)
         move_updates_last(draft)
-        times = seconds(draft_tasks(draft, draft.calls), self._threads)
-        took = {name: t for c, t in zip(draft.calls, times, strict=True) for name in c.touched("w")}
+        times = seconds(make_tasks(draft, draft.calls), self._threads)
+        took = {
+            name: t for c, t in zip(draft.calls, times, strict=True) for name in c.list_touched("w")
+        }
         speed = nominal(self._threads).memory / CHEAP  # bytes a second
         tried = {frozenset[str]()}
         for share in SHARES:
             least = max(lowest // share, self._target.tile_bytes)
-            every = candidates(draft, self._target, self._threads, least)
+            every = list_candidates(draft, self._target, self._threads, least)
             cheap = [name for name in every if took[name] * speed <= draft.values[name].nbytes]
             for chosen in map(frozenset, (cheap, every)):
                 if chosen not in tried:
                     tried.add(chosen)
-                    yield ordered.segmented(chosen)
+                    yield ordered.segment(chosen)
 
-    def draft(self, rung: Rung) -> Draft:
+    def make_draft(self, rung: Rung) -> Draft:
         """Return the draft of a rung: ordered, with its groups."""
-        draft = self._untiled(rung)
-        self._tile(draft, rung)
+        draft = self._make_untiled(rung)
+        self._tile_draft(draft, rung)
         return draft
 
-    def _untiled(self, rung: Rung) -> Draft:
+    def _make_untiled(self, rung: Rung) -> Draft:
         """Return the draft of a rung without groups, and with updates after all other calls."""
         ordered = self._orders[rung.order]
-        draft = _copy((ordered.sought if rung.ordered else ordered.again)(rung.chosen)[0])
+        draft = _copy(
+            (ordered.seek_order if rung.ordered else ordered.repeat_calls)(rung.chosen)[0]
+        )
         if rung.order:
             move_updates_last(draft)
         return draft
 
-    def _tile(self, draft: Draft, rung: Rung) -> list[tuple[int, ...]]:
+    def _tile_draft(self, draft: Draft, rung: Rung) -> list[tuple[int, ...]]:
         """Make the groups of a rung; return of each the places that its calls had."""
         if not rung.order:
             group(draft, self._target, self._threads)
             return []
-        groups = tile(draft, self._target, self._threads, rung.apart)
+        groups = make_tiles(draft, self._target, self._threads, rung.apart)
         settle_updates(draft)
         return groups
 
@@ -339,14 +349,14 @@ class Ladder:
     def _search(self, ordered: _Order) -> Search:
         """Return the search on a timeline of an order: groups keep parts of values, as tiled."""
         tiled = _copy(ordered.draft)
-        times = seconds(draft_tasks(tiled, tiled.calls), self._threads)
+        times = seconds(make_tasks(tiled, tiled.calls), self._threads)
         move_updates_last(tiled)
-        tile(tiled, self._target, self._threads)
-        whole = work_bytes(ordered.draft)
+        make_tiles(tiled, self._target, self._threads)
+        whole = count_work_bytes(ordered.draft)
         nbytes = {n: align(tiled.values[n].nbytes) for n in whole}
         return Search(Timeline(ordered.draft, ordered.known, nbytes, whole, times), self.effort)
 
-    def _rung(self, number: int, chosen: Chosen, limit: int, ordered: bool = False) -> Rung:
+    def _make_rung(self, number: int, chosen: Chosen, limit: int, ordered: bool = False) -> Rung:
         """Return the rung of a plan that runs the chosen again, in the order of that number.
 
         Where more than `limit` bytes live in groups, these are taken apart: what lives at two of
@@ -356,7 +366,7 @@ class Ladder:
         rung = Rung(number, chosen, ordered, frozenset(), 0, 0.0)
         rungs: list[Rung] = []
         for _ in range(TRIES):
-            tiled = self._tiled.get(rung) or self._tiled.setdefault(rung, self._tiled_as(rung))
+            tiled = self._tiled.get(rung) or self._tiled.setdefault(rung, self._measure_tiled(rung))
             rungs.append(replace(rung, peak=tiled.peak, seconds=tiled.seconds))
             high = rung.apart.union(*(places for live, places in tiled.groups if live > limit))
             if tiled.peak <= limit or high == rung.apart:
@@ -364,16 +374,18 @@ class Ladder:
             rung = replace(rung, apart=high)
         return min(rungs, key=lambda rung: rung.peak)
 
-    def _tiled_as(self, rung: Rung) -> _Tiled:
+    def _measure_tiled(self, rung: Rung) -> _Tiled:
         """Make the draft of a rung, and return what counts of it."""
-        draft = self._untiled(rung)
-        groups = self._tile(draft, rung)
-        live = _live(draft)
-        times = seconds(draft_tasks(draft, draft.calls), self._threads, again=True)
-        return _Tiled(max(live, default=0), sum(times), tuple(_lives(draft, groups, live)))
+        draft = self._make_untiled(rung)
+        groups = self._tile_draft(draft, rung)
+        live = _count_live(draft)
+        times = seconds(make_tasks(draft, draft.calls), self._threads, again=True)
+        return _Tiled(max(live, default=0), sum(times), tuple(_list_lives(draft, groups, live)))
 
 
-def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, int]], Chosen, int]:
+def _list_levels(
+    search: Search, top: int, falls: int
+) -> tuple[list[tuple[Chosen, int]], Chosen, int]:
     """Return what runs again for falling limits, down to what can be reached.
 
     top: the bytes of the highest rung.  falls: how often the first limit is below it.
@@ -389,26 +401,26 @@ def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, in
         if falls % FRESH == 1 or not tries[0][1]:
             tries.append(search.reach(frozenset(), limit))
         good = [chosen for chosen, suffices in tries if suffices]
-        lowest = min((chosen for chosen, _ in tries), key=search.peak)
+        lowest = min((chosen for chosen, _ in tries), key=search.find_peak)
         if not good:
-            levels = _ended(search, levels, search.pruned(lowest, search.peak(lowest)))
+            levels = _find_ends(search, levels, search.prune(lowest, search.find_peak(lowest)))
             break
-        now = min(good, key=search.seconds)
+        now = min(good, key=search.count_seconds)
         levels.append((now, limit))
         falls += 1
     for n in range(len(levels) - 2, -1, -1):  # what suffices below may, with less, be better here
         chosen, limit = levels[n]
-        other = search.pruned(levels[n + 1][0], limit)
-        if search.seconds(other) < search.seconds(chosen):
+        other = search.prune(levels[n + 1][0], limit)
+        if search.count_seconds(other) < search.count_seconds(chosen):
             levels[n] = other, limit
     return levels, lowest, falls
 
 
-def _ended(
+def _find_ends(
     search: Search, above: Sequence[tuple[Chosen, int]], lowest: Chosen
 ) -> list[tuple[Chosen, int]]:
     """Return the levels, the lowest, and one between them."""
-    least = search.peak(lowest)
+    least = search.find_peak(lowest)
     if not above:
         return [(lowest, least)]
     last = above[-1][1]
@@ -416,7 +428,7 @@ def _ended(
     return [*above, *((lowest, limit) for limit in between)]
 
 
-def too_little(plan: Plan, least: int, budget: int) -> BudgetError:
+def explain_too_little(plan: Plan, least: int, budget: int) -> BudgetError:
     """Return the error that no plan keeps to a budget: what takes the memory of the least."""
     regions = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.regions if size)
     return BudgetError(
@@ -426,21 +438,21 @@ def too_little(plan: Plan, least: int, budget: int) -> BudgetError:
     )
 
 
-def _live(draft: Draft) -> list[int]:
+def _count_live(draft: Draft) -> list[int]:
     """Return the bytes of work values that live at each call."""
     change = [0] * (len(draft.calls) + 1)
-    for block in merge_inplace(draft, lifetimes(draft, draft.calls)):
+    for block in merge_inplace(draft, find_lifetimes(draft, draft.calls)):
         change[block.first] += block.nbytes
         change[block.last + 1] -= block.nbytes
     return list(accumulate(change))[:-1]
 
 
-def _lives(
+def _list_lives(
     draft: Draft, groups: Sequence[tuple[int, ...]], live: Sequence[int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield the groups of a draft that can be taken apart, each after the bytes that live then."""
     following = iter(groups)
-    for first, last in spans(draft.calls):
+    for first, last in list_spans(draft.calls):
         if last > first and not is_update(draft.calls[first]):
             places = next(following, ())
             if not draft.calls[first].segment:

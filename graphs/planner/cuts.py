@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from engine.graphs.planner.draft import DraftCall
 
 
-def dependencies(calls: Sequence[DraftCall]) -> list[set[int]]:
+def find_dependencies(calls: Sequence[DraftCall]) -> list[set[int]]:
     """Return for each call the positions of the calls that must come before it.
 
     These are the writers of what it reads, the readers of what it overwrites, and the writers of
@@ -47,8 +47,8 @@ def dependencies(calls: Sequence[DraftCall]) -> list[set[int]]:
     return before
 
 
-def followers(before: Sequence[set[int]]) -> list[list[int]]:
-    """Return for each call the positions of those that must come after; from `dependencies`."""
+def find_followers(before: Sequence[set[int]]) -> list[list[int]]:
+    """List for each call the positions of those that must come after; from `find_dependencies`."""
     after: list[list[int]] = [[] for _ in before]
     for n, need in enumerate(before):
         for m in need:
@@ -76,33 +76,33 @@ class Cuts:
     def __init__(self, calls: Sequence[DraftCall], sizes: Mapping[str, int]) -> None:
         """Nothing is cut yet.
 
-        calls: in any order in which they can run.  sizes: as `work_bytes` says.
+        calls: in any order in which they can run.  sizes: as `count_work_bytes` says.
         """
         self.calls, self.sizes = calls, sizes
         self._alone: dict[int, Cut] = {}  # cuts where no other call must have run, or not
-        self.before = dependencies(calls)
-        self.after = followers(self.before)
+        self.before = find_dependencies(calls)
+        self.after = find_followers(self.before)
         self.users: dict[str, list[int]] = {}  # value -> the calls that touch it
         for n, call in enumerate(calls):
             for name in dict.fromkeys(name for _, name in call.args):
                 if sizes.get(name):
                     self.users.setdefault(name, []).append(n)
 
-    def least(self, at: int, early: Sequence[int] = (), late: Sequence[int] = ()) -> Cut:
+    def find_least(self, at: int, early: Sequence[int] = (), late: Sequence[int] = ()) -> Cut:
         """Return the cut at the call of a position.
 
         early, late: calls that have run, and that have not, whatever is cut.
         """
         if early or late:
-            return self._least(at, early, late)
+            return self._compute_least(at, early, late)
         if at not in self._alone:
-            self._alone[at] = self._least(at, (), ())
+            self._alone[at] = self._compute_least(at, (), ())
         return self._alone[at]
 
-    def _least(self, at: int, early: Iterable[int], late: Iterable[int]) -> Cut:
-        """Compute what `least` returns."""
-        early = _closure((at, *early), self.before) - {at}
-        late = _closure((at, *late), self.after)
+    def _compute_least(self, at: int, early: Iterable[int], late: Iterable[int]) -> Cut:
+        """Compute what `find_least` returns."""
+        early = _find_closure((at, *early), self.before) - {at}
+        late = _find_closure((at, *late), self.after)
         free = [n for n in range(len(self.calls)) if n not in early and n not in late]
         net = _Network()
         nodes = {n: net.add_node() for n in free}
@@ -110,7 +110,7 @@ class Cuts:
             for m in self.before[n]:
                 if m in nodes:
                     net.add_edge(nodes[n], nodes[m], _ENDLESS)
-        givers = self._givers(at, early, late)
+        givers = self._find_givers(at, early, late)
         nbytes = 0
         for name, users in self.users.items():
             size = self.sizes[name]
@@ -127,14 +127,14 @@ class Cuts:
             elif between and len(users) > 1:
                 net.add_value(size, between, begun, awaited)
         nbytes += net.fill()
-        first, last = net.sides()
+        first, last = net.find_sides()
         return Cut(
             nbytes,
             frozenset(early | {n for n in free if nodes[n] in first}),
             frozenset(early | {n for n in free if nodes[n] not in last}),
         )
 
-    def _givers(self, at: int, early: set[int], late: set[int]) -> dict[str, list[int]]:
+    def _find_givers(self, at: int, early: set[int], late: set[int]) -> dict[str, list[int]]:
         """Return the values that the call may write into the bytes of one that it reads.
 
         With each the calls that must have run for that; none if there are several such values,
@@ -155,7 +155,7 @@ class Cuts:
         return givers
 
 
-def _closure(begin: Iterable[int], near: Sequence[Iterable[int]]) -> set[int]:
+def _find_closure(begin: Iterable[int], near: Sequence[Iterable[int]]) -> set[int]:
     """Return these positions, and all that are reached from them."""
     reached, waiting = set(begin), list(begin)
     while waiting:
@@ -211,12 +211,12 @@ class _Network:
         """Let as much flow as can; return how much it is."""
         total = 0
         while True:
-            level = self._levels()
+            level = self._find_levels()
             if level[_TO] < 0:
                 return total
             total += self._fill_level(level)
 
-    def _levels(self) -> list[int]:
+    def _find_levels(self) -> list[int]:
         """Return by how many edges that have room each node is reached; -1 if it is not."""
         level = [-1] * len(self.edges)
         level[_FROM] = 0
@@ -256,11 +256,11 @@ class _Network:
                 node = ends[way.pop() ^ 1]
                 tried[node] += 1
 
-    def sides(self) -> tuple[set[int], set[int]]:
+    def find_sides(self) -> tuple[set[int], set[int]]:
         """Return the nodes that more could flow to, and those from which more could flow on."""
-        return self._reached(_FROM, 0), self._reached(_TO, 1)
+        return self._find_reached(_FROM, 0), self._find_reached(_TO, 1)
 
-    def _reached(self, start: int, backwards: int) -> set[int]:
+    def _find_reached(self, start: int, backwards: int) -> set[int]:
         """Return the nodes reached by edges that have room, or those that reach the start so."""
         reached, waiting = {start}, [start]
         while waiting:

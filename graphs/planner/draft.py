@@ -50,15 +50,15 @@ class Value:
     def elements(self) -> int:
         return self.nbytes // ITEMSIZE[self.type.dtype]
 
-    def at(self, sizes: Sizes) -> Value:
+    def resize(self, sizes: Sizes) -> Value:
         """Return the value with numbers in the place of sizes; itself if it has none."""
         is_sized = any(is_size(d) for d in self.type.shape)
         if not is_sized and not isinstance(self.data, SizedArray):
             return self
-        return replace(self, type=type_at(self.type, sizes), data=sizes.value(self.data))
+        return replace(self, type=resize_type(self.type, sizes), data=sizes.value(self.data))
 
 
-def type_at(t: TensorType, sizes: Sizes) -> TensorType:
+def resize_type(t: TensorType, sizes: Sizes) -> TensorType:
     """Return the type with numbers in the place of sizes."""
     if any(is_size(d) for d in t.shape):
         return replace(t, shape=tuple(map(sizes.value, t.shape)))
@@ -106,7 +106,7 @@ class DraftCall:
     segment: int = 0
     again: bool = False
 
-    def at(self, sizes: Sizes) -> DraftCall:
+    def resize(self, sizes: Sizes) -> DraftCall:
         """Return the call with numbers in the place of sizes; itself if it has none.
 
         Raises:
@@ -119,7 +119,7 @@ class DraftCall:
             raise UnsupportedOpError(f"{self.source}: sizes that exceed 64 bits: {list(consts)}")
         return replace(self, consts=consts)
 
-    def touched(self, modes: str) -> set[str]:
+    def list_touched(self, modes: str) -> set[str]:
         """Return the names of the root values that it uses in one of these modes."""
         return {name for mode, name in self.args if name and mode in modes}
 
@@ -138,7 +138,7 @@ class Draft:
     inputs: list[tuple[str, str]] = field(default_factory=list)
     outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
 
-    def root(self, name: str) -> str:
+    def find_root(self, name: str) -> str:
         """Return the name of the value that owns the bytes of the value `name`."""
         return self.values[name].root
 

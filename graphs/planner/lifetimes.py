@@ -12,14 +12,14 @@ from engine.system.config import switch
 Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call that touch it
 
 
-def lifetimes(draft: Draft, calls: list[DraftCall]) -> Lifetimes:
+def find_lifetimes(draft: Draft, calls: list[DraftCall]) -> Lifetimes:
     """Return the first and the last call that touch each value, in the order of first calls.
 
     Values of all regions but "work" live throughout the run, all others throughout each group.
     """
     firsts: dict[str, int] = {}
     lasts: dict[str, int] = {}
-    for first, last in spans(calls):
+    for first, last in list_spans(calls):
         for call in calls[first : last + 1]:
             for _, name in call.args:
                 if name not in firsts:
@@ -33,7 +33,7 @@ def lifetimes(draft: Draft, calls: list[DraftCall]) -> Lifetimes:
     return lives
 
 
-def spans(calls: Sequence[DraftCall]) -> Iterator[tuple[int, int]]:
+def list_spans(calls: Sequence[DraftCall]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last call of every group; of other calls, itself twice."""
     n = 0
     while n < len(calls):
@@ -43,7 +43,7 @@ def spans(calls: Sequence[DraftCall]) -> Iterator[tuple[int, int]]:
         n += count
 
 
-def work_bytes(draft: Draft) -> dict[str, int]:
+def count_work_bytes(draft: Draft) -> dict[str, int]:
     """Return the bytes that each work value takes."""
     return {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
 
@@ -75,7 +75,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
             blocks[name] = Block([name], align(value.nbytes), first, last)
     if switch("REUSE") == "0":
         return list(blocks.values())
-    for first, last in spans(draft.calls):
+    for first, last in list_spans(draft.calls):
         group = draft.calls[first : last + 1]
         taken: set[str] = set()
         for n, call in enumerate(group):
@@ -87,7 +87,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
                 others = [x for i, (_, x) in enumerate(call.args) if i not in (written, read)]
                 if old is new or old.nbytes != new.nbytes or r in others:
                     continue
-                if call.cut and not _in_turn(group, n, written, read):
+                if call.cut and not _is_in_turn(group, n, written, read):
                     continue
                 if old.last == last and new.first == first and old.first < first:
                     old.names += new.names
@@ -98,7 +98,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
     return list(dict.fromkeys(blocks.values()))
 
 
-def _in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> bool:
+def _is_in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> bool:
     """Return whether what call n of a group reads can give its bytes to what it writes.
 
     No call after it touches the one, none before it the other, and both are cut alike.
@@ -119,7 +119,7 @@ def _in_turn(group: Sequence[DraftCall], n: int, written: int, read: int) -> boo
     return is_alone and tiles == {cut.args[written]} and cut.args[written][0] > 0
 
 
-def liveness_bound(blocks: Sequence[Block]) -> int:
+def compute_liveness_bound(blocks: Sequence[Block]) -> int:
     """Return the most bytes that live at one call: no placement needs less."""
     births = [(b.first, b.nbytes) for b in blocks]
     deaths = [(b.last + 1, -b.nbytes) for b in blocks]
@@ -137,7 +137,7 @@ class Tally:
     """
 
     def __init__(self, draft: Draft) -> None:
-        sizes = work_bytes(draft)
+        sizes = count_work_bytes(draft)
         numbers = {name: n for n, name in enumerate(sizes)}
         self.sizes = list(sizes.values())
         self.touched: list[list[int]] = []  # of each call the numbers of its values
@@ -154,7 +154,7 @@ class Tally:
                 ]
             )
 
-    def live(self, order: Sequence[int]) -> list[int]:
+    def count_live(self, order: Sequence[int]) -> list[int]:
         """Return the bytes that live at each call of an order, given by positions of all calls."""
         first, last = [-1] * len(self.sizes), [-1] * len(self.sizes)
         for place, n in enumerate(order):

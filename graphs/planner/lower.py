@@ -23,11 +23,11 @@ from engine.base.errors import (
     UnsupportedOpError,
 )
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import declaration, rule_of, site_of
+from engine.graphs.ir.sites import get_declaration, make_site, run_rule
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import forward_part
-from engine.graphs.planner.draft import Draft, DraftCall, Piece, Place, Value, type_at
-from engine.graphs.planner.memo import ALTERNATIVES, NodeMemo, titles
+from engine.graphs.planner.draft import Draft, DraftCall, Piece, Place, Value, resize_type
+from engine.graphs.planner.memo import ALTERNATIVES, NodeMemo, make_titles
 from engine.kernels.loops.map import lower_map
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import ops, templates
@@ -86,7 +86,7 @@ class _NodeLowering:
     def const(self, value: Array) -> Operand:
         self.temps += 1
         name = f"{self.job.titles[self.node]}#c{self.temps}"
-        made = self.piece.values[name] = _constant(name, value)
+        made = self.piece.values[name] = _make_constant(name, value)
         return Operand(name, made.type)
 
     def fault(self) -> Operand:
@@ -96,7 +96,7 @@ class _NodeLowering:
         return self.piece.add(NOISE, TensorType("i64", (RANDOM.size,)), region="io")
 
     def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
-        made: Made = self.job.once((key, *map(shape_key, shapes)), make)
+        made: Made = self.job.make_once((key, *map(shape_key, shapes)), make)
         return made
 
     def call(
@@ -114,8 +114,8 @@ class _NodeLowering:
                 f"{self.declared.title} calls the kernel {spec.template!r}, which its declaration "
                 f"`calls` leaves out"
             )
-        takes = self.job.takes_of(spec)
-        args, consts, inplace = self._in_order(spec, operands, may_alias, updates, named)
+        takes = self.job.find_takes(spec)
+        args, consts, inplace = self._order_operands(spec, operands, may_alias, updates, named)
         if spec.template != "map" and spec.params[0] in HALVES:
             self.site.fail(
                 f"element type {spec.params[0]}",
@@ -132,7 +132,7 @@ class _NodeLowering:
                 resolved.append((mode, ""))
                 continue
             made = self.piece.values.setdefault(operand.name, None)
-            root = operand.name if made else self.job.root(operand.name)
+            root = operand.name if made else self.job.find_root(operand.name)
             stored = (made.type if made else self.job.types[root]).dtype
             if stored not in taken:
                 raise DTypeError(
@@ -155,7 +155,7 @@ class _NodeLowering:
             )
         )
 
-    def _in_order(
+    def _order_operands(
         self,
         spec: KernelSpec,
         operands: Sequence[tuple[Mode, Operand | None]],
@@ -175,7 +175,7 @@ class _NodeLowering:
             )
         consts = [named[name] for name in order.numbers]
         packed = named.get(order.words)
-        values = _values(spec, template.trailing(spec.params), packed)
+        values = _pack_words(spec, template.trailing(spec.params), packed)
         names: dict[str, Any] = {}
         if order.updates:
             names = template.bound(spec.params) | template.named(spec.params, [*consts, *values])
@@ -269,23 +269,23 @@ class Recipe:
         self.precision, self.machine = precision, Machine.of(target)
         self.inside: set[tuple[Any, ...]] = set()  # calls that stay inside of their operands
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
-        self.accumulated, self.skipped = _accumulations(graph, types)
+        self.accumulated, self.skipped = _find_accumulations(graph, types)
         self.forward = forward_part(graph)
         # An optimizer model is nothing but the update; a joined graph has it as a part.
-        self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
+        self.is_update = any(get_declaration(graph, n).optimizer for n in graph.nodes)
         self.is_joined = any((n.domain, n.op) == SIGNAL for n in graph.nodes)
         self.roots: dict[str, str] = {}  # of views: whose bytes they share
         for node in graph.nodes:
-            if node not in self.skipped and declaration(graph, node).is_view:
-                self.roots[node.outputs[0]] = self.root(node.inputs[0])
-        self.titles = titles(graph.nodes, types)
+            if node not in self.skipped and get_declaration(graph, node).is_view:
+                self.roots[node.outputs[0]] = self.find_root(node.inputs[0])
+        self.titles = make_titles(graph.nodes, types)
         self.pieces: dict[Node | str, list[Piece]] = {}
         self.memo = NodeMemo(types, constants, self.roots, self.accumulated, self.used, self.titles)
         self.made = 0
         self.takes: dict[KernelSpec, tuple[tuple[str, ...], ...]] = {}
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
 
-    def takes_of(self, spec: KernelSpec) -> tuple[tuple[str, ...], ...]:
+    def find_takes(self, spec: KernelSpec) -> tuple[tuple[str, ...], ...]:
         """Return the element types of each pointer of a kernel; its template is asked once."""
         types = self.takes.get(spec)
         if types is None:
@@ -295,7 +295,7 @@ class Recipe:
             )
         return types
 
-    def once(self, key: object, make: Callable[[], Any]) -> Any:
+    def make_once(self, key: object, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, made once for all nodes that give an equal key.
 
         The questions that it asks of sizes are noted for every node.
@@ -311,11 +311,11 @@ class Recipe:
         known[:] = [(answers, made), *known[: ALTERNATIVES - 1]]
         return made
 
-    def root(self, name: str) -> str:
+    def find_root(self, name: str) -> str:
         """Return the name of the value that owns the bytes of a value of the graph."""
         return self.roots.get(name, name)
 
-    def draft(self) -> Draft:
+    def make_draft(self) -> Draft:
         """Lower the graph for the sizes that were taken last.
 
         Raises:
@@ -329,9 +329,9 @@ class Recipe:
         for name, t in self.graph.inputs.items():
             if name in self.places:
                 place = self.places[name]
-                draft.add(name, type_at(t, self.sizes), region=place.region, place=place)
+                draft.add(name, resize_type(t, self.sizes), region=place.region, place=place)
             elif not t.dtype.startswith("seq"):
-                draft.add(name, type_at(t, self.sizes), region="io")
+                draft.add(name, resize_type(t, self.sizes), region="io")
                 draft.inputs.append((name, name))
         for node in self.graph.nodes:
             if node not in self.skipped:
@@ -345,42 +345,42 @@ class Recipe:
             taken.add(draft.outputs[-1][1])
         return draft
 
-    def _need(self, draft: Draft, name: str) -> None:
+    def _require(self, draft: Draft, name: str) -> None:
         """Add a constant or the output of a node to a draft, unless it is there."""
         if name in draft.values:
             return
         if name in self.constants:
-            draft.values[name] = _constant(name, self.constants[name]).at(self.sizes)
+            draft.values[name] = _make_constant(name, self.constants[name]).resize(self.sizes)
         else:
-            draft.add(name, type_at(self.types[name], self.sizes))
+            draft.add(name, resize_type(self.types[name], self.sizes))
 
     def _add(self, draft: Draft, piece: Piece) -> None:
         """Add the values and calls of a piece to a draft."""
         for name, value in piece.values.items():
             if value is None:
-                self._need(draft, name)
+                self._require(draft, name)
             elif name not in draft.values:
-                draft.values[name] = value.at(self.sizes)
+                draft.values[name] = value.resize(self.sizes)
                 if value.region == "io" and name in (FAULT, NOISE):
                     draft.inputs.append((name, name))
         for call in piece.calls:
             _check_written(draft, call)
-            draft.calls.append(call.at(self.sizes))
+            draft.calls.append(call.resize(self.sizes))
 
-    def _piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
+    def _make_piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
         """Return a piece that the sizes fit, made if there is none."""
         known = self.pieces.setdefault(key, [])
         for piece in known:
             if self.sizes.holds(piece.answers):
                 return piece
-        piece = self._new_piece(key, make)
+        piece = self._make_new_piece(key, make)
         known[:] = [piece, *known[: ALTERNATIVES - 1]]
         return piece
 
-    def _new_piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
+    def _make_new_piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
         """Return the piece of an equal node by the names of this one, or one made now."""
         if isinstance(key, Node):
-            piece = self.memo.find(key, self._phase(key), self.sizes.holds)
+            piece = self.memo.find(key, self._find_phase(key), self.sizes.holds)
             if piece is not None:
                 return piece
         with self.sizes.noting() as answers:
@@ -388,39 +388,41 @@ class Recipe:
             make(piece)
         self.made += 1
         if isinstance(key, Node):
-            self.memo.add(key, self._phase(key), piece)
+            self.memo.add(key, self._find_phase(key), piece)
         return piece
 
     def _lower_node(self, draft: Draft, node: Node) -> None:
         """Lower a node: a view shares the bytes of its input, any other node becomes calls."""
-        op = declaration(self.graph, node)
+        op = get_declaration(self.graph, node)
         if op.is_view:
-            self._need(draft, node.inputs[0])
+            self._require(draft, node.inputs[0])
             out = node.outputs[0]
-            t = type_at(self.types[out], self.sizes)
-            draft.values[out] = Value(out, t, self.root(out))
+            t = resize_type(self.types[out], self.sizes)
+            draft.values[out] = Value(out, t, self.find_root(out))
             if op.lower is None:
                 return
-        self._add(draft, self._piece(node, lambda piece: self._lower(piece, node, op)))
+        self._add(draft, self._make_piece(node, lambda piece: self._lower(piece, node, op)))
 
-    def _phase(self, node: Node) -> Phase:
+    def _find_phase(self, node: Node) -> Phase:
         """Return the phase of the calls of a node."""
         if self.is_update:
-            is_own = declaration(self.graph, node).optimizer or (node.domain, node.op) in OVER_ALL
+            is_own = (
+                get_declaration(self.graph, node).optimizer or (node.domain, node.op) in OVER_ALL
+            )
             if is_own or not self.is_joined or DONE in node.inputs:
                 return "opt"
         return "fwd" if node in self.forward else "bwd"
 
     def _lower(self, piece: Piece, node: Node, op: Op) -> None:
         """Run the lowering rule of a node."""
-        site = site_of(self.graph, node, self.types, self.constants)
+        site = make_site(self.graph, node, self.types, self.constants)
         if op.lower is None:
             site.fail("has no kernel on this path", "values known before lowering")
         with (
             naming_sources(self.graph, node, self.constants),
-            rule_of(op, "the lowering", site, node),
+            run_rule(op, "the lowering", site, node),
         ):
-            op.lower(_NodeLowering(self, piece, node, site, self._phase(node)))
+            op.lower(_NodeLowering(self, piece, node, site, self._find_phase(node)))
 
     def _add_output(self, draft: Draft, name: str, taken: Set[str]) -> None:
         """Put an output of the graph into region io.
@@ -430,15 +432,15 @@ class Recipe:
         If it shares its bytes with an input, a constant, a persistent value or another output, a
         call that copies them is added.
         """
-        self._need(draft, name)
-        root = draft.values[draft.root(name)]
-        t = type_at(self.types[name], self.sizes)
+        self._require(draft, name)
+        root = draft.values[draft.find_root(name)]
+        t = resize_type(self.types[name], self.sizes)
         if root.region == "work" and root.name not in taken:
             root.region = "io"
             draft.outputs.append((name, root.name, t.dims))
             return
         out = draft.add(f"{name}#out", t, region="io")
-        self._add(draft, self._piece(name, lambda piece: self._copy(piece, name, out.name)))
+        self._add(draft, self._make_piece(name, lambda piece: self._copy(piece, name, out.name)))
         draft.outputs.append((name, out.name, t.dims))
 
     def _copy(self, piece: Piece, name: str, out: str) -> None:
@@ -468,7 +470,7 @@ def _check_written(draft: Draft, call: DraftCall) -> None:
             as batch normalisations do, must know that it is one.
         UnsupportedOpError: the constant is in region const.
     """
-    for name in call.touched("uw"):
+    for name in call.list_touched("uw"):
         region = draft.values[name].region
         if region in UNWRITTEN:
             text = f"{call.source}: it would update {name!r}, a constant; supported: inputs"
@@ -477,7 +479,7 @@ def _check_written(draft: Draft, call: DraftCall) -> None:
             raise UnsupportedOpError(text)
 
 
-def _constant(name: str, value: Array) -> Value:
+def _make_constant(name: str, value: Array) -> Value:
     """Return a constant: its elements in order, of rank 1 at least."""
     if isinstance(value, SizedArray):
         data: Any = value.reshape(value.shape or 1)
@@ -486,7 +488,7 @@ def _constant(name: str, value: Array) -> Value:
     return Value(name, TensorType(OF_NUMPY[data.dtype], data.shape), name, "const", data=data)
 
 
-def _values(spec: KernelSpec, wanted: Words | None, words: Packed | None) -> tuple[int, ...]:
+def _pack_words(spec: KernelSpec, wanted: Words | None, words: Packed | None) -> tuple[int, ...]:
     """Return the integers of packed words; none if `words` is None.
 
     wanted: the words that the kernel reads.
@@ -500,7 +502,7 @@ def _values(spec: KernelSpec, wanted: Words | None, words: Packed | None) -> tup
     return words.values if words else ()
 
 
-def _accumulations(
+def _find_accumulations(
     graph: Graph, types: Mapping[str, TensorType]
 ) -> tuple[dict[str, tuple[str, str]], set[Node]]:
     """Return the gradients that a kernel can add to their accumulation buffer itself.
@@ -511,7 +513,7 @@ def _accumulations(
     Before   g = Gemm(dy, x); flag = InPlaceAccumulatorV2(buffer, g, reset)
     After    Gemm adds to `buffer`, or overwrites it when `reset`; g is never stored
     """
-    makers, readers, ends = graph.producers(), graph.consumers(), set(graph.outputs)
+    makers, readers, ends = graph.find_producers(), graph.find_consumers(), set(graph.outputs)
     buffers: dict[str, tuple[str, str]] = {}
     skipped: set[Node] = set()
     for node in graph.nodes:
@@ -527,7 +529,7 @@ def _accumulations(
             continue
         if any(o and (o in ends or o in readers) for o in node.outputs):
             continue
-        op = declaration(graph, maker)
+        op = get_declaration(graph, maker)
         if list(maker.outputs).index(value) in op.accumulates:
             buffers[value] = (buffer, reset)
             skipped.add(node)

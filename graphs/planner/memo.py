@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.graphs.ir.graph import Node
-from engine.graphs.ir.sites import plain
+from engine.graphs.ir.sites import simplify
 from engine.graphs.planner.draft import Piece
 from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 from engine.kernels.vocabulary.sizes import Noted, shape_key
@@ -44,7 +44,7 @@ class NodeMemo:
         """No node is known yet."""
         self._types, self._constants, self._roots = types, constants, roots
         self._accumulated, self._used, self._titles = accumulated, used, titles
-        self._lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `key`
+        self._lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `make_key`
         self._kinds: dict[object, int] = {}  # of values: element type, shape, and order in memory
         self._kind_of: dict[int, int] = {}  # by the identity of a type
 
@@ -53,42 +53,44 @@ class NodeMemo:
 
         holds: tells whether the sizes give the answers that a piece was made for.
         """
-        for other, piece in self._lowered.get(self.key(node, phase), ()):
+        for other, piece in self._lowered.get(self.make_key(node, phase), ()):
             if holds(piece.answers) and NOISE not in piece.values:
-                return self._renamed(node, other, piece)
+                return self._rename(node, other, piece)
         return None
 
     def add(self, node: Node, phase: Phase, piece: Piece) -> None:
         """Remember what a node was lowered to."""
-        key = self.key(node, phase)
+        key = self.make_key(node, phase)
         if key is not None:
             known = self._lowered.get(key, [])
             self._lowered[key] = [(node, piece), *known[: ALTERNATIVES - 1]]
 
-    def key(self, node: Node, phase: Phase) -> object:
+    def make_key(self, node: Node, phase: Phase) -> object:
         """Return what is equal for equal nodes; None for a node whose calls are its own."""
         if node.domain not in _DOMAINS:
             return None
-        names = self._names(node)
+        names = self._list_names(node)
         places: dict[str, int] = {}
         return (
             node.op,
             node.domain,
             phase,
             len(node.inputs),
-            tuple([places.setdefault(n, len(places)) for n in (*names, *map(self._root, names))]),
-            tuple(map(self._kind, names)),
+            tuple(
+                [places.setdefault(n, len(places)) for n in (*names, *map(self._find_root, names))]
+            ),
+            tuple(map(self._find_type_number, names)),
             tuple([id(self._constants.get(n)) for n in node.inputs]),
             tuple([(o in self._used, o in self._accumulated) for o in node.outputs]),
-            tuple([(name, plain(value)) for name, value in node.attrs.items()]),
+            tuple([(name, simplify(value)) for name, value in node.attrs.items()]),
             "" in names and tuple([not n for n in names]),
         )
 
-    def _renamed(self, node: Node, other: Node, piece: Piece) -> Piece:
+    def _rename(self, node: Node, other: Node, piece: Piece) -> Piece:
         """Return what `other` was lowered to, with the names of an equal node."""
         names = {FAULT: FAULT, "": ""}
-        for old, new in zip(self._names(other), self._names(node), strict=True):
-            names[old], names[self._root(old)] = new, self._root(new)
+        for old, new in zip(self._list_names(other), self._list_names(node), strict=True):
+            names[old], names[self._find_root(old)] = new, self._find_root(new)
         old_title, new_title = self._titles[other], self._titles[node]
         made = Piece(piece.answers)
         for name, value in piece.values.items():
@@ -102,18 +104,18 @@ class NodeMemo:
             made.calls.append(replace(call, args=args, source=source, again=node.again))
         return made
 
-    def _root(self, name: str) -> str:
+    def _find_root(self, name: str) -> str:
         """Return the name of the value that owns the bytes of a value."""
         return self._roots.get(name, name)
 
-    def _names(self, node: Node) -> list[str]:
+    def _list_names(self, node: Node) -> list[str]:
         """Return the values that a node touches, with buffers and flags of accumulated outputs."""
         names = [*node.inputs, *node.outputs]
         for output in node.outputs:
             names += self._accumulated.get(output, ())
         return names
 
-    def _kind(self, name: str) -> int:
+    def _find_type_number(self, name: str) -> int:
         """Return the number of the type of a value."""
         t = self._types.get(name)
         kind = self._kind_of.get(id(t))
@@ -123,7 +125,7 @@ class NodeMemo:
         return kind
 
 
-def titles(nodes: Sequence[Node], values: Iterable[str]) -> dict[Node, str]:
+def make_titles(nodes: Sequence[Node], values: Iterable[str]) -> dict[Node, str]:
     """Return what the temporaries of each node are named after, as TITLE#1 and TITLE#c2.
 
     It is the node's name or the name of its first output.  Where another node has the title, or a

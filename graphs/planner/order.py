@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Sequence
 from engine.graphs.planner import stretch
 from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.lifetimes import Lifetimes, Tally, lifetimes, work_bytes
+from engine.graphs.planner.lifetimes import Lifetimes, Tally, count_work_bytes, find_lifetimes
 
 # Measured on 109 drafts of all workloads; 62 could be better than the order of the graph.  To try
 # changes of near calls first gives the lower peak in 14 of these, by up to 3 %; of far ones
@@ -52,10 +52,10 @@ def order(draft: Draft) -> Lifetimes:
 
     Returns the lifetimes of the values in the order that the calls then have.
     """
-    tally, cuts = Tally(draft), Cuts(draft.calls, work_bytes(draft))
+    tally, cuts = Tally(draft), Cuts(draft.calls, count_work_bytes(draft))
     graph = _Search(tally, cuts, range(len(draft.calls)))
     if graph.is_near():
-        return lifetimes(draft, draft.calls)
+        return find_lifetimes(draft, draft.calls)
     best = graph.copy()
     best.lower(REACH)
     if not best.is_near():
@@ -63,12 +63,12 @@ def order(draft: Draft) -> Lifetimes:
         other.lower(REACH[::-1])
         best = min(best, other, key=lambda search: search.peak)
     if best.peak * NEAR > graph.peak:
-        return lifetimes(draft, draft.calls)
+        return find_lifetimes(draft, draft.calls)
     draft.calls = [draft.calls[n] for n in best.order]
-    return lifetimes(draft, draft.calls)
+    return find_lifetimes(draft, draft.calls)
 
 
-def least_peak(cuts: Cuts, order: Sequence[int], live: Sequence[int], limit: int) -> int:
+def find_least_peak(cuts: Cuts, order: Sequence[int], live: Sequence[int], limit: int) -> int:
     """Return bytes that live at once in every order: the largest cut at a call.
 
     order: of the calls; live: the bytes that live at each of them.  Only cuts at `limit` calls are
@@ -79,7 +79,7 @@ def least_peak(cuts: Cuts, order: Sequence[int], live: Sequence[int], limit: int
     for place in places[:limit]:
         if live[place] <= least:
             break
-        least = max(least, cuts.least(order[place]).nbytes)
+        least = max(least, cuts.find_least(order[place]).nbytes)
     return least
 
 
@@ -93,7 +93,7 @@ class _Search:
 
     def __init__(self, tally: Tally, cuts: Cuts, order: Sequence[int]) -> None:
         self.tally, self.cuts = tally, cuts
-        self.order, self.live = order, tally.live(order)
+        self.order, self.live = order, tally.count_live(order)
         self.is_best = not any(self.live)
 
     def copy(self) -> _Search:
@@ -107,7 +107,9 @@ class _Search:
 
     def is_near(self) -> bool:
         """Return whether no order has a peak that is worth looking for."""
-        return self.is_best or self.peak <= NEAR * least_peak(self.cuts, self.order, self.live, 8)
+        return self.is_best or self.peak <= NEAR * find_least_peak(
+            self.cuts, self.order, self.live, 8
+        )
 
     def lower(self, reach: Sequence[int]) -> None:
         """Put orders in the place of this one that have lower peaks, or the peak at fewer calls.
@@ -119,9 +121,9 @@ class _Search:
         work = 0
         while not self.is_best:
             known = (self.peak, self.live.count(self.peak))
-            for order in self._others(reach):
+            for order in self._list_others(reach):
                 work += len(order)
-                live = self.tally.live(order)
+                live = self.tally.count_live(order)
                 most = max(live)
                 if (most, live.count(most)) < known:
                     self.order, self.live = order, live
@@ -131,12 +133,12 @@ class _Search:
             if work > WORK:
                 break
 
-    def _others(self, reach: Sequence[int]) -> Iterator[list[int]]:
+    def _list_others(self, reach: Sequence[int]) -> Iterator[list[int]]:
         """Yield orders with fewer bytes at the first call of the peak; none if no order has."""
         top = self.peak
         place = self.live.index(top)
         order, at = self.order, self.order[place]
-        whole = self.cuts.least(at)
+        whole = self.cuts.find_least(at)
         self.is_best = whole.nbytes >= top
         if self.is_best:
             return
@@ -145,13 +147,13 @@ class _Search:
         for near in (*reach, len(order)) if reach[0] < reach[-1] else (len(order), *reach):
             first, last = max(place - near, 0), place + near
             for begin, end in ((place, last), (first, place + 1), (first, last)):
-                cut = self.cuts.least(at, order[:begin], order[end:])
+                cut = self.cuts.find_least(at, order[:begin], order[end:])
                 if cut.nbytes >= top:
                     continue
                 for run in sorted((cut.fewest, cut.most), key=lambda run: len(run ^ now)):
                     if run not in seen:
                         seen.add(run)
-                        yield _moved(order, place, run)
+                        yield _move_run(order, place, run)
         for near in EXACT:
             first, last = max(place - near, 0), min(place + near, len(order))
             other = stretch.lower(self.tally, self.cuts.before, order, first, last)
@@ -159,7 +161,7 @@ class _Search:
                 yield other
 
 
-def _moved(order: Sequence[int], place: int, run: Collection[int]) -> list[int]:
+def _move_run(order: Sequence[int], place: int, run: Collection[int]) -> list[int]:
     """Return the order in which just these calls have run before the one at a place.
 
     All others keep their order.

@@ -25,7 +25,7 @@ from itertools import accumulate
 from operator import itemgetter
 from random import Random
 
-from engine.graphs.planner.lifetimes import Block, liveness_bound
+from engine.graphs.planner.lifetimes import Block, compute_liveness_bound
 from engine.system.config import switch
 
 # `python -m bench arenas --budgets 70 50 0` shows arenas beside the bound: 1.9 % above it at most.
@@ -63,16 +63,16 @@ class _Placement:
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks, self.bound = blocks, liveness_bound(blocks)
+        self.blocks, self.bound = blocks, compute_liveness_bound(blocks)
         self.sizes = [b.nbytes for b in blocks]
         self.large = [n for n, b in enumerate(blocks) if SHARE * b.nbytes >= self.bound]
-        self.near = _beside(blocks, self.large)
+        self.near = _list_beside(blocks, self.large)
 
     def search(self) -> Placed:
         """Return the best placement that is found."""
         best, lowest = 1 << 62, list[int]()
-        for order in _by_breadth(self.blocks, self.large):
-            top, offsets = self._rounds(order)
+        for order in _order_by_breadth(self.blocks, self.large):
+            top, offsets = self._place_rounds(order)
             if top < best:
                 top, offsets = self._fill(offsets)
             if top < best:
@@ -81,7 +81,7 @@ class _Placement:
                 break
         return best, lowest
 
-    def _rounds(self, order: list[int]) -> Placed:
+    def _place_rounds(self, order: list[int]) -> Placed:
         """Place the large blocks in an order, and in those that follow from it."""
         sizes, best, lowest = self.sizes, 1 << 62, list[int]()
         work = sum([len(self.near[n]) for n in order])
@@ -151,7 +151,7 @@ def _stretch(call: int) -> int:
     return call // 64  # with 16 filling takes 1.2 times as long, with 256 as long
 
 
-def _beside(blocks: Sequence[Block], large: Sequence[int]) -> list[list[int]]:
+def _list_beside(blocks: Sequence[Block], large: Sequence[int]) -> list[list[int]]:
     """Return of each large block the large ones that live when it does; nothing of others."""
     beside: list[list[int]] = [[] for _ in blocks]
     live: list[int] = []
@@ -171,7 +171,7 @@ _KEYS: tuple[_Key, ...] = (
 )
 
 
-def _by_breadth(blocks: Sequence[Block], large: Sequence[int]) -> Iterator[list[int]]:
+def _order_by_breadth(blocks: Sequence[Block], large: Sequence[int]) -> Iterator[list[int]]:
     """Yield orders that begin with the blocks that live at the call where most bytes do.
 
     Those that live at the call with the next most bytes follow, and so on.  Blocks of one call go

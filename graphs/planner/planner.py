@@ -17,12 +17,12 @@ from engine.base.errors import (
     UnknownValueError,
     UnsupportedOpError,
 )
-from engine.graphs.ir.graph import Graph, constant_bytes
-from engine.graphs.passes.infer import bind, sized, sizes_of
+from engine.graphs.ir.graph import Graph, count_constant_bytes
+from engine.graphs.passes.infer import bind, find_sizes, resize
 from engine.graphs.passes.pipeline import Work, run_passes
 from engine.graphs.passes.storage import choose_storage
 from engine.graphs.planner.assemble import assemble
-from engine.graphs.planner.budget import Ladder, Rung, too_little
+from engine.graphs.planner.budget import Ladder, Rung, explain_too_little
 from engine.graphs.planner.draft import Draft, Place, drop_dead_calls
 from engine.graphs.planner.interpret_formulas import interpret_formulas
 from engine.graphs.planner.lower import Recipe
@@ -144,25 +144,25 @@ class Planner:
             LackingKernelError: it needs a kernel that it may not use, naming the node.
         """
         try:
-            given = sizes_of(self.graph, shapes)
+            given = find_sizes(self.graph, shapes)
         except ShapeError as conflict:
             try:
                 _, recipe = self._run(bind(self.graph, shapes, is_loose=True), Sizes({}), closed)
-                return self._finished(recipe, closed, shapes)
+                return self._finish(recipe, closed, shapes)
             except (InternalError, UnknownValueError, LackingKernelError, BudgetError):
                 raise
             except EngineError:
                 raise conflict from None
-        return self._finished(self._recipe(given, closed), closed, shapes)
+        return self._finish(self._get_recipe(given, closed), closed, shapes)
 
-    def _recipe(self, given: Mapping[str, int], closed: bool) -> Recipe:
+    def _get_recipe(self, given: Mapping[str, int], closed: bool) -> Recipe:
         """Return the recipe for these sizes of symbolic dimensions, a known one or a new one."""
         for at, (is_closed, answers, recipe) in enumerate(self._recipes):
             if is_closed == closed and recipe.sizes.take(given) and recipe.sizes.holds(answers):
                 self._recipes.insert(0, self._recipes.pop(at))
                 return recipe
         sizes = Sizes(given)
-        answers, recipe = self._run(sized(self.graph, sizes.given), sizes, closed)
+        answers, recipe = self._run(resize(self.graph, sizes.given), sizes, closed)
         self._recipes = [(closed, answers, recipe), *self._recipes[: KEPT - 1]]
         return recipe
 
@@ -191,9 +191,9 @@ class Planner:
             )
         return answers, recipe
 
-    def _finished(self, recipe: Recipe, closed: bool, shapes: Mapping[str, Sequence[int]]) -> Plan:
+    def _finish(self, recipe: Recipe, closed: bool, shapes: Mapping[str, Sequence[int]]) -> Plan:
         """Return the plan for the sizes of the shapes, which the recipe has taken."""
-        draft = recipe.draft()
+        draft = recipe.make_draft()
         drop_dead_calls(draft)
         self._check_bytes(draft)
         if not closed:
@@ -206,10 +206,10 @@ class Planner:
             settle_updates(draft)
             order(draft)
             group(draft, self.target, self.threads)
-            plan = self._assembled(draft)
+            plan = self._assemble(draft)
         else:
             key = closed, tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
-            plan = self._within(draft, self.budget, key)
+            plan = self._plan_within(draft, self.budget, key)
         if switch("DEBUG") in ("1", "2"):
             print(plan.summary(), file=sys.stderr)
         return plan
@@ -221,7 +221,7 @@ class Planner:
             LimitError: there are too many bytes of constants, or a value has too many.
         """
         if self._own is None:
-            self._own = constant_bytes(self.graph)
+            self._own = count_constant_bytes(self.graph)
         kept = sum(v.nbytes for v in draft.values.values() if v.region == "const")
         where = f"plan {self.name}"
         beyond = "beyond the model's own constants it has"
@@ -232,12 +232,12 @@ class Planner:
                 what = f"{value.name!r}, {value.type}, takes"
                 limits.check("PLAN_BYTES", value.nbytes, where, what)
 
-    def _assembled(self, draft: Draft, searched: tuple[int, int] = (0, 0)) -> Plan:
+    def _assemble(self, draft: Draft, searched: tuple[int, int] = (0, 0)) -> Plan:
         """Return the plan of a draft whose calls are in order and in groups."""
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
         return assemble(draft, kernel_set, self.threads, self.region_bytes, self.name, searched)
 
-    def _within(self, draft: Draft, budget: int, key: Shape) -> Plan:
+    def _plan_within(self, draft: Draft, budget: int, key: Shape) -> Plan:
         """Return the plan of the first rung that keeps to the budget.
 
         key: what the ladder is known by.
@@ -255,30 +255,30 @@ class Planner:
             if v.region in ("io", "const") and v.root == v.name
         )
         if fixed + ladder.usual.peak <= budget:
-            plan = self._assembled(ladder.draft(ladder.usual))
+            plan = self._assemble(ladder.make_draft(ladder.usual))
             if plan.nbytes <= budget:
                 return plan
-        for rung in ladder.within(budget - fixed):
+        for rung in ladder.list_within(budget - fixed):
             searched = ladder.effort.ways, ladder.effort.most
-            plan = self._assembled(ladder.draft(rung), searched)
+            plan = self._assemble(ladder.make_draft(rung), searched)
             if plan.nbytes <= budget:
                 return plan
-        raise too_little(*self._least(ladder, fixed), budget)
+        raise explain_too_little(*self._find_least(ladder, fixed), budget)
 
-    def _least(self, ladder: Ladder, fixed: int) -> tuple[Plan, int]:
+    def _find_least(self, ladder: Ladder, fixed: int) -> tuple[Plan, int]:
         """Return the plan of a ladder with the fewest bytes, and the least budget that takes it.
 
         fixed: the bytes of all regions but work.
         """
 
-        def planned(rung: Rung) -> tuple[int, Plan]:
-            plan = self._assembled(ladder.draft(rung))
+        def plan_rung(rung: Rung) -> tuple[int, Plan]:
+            plan = self._assemble(ladder.make_draft(rung))
             return max(plan.nbytes, fixed + rung.peak), plan
 
-        least, plan = planned(ladder.lowest)
-        for rung in list(ladder.within(least - fixed - 1))[::-1]:
+        least, plan = plan_rung(ladder.lowest)
+        for rung in list(ladder.list_within(least - fixed - 1))[::-1]:
             if fixed + rung.peak < least:
-                least, plan = min((least, plan), planned(rung), key=lambda row: row[0])
+                least, plan = min((least, plan), plan_rung(rung), key=lambda row: row[0])
         return plan, least
 
 

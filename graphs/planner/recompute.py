@@ -46,7 +46,7 @@ class Repeat:
     limit: int
 
 
-def repeats(draft: Draft) -> dict[int, Repeat]:
+def find_repeats(draft: Draft) -> dict[int, Repeat]:
     """Return what may run again, by the place of its last call.
 
     These calls write work values that no other call writes, and nothing else.  A fault does not
@@ -63,33 +63,33 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
                     writers.setdefault(name, []).append(n)
     kept = {name for name, value in draft.values.items() if value.region != "work"} - {FAULT}
     known: dict[int, Repeat] = {}
-    for calls in _joined(draft.calls):
+    for calls in _join_calls(draft.calls):
         unit = [draft.calls[n] for n in calls]
-        touched = {name for call in unit for name in call.touched("wus")} - {FAULT}
-        makes = {name for call in unit for name in call.touched("wu")} - {FAULT}
+        touched = {name for call in unit for name in call.list_touched("wus")} - {FAULT}
+        makes = {name for call in unit for name in call.list_touched("wu")} - {FAULT}
         if not makes or not kept.isdisjoint(touched) or makes_rows(unit[0]):
             continue
         if not _begins(unit, makes):
             continue
-        reads = {name for call in unit for name in call.touched("r")} - makes
+        reads = {name for call in unit for name in call.list_touched("r")} - makes
         changes = [
             m
             for n, call in zip(calls, unit, strict=True)
-            for name in call.touched("r") - makes
+            for name in call.list_touched("r") - makes
             for m in writers.get(name, ())
             if m > n
         ]
         limit = min(changes, default=NEVER)
-        makes = _worth_making(draft, unit, calls[-1], makes, users)
+        makes = _choose_worth_making(draft, unit, calls[-1], makes, users)
         uses = sorted({n for name in makes for n in users[name]})
-        early, late = _gap(draft.calls, uses, calls[-1])
+        early, late = _find_gap(draft.calls, uses, calls[-1])
         if early < limit:
             work = tuple(x for x in sorted(reads) if draft.values[x].region == "work")
             known[calls[-1]] = Repeat(calls, tuple(sorted(makes)), work, early, late, limit)
     return known
 
 
-def _worth_making(
+def _choose_worth_making(
     draft: Draft,
     unit: Sequence[DraftCall],
     last: int,
@@ -102,11 +102,11 @@ def _worth_making(
     again for them would be too early for the largest.  A recurrent layer makes its gates, and its
     result, which the gradient of the next layer's weights needs.
     """
-    late = {name: _gap(draft.calls, users[name], last)[1] for name in makes}
+    late = {name: _find_gap(draft.calls, users[name], last)[1] for name in makes}
     largest = max(makes, key=lambda name: (draft.values[name].nbytes, name))
     kept = {name for name in makes if late[name] < late[largest] < NEVER}
     is_small = sum(draft.values[name].nbytes for name in kept) < draft.values[largest].nbytes
-    is_written = not any(kept & call.touched("u") for call in unit)
+    is_written = not any(kept & call.list_touched("u") for call in unit)
     return set(makes) - kept if is_small and is_written else set(makes)
 
 
@@ -117,11 +117,11 @@ def _begins(unit: Sequence[DraftCall], makes: Collection[str]) -> bool:
         for mode, name in call.args:
             if mode in "ru" and name in makes and name not in begun:
                 return False
-        begun |= call.touched("w")
+        begun |= call.list_touched("w")
     return True
 
 
-def _joined(calls: Sequence[DraftCall]) -> list[tuple[int, ...]]:
+def _join_calls(calls: Sequence[DraftCall]) -> list[tuple[int, ...]]:
     """Return the calls, those together that write the same values."""
     group = list(range(len(calls)))  # of each call the first of those it belongs to
     first: dict[str, int] = {}
@@ -139,7 +139,7 @@ def _joined(calls: Sequence[DraftCall]) -> list[tuple[int, ...]]:
     return [tuple(members) for members in members_of.values()]
 
 
-def _gap(calls: Sequence[DraftCall], uses: Sequence[int], last: int) -> tuple[int, int]:
+def _find_gap(calls: Sequence[DraftCall], uses: Sequence[int], last: int) -> tuple[int, int]:
     """Return the last use before the gap in some uses, and the first after it; see `Repeat`.
 
     uses: the places of calls, in order.  last: the last one that writes what the others use.
@@ -153,7 +153,7 @@ def _gap(calls: Sequence[DraftCall], uses: Sequence[int], last: int) -> tuple[in
     return (early, late) if length > 1 else (uses[-1], NEVER)
 
 
-def places(known: Mapping[int, Repeat], chosen: Collection[int]) -> dict[int, int] | None:
+def find_places(known: Mapping[int, Repeat], chosen: Collection[int]) -> dict[int, int] | None:
     """Return before which call each chosen one runs again; None if one would run too late.
 
     It is the first late call that needs what it makes, where other calls that run again are late,
@@ -176,14 +176,14 @@ def places(known: Mapping[int, Repeat], chosen: Collection[int]) -> dict[int, in
 def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -> list[int]:
     """Let chosen calls of a draft run again, in place.
 
-    known: as `repeats` says of this draft.
+    known: as `find_repeats` says of this draft.
 
     Returns of each call its place before; -1 of those that run again.
 
     Raises:
         ValueError: one of them would read what was changed since it first ran.
     """
-    need = places(known, chosen)
+    need = find_places(known, chosen)
     if need is None:
         raise ValueError("a call cannot run again after calls that change what it reads")
     owner = {n: last for last in need for n in known[last].calls}
@@ -196,22 +196,24 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
     for n, call in enumerate(draft.calls):
         for m in before.get(n, ()):
             made = known[owner[m]].makes
-            calls.append(replace(_again(draft, draft.calls[m], made, now), phase=call.phase))
+            calls.append(replace(_repeat_call(draft, draft.calls[m], made, now), phase=call.phase))
             origins.append(-1)
-        calls.append(_reading(call, now) if now else call)
+        calls.append(_rename_reads(call, now) if now else call)
         origins.append(n)
     draft.calls = calls
     return origins
 
 
-def _reading(call: DraftCall, now: Mapping[str, str]) -> DraftCall:
+def _rename_reads(call: DraftCall, now: Mapping[str, str]) -> DraftCall:
     """Return a call that reads values by the names that they now have."""
     if not any(name in now for _, name in call.args):
         return call
     return replace(call, args=tuple([(mode, now.get(name, name)) for mode, name in call.args]))
 
 
-def _again(draft: Draft, call: DraftCall, made: Collection[str], now: dict[str, str]) -> DraftCall:
+def _repeat_call(
+    draft: Draft, call: DraftCall, made: Collection[str], now: dict[str, str]
+) -> DraftCall:
     """Return a call once more, writing values of its own; `now` gets the names of those made."""
     args = []
     for mode, name in call.args:
@@ -219,23 +221,23 @@ def _again(draft: Draft, call: DraftCall, made: Collection[str], now: dict[str, 
             args.append((mode, _add_twin(draft, name)))
         else:
             args.append((mode, now.get(name, name)))
-    now |= {name: _second(name) for mode, name in call.args if name in made and mode == "w"}
+    now |= {name: _name_second(name) for mode, name in call.args if name in made and mode == "w"}
     return replace(call, args=tuple(args), again=True)
 
 
 def _add_twin(draft: Draft, name: str) -> str:
     """Add a value like one of a draft; return its name."""
-    twin = _second(name)
+    twin = _name_second(name)
     draft.values[twin] = Value(twin, draft.values[name].type, twin)
     return twin
 
 
-def _second(name: str) -> str:
+def _name_second(name: str) -> str:
     """Return the name of a value that is made again."""
     return f"{name}/again"
 
 
-def draft_tasks(draft: Draft, calls: Sequence[DraftCall]) -> list[Task]:
+def make_tasks(draft: Draft, calls: Sequence[DraftCall]) -> list[Task]:
     """Return calls of a draft as the cost model takes them."""
     sizes = {n: (v.nbytes, v.elements) for n, v in draft.values.items()}
     tasks = []

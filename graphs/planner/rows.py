@@ -49,13 +49,13 @@ def is_update(call: DraftCall) -> bool:
 def make_rows(draft: Draft, target: Target, threads: int) -> None:
     """Replace the gradients of tables that only updates read, in place.
 
-    Each call makes a value of one block a thread.  `pair` makes the call and its
-    reader a group; until then `beside` keeps them together.
+    Each call makes a value of one block a thread.  `pair_calls` makes the call and its
+    reader a group; until then `move_beside` keeps them together.
     """
     users: dict[str, list[int]] = {}
     tables: dict[int, _Table] = {}
     for n, call in enumerate(draft.calls):
-        table = _table(draft, call)
+        table = _find_table(draft, call)
         if table is not None:
             tables[n] = table
     for n, call in enumerate(draft.calls if tables else ()):
@@ -64,18 +64,18 @@ def make_rows(draft: Draft, target: Target, threads: int) -> None:
     others: dict[int, list[DraftCall]] = {}  # calls in the place of one
     for n, table in tables.items():
         readers = [m for m in users[table.dx.name] if m != n]
-        lengths = [table.block(draft.calls[m], target, threads) for m in readers]
+        lengths = [table.choose_block(draft.calls[m], target, threads) for m in readers]
         if not readers or not all(lengths):
             continue
-        others[n] = [table.chains(draft)]
+        others[n] = [table.chain_rows(draft)]
         for k, (m, length) in enumerate(zip(readers, lengths, strict=True)):
             name = f"{table.dx.name}/rows{k}"
-            others[m] = table.rows(draft, draft.calls[m], name, length, threads)
+            others[m] = table.make_row_calls(draft, draft.calls[m], name, length, threads)
         del draft.values[table.dx.name]
     draft.calls = [made for n, call in enumerate(draft.calls) for made in others.get(n, [call])]
 
 
-def beside(calls: Sequence[DraftCall]) -> list[DraftCall]:
+def move_beside(calls: Sequence[DraftCall]) -> list[DraftCall]:
     """Return the calls, those that make rows directly before those that read them."""
     waiting: dict[str, DraftCall] = {}
     ordered: list[DraftCall] = []
@@ -88,7 +88,7 @@ def beside(calls: Sequence[DraftCall]) -> list[DraftCall]:
     return ordered
 
 
-def pair(draft: Draft, maker: DraftCall, reader: DraftCall) -> list[DraftCall]:
+def pair_calls(draft: Draft, maker: DraftCall, reader: DraftCall) -> list[DraftCall]:
     """Return the group of a call that makes rows of a gradient and the one that reads them."""
     dx = draft.values[maker.args[-1][1]]
     rows, inner = map(int, maker.consts[:2])
@@ -116,13 +116,13 @@ class _Table:
     count: int
     inner: int
 
-    def block(self, reader: DraftCall, target: Target, threads: int) -> int:
+    def choose_block(self, reader: DraftCall, target: Target, threads: int) -> int:
         """Return the elements of a block that a reader can be given; 0 if it must have the whole.
 
         A block is of whole rows, and of what the reader looks at together; all that it touches of
         it takes about `target.tile_bytes`.
         """
-        blocks = _blocks(reader)
+        blocks = _find_blocks(reader)
         modes = [mode for mode, name in reader.args if name == self.dx.name]
         if blocks is None or modes != ["r"] or not is_update(reader):
             return 0
@@ -137,7 +137,7 @@ class _Table:
         length = least * max(most, 1)
         return length if WORTH * threads * length <= size else 0
 
-    def chains(self, draft: Draft) -> DraftCall:
+    def chain_rows(self, draft: Draft) -> DraftCall:
         """Return the call that chains the rows that were read."""
         for name, size in (("first", self.n), ("next", self.count)):
             draft.add(f"{self.dx.name}/{name}", TensorType("i64", (size,)))
@@ -148,7 +148,7 @@ class _Table:
         spec = KernelSpec(*index_chains("i64"))
         return replace(self.call, spec=spec, args=args, consts=(self.n, self.count))
 
-    def rows(
+    def make_row_calls(
         self, draft: Draft, reader: DraftCall, name: str, length: int, threads: int
     ) -> list[DraftCall]:
         """Return the call that makes rows for a reader, and the reader, which reads this name."""
@@ -165,7 +165,7 @@ class _Table:
         return [made, replace(reader, args=read)]
 
 
-def _table(draft: Draft, call: DraftCall) -> _Table | None:
+def _find_table(draft: Draft, call: DraftCall) -> _Table | None:
     """Return the table whose gradient along its first axis a call makes; None if none."""
     if call.spec.template != gather_grad.name:
         return None
@@ -179,7 +179,7 @@ def _table(draft: Draft, call: DraftCall) -> _Table | None:
     return _Table(call, value, index, dy, fault, n, numbers["count"], inner)
 
 
-def _blocks(call: DraftCall) -> Blocks | None:
+def _find_blocks(call: DraftCall) -> Blocks | None:
     """Return how a call is cut into blocks; None if it is not."""
     rule = templates()[call.spec.template].tiling
     tiling = None if rule is None else rule(call.spec.params, call.consts)
@@ -191,7 +191,7 @@ def _cut(call: DraftCall, dx: Value, length: int, cut: Cut) -> DraftCall:
 
     cut: all of it but for its pointers.
     """
-    blocks = _blocks(call)
+    blocks = _find_blocks(call)
     assert blocks is not None
     units = length // blocks.unit
     moves = [

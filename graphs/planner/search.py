@@ -102,16 +102,16 @@ class Search:
             result.take(change)
         return result
 
-    def seconds(self, chosen: Chosen) -> float:
+    def count_seconds(self, chosen: Chosen) -> float:
         """Return how long all take that run again."""
         return self._measure(chosen)[0]
 
-    def peak(self, chosen: Chosen) -> int:
+    def find_peak(self, chosen: Chosen) -> int:
         """Return the most bytes that live at a call."""
         return self._measure(chosen)[1]
 
     def _measure(self, chosen: Chosen) -> tuple[float, int]:
-        """Return what `seconds` and `peak` do; each set is measured once."""
+        """Return what `count_seconds` and `find_peak` do; each set is measured once."""
         if chosen not in self._measured:
             profile = self.profile(chosen)
             self._measured[chosen] = profile.seconds, profile.peak
@@ -131,20 +131,20 @@ class Search:
 
     def _reach(self, profile: Profile, limit: int) -> tuple[Chosen, bool]:
         """Compute what `reach` returns; the profile may be changed."""
-        while profile.excess(limit):
-            better = self._better(profile, limit)
+        while profile.compute_excess(limit):
+            better = self._find_better(profile, limit)
             if better is None:
                 return profile.chosen, False
             profile = better
-        return self._pruned(profile, limit), True
+        return self._prune(profile, limit), True
 
-    def _better(self, now: Profile, limit: int) -> Profile | None:
+    def _find_better(self, now: Profile, limit: int) -> Profile | None:
         """Make the choice of least cost for the excess it takes away; None if nothing helps.
 
         The profile may be changed.
         """
-        excess, begin = now.excess(limit), 0
-        moves = self._moves(now, limit)
+        excess, begin = now.compute_excess(limit), 0
+        moves = self._list_moves(now, limit)
         for count in TRIED:
             best: tuple[float, Change] | None = None
             for most, added in moves[begin:count]:
@@ -152,7 +152,7 @@ class Search:
                     break  # neither this one nor any after it is better
                 if self.effort.is_spent:
                     return None
-                change, left = self._tried(now, limit, added=added)
+                change, left = self._try_change(now, limit, added=added)
                 if change is None or left >= excess:
                     continue
                 worth = (excess - left) / max(change.seconds, LEAST)
@@ -162,23 +162,23 @@ class Search:
                 now.take(best[1])
                 return now
             begin = count
-        return self._fewer(now, excess, limit) or self._other(now, excess, limit)
+        return self._give_up_most(now, excess, limit) or self._swap_one(now, excess, limit)
 
-    def _tried(
+    def _try_change(
         self, now: Profile, limit: int, added: Iterable[int] = (), removed: Iterable[int] = ()
     ) -> tuple[Change | None, int]:
         """Return a change and the excess with it; None if it cannot be.  It counts as one way."""
         self.effort.ways += 1
         change = now.change(added, removed)
-        return change, 0 if change is None else now.excess_after(change, limit)
+        return change, 0 if change is None else now.compute_excess_after(change, limit)
 
-    def _fewer(self, now: Profile, excess: int, limit: int) -> Profile | None:
+    def _give_up_most(self, now: Profile, excess: int, limit: int) -> Profile | None:
         """Give up what stands in the way most; None if nothing does."""
         best = None
-        for n in self._holding(now, limit)[: TRIED[2]]:
+        for n in self._list_holding(now, limit)[: TRIED[2]]:
             if self.effort.is_spent:
                 return None
-            change, left = self._tried(now, limit, removed=[n])
+            change, left = self._try_change(now, limit, removed=[n])
             if change is not None and left < (excess if best is None else best[0]):
                 best = left, change
         if best is None:
@@ -186,21 +186,21 @@ class Search:
         now.take(best[1])
         return now
 
-    def _other(self, now: Profile, excess: int, limit: int) -> Profile | None:
+    def _swap_one(self, now: Profile, excess: int, limit: int) -> Profile | None:
         """Give up one choice for others, which only then help; None if none do."""
         best: tuple[int, Profile, Change] | None = None
-        for n in self._holding(now, limit)[: TRIED[1]]:
+        for n in self._list_holding(now, limit)[: TRIED[1]]:
             if self.effort.is_spent:
                 return None
-            change, left = self._tried(now, limit, removed=[n])
+            change, left = self._try_change(now, limit, removed=[n])
             if change is None or left > MUCH * excess:
                 continue
             fewer = now.copy()
             fewer.take(change)
-            for _, added in self._moves(fewer, limit)[:FEW]:
+            for _, added in self._list_moves(fewer, limit)[:FEW]:
                 if self.effort.is_spent:
                     return None
-                other, left = self._tried(fewer, limit, added=added)
+                other, left = self._try_change(fewer, limit, added=added)
                 if other is not None and left < (excess if best is None else best[0]):
                     best = left, fewer, other
         if best is None:
@@ -208,12 +208,12 @@ class Search:
         best[1].take(best[2])
         return best[1]
 
-    def _holding(self, now: Profile, limit: int) -> list[int]:
+    def _list_holding(self, now: Profile, limit: int) -> list[int]:
         """Return what may be given up to save memory: first what holds bytes at the very peak."""
-        first = now.holding(now.peak - 1)
-        return list(dict.fromkeys([*first, *now.holding(limit)]))
+        first = now.list_holding(now.peak - 1)
+        return list(dict.fromkeys([*first, *now.list_holding(limit)]))
 
-    def _moves(self, now: Profile, limit: int) -> list[tuple[float, Chosen]]:
+    def _list_moves(self, now: Profile, limit: int) -> list[tuple[float, Chosen]]:
         """Return what might be chosen next, the most promising first.
 
         Estimates use the excess as it is now; extended lives count as far as they are long.
@@ -285,12 +285,12 @@ class Search:
                     waiting.append(maker)
         return together, kept
 
-    def pruned(self, chosen: Chosen, limit: int) -> Chosen:
+    def prune(self, chosen: Chosen, limit: int) -> Chosen:
         """Return what of the chosen is needed, given up what takes longest first."""
-        return self._pruned(self.profile(chosen), limit)
+        return self._prune(self.profile(chosen), limit)
 
-    def _pruned(self, now: Profile, limit: int) -> Chosen:
-        """Compute what `pruned` returns; the profile may be changed."""
+    def _prune(self, now: Profile, limit: int) -> Chosen:
+        """Compute what `prune` returns; the profile may be changed."""
         idle = [n for n, place in now.needs.items() if place == NEVER]
         if idle:
             change = now.change(removed=idle)
@@ -298,7 +298,7 @@ class Search:
             now.take(change)
         for n in sorted(now.needs, key=lambda n: (-self.units[n].seconds, n)):
             if n in now.needs and not self.effort.is_spent:
-                change, left = self._tried(now, limit, removed=[n])
+                change, left = self._try_change(now, limit, removed=[n])
                 if change is not None and left <= 0 and change.seconds <= 0:
                     now.take(change)
         return now.chosen

@@ -26,11 +26,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.graphs.planner.draft import Draft, DraftCall
-from engine.graphs.planner.tile import REACH, sample_cuts
+from engine.graphs.planner.tile import REACH, find_sample_cuts
 from engine.kernels.machine.target import Target
 
 
-def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[str]:
+def list_candidates(draft: Draft, target: Target, threads: int, least: int) -> list[str]:
     """Return the values of at least so many bytes that segments can make, by their calls.
 
     One call writes each of them, and no other value with it.  Nothing that it reads changes after
@@ -45,21 +45,23 @@ def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[s
                 if mode != "r" and call.phase != "opt":
                     changes[name] = n
     large = {n for n, v in draft.values.items() if v.region == "work" and v.nbytes >= least}
-    cuts = sample_cuts(draft, target, threads, large)
+    cuts = find_sample_cuts(draft, target, threads, large)
     candidate_names = []
     for name in sorted(large & users.keys(), key=lambda name: users[name]):
         first, *others = users[name]
         maker = draft.calls[first]
-        is_made = others and maker.touched("wu") == {name} and name not in maker.touched("ru")
+        is_made = (
+            others and maker.list_touched("wu") == {name} and name not in maker.list_touched("ru")
+        )
         is_read = all(m == "r" for n in others for m, x in draft.calls[n].args if x == name)
-        is_same = all(changes.get(x, -1) < first for x in maker.touched("r"))
+        is_same = all(changes.get(x, -1) < first for x in maker.list_touched("r"))
         if is_made and is_read and is_same and all(name in cuts[n] for n in users[name]):
             candidate_names.append(name)
     return candidate_names
 
 
-def segmented(draft: Draft, chosen: Collection[str]) -> Draft:
-    """Return the draft in which segments make the chosen values, some of `candidates`.
+def make_segments(draft: Draft, chosen: Collection[str]) -> Draft:
+    """Return the draft in which segments make the chosen values, some of `list_candidates`.
 
     Calls that touch none of them keep their order.
     """
@@ -93,8 +95,8 @@ class _Segment:
         """Note a call that does not join."""
         is_late = _meets(call, self.reads | self.late_reads, self.writes | self.late_writes)
         if is_late:
-            self.late_reads |= call.touched("ru")
-            self.late_writes |= call.touched("wus")
+            self.late_reads |= call.list_touched("ru")
+            self.late_writes |= call.list_touched("wus")
         self.waiting.append((call, is_late))
 
     def can_take(self, calls: Sequence[DraftCall]) -> bool:
@@ -111,11 +113,11 @@ class _Segment:
         self.made |= made
         for call in calls:
             self.calls.append(call)
-            self.reads |= call.touched("ru")
-            self.writes |= call.touched("wus")
+            self.reads |= call.list_touched("ru")
+            self.writes |= call.list_touched("wus")
         return before
 
-    def all(self) -> list[DraftCall]:
+    def list_calls(self) -> list[DraftCall]:
         """Return its calls, and all that stand after them."""
         return [*self.calls, *self.late, *(call for call, _ in self.waiting)]
 
@@ -127,35 +129,37 @@ class _Segments:
         self.draft = Draft(dict(draft.values), [], draft.inputs, draft.outputs)
         self._chosen = frozenset(chosen)
         self._makers: dict[str, DraftCall] = {}
-        self._needs: dict[str, list[str]] = {}  # of each value that was met what `_needed` returns
+        self._needs: dict[
+            str, list[str]
+        ] = {}  # of each value that was met what `_list_needed` returns
         self._made: set[str] = set()  # chosen values that some segment makes
         last = _Segment(0)
         for call in draft.calls:
-            written = call.touched("w") & self._chosen
+            written = call.list_touched("w") & self._chosen
             if written:
                 name = written.pop()
-                self._makers[name], self._needs[name] = call, [*self._needed(call), name]
-            elif self._chosen.isdisjoint(call.touched("r")):
+                self._makers[name], self._needs[name] = call, [*self._list_needed(call), name]
+            elif self._chosen.isdisjoint(call.list_touched("r")):
                 last.wait(call)
             elif not self._join(last, call):
-                self.draft.calls += last.all()
+                self.draft.calls += last.list_calls()
                 last = _Segment(last.number + 1)
                 self._join(last, call)
-        self.draft.calls += last.all()
+        self.draft.calls += last.list_calls()
 
     def _join(self, segment: _Segment, call: DraftCall) -> bool:
         """Let a call join a segment, with those that make what it reads; return whether it could.
 
         A segment that has calls is joined only by calls that need some of what it makes.
         """
-        needed = self._needed(call)
+        needed = self._list_needed(call)
         new = [name for name in needed if name not in segment.made]
         if not segment.number or (segment.calls and len(new) == len(needed)):
             return False
         names = {name: self._name(name, segment) for name in new}
         known = {**segment.made, **names}
-        calls = [self._making(name, segment, known, call) for name in new]
-        calls.append(_renamed(call, segment, known))
+        calls = [self._make_call(name, segment, known, call) for name in new]
+        calls.append(_rename(call, segment, known))
         if not segment.can_take(calls):
             return False
         for name in new:
@@ -167,7 +171,7 @@ class _Segments:
         self.draft.calls += segment.take(calls, names)
         return True
 
-    def _needed(self, call: DraftCall) -> list[str]:
+    def _list_needed(self, call: DraftCall) -> list[str]:
         """Return the chosen values that must be made for a call, each after its inputs."""
         needed: dict[str, None] = {}
         for mode, name in call.args:
@@ -179,19 +183,19 @@ class _Segments:
         """Return the name of a value in a segment that makes it, or makes the value `of`."""
         return f"{name}/{segment.number}" if (of or name) in self._made else name
 
-    def _making(
+    def _make_call(
         self, name: str, segment: _Segment, known: Mapping[str, str], root: DraftCall
     ) -> DraftCall:
         """Return the call that makes a chosen value in a segment, for a call that joins it."""
         maker = self._makers[name]
         if name not in self._made:
-            return _renamed(maker, segment, known)
+            return _rename(maker, segment, known)
         scratch = {x: self._name(x, segment, of=name) for mode, x in maker.args if mode == "s"}
         again = replace(maker, phase=root.phase, again=True)
-        return _renamed(again, segment, {**known, **scratch})
+        return _rename(again, segment, {**known, **scratch})
 
 
-def _renamed(call: DraftCall, segment: _Segment, names: Mapping[str, str]) -> DraftCall:
+def _rename(call: DraftCall, segment: _Segment, names: Mapping[str, str]) -> DraftCall:
     """Return a call as it is in a segment, in which values have these names."""
     args = tuple([(mode, names.get(name, name)) for mode, name in call.args])
     return replace(call, args=args, segment=segment.number)
@@ -199,7 +203,9 @@ def _renamed(call: DraftCall, segment: _Segment, names: Mapping[str, str]) -> Dr
 
 def _meets(call: DraftCall, reads: Collection[str], writes: Collection[str]) -> bool:
     """Return whether a call must keep its place beside calls that touch these values."""
-    mine = call.touched("wus")
+    mine = call.list_touched("wus")
     return not (
-        mine.isdisjoint(reads) and mine.isdisjoint(writes) and call.touched("ru").isdisjoint(writes)
+        mine.isdisjoint(reads)
+        and mine.isdisjoint(writes)
+        and call.list_touched("ru").isdisjoint(writes)
     )

@@ -66,7 +66,7 @@ class _Settling:
             for place, call in enumerate(calls)
         ]
         self.all = [frozenset(n for _, n in c.args if n) for c in calls]
-        self.writes = [frozenset(c.touched("wus")) for c in calls]
+        self.writes = [frozenset(c.list_touched("wus")) for c in calls]
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
         for n, names in enumerate(self.touched):
@@ -76,15 +76,15 @@ class _Settling:
         self.live: list[int] = []
         now = 0
         for n in self.order:
-            now += self._born(n)
+            now += self._count_born(n)
             self.live.append(now)
-            now -= self._dead(n)
+            now -= self._count_dead(n)
 
-    def _born(self, place: int) -> int:
+    def _count_born(self, place: int) -> int:
         names = self.touched[self.order[place]]
         return sum([self.nbytes[x] for x in names if self.first[x] == place])
 
-    def _dead(self, place: int) -> int:
+    def _count_dead(self, place: int) -> int:
         names = self.touched[self.order[place]]
         return sum([self.nbytes[x] for x in names if self.last[x] == place])
 
@@ -117,7 +117,7 @@ class _Settling:
     def _swap(self, place: int) -> None:
         """Let the call at a place and the one above it change places."""
         a, b = self.order[place - 1], self.order[place]
-        start = self.live[place - 1] - self._born(place - 1)
+        start = self.live[place - 1] - self._count_born(place - 1)
         shared = self.touched[a] & self.touched[b]
         for times in (self.first, self.last):
             for name in self.touched[a] - shared:
@@ -127,5 +127,7 @@ class _Settling:
                 if times[name] == place:
                     times[name] = place - 1
         self.order[place - 1], self.order[place] = b, a
-        self.live[place - 1] = start + self._born(place - 1)
-        self.live[place] = self.live[place - 1] - self._dead(place - 1) + self._born(place)
+        self.live[place - 1] = start + self._count_born(place - 1)
+        self.live[place] = (
+            self.live[place - 1] - self._count_dead(place - 1) + self._count_born(place)
+        )

@@ -15,9 +15,9 @@ from functools import cached_property
 from itertools import accumulate
 
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.lifetimes import lifetimes, merge_inplace, spans
+from engine.graphs.planner.lifetimes import find_lifetimes, list_spans, merge_inplace
 from engine.graphs.planner.rows import is_update
-from engine.graphs.planner.tile import tile
+from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.machine.target import Target
 
@@ -35,7 +35,7 @@ def group(draft: Draft, target: Target, threads: int) -> None:
 
     Calls that update parameters are in none, and stand where they belong before and after.
     """
-    limit = max(_live(draft), default=0)  # without groups
+    limit = max(_count_live(draft), default=0)  # without groups
     move_updates_last(draft)
     best = lower = _Groups(draft, target, threads, frozenset())
     for _ in range(SPLITS):
@@ -64,12 +64,12 @@ class _Groups:
     def __init__(self, draft: Draft, target: Target, threads: int, breaks: frozenset[int]) -> None:
         self.draft = Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)
         self.breaks = breaks
-        groups = iter(tile(self.draft, target, threads, breaks=breaks))
+        groups = iter(make_tiles(self.draft, target, threads, breaks=breaks))
         settle_updates(self.draft)
-        live = _live(self.draft)
+        live = _count_live(self.draft)
         self.peak = max(live, default=0)
         self.at_peak: tuple[int, ...] = ()
-        for first, _ in spans(self.draft.calls):
+        for first, _ in list_spans(self.draft.calls):
             is_own = self.draft.calls[first].cut and not is_update(self.draft.calls[first])
             places = next(groups) if is_own else ()
             if live[first] == self.peak:
@@ -79,7 +79,7 @@ class _Groups:
     @cached_property
     def moved(self) -> int:
         """The bytes that all calls move through memory."""
-        return _moved(self.draft)
+        return _count_moved(self.draft)
 
     def is_worth_more(self, other: _Groups) -> bool:
         """Return whether its lower peak is worth the bytes it moves more than the other."""
@@ -87,22 +87,22 @@ class _Groups:
         return fall >= WORTH * rise
 
 
-def _live(draft: Draft) -> list[int]:
+def _count_live(draft: Draft) -> list[int]:
     """Return the bytes of work values that live at each call."""
     change = [0] * (len(draft.calls) + 1)
-    for block in merge_inplace(draft, lifetimes(draft, draft.calls)):
+    for block in merge_inplace(draft, find_lifetimes(draft, draft.calls)):
         change[block.first] += block.nbytes
         change[block.last + 1] -= block.nbytes
     return list(accumulate(change))[:-1]
 
 
-def _moved(draft: Draft) -> int:
+def _count_moved(draft: Draft) -> int:
     """Return the bytes that calls read and write, but for what is in the cache.
 
     That is what one before it in the group has touched, and what each thread has for itself.
     """
     total = 0
-    for first, last in spans(draft.calls):
+    for first, last in list_spans(draft.calls):
         known: set[str] = set()
         stored: set[str] = set()
         for call in draft.calls[first : last + 1]:

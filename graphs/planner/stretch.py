@@ -29,8 +29,8 @@ def lower(
     """
     calls = order[begin:end]
     stretch = _Stretch(tally, before, calls, order[:begin], order[end:])
-    live = tally.live(order)[begin:end]
-    better = stretch.search(live[0] - stretch.growth(0, 0), max(live))
+    live = tally.count_live(order)[begin:end]
+    better = stretch.search(live[0] - stretch.compute_growth(0, 0), max(live))
     return None if better is None else [*order[:begin], *(calls[k] for k in better), *order[end:]]
 
 
@@ -70,7 +70,7 @@ class _Stretch:
         """Return whether no call will touch a value after call k and the calls of a set."""
         return value not in self.awaited and self.users[value] & ~run == 1 << k
 
-    def growth(self, run: int, k: int) -> int:
+    def compute_growth(self, run: int, k: int) -> int:
         """Return how many bytes more live while call k runs than after the calls of a set."""
         born = sum(self.sizes[v] for v in self.touched[k] if self._is_new(v, run))
         taken: set[int] = set()
@@ -103,7 +103,7 @@ class _Stretch:
             while k < len(self.needs):
                 then = run | 1 << k
                 is_ready = then != run and self.needs[k] & ~run == 0
-                if is_ready and then not in seen and now + self.growth(run, k) < limit:
+                if is_ready and then not in seen and now + self.compute_growth(run, k) < limit:
                     break
                 k += 1
             else:

@@ -29,7 +29,7 @@ from itertools import islice
 
 from engine.base.element_types import ITEMSIZE
 from engine.graphs.planner.draft import Cut, Draft, DraftCall
-from engine.graphs.planner.rows import makes_rows, pair
+from engine.graphs.planner.rows import makes_rows, pair_calls
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import templates
@@ -56,7 +56,7 @@ LEAST = 32
 IDLE = 1.5  # as UNEVEN, of the groups of segments: four samples on three threads
 
 
-def tile(
+def make_tiles(
     draft: Draft,
     target: Target,
     threads: int,
@@ -71,19 +71,19 @@ def tile(
     breaks: the places of calls that are to be in no group with one before them.
 
     Calls that make rows of a gradient are always in a group with their readers, directly after
-    them (`rows.pair`).
+    them (`rows.pair_calls`).
 
     Returns of each other group the places that its calls had.
     """
     job = _Tiles(draft, target.tile_bytes, threads, breaks)
-    queue = deque(map(job.member, range(len(draft.calls)), draft.calls))
+    queue = deque(map(job.make_member, range(len(draft.calls)), draft.calls))
     for n in apart:
         queue[n].tiling = None
     calls: list[DraftCall] = []
     groups: list[tuple[int, ...]] = []
     while queue:
         if makes_rows(queue[0].call):
-            calls += pair(draft, queue.popleft().call, queue.popleft().call)
+            calls += pair_calls(draft, queue.popleft().call, queue.popleft().call)
             continue
         group = job.group(queue)
         if group is None:
@@ -95,11 +95,11 @@ def tile(
         groups.append(tuple([m.place for m in group.members]))
         reach = [queue.popleft() for _ in range(group.reach)]
         queue.extendleft(m for m in reversed(reach) if id(m) not in taken)
-    draft.calls = [job.joined(call) for call in calls]
+    draft.calls = [job.join_partials(call) for call in calls]
     return groups
 
 
-def sample_cuts(
+def find_sample_cuts(
     draft: Draft, target: Target, threads: int, names: Collection[str]
 ) -> list[Collection[str]]:
     """Return of each call which of some values a segment cuts with it."""
@@ -110,7 +110,7 @@ def sample_cuts(
     for place, call in enumerate(calls):
         cuts = {name for _, name in call.args if name in names}
         if cuts:
-            m = job.member(place, call)
+            m = job.make_member(place, call)
             cuts &= m.cuts.keys() if m.tiling and job.count([m]) else set()
         cuts_of_calls.append(cuts)
     return cuts_of_calls
@@ -187,11 +187,11 @@ class _Tiles:
 
     # --- calls
 
-    def member(self, place: int, call: DraftCall) -> _Member:
+    def make_member(self, place: int, call: DraftCall) -> _Member:
         """Return the member for a call at a place."""
         nbytes = sum([self.nbytes[name] for _, name in call.args if name])
         is_large = nbytes > self.tile_bytes // 2 or call.segment
-        tiling = self._tiling(call) if is_large else None
+        tiling = self._find_tiling(call) if is_large else None
         if isinstance(tiling, Blocks):
             tiling = None  # only with what makes rows for it
         cuts: dict[str, int] = {}
@@ -201,9 +201,11 @@ class _Tiles:
             for (_, name), step in zip(call.args, tiling.steps, strict=True):
                 if name and step:
                     cuts[name] = step * tiling.rows
-        return _Member(place, call, tiling, call.touched("ru"), call.touched("wus"), cuts, nbytes)
+        return _Member(
+            place, call, tiling, call.list_touched("ru"), call.list_touched("wus"), cuts, nbytes
+        )
 
-    def _tiling(self, call: DraftCall) -> Tiling | None:
+    def _find_tiling(self, call: DraftCall) -> Tiling | None:
         """Return how a call is cut, as its kernel says it."""
         template = templates()[call.spec.template]
         if call.segment:
@@ -254,7 +256,7 @@ class _Tiles:
             for other in others
         )
 
-    def _bytes(self, names: Iterable[str]) -> int:
+    def _count_bytes(self, names: Iterable[str]) -> int:
         return sum([self.nbytes[name] for name in names if name])
 
     # --- groups
@@ -269,7 +271,7 @@ class _Tiles:
             return None
         while True:
             scanned = self._scan(queue, barred)
-            alone = _unconnected(scanned.members)
+            alone = _list_unconnected(scanned.members)
             if scanned.members[0] in alone or len(scanned.members) < 2:
                 return None
             if not alone:
@@ -316,7 +318,7 @@ class _Tiles:
         Each thread gets about as many.  Values that a segment cannot cut as small are cut as often
         as they can be, into samples at least.
         """
-        least = -(-self._bytes({name for m in members for name in m.cuts}) // self.tile_bytes)
+        least = -(-self._count_bytes({name for m in members for name in m.cuts}) // self.tile_bytes)
         rows = [m.tiling.rows for m in members if m.tiling]
         common = math.gcd(*rows)
         is_segment = members[0].call.segment > 0
@@ -336,7 +338,7 @@ class _Tiles:
     def cut(self, group: _Group) -> list[DraftCall]:
         """Return the calls of a group, each as it is for a tile."""
         before, calls = list[DraftCall](), list[DraftCall]()
-        windows = self._windows(group)
+        windows = self._find_windows(group)
         for n, m in enumerate(group.members):
             tiling, call = m.tiling, m.call
             assert tiling is not None
@@ -348,7 +350,7 @@ class _Tiles:
             cuts = [
                 (step * tiling.rows // group.tiles, 0)
                 if step or mode != "s" or not name
-                else (0, self._bytes([name]) // self.threads)
+                else (0, self._count_bytes([name]) // self.threads)
                 for (mode, name), step in zip(args, tiling.steps, strict=True)
             ]
             for at, (_, name) in enumerate(args):
@@ -362,7 +364,7 @@ class _Tiles:
                 at, nbytes = tiling.sums
                 cuts[at] = (0, nbytes)
                 self._resize(args[at][1], self.threads, nbytes)
-                before.append(self._clearing(call, tiling, at))
+                before.append(self._make_clearing(call, tiling, at))
                 args[at] = ("u", args[at][1])
             first = len(group.members) if n == 0 else 0
             cut = Cut(first, group.tiles, tiling.numbered, tuple(cuts))
@@ -371,7 +373,7 @@ class _Tiles:
             self._resize(name, self.threads, nbytes)
         return before + calls
 
-    def _windows(self, group: _Group) -> dict[str, int]:
+    def _find_windows(self, group: _Group) -> dict[str, int]:
         """Return the values that keep only one tile per thread, and the bytes of a tile.
 
         They are made and used up inside the group, by kernels that are given the rows of a tile
@@ -393,7 +395,7 @@ class _Tiles:
         """Return whether a value has bytes that only calls of the draft see."""
         return self.draft.values[name].region == "work"
 
-    def _clearing(self, call: DraftCall, tiling: Tiling, sums: int) -> DraftCall:
+    def _make_clearing(self, call: DraftCall, tiling: Tiling, sums: int) -> DraftCall:
         """Return the call that sets the sums of all threads to 0; its pointer is the sums."""
         consts = list(call.consts)
         for at, value in tiling.clears.items():
@@ -409,7 +411,7 @@ class _Tiles:
         self.draft.values[name] = replace(value, type=shape)
         self.parts[name] = parts
 
-    def joined(self, call: DraftCall) -> DraftCall:
+    def join_partials(self, call: DraftCall) -> DraftCall:
         """Return a call that joins as many partial results as there now are; others unchanged."""
         at = templates()[call.spec.template].joins
         parts = None if at is None else self.parts.get(call.args[0][1])
@@ -437,7 +439,7 @@ def _fits(m: _Member, members: Sequence[_Member]) -> bool:
     return True
 
 
-def _unconnected(members: Sequence[_Member]) -> list[_Member]:
+def _list_unconnected(members: Sequence[_Member]) -> list[_Member]:
     """Return the calls of a group that share no cut values with the first one.
 
     Directly, or by others.

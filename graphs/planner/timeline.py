@@ -118,7 +118,7 @@ class Timeline:
         self._over_again: list[list[tuple[int, int]]] = [[] for _ in names]
         self._under: list[list[int]] = [[] for _ in names]  # what may be written over each value
         for n, call in enumerate(draft.calls):
-            for w, r in _pairs(call, index, nbytes):
+            for w, r in _list_pairs(call, index, nbytes):
                 self._over[w].append((self.keys[n], r))
                 self._under[r].append(w)
         makers = {name: last for last, repeat in known.items() for name in repeat.makes}
@@ -139,7 +139,7 @@ class Timeline:
             unit.makers = sorted({maker for _, maker in unit.reads if maker >= 0})
             for n in repeat.calls:
                 call = draft.calls[n]
-                unit.pairs += _pairs(call, index, nbytes)
+                unit.pairs += _list_pairs(call, index, nbytes)
                 scratch = sum(
                     nbytes.get(name, 0)
                     for mode, name in call.args
@@ -162,7 +162,7 @@ class Timeline:
             others = [w for v in own for w in self._under[v]]
             unit.touched = list(dict.fromkeys([*own, *others]))
 
-    def key_again(self, n: int, place: int) -> int:
+    def find_key_again(self, n: int, place: int) -> int:
         """Return the key of a unit that runs again before the call at a place."""
         return place * self._row + 2 * n
 
@@ -175,7 +175,7 @@ class Timeline:
         result.take(change)
         return result
 
-    def _ends(self, value: int, needs: Mapping[int, int]) -> tuple[int, bool, int]:
+    def _find_ends(self, value: int, needs: Mapping[int, int]) -> tuple[int, bool, int]:
         """Return the keys of the last calls that touch a value, and what is made again of it.
 
         needs: before which calls units run again.
@@ -205,12 +205,12 @@ class Timeline:
                         end, is_late = here, True
         return end, is_late, again
 
-    def spans(self, value: int, needs: Mapping[int, int]) -> tuple[Span, ...]:
+    def list_spans(self, value: int, needs: Mapping[int, int]) -> tuple[Span, ...]:
         """Return when a value lives: one span, and another one where it is made again."""
-        end, is_late, again = self._ends(value, needs)
+        end, is_late, again = self._find_ends(value, needs)
         begin = self._begins_at[value]
         for here, over in self._over[value]:
-            other, _, other_again = self._ends(over, needs)
+            other, _, other_again = self._find_ends(over, needs)
             if here in (other, other_again):
                 begin += 1
                 break
@@ -219,10 +219,10 @@ class Timeline:
         if again < 0:
             return (span,)
         maker = self.maker[value]
-        made = self.key_again(maker, needs[maker])
+        made = self.find_key_again(maker, needs[maker])
         for n, over in self._over_again[value]:
             if n == maker and made < again:
-                other, _, other_again = self._ends(over, needs)
+                other, _, other_again = self._find_ends(over, needs)
                 if made == (other_again if other_again >= 0 else other):
                     return span, (made + 1, again, whole)
         return span, (made, again, whole)
@@ -275,7 +275,7 @@ class Profile:
         self.seconds = 0.0
         calls = timeline.calls
         self.keys = timeline.keys[:]
-        self._spans = [timeline.spans(value, {}) for value in range(len(timeline.sizes))]
+        self._spans = [timeline.list_spans(value, {}) for value in range(len(timeline.sizes))]
         change, between = np.zeros(calls + 1, np.int64), np.zeros(calls + 2, np.int64)
         for spans in self._spans:
             for first, last, nbytes in spans:
@@ -307,11 +307,11 @@ class Profile:
         """The most bytes that live at a call."""
         return int(self.live.max(initial=0))
 
-    def excess(self, limit: int) -> int:
+    def compute_excess(self, limit: int) -> int:
         """Return the bytes above a limit, summed over all calls."""
-        return int(self._sums(limit)[-1])
+        return int(self._sum_excess(limit)[-1])
 
-    def _sums(self, limit: int) -> Bytes:
+    def _sum_excess(self, limit: int) -> Bytes:
         """Return the bytes above a limit at all calls before each."""
         if limit != self._limit:
             self._above = np.zeros(len(self.live) + 1, np.int64)
@@ -319,7 +319,7 @@ class Profile:
             self._limit = limit
         return self._above
 
-    def holding(self, limit: int) -> list[int]:
+    def list_holding(self, limit: int) -> list[int]:
         """Return the units that run again and by that hold bytes where more than a limit live.
 
         There they run, or what they make waits for its readers, or what they read waits for them;
@@ -333,7 +333,7 @@ class Profile:
             place, unit = needs[n], timeline.units[n]
             if place == NEVER:
                 continue
-            here = timeline.key_again(n, place)
+            here = timeline.find_key_again(n, place)
             held = [(here, here, unit.scratch)]
             held += [self._spans[value][-1] for value, _, _ in unit.makes]
             for value, _ in unit.reads:
@@ -347,7 +347,7 @@ class Profile:
 
     def change(self, added: Iterable[int] = (), removed: Iterable[int] = ()) -> Change | None:
         """Return the change where units are chosen, or given up; None if one would run too late."""
-        moved = self._moved(added, removed)
+        moved = self._find_moved(added, removed)
         if moved is None:
             return None
         needs, units = moved
@@ -362,21 +362,21 @@ class Profile:
             touched.update(dict.fromkeys(unit.touched))
             for at, keys, sign in ((before, went, -1), (place, came, 1)):
                 if at != NEVER:
-                    key = timeline.key_again(n, at)
+                    key = timeline.find_key_again(n, at)
                     keys.append(key)
                     seconds += sign * unit.seconds
                     if unit.scratch:
                         events.append((key, key, sign * unit.scratch))
         spans: dict[int, tuple[Span, ...]] = {}
         for value in touched:
-            now = timeline.spans(value, needs)
+            now = timeline.list_spans(value, needs)
             if now != self._spans[value]:
                 spans[value] = now
                 events += [(first, last, -size) for first, last, size in self._spans[value]]
                 events += now
         return Change(needs, spans, came, went, events, seconds)
 
-    def _moved(
+    def _find_moved(
         self, added: Iterable[int], removed: Iterable[int]
     ) -> tuple[dict[int, int], list[int]] | None:
         """Return when units run again after a change, and those for which that may differ."""
@@ -413,9 +413,9 @@ class Profile:
                     heapq.heappush(waiting, -maker)
         return needs, list(seen)
 
-    def excess_after(self, change: Change, limit: int) -> int:
-        """Return what `excess` is after a change."""
-        keys, sums, live = self.keys, self._sums(limit), self.live
+    def compute_excess_after(self, change: Change, limit: int) -> int:
+        """Return what `compute_excess` is after a change."""
+        keys, sums, live = self.keys, self._sum_excess(limit), self.live
         steps: dict[int, int] = {}
         for first, last, nbytes in change.events:
             steps[first] = steps.get(first, 0) + nbytes
@@ -465,7 +465,7 @@ class Profile:
         self._limit = -1
 
 
-def _pairs(
+def _list_pairs(
     call: DraftCall, index: Mapping[str, int], nbytes: Mapping[str, int]
 ) -> Iterator[tuple[int, int]]:
     """Yield the values that a call may write over values that it reads, by their indices."""

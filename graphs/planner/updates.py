@@ -16,10 +16,10 @@ signal waits for it.
 
 from __future__ import annotations
 
-from engine.graphs.planner.cuts import dependencies
+from engine.graphs.planner.cuts import find_dependencies
 from engine.graphs.planner.draft import Draft, DraftCall
-from engine.graphs.planner.lifetimes import spans
-from engine.graphs.planner.rows import beside, is_update, makes_rows
+from engine.graphs.planner.lifetimes import list_spans
+from engine.graphs.planner.rows import is_update, makes_rows, move_beside
 from engine.plan.plan import FAULT
 
 SIGNAL = "update_signal"  # the kernel
@@ -33,15 +33,18 @@ def settle_updates(draft: Draft) -> None:
     at = next((n for n, call in enumerate(draft.calls) if call.spec.template == SIGNAL), None)
     if at is None:
         return
-    signal, rest = draft.calls[at], beside(draft.calls[:at] + draft.calls[at + 1 :])
-    made = max((n for n, c in enumerate(rest) if c.touched("wu") & signal.touched("r")), default=-1)
-    place = max(made, _last_report(draft, rest))
-    place = next((last for first, last in spans(rest) if first <= place <= last), -1) + 1
+    signal, rest = draft.calls[at], move_beside(draft.calls[:at] + draft.calls[at + 1 :])
+    made = max(
+        (n for n, c in enumerate(rest) if c.list_touched("wu") & signal.list_touched("r")),
+        default=-1,
+    )
+    place = max(made, _find_last_report(draft, rest))
+    place = next((last for first, last in list_spans(rest) if first <= place <= last), -1) + 1
     calls = [*rest[:place], signal, *rest[place:]]
-    ends = [last for first, last in spans(calls) for _ in range(first, last + 1)]
+    ends = [last for first, last in list_spans(calls) for _ in range(first, last + 1)]
     behind: list[int] = []  # of each call, the call after which what needs it may stand
     keys: list[tuple[int, int]] = []
-    for n, (call, before) in enumerate(zip(calls, dependencies(calls), strict=True)):
+    for n, (call, before) in enumerate(zip(calls, find_dependencies(calls), strict=True)):
         if call.phase == "opt":
             behind.append(max((behind[m] for m in before), default=-1))
             keys.append((behind[n], n + 1))
@@ -59,16 +62,16 @@ def move_updates_last(draft: Draft) -> None:
     A draft without a signal stays as it is.
     """
     if any(call.spec.template == SIGNAL for call in draft.calls):
-        draft.calls = beside(sorted(draft.calls, key=is_update))
+        draft.calls = move_beside(sorted(draft.calls, key=is_update))
 
 
-def _last_report(draft: Draft, calls: list[DraftCall]) -> int:
+def _find_last_report(draft: Draft, calls: list[DraftCall]) -> int:
     """Return the place of the last call that may be first to meet bad data; -1 if none."""
     indices = _Indices(draft)
     seen: set[object] = set()  # what calls of the forward pass have looked for bad data
     last = -1
     for n, call in enumerate(calls):
-        if FAULT in call.touched("wu"):
+        if FAULT in call.list_touched("wu"):
             read = indices.read(call)
             if call.phase == "fwd" and not call.again:
                 seen |= read

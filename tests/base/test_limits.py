@@ -200,7 +200,7 @@ def functions(levels: int, calls: int, first: str = "b = Sin(a)") -> bytes:
 def test_functions_are_counted_before_they_are_inlined(monkeypatch: pytest.MonkeyPatch) -> None:
     data = functions(19, 2)
     assert len(data) < 2000
-    monkeypatch.setattr(convert, "inline", None)
+    monkeypatch.setattr(convert, "inline_functions", None)
     with pytest.raises(LimitError, match=r"^model bytes: with its functions inlined .* 262144 nod"):
         onnx_io.load(data)
     with pytest.raises(LimitError, match=r"^model bytes: with .* 10\*\*18 or more nodes"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError, LabelError
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
@@ -59,7 +59,7 @@ def test_parts_of_images_keep_their_layout(axis: int) -> None:
         Node("Sub", ("c", "d"), ("e",), {}, "", "e"),
         Node("Conv", ("d", "w"), ("f",), {}, "", "f"),
     ]
-    graph = Graph("g", {"x": type_of(x)}, ["b", "e", "f"], {"w": w}, nodes, {"": 13})
+    graph = Graph("g", {"x": find_type(x)}, ["b", "e", "f"], {"w": w}, nodes, {"": 13})
     found = run(graph, {"x": x}, threads=2)
     np.testing.assert_array_equal(found["b"], np.concatenate([x, x], axis))
     np.testing.assert_array_equal(found["e"], 0 * x)
@@ -114,7 +114,7 @@ def test_what_is_refused(
 ) -> None:
     names = tuple("" if a is None else f"x{i}" for i, a in enumerate(ins))
     given = {n: a for n, a in zip(names, ins, strict=True) if n}
-    fed = {n: type_of(a) for n, a in given.items() if a.ndim > 1}
+    fed = {n: find_type(a) for n, a in given.items() if a.ndim > 1}
     constants = {n: a for n, a in given.items() if n not in fed}
     node = Node(op, names, ("y",), attrs, "", "the_node")
     graph = Graph("g", fed, ["y"], constants, [node], {"": 20})

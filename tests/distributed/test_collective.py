@@ -268,10 +268,10 @@ def test_ranks_keep_to_a_budget() -> None:
 
 def test_buckets_are_few_and_large() -> None:
     small, large, n = 100_000, 14_000_000, 4
-    assert ranked.bucket_bytes(small, n) == small
-    assert ranked.bucket_bytes(large, 1) == large
-    assert ranked.LEAST <= ranked.bucket_bytes(large, n) <= ranked.MOST
-    assert ranked.bucket_bytes(10**12, n) == ranked.MOST
+    assert ranked.choose_bucket_bytes(small, n) == small
+    assert ranked.choose_bucket_bytes(large, 1) == large
+    assert ranked.LEAST <= ranked.choose_bucket_bytes(large, n) <= ranked.MOST
+    assert ranked.choose_bucket_bytes(10**12, n) == ranked.MOST
 
 
 def plan_of_rank() -> Plan:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.distributed import join_world, launchers
+from engine.distributed import launchers, world
 from engine.distributed.launchers import Launched, find_launcher
 from engine.errors import MissingPackageError
 from tests.support import ranks
@@ -60,8 +60,8 @@ def test_launchers_are_known_by_their_environment() -> None:
 def test_one_process_needs_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "engine.distributed.mpi", None)
     monkeypatch.setattr(launchers, "_worlds", [])
-    assert join_world() is None
+    assert world() is None
     monkeypatch.setattr(launchers, "_worlds", [])
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(MissingPackageError, match=r"PMI_SIZE is set.*edgegrad\[mpi\]"):
-        join_world()
+        world()

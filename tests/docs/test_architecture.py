@@ -34,6 +34,7 @@ def test_contributing_begins_with_what_people_do_and_names_files_that_exist() ->
     first = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| [")]
     assert [line.split("[")[1].split("]")[0] for line in first] == [
         *(f"add {a}" for a in ("an operator", "an optimizer", "a loss", "a metric")),
+        "add an architecture",
         "add a fusion",
         "add a training option",
         "add a target",

@@ -78,7 +78,7 @@ def test_the_proximal_term_is_that_of_the_round() -> None:
     for mu in (0.0, 10.0):
         learner.begin(start, replace(options, proximal_mu=mu))
         learned = learner.train(DATA, options)
-        step = parameters.flatten(parameters.difference(learned.arrays, start))
+        step = parameters.flatten(parameters.subtract(learned.arrays, start))
         moved.append(np.square(step).sum())
         assert not [name for name in learner.kept(options).arrays if "anchor" in name]
     assert moved[1] < moved[0]

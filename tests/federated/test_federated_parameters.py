@@ -45,13 +45,13 @@ def test_what_was_learned_is_added_to_what_was_sent() -> None:
     sent = parameters.get(trainer, names)
     trainer.step(tiny.X[:8], tiny.LABELS[:8])
     new = parameters.get(trainer, names)
-    learned = parameters.difference(new, sent)
+    learned = parameters.subtract(new, sent)
     assert any(array.any() for array in learned.values())
     parameters.apply(trainer, parameters.add(sent, learned))
     for name in names:
         np.testing.assert_allclose(trainer.state.parameters[name].data, new[name], rtol=1e-6)
     with pytest.raises(InputError, match=r"'head\.bias' is not in the base"):
-        parameters.difference(new, {n: a for n, a in sent.items() if n != "head.bias"})
+        parameters.subtract(new, {n: a for n, a in sent.items() if n != "head.bias"})
 
 
 @pytest.mark.parametrize(

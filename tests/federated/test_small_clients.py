@@ -145,7 +145,7 @@ def test_a_device_answers(mine: Any, engines: Trainer, tmp_path: Path) -> None:
         assert answers[0].metrics == answers[1].metrics
     asked = Message("train", request.model, 3, arrays, {**config, "send": "difference"})
     learned = devices[0].answer(asked).arrays
-    same(learned, parameters.difference(answers[0].arrays, arrays))
+    same(learned, parameters.subtract(answers[0].arrays, arrays))
     assert (
         "no data to evaluate on"
         in Device(devices[0].learner, (x, labels))

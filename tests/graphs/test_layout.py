@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes.infer import infer
 from tests.support.harness import evaluate, run
 
@@ -20,7 +20,7 @@ def test_an_operand_of_any_rank_meets_a_convolution(shape: tuple[int, ...]) -> N
         "w": RNG.standard_normal((6, 2, 3)).astype(np.float32),
         "b": RNG.standard_normal(shape).astype(np.float32),
     }
-    graph = Graph("g", {n: type_of(a) for n, a in inputs.items()}, ["y"], {}, [], {"": 17})
+    graph = Graph("g", {n: find_type(a) for n, a in inputs.items()}, ["y"], {}, [], {"": 17})
     graph.nodes += [
         Node("Conv", ("x", "w"), ("c",), {}, "", "conv"),
         Node("Mul", ("c", "b"), ("m",), {}, "", "mul"),

@@ -26,7 +26,7 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.graphs.io import onnx_io, opsets, protos, schemas
-from engine.graphs.io.messages import values_of
+from engine.graphs.io.messages import read_values
 from engine.graphs.ir.graph import Subgraph
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.dev.schemas import forms, lines
@@ -61,7 +61,7 @@ def test_the_table_of_schemas_says_what_onnx_says() -> None:
     table = Path(schemas.__file__).with_name("schemas.txt").read_text("utf-8").splitlines(True)
     assert not set(lines()) - set(table)
     for op, since, schema in forms():
-        assert schemas.schema_of(op, "", max(since, opsets.FIRST)) == schema, op
+        assert schemas.find_schema(op, "", max(since, opsets.FIRST)) == schema, op
 
 
 @pytest.mark.parametrize("code", sorted(OF_ONNX))
@@ -73,12 +73,12 @@ def test_constants_are_read_as_onnx_reads_them(code: int) -> None:
     assert raw.HasField("raw_data")
     assert not listed.HasField("raw_data")
     for message in (raw, listed):
-        found = values_of(message)
+        found = read_values(message)
         assert found.dtype == values.dtype
         assert np.array_equal(found, values)
     raw.dims[0] = 3
     with pytest.raises(ValueError, match="reshape"):
-        values_of(raw)
+        read_values(raw)
 
 
 def model(

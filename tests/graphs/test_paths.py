@@ -24,7 +24,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.offline import sparse
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.offline.optim_types import Group
-from engine.graphs.offline.parameters import matching
+from engine.graphs.offline.parameters import match_parameters
 from engine.lora import Adapter
 from engine.system.paths import METADATA, Paths
 from engine.tools import cli
@@ -87,19 +87,19 @@ def test_patterns_of_what_is_trained(form: str) -> None:
     graph, found = onnx_io.load(model(form)), paths_of(form)
 
     def trained(*patterns: str) -> list[str]:
-        return sorted({found.name_value(name) for name in matching(graph, patterns)})
+        return sorted({found.name_value(name) for name in match_parameters(graph, patterns)})
 
     assert trained("layers.0.q.*", "head.weight") == ["head.weight", "layers.0.q.weight"]
     assert trained("*.mlp.*", "!*.bias", "!layers.1.*") == [
         "layers.0.mlp.0.weight", "layers.0.mlp.2.weight",
     ]  # fmt: skip
-    assert len(matching(graph, ["twice.weight"])) == 1
+    assert len(match_parameters(graph, ["twice.weight"])) == 1
     own = next(iter(found.values), "head.weight")
-    assert matching(graph, [own]) == [own]
+    assert match_parameters(graph, [own]) == [own]
     with pytest.raises(NameNotFoundError, match=r"nearest: 'layers\.0\.q\.weight'"):
-        matching(graph, ["layers.0.q.wait"])
+        match_parameters(graph, ["layers.0.q.wait"])
     with pytest.raises(NameNotFoundError, match=r"parameters; they are 'layers\.0\."):
-        matching(graph, ["?"])
+        match_parameters(graph, ["?"])
 
 
 def test_sparse_updates(form: str) -> None:
@@ -127,7 +127,7 @@ def test_trainings_by_paths_keep_the_names_of_the_file(form: str, tmp_path: Path
     )  # fmt: skip
     graph = onnx_io.load(model(form))
     names = trainer.state.trainable_names()
-    assert names == sorted(matching(graph, ["layers.*"]))
+    assert names == sorted(match_parameters(graph, ["layers.*"]))
     before = {name: p.data.copy() for name, p in trainer.state.parameters}
     trainer.step(X, LABELS)
     moved = {n for n, p in trainer.state.parameters if not np.array_equal(p.data, before[n])}
@@ -219,7 +219,7 @@ def test_a_weight_of_a_layer_that_is_called_twice(tmp_path: Path) -> None:
     made = onnx_io.load(helper.make_model(graph, producer_name="pytorch", ir_version=8))
     found = Paths.of(made.metadata)
     assert [found.name_value(name) for name in values] == ["fc.weight", "fc.weight", "fc_2.weight"]
-    assert matching(made, ["fc.weight"]) == ["onnx::MatMul_0", "onnx::MatMul_1"]
+    assert match_parameters(made, ["fc.weight"]) == ["onnx::MatMul_0", "onnx::MatMul_1"]
     assert found.find_module("/fc_1/MatMul") == "fc"
 
 

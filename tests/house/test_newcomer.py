@@ -396,14 +396,15 @@ ARCHITECTURE = Addition(
     files={
         "engine/models/images.py": [
             Edit(
-                "def cnn(",
-                '''def shallow(
+                "def build_cnn(",
+                '''def build_shallow(
     shape: tuple[int, ...] = (20,), outputs: int = CLASSES, *, seed: int = 0
 ) -> Graph:
     """Return a wide hidden layer with tanh and a linear layer."""
     to = Layers(seed)
-    to.scores(to.op("Tanh", to.dense("x", "0", *shape, 512)), "2", 512, outputs)
-    return to.graph("shallow", TensorType("f32", ("batch", *shape)), ("batch", outputs))
+    hidden = to.add_op("Tanh", to.add_dense("x", "0", *shape, 512))
+    to.add_scores(hidden, "2", 512, outputs)
+    return to.make_graph("shallow", TensorType("f32", ("batch", *shape)), ("batch", outputs))
 
 
 ''',
@@ -411,9 +412,9 @@ ARCHITECTURE = Addition(
         ],
         "engine/models/catalog.py": [
             Edit(
-                "        Architecture(\n            images.cnn",
+                "        Architecture(\n            images.build_cnn",
                 """        Architecture(
-            images.shallow, ("features",), "rows of few numbers", "a CSV", "", ("2.",),
+            images.build_shallow, ("features",), "rows of few numbers", "a CSV", "", ("2.",),
             needs_shape=True,
         ),
 """,

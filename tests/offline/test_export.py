@@ -68,7 +68,7 @@ def stock(model: bytes | Path, feeds: dict[str, Any]) -> list[Any]:
 def test_only_what_the_outputs_need_is_kept() -> None:
     graph = evaluation()
     before = str(graph)
-    made = export.inference_model(graph, VALUES, ["z"])
+    made = export.make_inference_model(graph, VALUES, ["z"])
     assert list(made.inputs) == ["x"]
     assert list(made.initializers) == ["half", "w"]
     assert [n.name for n in made.nodes] == ["mm", "mul"]
@@ -79,7 +79,7 @@ def test_only_what_the_outputs_need_is_kept() -> None:
 
 def test_any_values_can_be_outputs() -> None:
     x = np.array([[1, 1]], F32)
-    data = export.inference_model_bytes(evaluation(), VALUES, ["z", "y", "x", "w"])
+    data = export.make_inference_model_bytes(evaluation(), VALUES, ["z", "y", "x", "w"])
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     z, y, same, w = stock(data, {"x": x})
     np.testing.assert_array_equal(y, [[4, 6]])
@@ -88,7 +88,7 @@ def test_any_values_can_be_outputs() -> None:
     np.testing.assert_array_equal(w, W)
     t = np.zeros((1, 2), F32)
     (loss,) = stock(
-        export.inference_model_bytes(evaluation(), VALUES, ["loss"]), {"x": x, "target": t}
+        export.make_inference_model_bytes(evaluation(), VALUES, ["loss"]), {"x": x, "target": t}
     )
     assert loss == 15
 
@@ -128,12 +128,12 @@ def test_norms_and_dropouts_of_the_peers_eval_models_are_valid(opset: int) -> No
         **VALUES,
         **dict(zip(stats, np.array([[1, 2], [0, 1], [3, 4], [1, 4]], F32), strict=True)),
     }
-    data = export.inference_model_bytes(graph, values, ["z"])
+    data = export.make_inference_model_bytes(graph, values, ["z"])
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     (z,) = stock(data, {"x": np.array([[1, 1]], F32)})
     np.testing.assert_allclose(z, [[0.5 * (4 - 3), 0.5 * (2 * (6 - 4) / 2 + 1)]], rtol=1e-4)
     with pytest.raises(ModelError, match=r"'bn': \['m.*1'\] are read, which are not computed"):
-        export.inference_model(graph, values, ["z", outputs[1]])
+        export.make_inference_model(graph, values, ["z", outputs[1]])
 
 
 def test_large_parameters_go_beside_the_model(
@@ -153,14 +153,14 @@ def test_training_operators_are_refused_by_name() -> None:
     graph = evaluation()
     graph.nodes[1] = Node("ReluGrad", ("y", "y"), ("z",), domain="com.microsoft", name="rg")
     with pytest.raises(UnsupportedOpError, match=r"operators for training only:.*ReluGrad 'rg'"):
-        export.inference_model(graph, VALUES, ["z"])
-    export.inference_model(graph, VALUES, ["y"])  # not on the way to this one
+        export.make_inference_model(graph, VALUES, ["z"])
+    export.make_inference_model(graph, VALUES, ["y"])  # not on the way to this one
     graph.nodes[1] = Node("Map", ("y",), ("z",), domain="engine", name="ours")
     with pytest.raises(UnsupportedOpError, match="Map 'ours'"):
-        export.inference_model(graph, VALUES, ["z"])
+        export.make_inference_model(graph, VALUES, ["z"])
     graph.nodes[1] = Node("Gelu", ("y",), ("z",), domain="com.microsoft", name="gelu")
     graph.types["z"] = TensorType("f32", ("n", 2))
-    made = export.inference_model(graph, VALUES, ["z"])  # onnxruntime has it without training
+    made = export.make_inference_model(graph, VALUES, ["z"])  # onnxruntime has it without training
     assert made.opsets == {"": 17, "com.microsoft": 1}
 
 
@@ -180,7 +180,7 @@ def test_what_errors_say(
     values: dict[str, Any], outputs: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        export.inference_model(evaluation(), values, outputs)
+        export.make_inference_model(evaluation(), values, outputs)
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from engine.errors import ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-from engine.graphs.offline.head import drop_normalisation, output_classes, replace_head
+from engine.graphs.offline.head import count_output_classes, drop_normalisation, replace_head
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x) => (float[n, 6] y) '
 IMAGE = '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4, 2, 2] x) => (float[n, 6] y) '
@@ -61,11 +61,11 @@ MODELS: dict[str, Callable[[], Graph]] = {
 @pytest.mark.parametrize("classes", [2, 6, 9])
 def test_a_last_layer_of_another_size(name: str, classes: int, tmp_path: Path) -> None:
     model = MODELS[name]()
-    assert output_classes(model, "y") == 6
+    assert count_output_classes(model, "y") == 6
     names = [*model.initializers]
     replace_head(model, classes, seed=1)
     assert [*model.initializers] == names
-    assert output_classes(model, "y") == classes
+    assert count_output_classes(model, "y") == classes
     onnx_io.save(model, tmp_path / "m.onnx")
     shape = (3, *(d for d in model.inputs["x"].shape[1:] if isinstance(d, int)))
     (y,) = ReferenceEvaluator(str(tmp_path / "m.onnx")).run(None, {"x": np.ones(shape, np.float32)})

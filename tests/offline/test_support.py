@@ -111,7 +111,7 @@ def test_what_does_not_train_is_told_with_what_to_do() -> None:
     told = str(engine.supported(model(POOR)))
     assert "what to do about odd" in told
     assert "custom-ops" in told
-    untrained_names = {name for _, names, _ in untrained.rows() for name in names.split()}
+    untrained_names = {name for _, names, _ in untrained.list_rows() for name in names.split()}
     assert {"Floor", "MatMulInteger", "ArgMax"} <= untrained_names
     for (domain, name), op in declared().items():
         title = f"{domain}::{name}" if domain else name

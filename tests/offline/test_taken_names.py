@@ -123,13 +123,13 @@ def added(loss: str, *, proximal: bool) -> tuple[str, ...]:
     proto = named("node", "node1")
     method = AdamW(0.05, clip_grad=1.0, skip_nonfinite=True)
     mine = onnx_io.load(proto)
-    known = {*mine.values(), *(n.name for n in mine.nodes)}
+    known = {*mine.list_values(), *(n.name for n in mine.nodes)}
     found: dict[str, None] = {}
     with tempfile.TemporaryDirectory() as folder:
         Trainer.from_onnx(proto, kind, method, folder=folder, proximal=proximal)
         for path in sorted(Path(folder).glob("*.onnx")):
             graph = onnx_io.load(path)
-            names = [*graph.values(), *(n.name for n in graph.nodes)]
+            names = [*graph.list_values(), *(n.name for n in graph.nodes)]
             found |= {name: None for name in names if name not in known}
     return tuple(found)
 

@@ -14,7 +14,7 @@ from bench.families.recorded import DATA
 from engine.api import CheckpointState
 from engine.base.element_types import NUMPY
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes import attention_match, storage
 from engine.graphs.passes.infer import infer
@@ -133,7 +133,7 @@ def test_kernels_compute_what_numpy_does(name: str, dtype: Any, threads: int) ->
     row = _row(name)
     fed = {n: a.astype(a.dtype if a.dtype == bool else dtype) for n, a in row.ins.items()}
     fed |= {n: _placed(fed[n], row.layout) for n in ("q", "k", "v", "dy")}
-    types = {n: type_of(a) for n, a in fed.items()}
+    types = {n: find_type(a) for n, a in fed.items()}
     graph = Graph("attention", types, row.outs, {}, row.nodes, {"": 17, "engine": 1})
     found = run(graph, fed, threads=threads)
     for out, want in row.wanted(**row.ins).items():
@@ -159,7 +159,7 @@ def test_halves_are_widened_and_rounded_once(name: str, monkeypatch: pytest.Monk
         *(Node("Neg", (n,), (f"{n}_out",), name=f"{n} of halves") for n in ("y", "dq")),
     ]
     outs = [f"{n}_out" if n in ("y", "dq") else n for n in row.outs]
-    types = {n: type_of(a) for n, a in fed.items()}
+    types = {n: find_type(a) for n, a in fed.items()}
     graph = Graph("halves", types, outs, {}, nodes, {"": 17, "engine": 1})
     shapes = {n: a.shape for n, a in fed.items()}
     made = []
@@ -194,7 +194,7 @@ class Writer:
         self.fed: dict[str, Array] = {}
 
     def feed(self, name: str, value: Array) -> str:
-        self.graph.inputs[name] = type_of(value)
+        self.graph.inputs[name] = find_type(value)
         self.fed[name] = value
         return name
 

@@ -18,7 +18,7 @@ from engine.artifacts import MSELoss, generate_artifacts
 from engine.base.element_types import NUMPY
 from engine.errors import InputError, ModelWarning, NameNotFoundError
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
@@ -230,7 +230,7 @@ def norm_behind(
         Node("BatchNormalization", ("a", "s", "b", "m", "v"), ("n",), name="bn"),
         Node("Relu", ("n",), ("y",), name="relu"),
     ]
-    types = {n: type_of(a) for n, a in given.items()}
+    types = {n: find_type(a) for n, a in given.items()}
     return Graph("g", types, ["y"], {}, nodes, {"": 17}), given
 
 
@@ -263,7 +263,7 @@ def test_a_convolution_absorbs_the_statistics_behind_it(
 def test_a_transposed_convolution_with_groups_keeps_the_norm_behind_it() -> None:
     graph, given = norm_behind("ConvTranspose", (4, 2, 3, 3), group=2)
     given["x"] = np.random.default_rng(1).normal(size=(2, 4, 6, 7)).astype(np.float32)
-    graph.inputs["x"] = type_of(given["x"])
+    graph.inputs["x"] = find_type(given["x"])
     plain = graph.copy()
     plain.outputs.append("a")
     np.testing.assert_array_equal(run(graph, given)["y"], run(plain, given)["y"])
@@ -322,7 +322,7 @@ def residual_block(training: int) -> tuple[Graph, dict[str, np.ndarray]]:
         Node("Mul", ("y", "u"), ("yu",), name="weigh"),
         Node("ReduceSum", ("yu",), ("loss",), {"keepdims": 0}, name="total"),
     ]
-    types = {n: type_of(a) for n, a in given.items()}
+    types = {n: find_type(a) for n, a in given.items()}
     return Graph("block", types, ["loss"], constants, nodes, {"": 17}), given
 
 

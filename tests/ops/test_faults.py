@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.errors import LabelError
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.tools.dev.case_graphs import OneNode
@@ -132,7 +132,7 @@ def test_the_first_of_two_kernels_is_reported() -> None:
     inputs["j"][:99] = 0
     nodes = [Node("Gather", ("a", "i"), ("y",), name="one"),
              Node("Gather", ("b", "j"), ("z",), name="two")]  # fmt: skip
-    types = {name: type_of(array) for name, array in inputs.items()}
+    types = {name: find_type(array) for name, array in inputs.items()}
     graph = Graph("g", types, ["y", "z"], {}, nodes, {"": 20})
     (found,) = reports(graph, inputs)
     assert found in (f"index {FAR + 100} at position 100 is outside [-5, 5)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.kernels.ops.index.gather import FAR
 from engine.kernels.vocabulary.op import MS
 from tests.support.harness import run
@@ -21,7 +21,7 @@ def test_rows_without_a_word_are_zero_and_the_others_sums(width: int, threads: i
     inputs: dict[str, np.ndarray] = {"i": index, "dy": dy}
     node = Node("GatherGrad", ("shape", "i", "dy"), ("dx",), {}, MS, "grad")
     shape = {"shape": np.array([words, width])}
-    types = {n: type_of(a) for n, a in inputs.items()}
+    types = {n: find_type(a) for n, a in inputs.items()}
     graph = Graph("table", types, ["dx"], shape, [node], {"": 17, MS: 1})
     expected = np.zeros((words, width), np.float32)
     np.add.at(expected, index, dy)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from engine import backend
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
-from engine.graphs.offline.differentiate import differentiate, reached
+from engine.graphs.offline.differentiate import differentiate, find_reached
 from engine.graphs.offline.normalize import name_nodes, pass_on
 from engine.graphs.passes.infer import infer
 from engine.trainer.trainer import Trainer
@@ -74,7 +74,7 @@ def test_the_gradient_is_the_one_that_is_told(text: str, expected: np.ndarray) -
 
 def test_values_behind_a_stop_have_no_gradient() -> None:
     graph = graph_of("a = Exp(x) s = engine.StopGradient(a) z = Mul(s, x) y = ReduceMax(z)")
-    found = reached(graph, ["y"], infer(graph.copy()).types)
+    found = find_reached(graph, ["y"], infer(graph.copy()).types)
     assert found == {"y", "z", "s", "x"}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.base.element_types import INTEGERS, NUMPY, OF_NUMPY, ONNX_CODE
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.tools.dev.case_graphs import OneNode
 from engine.tools.dev.cases.case import Case, fed
 from tests.support.harness import run
@@ -91,6 +91,6 @@ def test_outputs_without_declared_types_are_half_where_their_nodes_make_them_so(
         Node("Softmax", ("y",), ("z",), {}, "", "second"),
         Node("Cast", ("z",), ("w",), {"to": ONNX_CODE["f32"]}, "", "third"),
     ]
-    graph = Graph("halves", {"x": type_of(x)}, ["y", "z", "w", "x"], {}, nodes, {"": 17})
+    graph = Graph("halves", {"x": find_type(x)}, ["y", "z", "w", "x"], {}, nodes, {"": 17})
     kinds = {name: str(array.dtype) for name, array in run(graph, {"x": x}).items()}
     assert kinds == {"y": "float16", "z": "float16", "w": "float32", "x": "float16"}

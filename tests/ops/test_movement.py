@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.movement import cancel_movement
 from engine.graphs.passes.simplify import drop_identities
@@ -33,7 +33,7 @@ def reshape(x: str, *shape: int) -> Step:
 
 def build(inputs: dict[str, np.ndarray], steps: list[Step]) -> Graph:
     """Nodes v0, v1, ...; an input written as numbers is a constant; the last value is y."""
-    graph = Graph("g", {n: type_of(a) for n, a in inputs.items()}, ["y"], {}, [], {"": 17})
+    graph = Graph("g", {n: find_type(a) for n, a in inputs.items()}, ["y"], {}, [], {"": 17})
     for i, (op, names, attrs) in enumerate(steps):
         for name in names:
             if name[0] in "-0123456789":

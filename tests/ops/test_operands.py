@@ -11,7 +11,7 @@ from engine.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from tests.support.harness import run
@@ -19,7 +19,7 @@ from tests.support.harness import run
 
 def one_node(op: str, ins: dict[str, Any], domain: str = "", **attrs: Any) -> Graph:
     node = Node(op, tuple(ins), ("out",), attrs, domain, "n")
-    types = {n: type_of(a) for n, a in ins.items()}
+    types = {n: find_type(a) for n, a in ins.items()}
     return Graph(op, types, ["out"], {}, [node], {"": 17, "com.microsoft": 1})
 
 

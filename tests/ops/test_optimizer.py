@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.binaries.load import addresses
 from engine.kernels.machine.target import host
@@ -25,7 +25,7 @@ def step(
 ) -> dict[str, np.ndarray]:
     """Run one optimizer node; returns all its inputs as they are afterwards, and its output."""
     node = Node(op, tuple(inputs), ("done",), dict(attrs), "com.microsoft", op.lower())
-    types = {n: type_of(a) for n, a in inputs.items()}
+    types = {n: find_type(a) for n, a in inputs.items()}
     graph = Graph(op, types, ["done"], {}, [node], {"": 17, "com.microsoft": 1})
     shapes = {n: a.shape for n, a in inputs.items()}
     plan = make_plan(graph, shapes, target=host(), threads=threads)

@@ -15,7 +15,7 @@ from engine.artifacts import generate_artifacts
 from engine.errors import DTypeError, ModelWarning, NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.precision import tell
-from engine.graphs.offline.support import supported
+from engine.graphs.offline.support import check_support
 from engine.tools import cli
 from tests.support.tiny import LABELS, X, forward, values
 
@@ -98,7 +98,9 @@ def test_the_command_trains_half_floats_too(tmp_path: Path) -> None:
     with pytest.warns(ModelWarning, match="are float16"):
         assert cli.invoke([*words, "--loss", "cross_entropy"]) == 0
     assert Trainer(tmp_path / "made", threads=1).step(X, LABELS) > 0
-    assert any("weights are float16" in note for note in supported(tmp_path / "half.onnx").notes)
+    assert any(
+        "weights are float16" in note for note in check_support(tmp_path / "half.onnx").notes
+    )
 
 
 def test_parameters_of_half_floats_by_name_tell_who_trains_them(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_integer_weights_are_told_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NameNotFoundError, match=text):
         Trainer.from_onnx(static(), "cross_entropy")
     onnx.save(static(), tmp_path / "static.onnx")
-    assert "give it adapters" in str(supported(tmp_path / "static.onnx"))
+    assert "give it adapters" in str(check_support(tmp_path / "static.onnx"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer = Trainer.from_onnx(static(), "cross_entropy", lora=".", threads=1)

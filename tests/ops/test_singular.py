@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from tests.support.harness import run
@@ -22,7 +22,7 @@ def gradients(
 ) -> list[np.ndarray]:
     """The gradients of sum(y), by float64."""
     fed = {f"x{i}": a for i, a in enumerate(ins)}
-    inputs = {n: type_of(a) for n, a in fed.items() if a.dtype == np.float64}
+    inputs = {n: find_type(a) for n, a in fed.items() if a.dtype == np.float64}
     constants = {n: a for n, a in fed.items() if n not in inputs}
     nodes = [
         Node(op, tuple(fed), ("y",), dict(attrs or {}), "", "node"),

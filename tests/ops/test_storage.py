@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.passes import storage
 from engine.graphs.passes.pipeline import Work, run_passes
 from engine.graphs.passes.storage import SMALL, choose_storage
@@ -64,7 +64,7 @@ def rows() -> dict[str, Case]:
         for c in all_cases()
         if (c.domain, c.op) in declared
         and c.attrs.get("activation", "Relu") == "Relu"
-        and OneNode(c).graph.inputs.get("x0", type_of(np.zeros(1, int))).dtype == "f32"
+        and OneNode(c).graph.inputs.get("x0", find_type(np.zeros(1, int))).dtype == "f32"
     ]
     with mock.patch.object(storage, "SMALL", 0):
         kept = [c for c in cases if stored(wrapped(OneNode(c)))]
@@ -97,7 +97,7 @@ def chosen(*nodes: Node) -> set[str]:
     """Return the values of a graph of x [4, 256] to y that are stored in halves."""
     x = np.ones((4, SMALL), np.float32)
     constants = {"s": np.ones(SMALL, np.float32), "axis": np.array(0)}
-    return stored(Graph("g", {"x": type_of(x)}, ["y"], constants, list(nodes), {"": 17}))
+    return stored(Graph("g", {"x": find_type(x)}, ["y"], constants, list(nodes), {"": 17}))
 
 
 def test_values_are_stored_in_halves_only_where_all_their_kernels_take_them() -> None:

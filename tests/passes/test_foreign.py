@@ -13,7 +13,7 @@ from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import ShapeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.kernels.vocabulary.op import MS, TensorType
@@ -23,7 +23,7 @@ from tests.support.harness import run
 
 
 def graph_of(nodes: list[Node], outputs: list[str], inputs: dict[str, np.ndarray]) -> Graph:
-    types = {n: type_of(a) for n, a in inputs.items()}
+    types = {n: find_type(a) for n, a in inputs.items()}
     return Graph("g", types, outputs, {}, nodes, {"": 14, MS: 1})
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import RULES, fuse_patterns
-from engine.graphs.passes.rewrite import Rule, _operators
+from engine.graphs.passes.rewrite import Rule, _list_operators
 from engine.kernels.ops.registry import ops
 from tests.support.harness import evaluate, run
 
@@ -54,7 +54,7 @@ def decomposed(pattern: str, opset: int = 17) -> Graph:
                 return made[tree.id]
             kept = graph.initializers if tree.id in CONSTANT else None
             if kept is None:
-                graph.inputs[tree.id] = type_of(GIVEN[tree.id])
+                graph.inputs[tree.id] = find_type(GIVEN[tree.id])
             else:
                 kept[tree.id] = GIVEN[tree.id]
             return tree.id
@@ -77,7 +77,7 @@ def decomposed(pattern: str, opset: int = 17) -> Graph:
 
     last = build(ast.parse(pattern, mode="eval").body)
     nodes.append(Node("Identity", (last,), ("y",), {}, "", "out"))
-    graph.types["y"] = type_of(GIVEN["x"])
+    graph.types["y"] = find_type(GIVEN["x"])
     return graph
 
 
@@ -89,7 +89,7 @@ def reference(graph: Graph) -> Any:
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.pattern)
 def test_the_ops_of_a_pattern_are_known_before_it_is_parsed(rule: Rule) -> None:
     calls = [part for part in ast.walk(ast.parse(rule.pattern)) if isinstance(part, ast.Call)]
-    assert _operators(rule.pattern) == {ast.unparse(call.func) for call in calls}
+    assert _list_operators(rule.pattern) == {ast.unparse(call.func) for call in calls}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.pattern)
@@ -239,7 +239,7 @@ FAR = np.array([[-1000, -200, -95, -20, 0, 20, 95, 1000], [88, 89, 90, 500, 1, 2
 def logarithm(pattern: str, keepdims: int = 1, opset: int = 17) -> Graph:
     """A graph of the pattern in f32, of two rows."""
     graph = decomposed(pattern, opset)
-    graph.inputs["x"] = type_of(FAR)
+    graph.inputs["x"] = find_type(FAR)
     graph.initializers = {
         n: a.astype(np.float32) if a.dtype == np.float64 else a
         for n, a in graph.initializers.items()

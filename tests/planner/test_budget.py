@@ -17,9 +17,14 @@ from engine.graphs.passes.simplify import forward_part
 from engine.graphs.planner import lower, planner
 from engine.graphs.planner.budget import Ladder, Rung
 from engine.graphs.planner.draft import Draft, DraftCall
-from engine.graphs.planner.lifetimes import lifetimes, liveness_bound, merge_inplace, work_bytes
+from engine.graphs.planner.lifetimes import (
+    compute_liveness_bound,
+    count_work_bytes,
+    find_lifetimes,
+    merge_inplace,
+)
 from engine.graphs.planner.planner import Planner
-from engine.graphs.planner.recompute import places, repeat, repeats
+from engine.graphs.planner.recompute import find_places, find_repeats, repeat
 from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.timeline import Profile, Timeline
 from engine.kernels.analysis.cost import step_seconds
@@ -239,30 +244,30 @@ def test_a_budget_takes_the_fastest_rung_that_fits_and_makes_few(
     Trained("transformer").plan(PLENTY)
     one, most = ladders[0], ladders[0].usual.peak
     made = set[tuple[int, Chosen]]()
-    rung_of = one._rung
+    rung_of = one._make_rung
 
     def note(number: int, chosen: Chosen, limit: int, ordered: bool = False) -> Rung:
         made.add((number, chosen))
         return rung_of(number, chosen, limit, ordered)
 
     rungs, levels = one._sought
-    monkeypatch.setattr(one, "_rung", note)
+    monkeypatch.setattr(one, "_make_rung", note)
     limits = np.linspace(one.lowest.peak, most - 1, 3 * BUDGETS).astype(int).tolist()
     counts, firsts = list[int](), list[Rung]()
     for limit in limits:
         made.clear()
-        firsts.append(next(one.within(limit)))
+        firsts.append(next(one.list_within(limit)))
         counts.append(len(made))
     every = [*rungs, *(rung_of(level.order, level.chosen, level.limit) for level in levels)]
     slower = [rung for rung in every if rung.seconds >= one.usual.seconds]
     for limit, first in zip(limits, firsts, strict=True):
         best = min((r for r in slower if r.peak <= limit), key=lambda r: (r.seconds, r.peak))
         assert (first.seconds, first.peak) == (best.seconds, best.peak)
-        assert next(one.within(limit)) == first
+        assert next(one.list_within(limit)) == first
     assert len(levels) > 10
     assert max(counts) <= len(levels) // 2
     with pytest.raises(StopIteration):
-        next(one.within(one.lowest.peak - 1))
+        next(one.list_within(one.lowest.peak - 1))
 
 
 def test_plans_within_a_budget_are_the_same_every_time() -> None:
@@ -280,8 +285,8 @@ def test_timelines_know_what_lives(seed: int) -> None:
     aside.
     """
     one, rng = Drawn(seed), np.random.default_rng(seed)
-    draft = one.planner._recipes[0][2].draft()
-    whole, known = work_bytes(draft), repeats(draft)
+    draft = one.planner._recipes[0][2].make_draft()
+    whole, known = count_work_bytes(draft), find_repeats(draft)
     timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
     for share in (0, 0.2, 0.5, 1):
         chosen = [n for n in known if rng.random() < share]
@@ -289,8 +294,8 @@ def test_timelines_know_what_lives(seed: int) -> None:
         assert profile is not None
         again = Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)
         repeat(again, known, chosen)
-        blocks = merge_inplace(again, lifetimes(again, again.calls))
-        assert profile.peak == pytest.approx(liveness_bound(blocks), rel=0.02)
+        blocks = merge_inplace(again, find_lifetimes(again, again.calls))
+        assert profile.peak == pytest.approx(compute_liveness_bound(blocks), rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -299,8 +304,8 @@ def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
     excess.
     """
     one, rng = Drawn(seed), np.random.default_rng(seed)
-    draft = one.planner._recipes[0][2].draft()
-    whole, known = work_bytes(draft), repeats(draft)
+    draft = one.planner._recipes[0][2].make_draft()
+    whole, known = count_work_bytes(draft), find_repeats(draft)
     timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
     profile, taken = Profile(timeline), 0
     for _ in range(60):
@@ -311,7 +316,7 @@ def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
         assert (change is None) == (anew is None)
         if change is not None and anew is not None:
             limit = int(rng.uniform(0.3, 1) * profile.peak)
-            assert profile.excess_after(change, limit) == anew.excess(limit)
+            assert profile.compute_excess_after(change, limit) == anew.compute_excess(limit)
             profile.take(change)
             assert profile.keys == anew.keys
             assert profile.live.tolist() == anew.live.tolist()
@@ -324,22 +329,22 @@ def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
 def test_to_give_up_what_holds_nothing_where_too_much_lives_is_no_help(seed: int) -> None:
     """So the search need not try that; of what holds something there, some helps."""
     one, rng = Drawn(seed), np.random.default_rng(seed)
-    draft = one.planner._recipes[0][2].draft()
-    whole, known = work_bytes(draft), repeats(draft)
+    draft = one.planner._recipes[0][2].make_draft()
+    whole, known = count_work_bytes(draft), find_repeats(draft)
     timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
     helps, left_out = 0, 0
     for _ in range(40):
         profile = timeline.profile([n for n in known if rng.random() < 0.5])
         assert profile is not None
         limit = int(rng.uniform(0.2, 1) * profile.peak)
-        holding = profile.holding(limit)
+        holding = profile.list_holding(limit)
         for n in profile.needs:
             change = profile.change(removed=[n])
             if change is None:
                 continue
-            left = profile.excess_after(change, limit)
-            assert n in holding or left >= profile.excess(limit)
-            helps += left < profile.excess(limit)
+            left = profile.compute_excess_after(change, limit)
+            assert n in holding or left >= profile.compute_excess(limit)
+            helps += left < profile.compute_excess(limit)
             left_out += n not in holding
     assert min(helps, left_out) > 0
 
@@ -350,18 +355,18 @@ def test_a_search_ends_where_nothing_helps(monkeypatch: pytest.MonkeyPatch) -> N
     Each choice leaves less than the one before it, by whole bytes.
     """
     left: list[list[int]] = []
-    reach, better = Search.reach, Search._better
+    reach, better = Search.reach, Search._find_better
 
     def begin(self: Search, chosen: Chosen, limit: int) -> tuple[Chosen, bool]:
         left.append([])
         return reach(self, chosen, limit)
 
     def note(self: Search, now: Profile, limit: int) -> Profile | None:
-        left[-1].append(now.excess(limit))
+        left[-1].append(now.compute_excess(limit))
         return better(self, now, limit)
 
     monkeypatch.setattr(Search, "reach", begin)
-    monkeypatch.setattr(Search, "_better", note)
+    monkeypatch.setattr(Search, "_find_better", note)
     with pytest.raises(BudgetError):
         Trained("mobilenet").plan(1)
     assert sum(map(len, left)) > 20
@@ -381,10 +386,10 @@ def test_what_reads_what_is_changed_runs_again_before_that_alone() -> None:
     change = DraftCall(spec, (("r", "s"), ("u", "p")), (), "change", "opt", ())
     late = DraftCall(spec, (("r", "y"), ("w", "z")), (), "late", "bwd", ())
     draft.calls = [first, early, change, late]
-    assert places(repeats(draft), [0]) is None
+    assert find_places(find_repeats(draft), [0]) is None
     draft.calls = [first, early, late, change]
-    assert places(repeats(draft), [0]) == {0: 2}
-    repeat(draft, repeats(draft), [0])
+    assert find_places(find_repeats(draft), [0]) == {0: 2}
+    repeat(draft, find_repeats(draft), [0])
     assert [call.source for call in draft.calls] == ["first", "early", "first", "late", "change"]
     assert [call.again for call in draft.calls] == [False, False, True, False, False]
     assert draft.calls[3].args[0] == ("r", "y/again")

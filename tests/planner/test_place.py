@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from engine.graphs.planner import place as placing
 from engine.graphs.planner.assemble import assemble
-from engine.graphs.planner.barriers import barriers
+from engine.graphs.planner.barriers import find_barriers
 from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.draft import Draft, DraftCall
 from engine.graphs.planner.lifetimes import (
     Block,
     Tally,
-    lifetimes,
-    liveness_bound,
+    compute_liveness_bound,
+    count_work_bytes,
+    find_lifetimes,
     merge_inplace,
-    work_bytes,
 )
-from engine.graphs.planner.order import least_peak, order
+from engine.graphs.planner.order import find_least_peak, order
 from engine.graphs.planner.place import place
 from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import KernelSpec
@@ -68,7 +68,7 @@ def test_placement_is_disjoint_and_bounded(
     """Whichever blocks are large, and where they are too many for orders."""
     with mock.patch.object(placing, "SHARE", share), mock.patch.object(placing, "MANY", many):
         top = place(given_blocks)
-    bound = liveness_bound(given_blocks)
+    bound = compute_liveness_bound(given_blocks)
     assert bound <= top == max(b.offset + b.nbytes for b in given_blocks)
     check_placed(given_blocks, top)
 
@@ -81,7 +81,7 @@ def test_blocks_that_reach_too_high_are_placed_again() -> None:
     """No order by size, life, birth or death alone meets the bound here."""
     rows = [(4, 1, 5), (1, 1, 3), (4, 4, 8), (2, 6, 9), (3, 6, 7), (1, 5, 9)]
     given_blocks = [Block([str(i)], 64 * n, a, b) for i, (n, a, b) in enumerate(rows)]
-    assert place(given_blocks) == liveness_bound(given_blocks)
+    assert place(given_blocks) == compute_liveness_bound(given_blocks)
 
 
 @pytest.mark.parametrize(("count", "seed"), [(20, 2), (40, 0), (40, 32), (60, 35)])
@@ -90,7 +90,7 @@ def test_orders_made_from_what_went_wrong_come_near_the_bound(
 ) -> None:
     """The first order does not; and the result is the same every time."""
     one, two, plain = (random_blocks(seed, count, 30, 20) for _ in range(3))
-    bound, top = liveness_bound(one), place(one)
+    bound, top = compute_liveness_bound(one), place(one)
     assert top <= 1.01 * bound
     check_placed(one, top)
     place(two)
@@ -127,9 +127,9 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
 @pytest.mark.parametrize("seed", range(30))
 def test_random_graphs_give_verified_plans(seed: int) -> None:
     draft = random_draft(np.random.default_rng(seed), 40)
-    before = liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls)))
+    before = compute_liveness_bound(merge_inplace(draft, find_lifetimes(draft, draft.calls)))
     lives = order(draft)
-    assert lives == lifetimes(draft, draft.calls)
+    assert lives == find_lifetimes(draft, draft.calls)
     plan = assemble(draft, "x", 2, {}, "random")
     assert plan.lower_bound <= before
     assert plan.lower_bound <= plan.compute_region_bytes("work")
@@ -142,8 +142,8 @@ def test_order_keeps_every_dependency(seed: int) -> None:
     order(draft)
     written = {"x"}
     for call in draft.calls:
-        assert call.touched("r") <= written
-        written |= call.touched("w")
+        assert call.list_touched("r") <= written
+        written |= call.list_touched("w")
 
 
 def orders(before: Sequence[set[int]], begin: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
@@ -159,20 +159,26 @@ def orders(before: Sequence[set[int]], begin: tuple[int, ...] = ()) -> Iterator[
 def test_no_order_has_fewer_bytes_at_a_call_than_its_cut(seed: int) -> None:
     """And some order has as few: all orders of eight calls are looked at."""
     draft = random_draft(np.random.default_rng(seed), 7)
-    cuts, tally = Cuts(draft.calls, work_bytes(draft)), Tally(draft)
+    cuts, tally = Cuts(draft.calls, count_work_bytes(draft)), Tally(draft)
     least, peaks = [1 << 60] * len(draft.calls), list[int]()
     for each in orders(cuts.before):
-        live = tally.live(each)
+        live = tally.count_live(each)
         peaks.append(max(live))
         for n, nbytes in zip(each, live, strict=True):
             least[n] = min(least[n], nbytes)
-    found = [cuts.least(n) for n in range(len(least))]
+    found = [cuts.find_least(n) for n in range(len(least))]
     assert [cut.nbytes for cut in found] == least
     assert all(cut.fewest <= cut.most for cut in found)
     first = range(len(least))
-    assert least_peak(cuts, first, tally.live(first), len(first)) == max(least) <= min(peaks)
+    assert (
+        find_least_peak(cuts, first, tally.count_live(first), len(first))
+        == max(least)
+        <= min(peaks)
+    )
     order(draft)
-    assert liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls))) == min(peaks)
+    assert compute_liveness_bound(merge_inplace(draft, find_lifetimes(draft, draft.calls))) == min(
+        peaks
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -180,11 +186,11 @@ def test_bytes_are_tallied_as_blocks_have_them(seed: int) -> None:
     """In the order of the graph, and in one that the planner makes."""
     draft = random_draft(np.random.default_rng(seed), 40)
     for _ in range(2):
-        blocks = merge_inplace(draft, lifetimes(draft, draft.calls))
+        blocks = merge_inplace(draft, find_lifetimes(draft, draft.calls))
         live = [
             sum(b.nbytes for b in blocks if b.first <= n <= b.last) for n in range(len(draft.calls))
         ]
-        assert Tally(draft).live(range(len(live))) == live
+        assert Tally(draft).count_live(range(len(live))) == live
         order(draft)
 
 
@@ -193,15 +199,15 @@ def test_a_barrier_stands_before_every_conflict(seed: int) -> None:
     draft = random_draft(np.random.default_rng(seed), 30)
     spans = {
         n: (draft.values[n].region, i * 8192, i * 8192 + draft.values[n].nbytes)
-        for i, n in enumerate(lifetimes(draft, draft.calls))
+        for i, n in enumerate(find_lifetimes(draft, draft.calls))
     }
-    meets = barriers(draft.calls, spans)
+    meets = find_barriers(draft.calls, spans)
     open_writes: set[str] = set()
     for call, meet in zip(draft.calls, meets, strict=True):
         if meet:
             open_writes = set()
-        assert not call.touched("r") & open_writes
-        open_writes |= call.touched("w")
+        assert not call.list_touched("r") & open_writes
+        open_writes |= call.list_touched("w")
 
 
 @pytest.mark.parametrize(("count", "life"), [(200, 9), (1000, 1000), (3000, 3000), (20_000, 9)])

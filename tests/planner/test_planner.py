@@ -126,7 +126,7 @@ def test_nodes_that_are_alike_become_what_each_would_alone(
 ) -> None:
     graph = doubled(OneNode(case).graph)
     found = known(Planner(graph, target=TARGET, threads=2), {})
-    monkeypatch.setattr(NodeMemo, "key", lambda self, node, phase: None)
+    monkeypatch.setattr(NodeMemo, "make_key", lambda self, node, phase: None)
     assert found == known(Planner(graph, target=TARGET, threads=2), {})
 
 

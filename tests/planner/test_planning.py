@@ -23,7 +23,7 @@ from engine.graphs.passes.fuse import MAX_COST, MAX_OPERANDS
 from engine.graphs.passes.infer import bind
 from engine.graphs.passes.pipeline import PASSES
 from engine.graphs.planner import place
-from engine.graphs.planner.lifetimes import Block, liveness_bound
+from engine.graphs.planner.lifetimes import Block, compute_liveness_bound
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.loops import map as map_
 from engine.kernels.machine.target import host
@@ -170,7 +170,7 @@ def test_names_are_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().__contains__(name)
 
     names.taken = Taken(names.taken)
-    assert [names.fresh("x") for _ in range(500)][-1] == "x_500"
+    assert [names.take_fresh("x") for _ in range(500)][-1] == "x_500"
     assert looked < 3 * 500
 
 
@@ -178,14 +178,14 @@ def test_nodes_in_reverse_are_sorted_in_one_walk(monkeypatch: pytest.MonkeyPatch
     """A chain that stands backwards was walked once for each node."""
     chain = [Node("Relu", (f"v{i}",), (f"v{i + 1}",), {}, "", f"n{i}") for i in range(300)]
     graph = Graph("g", {"v0": TensorType("f32", (1,))}, ["v300"], {}, chain[::-1], {})
-    read, reads = 0, Node.reads
+    read, reads = 0, Node.list_reads
 
     def counted(node: Node) -> tuple[str, ...]:
         nonlocal read
         read += 1
         return reads(node)
 
-    monkeypatch.setattr(Node, "reads", counted)
+    monkeypatch.setattr(Node, "list_reads", counted)
     assert graph.sort().nodes == chain
     assert read <= 2 * 300
 
@@ -194,14 +194,14 @@ def test_a_model_in_order_is_walked_once_to_be_sorted(monkeypatch: pytest.Monkey
     """Every file was sorted by counting what each node waits for, though most are in order."""
     chain = [Node("Relu", (f"v{i}",), (f"v{i + 1}",), {}, "", f"n{i}") for i in range(300)]
     graph = Graph("g", {"v0": TensorType("f32", (1,))}, ["v300"], {}, list(chain), {})
-    read, reads = 0, Node.reads
+    read, reads = 0, Node.list_reads
 
     def counted(node: Node) -> tuple[str, ...]:
         nonlocal read
         read += 1
         return reads(node)
 
-    monkeypatch.setattr(Node, "reads", counted)
+    monkeypatch.setattr(Node, "list_reads", counted)
     assert graph.sort().nodes == chain
     assert read == 300
 
@@ -218,7 +218,7 @@ def test_a_schema_is_looked_up_once_and_not_asked_of_onnx(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(onnx.defs, "get_schema", None)
     monkeypatch.setattr(schemas.Schema, "parse", counted)
-    schemas.schema_of.cache_clear()
+    schemas.find_schema.cache_clear()
     onnx_io.load(model)
     assert 0 < len(parsed) < 30
 
@@ -232,7 +232,7 @@ def test_blocks_placed_in_time_do_not_meet(backwards: bool) -> None:
         for i, b in enumerate(births)
     ]
     top, offsets = place._fit_in_time(blocks, backwards)
-    assert liveness_bound(blocks) <= top <= 1.5 * liveness_bound(blocks)
+    assert compute_liveness_bound(blocks) <= top <= 1.5 * compute_liveness_bound(blocks)
     placed = list(zip(blocks, offsets, strict=True))
     for i, (a, begin) in enumerate(placed):
         assert begin + a.nbytes <= top
@@ -277,13 +277,13 @@ class Asked:
             self.count(monkeypatch, module)
 
     def count(self, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-        site_of = module.site_of
+        make_site = module.make_site
 
         def counted(*args: Any) -> Any:
             self.nodes += 1
-            return site_of(*args)
+            return make_site(*args)
 
-        monkeypatch.setattr(module, "site_of", counted)
+        monkeypatch.setattr(module, "make_site", counted)
 
     def of(self, graph: Graph) -> int:
         """Count the nodes that are asked for the plan of a graph."""

@@ -16,8 +16,8 @@ from engine.errors import BudgetError
 from engine.graphs.planner import planner
 from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.draft import Draft
-from engine.graphs.planner.segments import candidates, segmented
-from engine.graphs.planner.tile import tile
+from engine.graphs.planner.segments import list_candidates, make_segments
+from engine.graphs.planner.tile import make_tiles
 from engine.graphs.planner.updates import move_updates_last, settle_updates
 from engine.kernels.analysis.cost import step_seconds
 from engine.kernels.machine.target import Target
@@ -71,9 +71,9 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_samples(draft: Draft, target: Target, threads: int) -> None:
     """Make segments of all that can be, in the place of the groups of a plan without a budget."""
     move_updates_last(draft)
-    made = segmented(draft, candidates(draft, target, threads, LEAST))
+    made = make_segments(draft, list_candidates(draft, target, threads, LEAST))
     draft.calls, draft.values = made.calls, made.values
-    tile(draft, target, threads)
+    make_tiles(draft, target, threads)
     settle_updates(draft)
 
 
@@ -181,7 +181,7 @@ def test_budgets_below_what_single_layers_touch(
         ran.add(now)
         before = now
     assert len(ran) > 3
-    monkeypatch.setattr(Ladder, "_by_samples", lambda *_: iter(()))
+    monkeypatch.setattr(Ladder, "_list_sample_orders", lambda *_: iter(()))
     monkeypatch.setattr(plan_cache, "digest_sources", lambda: WHOLE)
     with pytest.raises(BudgetError) as whole:
         Joined(artifacts, 32).plan(1)

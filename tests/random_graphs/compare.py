@@ -32,14 +32,14 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
-from engine.graphs.offline.sample_flow import loss_of
+from engine.graphs.offline.sample_flow import find_loss
 from engine.graphs.offline.sample_values import MixedError
 from engine.graphs.offline.training import RESET
 from engine.graphs.passes import attention_match, pipeline, recompute
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.pipeline import OPTIONAL, PASSES, Pass, Work
-from engine.graphs.passes.simplify import acts, prune
+from engine.graphs.passes.simplify import is_acting, prune
 from engine.graphs.planner import planner, tile
 from engine.graphs.planner.draft import Draft
 from engine.graphs.planner.planner import Planner, make_plan
@@ -284,14 +284,22 @@ def rounded(graph: Graph) -> tuple[Graph, dict[str, TensorType]]:
         node.inputs = tuple(instead.get(name, name) for name in node.inputs)
         made.nodes.append(node)
         op = ops().get((node.domain, node.op))
-        if op is None or op.movement is not Movement.COMPUTED or node.op in EXACT or acts(node):
+        if (
+            op is None
+            or op.movement is not Movement.COMPUTED
+            or node.op in EXACT
+            or is_acting(node)
+        ):
             continue
         for name in filter(None, node.outputs):
             t = types[name]
             if t.dtype in ("f32", "f64") and t.size:
-                by, instead[name] = names.fresh(f"{name}_noise"), names.fresh(f"{name}_rounded")
+                by, instead[name] = (
+                    names.take_fresh(f"{name}_noise"),
+                    names.take_fresh(f"{name}_rounded"),
+                )
                 noise[by] = made.inputs[by] = t
-                title = names.fresh(f"round_{name}")
+                title = names.take_fresh(f"round_{name}")
                 made.nodes.append(Node("Mul", (name, by), (instead[name],), {}, "", title))
     return made, noise
 
@@ -366,7 +374,7 @@ def trimmed(model: Model, ends: Sequence[str]) -> Model:
     made = model.copy()
     made.graph.outputs = list(ends)
     graph = prune(made.graph)
-    read = {i for n in graph.nodes for i in n.reads()} | set(ends)
+    read = {i for n in graph.nodes for i in n.list_reads()} | set(ends)
     graph.inputs = {n: t for n, t in graph.inputs.items() if n in read}
     made.fed = {n: a for n, a in made.fed.items() if n in read}
     return made
@@ -491,7 +499,7 @@ def _apart(
         mean.nodes.append(Node("ReduceMean", (end,), ("mean",), {"keepdims": 0}, "", "mean"))
         try:
             graph.types = infer(unroll(graph.copy())).types
-            loss_of(mean, {n: a.shape for n, a in made.fed.items()}, rows)
+            find_loss(mean, {n: a.shape for n, a in made.fed.items()}, rows)
         except InternalError:
             raise
         except (EngineError, MixedError) as error:

@@ -12,7 +12,7 @@ import random
 import numpy as np
 from onnx import defs
 
-from engine.graphs.passes.simplify import acts
+from engine.graphs.passes.simplify import is_acting
 from engine.kernels.ops.registry import ops
 from engine.tools.dev import case_graphs
 from engine.tools.dev.cases.case import Case, Given, Tensor
@@ -66,7 +66,7 @@ def shape(rng: random.Random) -> tuple[int, ...]:
 def ends(sketch: Sketch) -> list[str]:
     """The outputs: what nothing reads, and some of what is read."""
     rng = sketch.rng
-    read = {i for n in sketch.nodes for i in n.reads()}
+    read = {i for n in sketch.nodes for i in n.list_reads()}
     chance = rng.choice((0.0, 0.0, 0.1, 0.3))
     found = [n for n in sketch.made if n not in read or rng.random() < chance]
     if not found:  # nothing could be added
@@ -107,7 +107,7 @@ def rows(opset: int) -> dict[str, list[Case]]:
             continue
         if not case.domain and version(case.op, opset) != version(case.op, case.opset):
             continue
-        if not acts(case_graphs.OneNode(case).node):
+        if not is_acting(case_graphs.OneNode(case).node):
             found.setdefault(op.title, []).append(case)
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from engine.errors import EngineError
-from engine.graphs.ir.graph import type_of
+from engine.graphs.ir.graph import find_type
 from tests.random_graphs.compare import numbers, plain_plan, trimmed
 from tests.random_graphs.sketch import Model
 
@@ -74,7 +74,7 @@ def _fed(model: Model, names: list[str], values: dict[str, np.ndarray]) -> Model
     if not graph.outputs:
         return model.copy()  # that node was all
     for name in names:
-        graph.inputs[name] = type_of(values[name])
+        graph.inputs[name] = find_type(values[name])
         made.fed[name] = values[name]
     return trimmed(made, graph.outputs)
 

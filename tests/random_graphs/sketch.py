@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError, InternalError
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import host
 from engine.plan.plan import NOISE
@@ -168,12 +168,12 @@ class Sketch:
         Raises:
             UnfitError: it is refused.
         """
-        used = dict.fromkeys(node.reads())
+        used = dict.fromkeys(node.list_reads())
         constants = {n: self.values[n] for n in used if n in self.constants or n in self.fixed}
         fed = {n: self.values[n] for n in used if n not in constants}
         graph = Graph(
             "one",
-            {n: type_of(a) for n, a in fed.items()},
+            {n: find_type(a) for n, a in fed.items()},
             [o for o in node.outputs if o],
             constants,
             [Node(node.op, node.inputs, node.outputs, dict(node.attrs), node.domain, node.name)],
@@ -199,16 +199,16 @@ class Sketch:
 
     def finish(self, name: str, ends: Sequence[str]) -> Model:
         """The model with these outputs; inputs and initializers that nothing reads are left out."""
-        read = {i for n in self.nodes for i in n.reads()} | set(ends)
+        read = {i for n in self.nodes for i in n.list_reads()} | set(ends)
         fed = {n: a for n, a in self.fed.items() if n in read}
         graph = Graph(
             name,
-            {n: type_of(a) for n, a in fed.items()},
+            {n: find_type(a) for n, a in fed.items()},
             list(ends),
             {n: a for n, a in self.constants.items() if n in read},
             self.nodes,
             self.opsets(),
-            types={n: type_of(self.values[n]) for n in self.made},
+            types={n: find_type(self.values[n]) for n in self.made},
         )
         return Model(graph, fed, alone={n: self.values[n] for n in self.made})
 

@@ -35,7 +35,7 @@ def model_of(case: Case) -> ModelProto:
     one = OneNode(case)
     graph = one.graph
     proto = onnx.GraphProto(name=case.op)
-    proto.node.append(onnx_io.node_proto(one.node, graph.opsets))
+    proto.node.append(onnx_io.make_node(one.node, graph.opsets))
     for name, array in one.inputs.items():
         code = helper.np_dtype_to_tensor_dtype(array.dtype)
         proto.input.append(helper.make_tensor_value_info(name, code, array.shape))
@@ -98,7 +98,7 @@ def add_attribute(model: ModelProto, rng: random.Random) -> None:
     node = model.graph.node[0]
     plain = Node(node.op_type, (), (), {}, node.domain)
     opsets = {o.domain: o.version for o in model.opset_import}
-    known = schemas.attribute_codes(plain, opsets)
+    known = schemas.list_attribute_codes(plain, opsets)
     free = sorted(known.keys() - {a.name for a in node.attribute})
     if not free or rng.random() < 0.1:
         node.attribute.append(helper.make_attribute("unheard_of", rng.choice((1, 0.5, "x", [1]))))

@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 
-from engine.distributed import join_world
+from engine.distributed import world
 from engine.distributed.group import gather_values, share
 
 
 def main(ending: str) -> None:
     """Try all methods, then end in one way."""
-    group = join_world(patience=1.0)
+    group = world(patience=1.0)
     assert group is not None
     rank, size = group.rank, group.size
     for kind in (np.float32, np.float64, np.int64):
@@ -33,7 +33,7 @@ def main(ending: str) -> None:
     assert group.gather({"rank": rank}) == (None if rank else [{"rank": r} for r in range(size)])
     assert gather_values(group, "x" * rank) == ["x" * r for r in range(size)]
     assert share(group, [rank, "ü", None]) == [0, "ü", None]
-    group.barrier()
+    group.wait_for_all()
     if rank == 1 and ending == "raise":
         raise ValueError("a bad sample")
     if rank == 1 and ending == "stop":

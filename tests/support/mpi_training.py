@@ -16,7 +16,7 @@ import pytest
 
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
 from engine.data import Arrays
-from engine.distributed import join_world
+from engine.distributed import world
 from engine.distributed.group import Group
 from engine.errors import GroupError, LabelError, NonFiniteError
 from engine.trainer import Callback, EarlyStopping, Trainer
@@ -203,7 +203,7 @@ def draws(group: Group) -> None:
 
 def main(folder: Path) -> None:
     """Do all, and tell."""
-    group = join_world(patience=30.0)
+    group = world(patience=30.0)
     assert group is not None
     steps(group)
     fits(group, folder / "fit")

@@ -109,7 +109,7 @@ class ThreadGroup:
         found = self._room.wait(self._meet(value, list))
         return list(found) if self.rank == 0 else None
 
-    def barrier(self) -> None:
+    def wait_for_all(self) -> None:
         self._room.wait(self._meet(True, any))
 
     def abort(self, why: str) -> NoReturn:

@@ -380,13 +380,13 @@ def test_nodes_that_pass_no_gradient_on_are_named(
 ) -> None:
     """By the submodule, too, and with what to do."""
     net = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), last=nn.Linear(4, 2)))
-    monkeypatch.setattr(support, "supported", told(support.FORWARD))
+    monkeypatch.setattr(support, "check_support", told(support.FORWARD))
     with pytest.warns(ModelWarning, match="no gradient flows") as caught:
         export(net, X, tmp_path / "net.onnx")
     (text,) = [str(w.message) for w in caught if w.category is ModelWarning]
     assert re.search(r"Gemm '\w+' of first: no rule\n  Gemm '\w+' of last: no rule", text)
     assert "train only parameters after them" in text
-    monkeypatch.setattr(support, "supported", told(support.UNSUPPORTED))
+    monkeypatch.setattr(support, "check_support", told(support.UNSUPPORTED))
     with pytest.raises(
         UnsupportedOpError, match=r"cannot run these nodes; replace .*\n.* of first"
     ):

@@ -18,7 +18,7 @@ import pytest
 
 from engine.artifacts import SGD, CrossEntropyLoss
 from engine.errors import DTypeError, MissingPackageError, ModelError, NameNotFoundError, ShapeError
-from engine.graphs.io.module_paths import SCOPES, scope_of
+from engine.graphs.io.module_paths import SCOPES, find_scope
 from engine.trainer.pytorch import export as torch_export
 from engine.trainer.pytorch import program as torch_program
 from engine.trainer.pytorch.export import to_torch
@@ -162,4 +162,4 @@ def test_of_a_chain_of_errors_the_first_cause_is_told_in_one_line() -> None:
 )
 def test_nodes_know_their_submodule(scopes: str, told: str) -> None:
     node = SimpleNamespace(metadata_props=[SimpleNamespace(key=SCOPES, value=scopes)], name="node")
-    assert scope_of(node, is_keras=False) == told
+    assert find_scope(node, is_keras=False) == told

@@ -40,7 +40,7 @@ from engine.errors import (
     StateError,
 )
 from engine.graphs.io import onnx_io
-from engine.graphs.offline.parameters import parameters
+from engine.graphs.offline.parameters import list_parameters
 from engine.trainer.evaluation import EvaluationBatch
 from tests.support.harness import untyped
 from tests.support.tiny import DROPPING, forward
@@ -322,7 +322,7 @@ def test_statistics_bounds_and_scalars_are_no_parameters() -> None:
         value = numpy_helper.from_array(np.array(array, np.float32), name)
         proto.graph.initializer.append(value)
     proto.graph.initializer.append(numpy_helper.from_array(np.array([0, 4, 5, 5]), "sizes"))
-    found = parameters(onnx_io.load(proto))
+    found = list_parameters(onnx_io.load(proto))
     assert sorted(found) == ["bias", "scale", "slope", "w"]
 
 

@@ -183,7 +183,7 @@ def test_artifacts_share_the_constants_of_their_forward_model(tmp_path: Path, sm
     first = trainer.step(x, np.zeros_like(x))
     (data,) = out.glob("constants.*.data")
     files = [out / f for f in ("forward.onnx", "training_model.onnx", "eval_model.onnx")]
-    assert all(onnx_io.external_files(str(f)) == {data.name} for f in files)
+    assert all(onnx_io.list_external_files(str(f)) == {data.name} for f in files)
     assert all(f.stat().st_size < data.stat().st_size for f in files)
     state = CheckpointState.load_checkpoint(out / "checkpoint")
     module = Module(out / "training_model.onnx", state, out / "eval_model.onnx", threads=1)
@@ -212,7 +212,7 @@ def test_external_data_in_the_folder_stays_where_it_is(tmp_path: Path, small: No
     )
     names = {f"w{i}" for i in range(4)}
     assert not list(tmp_path.glob("constants.*"))
-    assert onnx_io.external_files(str(tmp_path / "training_model.onnx")) == {"model.data"}
+    assert onnx_io.list_external_files(str(tmp_path / "training_model.onnx")) == {"model.data"}
     assert names <= onnx_io.load(tmp_path / "training_model.onnx").initializers.keys()
     x = np.ones((2, 64), np.float32)
 

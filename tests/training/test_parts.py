@@ -15,7 +15,7 @@ from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
 from engine.custom import Grad, Op, Samples, register, same_as, unregister
 from engine.errors import BudgetError, InputError, LabelError
 from engine.graphs.io import onnx_io
-from engine.graphs.offline.sample_flow import loss_of
+from engine.graphs.offline.sample_flow import find_loss
 from engine.graphs.offline.sample_values import Loss, MixedError
 from tests.support.tied_words import DEEP, IDS, TIED, WORDS, content
 from tests.support.tiny import DROPPING, LABELS, NORMED, PLAIN, X, forward, made, values
@@ -80,9 +80,9 @@ def test_an_op_of_ones_own_holds_samples_as_it_declares(samples: Samples) -> Non
         graph = onnx_io.load(parser.parse_model(text))
         if samples is Samples.MIXED:
             with pytest.raises(MixedError, match=r"\(Softmax\) is not known to keep samples apart"):
-                loss_of(graph, {"x": (6, 4)}, {"x": 1})
+                find_loss(graph, {"x": (6, 4)}, {"x": 1})
         else:
-            assert loss_of(graph, {"x": (6, 4)}, {"x": 1}) == Loss(is_mean=True)
+            assert find_loss(graph, {"x": (6, 4)}, {"x": 1}) == Loss(is_mean=True)
     finally:
         unregister(op)
 
@@ -225,7 +225,7 @@ def test_a_told_gradient_of_a_loss_is_followed() -> None:
         "scores = Add(s, head.bias) y = ReduceMean<keepdims = 0>(scores)",
     )  # fmt: skip
     expected = Loss(is_mean=True)
-    assert loss_of(onnx_io.load(forward(text)), {"x": X.shape}, {"x": 1}) == expected
+    assert find_loss(onnx_io.load(forward(text)), {"x": X.shape}, {"x": 1}) == expected
 
 
 def test_what_mixes_samples_is_refused_by_name() -> None:
@@ -494,7 +494,7 @@ def test_what_is_added_up_as_often_as_there_are_samples_is_refused() -> None:
     y = ReduceSum<keepdims = 0>(o)""",
     )
     with pytest.raises(MixedError, match=r"\(Expand\) depends on how many samples a batch has"):
-        loss_of(onnx_io.load(forward(mean)), {"x": X.shape}, {"x": 1})
+        find_loss(onnx_io.load(forward(mean)), {"x": X.shape}, {"x": 1})
 
 
 def test_a_fault_in_a_later_part_changes_nothing() -> None:

@@ -19,7 +19,7 @@ from engine.data.changes import MIXING, find_changes
 from engine.data.dataset import Dataset
 from engine.data.labels import class_weights
 from engine.data.places import check_sample
-from engine.distributed import join_world
+from engine.distributed import world
 from engine.distributed.agreement import Agreement
 from engine.distributed.copies import copy_files
 from engine.distributed.group import gather_values
@@ -102,7 +102,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
         EngineError: see the modules that do the work.  Nothing is written before the model, the
             data and the options are known to fit.
     """
-    group = join_world()
+    group = world()
     if group is None:
         return _train(_prepare(config, resume), None, resume, progress, say)
     ranks = Agreement(group)

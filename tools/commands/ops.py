@@ -88,7 +88,7 @@ def _print_operators(as_json: bool) -> None:
     """Print the operators through which no gradient flows."""
     rows = [
         {"why": reason, "operators": names.split(), "do": what}
-        for reason, names, what in untrained.rows()
+        for reason, names, what in untrained.list_rows()
     ]
     if as_json:
         options.print_json(rows)
@@ -99,7 +99,7 @@ def _print_operators(as_json: bool) -> None:
 
 def _print_support(files: Sequence[Path], as_json: bool) -> int:
     """Print a table for each model; return the exit status."""
-    tables = {str(path): support.supported(path) for path in files}
+    tables = {str(path): support.check_support(path) for path in files}
     if as_json:
         options.print_json({p: [asdict(row) for row in table] for p, table in tables.items()})
         for path, table in tables.items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from engine.base.element_types import FLOATS, NUMPY
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
@@ -59,7 +59,7 @@ class OneNode:
         self.node = Node(case.op, tuple(names), tuple(outs), attrs, case.domain, case.op.lower())
         self.graph = Graph(
             case.op,
-            {n: type_of(a) for n, a in self.inputs.items()},
+            {n: find_type(a) for n, a in self.inputs.items()},
             list(self.outputs),
             constants,
             [self.node],

@@ -48,7 +48,7 @@ def table() -> str:
         for family, ops in sorted(rows.items()):
             names = sorted(op.name + ("" if op.differentiable else "*") for op in ops)
             parts.append(f"| {family} | {' '.join(names)} |\n")
-    return "".join([*parts, _LACKS, untrained.table()])
+    return "".join([*parts, _LACKS, untrained.make_table()])
 
 
 def main(argv: list[str]) -> None:

@@ -18,7 +18,7 @@ from engine.base.errors import ModelError, UnsupportedOpError, suggest_nearest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import control
 from engine.graphs.passes.may_add import Keys
-from engine.graphs.passes.pipeline import reachable
+from engine.graphs.passes.pipeline import find_reachable
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.registry import ops
 from engine.kernels.vocabulary.instructions import DOMAINS
@@ -109,7 +109,7 @@ def _reached(config: OpSet) -> list[Op]:
         declared = list(ops().values())
     else:
         held = _joined(_held(config))
-        order = (*sorted(held), *sorted(reachable(held) - held))
+        order = (*sorted(held), *sorted(find_reachable(held) - held))
         declared = [ops()[key] for key in order if key in ops()]
     for op in declared:
         if (op.lower and op.calls is None) or (op.expand and op.becomes is None):

@@ -138,7 +138,7 @@ def make_plans(
     inference, parts = None, dict[str, tuple[Sequence[str], int]]()
     if "eval" in files:
         models["eval"] = model(files["eval"], "eval model")
-        concats = sparse.joins(models["eval"].graph)
+        concats = sparse.find_joins(models["eval"].graph)
         parts = {name: (node.inputs, node.attrs["axis"]) for name, node in concats.items()}
         names = list(outputs) or forward_outputs(models["eval"])
         if names:
@@ -197,9 +197,9 @@ def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tu
     """Return the serialised inference model, with the checkpoint's values and, for planning,
     without.
     """
-    graph = export.inference_model(model.graph, {}, names)
+    graph = export.make_inference_model(model.graph, {}, names)
     values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
-    whole = export.inference_model_bytes(model.graph, values, names, tied_apart=False)
+    whole = export.make_inference_model_bytes(model.graph, values, names, tied_apart=False)
     return whole, onnx_io.to_bytes(graph)
 
 
@@ -335,11 +335,11 @@ def forward_outputs(model: Model) -> list[str]:
     labelled, data = {model.inputs[-1]}, set(model.inputs[:-1])
     names: list[str] = []
     for node in graph.nodes:
-        reads = list(node.reads())
+        reads = list(node.list_reads())
         if labelled & set(reads):
             names += [r for r in reads if r in data and r not in labelled and r not in names]
             labelled.update(node.outputs)
         elif data & set(reads):
             data.update(node.outputs)
-    makers = graph.producers()
+    makers = graph.find_producers()
     return [name for name in names if name in makers]

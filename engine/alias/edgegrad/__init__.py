@@ -94,7 +94,7 @@ def _place() -> str:
     )
 
 
-def _file(spec: ModuleSpec | None) -> str:
+def _find_file(spec: ModuleSpec | None) -> str:
     """Return the file that a spec leads to, or the folder of a package without `__init__.py`."""
     if spec is None:
         return ""
@@ -108,10 +108,10 @@ def _install() -> None:
         ImportError: another `engine` has been imported, or there is none.
     """
     place = _place()
-    ours = _file(PathFinder.find_spec(_FOLDER, [place]))
+    ours = _find_file(PathFinder.find_spec(_FOLDER, [place]))
     loaded = sys.modules.get(_FOLDER)
     if loaded is not None:
-        file = _file(loaded.__spec__) or repr(loaded)
+        file = _find_file(loaded.__spec__) or repr(loaded)
         if file != ours:
             raise ImportError(
                 f"{file} was imported as {_FOLDER!r}, the name of the package that {_NAME} is "
@@ -120,7 +120,7 @@ def _install() -> None:
             )
     else:
         specs = (finder.find_spec(_FOLDER, None) for finder in sys.meta_path)
-        other = _file(next(filter(None, specs), None))
+        other = _find_file(next(filter(None, specs), None))
         if other not in ("", ours):
             import warnings
 

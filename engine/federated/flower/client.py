@@ -101,7 +101,7 @@ def _train(learner: LocalLearner, data: Any, message: Message, context: Context)
     learned = learner.train(data, options)
     new = learned.arrays
     if one_of(config, "send", SEND) == "difference":
-        new = parameters.difference(new, arrays)
+        new = parameters.subtract(new, arrays)
     store_kept(learner.kept(options), context.state)
     return RecordDict(
         {

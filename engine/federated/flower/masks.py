@@ -97,7 +97,7 @@ def mask_reply(
         reply = train(message, context)
         if reply.has_error():
             raise InputError(reply.error.reason or "training failed without a reason")
-        update = parameters.difference(arrays_of(reply.content), sent)
+        update = parameters.subtract(arrays_of(reply.content), sent)
         for name, array in update.items():
             if not np.abs(array).max(initial=0) <= largest:
                 raise InputError(

@@ -71,7 +71,7 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     if reply.has_error():
         return reply
     if not encoding.lossless:
-        update = parameters.difference(arrays_of(reply.content), sent)
+        update = parameters.subtract(arrays_of(reply.content), sent)
         reply.content[ARRAYS] = to_record(_encode(update, encoding, context.state))
     return _add_notes(reply, notes | describe_encoding(encoding))
 

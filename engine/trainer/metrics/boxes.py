@@ -15,7 +15,7 @@ from engine.base import arguments
 from engine.base.errors import DTypeError, InputError, LimitError, ShapeError
 from engine.base.signatures import AT_LEAST_1, SHARE, check_arguments
 from engine.trainer.metric import Array, AveragedMetric, Declaration, Tensors
-from engine.trainer.metrics.ranking import LIMIT, array_of, text_of
+from engine.trainer.metrics.ranking import LIMIT, decode_array, encode_array
 
 __all__ = ["MeanAveragePrecision"]
 
@@ -178,13 +178,13 @@ class MeanAveragePrecision(AveragedMetric):
         self._kept.append(matches)
 
     def partial(self) -> list[Any]:
-        return [text_of(array) for array in self._join_matches() or ()]
+        return [encode_array(array) for array in self._join_matches() or ()]
 
     def merge(self, partials: Sequence[list[Any]]) -> None:
         self.reset()
         for part in partials:
             if part:
-                self._keep(_Matches(*(array_of(*each) for each in part)))
+                self._keep(_Matches(*(decode_array(*each) for each in part)))
 
     def _join_matches(self) -> _Matches | None:
         if not self._kept:

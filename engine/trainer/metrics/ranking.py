@@ -112,12 +112,12 @@ class Ranking(AveragedMetric, ClassMetric):
         self._bytes += size
 
     def partial(self) -> list[Any]:
-        return [text_of(array) for batch in self._kept for array in batch]
+        return [encode_array(array) for batch in self._kept for array in batch]
 
     def merge(self, partials: Sequence[list[Any]]) -> None:
         self.reset()
         for part in partials:
-            arrays = [array_of(*each) for each in part]
+            arrays = [decode_array(*each) for each in part]
             for scores, targets in zip(arrays[::2], arrays[1::2], strict=True):
                 self._keep(_Kept(scores, targets))
 
@@ -165,12 +165,12 @@ class Ranking(AveragedMetric, ClassMetric):
         return np.array(areas), np.array([int(positive.sum()) for _, positive in questions])
 
 
-def text_of(array: Array) -> tuple[str, tuple[int, ...], str]:
+def encode_array(array: Array) -> tuple[str, tuple[int, ...], str]:
     """Return the type, the shape and the bytes of an array for a partial."""
     return array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()
 
 
-def array_of(dtype: str, shape: Sequence[int], text: str) -> Array:
+def decode_array(dtype: str, shape: Sequence[int], text: str) -> Array:
     """Return the array of a partial."""
     return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
 

@@ -52,12 +52,12 @@ def _make_library(torch: Any) -> Any:
     for name, (_, inputs) in _OPS.items():
         made.define(f"{name}({', '.join(f'Tensor {i}' for i in inputs)}) -> Tensor")
         made.impl(name, lambda y, *_: y.clone(), "CompositeExplicitAutograd")
-        batched = functools.partial(_batch_op, torch, f"{LIBRARY}::{name}")
+        batched = functools.partial(_run_batched, torch, f"{LIBRARY}::{name}")
         torch.library.register_vmap(f"{LIBRARY}::{name}", batched, lib=made)
     return made
 
 
-def _batch_op(torch: Any, name: str, info: Any, dims: Sequence[int | None], *given: Any) -> Any:
+def _run_batched(torch: Any, name: str, info: Any, dims: Sequence[int | None], *given: Any) -> Any:
     """Return what an operator of ours makes of tensors that `vmap` has joined, and their axis.
 
     dims: of each tensor the axis along which it is joined; None: it is one for all.
@@ -88,12 +88,12 @@ def list_translations(torch: Any) -> dict[Any, Callable[..., Any]]:
     """Return the translations by which `torch.onnx.export` writes the operators."""
     import onnxscript
 
-    from engine.graphs.io.convert import schema_of
+    from engine.graphs.io.convert import make_schema
 
     opset = onnxscript.values.Opset(OURS, 1)
 
     def make_translation(name: str, inputs: Sequence[str]) -> Callable[..., Any]:
-        op = onnxscript.values.Op(opset, name, schema_of(OURS, name, inputs))
+        op = onnxscript.values.Op(opset, name, make_schema(OURS, name, inputs))
         return lambda *given: op(*given)
 
     return {_get_op(torch, own): make_translation(*row) for own, row in _OPS.items()}

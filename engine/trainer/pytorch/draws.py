@@ -180,11 +180,11 @@ def _fix_node(
         own = {"low": 0.0, "high": 1.0, **node.attrs}
         value = own["low"] + (own["high"] - own["low"]) * draw_uniform(types[y].dims)
     elif node.op == "Bernoulli":
-        x, less = node.inputs[0], names.fresh(f"{y}_less")
+        x, less = node.inputs[0], names.take_fresh(f"{y}_less")
         field = _add_constant(graph, names, draw_uniform(types[x].dims), types[x].dtype)
         to = node.attrs.get("dtype", next(k for k, t in OF_ONNX.items() if t == types[y].dtype))
         return [
-            Node("Less", (field, x), (less,), {}, "", names.fresh(f"{node.name}_less")),
+            Node("Less", (field, x), (less,), {}, "", names.take_fresh(f"{node.name}_less")),
             Node("Cast", (less,), (y,), {"to": to}, "", node.name),
         ]
     elif node.op == "Dropout" and len(node.inputs) > 2 and constants.get(node.inputs[2], False):
@@ -201,6 +201,6 @@ def _fix_node(
 
 
 def _add_constant(graph: Graph, names: Names, value: Array, dtype: str) -> str:
-    name = names.fresh("draw")
+    name = names.take_fresh("draw")
     graph.initializers[name] = value.astype(NUMPY[dtype])
     return name

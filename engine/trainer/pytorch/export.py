@@ -339,7 +339,7 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
 
     graph = name_nodes(onnx_io.load(path))
     rename(graph, sizes)
-    table = support.supported(onnx_io.to_proto(graph))
+    table = support.check_support(onnx_io.to_proto(graph))
     paths = Paths.of(graph.metadata)
 
     def describe(rows: Sequence[Support]) -> str:
@@ -371,11 +371,11 @@ def _with_gradients(
 
     trained: the parameters.
     """
-    from engine.graphs.offline.differentiate import reached
+    from engine.graphs.offline.differentiate import find_reached
     from engine.graphs.passes.infer import infer
 
     graph = torch_gradients.open_graph(path, sizes, trained)
-    return reached(graph, outputs, infer(graph).types)
+    return find_reached(graph, outputs, infer(graph).types)
 
 
 def _compare(

@@ -286,7 +286,7 @@ def _check_left(
     A parameter of several names is trained if one of them is.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    trained, floor = {id(parameters[name]) for name in train}, _floor(theirs)
+    trained, floor = {id(parameters[name]) for name in train}, _compute_floor(theirs)
     lost = [
         n for n in left if id(parameters[n]) not in trained and _compute_norm(theirs[n]) > floor
     ]
@@ -303,13 +303,13 @@ def _check_left(
 
 def _explain(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: str) -> str:
     """Return why no gradient reaches a parameter of the exported model: the node that stops it."""
-    from engine.graphs.offline.differentiate import reached
+    from engine.graphs.offline.differentiate import find_reached
     from engine.graphs.passes.infer import infer
 
     graph = open_graph(path, sizes, [name])
     if name not in graph.inputs:
         return "the model does not hold it under its name: torch's exporter has computed with it"
-    known, depends = reached(graph, outputs, infer(graph).types), {name}
+    known, depends = find_reached(graph, outputs, infer(graph).types), {name}
     for node in graph.nodes:
         reads = depends.intersection(node.inputs)
         if reads.difference(known) and not known.isdisjoint(node.outputs):
@@ -319,14 +319,14 @@ def _explain(path: str, sizes: Mapping[str, int], outputs: Sequence[str], name: 
     return "no output of the model depends on it"
 
 
-def _floor(gradients: Mapping[str, Array]) -> float:
+def _compute_floor(gradients: Mapping[str, Array]) -> float:
     """Return the norm below which a gradient is zero but for rounding."""
     return FLOOR * math.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
 
 
 def _list_faults(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> list[str]:
     """Return the parameters whose gradients are not close."""
-    floor = _floor(theirs)
+    floor = _compute_floor(theirs)
     return [
         name
         for name, g in theirs.items()
@@ -339,7 +339,7 @@ def _is_near(
 ) -> bool:
     """Return whether float32 explains how far our gradient is off: torch's is off, too."""
     noise = _compute_norm(theirs[name] - exact[name])
-    bound = CLOSE * _compute_norm(exact[name]) + NOISE * noise + _floor(exact)
+    bound = CLOSE * _compute_norm(exact[name]) + NOISE * noise + _compute_floor(exact)
     return _compute_norm(ours[name] - exact[name]) <= bound
 
 

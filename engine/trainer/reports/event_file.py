@@ -23,7 +23,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # kinds of fields
 _START = 1
 
 
-def frame_record(message: bytes) -> bytes:
+def wrap_record(message: bytes) -> bytes:
     """Return a message as a TFRecord."""
     length = struct.pack("<Q", len(message))
     sums = [struct.pack("<I", _mask(compute_crc32c(part))) for part in (length, message)]

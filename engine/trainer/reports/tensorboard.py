@@ -52,4 +52,4 @@ class TensorBoard(Tracker):
 
     def _add(self, message: bytes) -> None:
         if self._file is not None:
-            self._file.add(event_file.frame_record(message))
+            self._file.add(event_file.wrap_record(message))

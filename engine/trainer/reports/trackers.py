@@ -34,7 +34,7 @@ class _Service(Tracker):
         self._run: Any = None
         self._known: str | None = None
         if run is None:
-            self._imported()
+            self._import_package()
 
     @abstractmethod
     def begin(self, fit: Fit, known: str | None) -> str:
@@ -53,7 +53,7 @@ class _Service(Tracker):
         if self._given is None:
             self.close(fit)
 
-    def _imported(self) -> Any:
+    def _import_package(self) -> Any:
         """Return the package.
 
         Raises:
@@ -112,7 +112,7 @@ class WandbLog(_Service):
         options = {"config": list_facts(fit), **_drop_none({"dir": fit.folder}), **self._options}
         if known is not None:
             options |= {"id": known, "resume": "allow"}
-        self._run = self._imported().init(**options)
+        self._run = self._import_package().init(**options)
         return str(self._run.id)
 
     def start(self, fit: Fit) -> None:
@@ -158,10 +158,10 @@ class MlflowLog(_Service):
     ) -> None:
         super().__init__(run, seconds)
         self._experiment, self._name, self._uri = experiment, name, uri
-        self._imported()
+        self._import_package()
 
     def start(self, fit: Fit) -> None:
-        self._client = self._imported().MlflowClient(self._uri)
+        self._client = self._import_package().MlflowClient(self._uri)
         super().start(fit)
         self._known = self._run
 
@@ -183,7 +183,7 @@ class MlflowLog(_Service):
         return name
 
     def log(self, fit: Fit, values: Mapping[str, float]) -> None:
-        metric, now = self._imported().entities.Metric, int(1000 * time.time())
+        metric, now = self._import_package().entities.Metric, int(1000 * time.time())
         named = {_FOREIGN.sub("_", name): float(value) for name, value in values.items()}
         self._client.log_batch(
             self._run, metrics=[metric(name, v, now, fit.step) for name, v in named.items()]
@@ -222,7 +222,7 @@ class AimLog(_Service):
         super().__init__(run, seconds, repo=repo, experiment=experiment, **options)
 
     def begin(self, fit: Fit, known: str | None) -> str:
-        self._run = self._imported().Run(known, **self._options)
+        self._run = self._import_package().Run(known, **self._options)
         self._run["edgegrad"] = list_facts(fit)
         return str(self._run.hash)
 

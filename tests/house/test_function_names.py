@@ -1,0 +1,210 @@
+"""Functions begin with a verb: one of verbs.txt, or what takes its place.
+
+`python -m tests.house.test_function_names FOLDER...` lists the functions of folders that do not.
+
+A function that returns a bool may begin with a verb in the third person (`is_`, `has_`, `fits_`), a
+conversion or a copy with `to_`, `as_`, `from_`, `of`, `with_` or `without_`, and a callback with
+`on_`.  Not held to it are
+
+- properties, and names that begin and end with `_`, which Python or a notebook calls;
+- functions that a decorator declares, such as kernels and commands, and context managers, which
+  are read after `with`;
+- methods of the names that `edgegrad` offers, functions that a page calls, and methods that
+  override one of a base class;
+- the words of the rules of ops: the methods of the protocols in `kernels/vocabulary/op.py`;
+- functions that are called as the elementary function that they compute.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import math
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.needs import flower
+from tests.support.places import ALIAS, DOCS, ROOT
+from tests.support.source_files import files, name_of
+
+# The folders whose functions are held to the rule; the others are yet to be renamed.
+ROOMS = ("engine", "graphs/io", "graphs/ir", "graphs/offline", "graphs/planner")
+
+VERBS = frozenset((ROOT / "tests/house/verbs.txt").read_text("utf-8").split())
+OTHER_OPENINGS = {"to", "as", "from", "of", "on", "with", "without"}
+ASSERTIONS = {"is", "has", "needs", "are", "was", "were", "had", "can", "may", "must", "should"}
+# Decorators that leave a function what its name says.
+PLAIN = {
+    "abstractmethod", "cache", "check_arguments", "classmethod", "errstate", "lru_cache",
+    "overload", "override", "staticmethod", "wraps",
+}  # fmt: skip
+ABSTRACT = {"ABC", "Generic", "NamedTuple", "Protocol", "TypedDict"}
+ELEMENTARY = {n for n in vars(np) if isinstance(getattr(np, n), np.ufunc)} | {
+    n for n in vars(math) if not n.startswith("_")
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def in_third_person(verb: str) -> str:
+    """Return the form of a verb after "it"."""
+    if re.search(r"(s|x|z|ch|sh|o)$", verb):
+        return f"{verb}es"
+    return f"{verb[:-1]}ies" if re.search(r"[^aeiou]y$", verb) else f"{verb}s"
+
+
+THIRD_PERSON = ASSERTIONS | {in_third_person(verb) for verb in VERBS}
+
+
+def opens_with_a_verb(function: Function) -> bool:
+    word = function.name.strip("_").split("_")[0]
+    if word in VERBS or word in OTHER_OPENINGS or function.name.startswith("test_"):
+        return True
+    returns = ast.unparse(function.returns) if function.returns else ""
+    return word in THIRD_PERSON and (returns in ("", "bool") or returns.startswith("Type"))
+
+
+def is_declared(function: Function) -> bool:
+    """Return whether a decorator makes it something else than the function of its name."""
+    names = [re.split(r"[(\[]", ast.unparse(d))[0].split(".")[-1] for d in function.decorator_list]
+    return any(name not in PLAIN for name in names)
+
+
+@cache
+def classes() -> dict[str, tuple[set[str], set[str]]]:
+    """Return the bases and the methods of every class of the repository, by its name."""
+    known: dict[str, tuple[set[str], set[str]]] = {}
+    for path in files("engine", "kernels", "graphs", "tools", "bench", "tests"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases, methods = known.setdefault(node.name, (set(), set()))
+                bases |= {ast.unparse(b).split("[")[0].split(".")[-1] for b in node.bases}
+                methods |= {n.name for n in node.body if isinstance(n, Function)}
+    return known
+
+
+def overrides(owner: str, method: str, seen: frozenset[str] = frozenset()) -> bool:
+    """Return whether a base of a class has a method, or may have it: a class of a library."""
+    for base in classes().get(owner, (set(), set()))[0] - ABSTRACT - seen:
+        if base not in classes():
+            return not method.startswith("_")
+        if method in classes()[base][1] or overrides(base, method, seen | {owner}):
+            return True
+    return False
+
+
+@cache
+def words_of_rules() -> set[str]:
+    """Return the methods of the protocols by which rules of ops are written."""
+    tree = ast.parse((ROOT / "kernels" / "vocabulary" / "op.py").read_text("utf-8"))
+    protocols = (n for n in tree.body if isinstance(n, ast.ClassDef) and "Protocol" in ast.dump(n))
+    return {m.name for c in protocols for m in c.body if isinstance(m, ast.FunctionDef)}
+
+
+@cache
+def offered() -> set[tuple[str, str]]:
+    """Return the functions and methods that `edgegrad` offers, each with its module."""
+    known, stubs = set[tuple[str, str]](), ALIAS / "edgegrad"
+    for stub in stubs.rglob("*.pyi"):
+        parts = stub.relative_to(stubs).with_suffix("").parts
+        name = ".".join(("engine", *parts)).removesuffix(".__init__")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # libraries that it imports may warn
+            module = importlib.import_module(name)
+        names = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
+        for value in (getattr(module, each) for each in names):
+            if inspect.isfunction(value):
+                known.add((value.__module__, value.__qualname__))
+            elif isinstance(value, type):
+                known |= {
+                    (kind.__module__, f"{kind.__qualname__}.{method}")
+                    for kind in value.__mro__
+                    for method in vars(kind)
+                    if not method.startswith("_")
+                }
+    return known
+
+
+@cache
+def pages() -> str:
+    """Return the text of all pages."""
+    return "\n".join(p.read_text("utf-8") for p in [ROOT / "README.md", *DOCS.rglob("*.md")])
+
+
+def is_documented(path: Path, owner: str, name: str) -> bool:
+    """Return whether a page calls a function of a module, or a public method."""
+    if name.startswith("_") or owner.startswith("_"):
+        return False
+    return bool(re.search(rf"{'' if owner else rf'{path.stem}'}\.{name}\(", pages()))
+
+
+def functions(
+    node: ast.AST, owners: tuple[str, ...] = (), kind: str = ""
+) -> Iterator[tuple[Function, str, str]]:
+    """Yield every function in a tree, its qualified name, and its class if it is a method."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            yield child, ".".join((*owners, child.name)), kind
+            yield from functions(child, (*owners, child.name))
+        elif isinstance(child, ast.ClassDef):
+            yield from functions(child, (*owners, child.name), child.name)
+        else:
+            yield from functions(child, owners, kind)
+
+
+def verbless(path: Path) -> list[str]:
+    """List the functions of a file that break the rule, each with its line."""
+    parts = path.relative_to(ROOT).with_suffix("").parts if path.is_relative_to(ROOT) else ()
+    parts = parts if parts[:1] in ((), ("engine",), ("bench",), ("tests",)) else ("engine", *parts)
+    module = ".".join(parts).removesuffix(".__init__")
+    return [
+        f"{name_of(path) if parts else path.name}:{function.lineno}: {qualified}"
+        for function, qualified, owner in functions(ast.parse(path.read_text("utf-8")))
+        if not (
+            opens_with_a_verb(function)
+            or function.name == "main"
+            or re.fullmatch(r"_.*_", function.name)
+            or is_declared(function)
+            or function.name in ELEMENTARY
+            or (module, qualified) in offered()
+            or (owner and (function.name in words_of_rules() or overrides(owner, function.name)))
+            or (("." not in qualified or owner) and is_documented(path, owner, function.name))
+        )
+    ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_functions_begin_with_a_verb(room: str) -> None:
+    flower()  # which modules import whose names are read
+    assert not [line for path in files(room) for line in verbless(path)]
+
+
+def test_a_function_named_by_a_noun_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    path.write_text(
+        "def rows(x): ...\ndef list_rows(x): ...\ndef fits(x) -> bool: ...\n"
+        "def fits_of(x) -> int: ...\n@kernel\ndef gemm(x): ...\ndef exp(x): ...\n"
+        "class Heap:\n    def size(self): ...\n    @property\n    def width(self): ...\n"
+        "    def grow(self):\n        def amount(): ...\n"
+        "class Pile(Heap):\n    def size(self): ...\n"
+    )
+    assert [text.split(": ")[1] for text in verbless(path)] == [
+        "rows", "fits_of", "Heap.size", "Heap.grow.amount", "Pile.size",
+    ]  # fmt: skip
+
+
+def test_verbs_are_in_order() -> None:
+    text = (ROOT / "tests/house/verbs.txt").read_text("utf-8").split()
+    assert text == sorted(set(text))
+
+
+if __name__ == "__main__":
+    for room in sys.argv[1:] or ROOMS:
+        print(*(line for path in files(room) for line in verbless(path)), sep="\n")
