@@ -23,6 +23,7 @@ from engine.tools.trimmed.plans import artifacts, bind_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.trainer.forward import Forward
 from engine.trainer.recipe import Recipe
+from engine.training.precision import Precision
 from engine.training.settings import RecipeOptions
 from engine.training.state import CheckpointState
 
@@ -39,6 +40,7 @@ class CheckRequest:
     budget: bytes of all regions; None for any.
     machine: for which the time is told; None for this one.
     variants: whether to look for what takes less.
+    precision: of the plans.
     """
 
     batch: int | None = None
@@ -47,6 +49,7 @@ class CheckRequest:
     budget: int | None = None
     machine: Roofline | None = None
     variants: bool = True
+    precision: Precision = "f32"
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ def _of_artifacts(
     subject = Subject.of(files["train"], files.get("optimizer"), slots, threads, files.get("eval"))
     opened = opened or subject.open()
     model = opened.train
+    model.memory.precision = asked.precision
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     shapes = bind_shapes(declared, asked.batch, asked.shapes or {}, model.what)
     progress.say("planning")

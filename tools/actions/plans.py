@@ -33,6 +33,7 @@ from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import NotJoinableError
+from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -48,6 +49,7 @@ class PlanRequest:
     budget: the most bytes of all regions of a plan, or None.
     ranks: the number of ranks that share a training step, each with one of the batches; None: a
         step has one process.
+    precision: of the plans.
     """
 
     target: Target
@@ -57,6 +59,7 @@ class PlanRequest:
     outputs: Sequence[str] = ()
     budget: int | None = None
     ranks: int | None = None
+    precision: Precision = "f32"
 
 
 def opened(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
@@ -69,6 +72,7 @@ def opened(files: Mapping[str, Path], asked: PlanRequest) -> Opened | None:
     if "optimizer" not in files:
         return None
     state, memory = CheckpointState.load_checkpoint(files["checkpoint"]), Memory()
+    memory.precision = asked.precision
     train, update = (
         Model(files[key], state, memory, asked.threads, what, asked.target)
         for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
@@ -123,8 +127,9 @@ def _of_model(path: Path, asked: PlanRequest) -> dict[str, Plan]:
         shapes = bind_shapes(declared, batch, given, f"model {path.name}")
         title = path.name if batch is None else f"{path.name}, batch {batch}"
         by_title[title] = make_plan(
-            graph, shapes, target=asked.target, threads=asked.threads, budget=asked.budget
-        )
+            graph, shapes, target=asked.target, threads=asked.threads, budget=asked.budget,
+            precision=asked.precision,
+        )  # fmt: skip
     return by_title
 
 

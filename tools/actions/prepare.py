@@ -29,6 +29,7 @@ from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.planning import NotJoinableError, Update
+from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -59,13 +60,15 @@ def prepare(
     shapes: Sequence[tuple[int, Shapes]],
     progress: Progress = SILENT,
     budget: int | None = None,
+    precision: Precision = "f32",
 ) -> tuple[Path, int]:
     """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update,
     and of training steps in one.
 
     settings: kernel sets with numbers of threads.
     shapes: batch sizes, each with the shapes of inputs that it does not determine.
-    budget: the `memory_budget` of the trainers that the plans are for, in bytes.
+    budget, precision: the `memory_budget` of the trainers that the plans are for, in bytes, and
+        their `precision`.
 
     Returns the path and the size in bytes of the file.
 
@@ -77,7 +80,7 @@ def prepare(
     collected, models = Collected(), dict[str, str]()
     for kernels, threads in settings:
         progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
-        for model in _plan(paths, kernels, threads, shapes, collected, progress, budget):
+        for model in _plan(paths, kernels, threads, shapes, collected, progress, budget, precision):
             models[model.digest] = model.what
     made = plan_cache.PreparedModels(
         engine.__version__,
@@ -97,6 +100,7 @@ def _plan(
     collected: Collected,
     progress: Progress,
     budget: int | None,
+    precision: Precision,
 ) -> list[Model]:
     """Plan all models for a kernel set and a number of threads; returns the models.
 
@@ -112,7 +116,7 @@ def _plan(
         outputs = second.list_model_outputs()
         evaluated = second.select([second.outputs[0], *outputs], "evaluation")
         models += [second, evaluated, second.select(outputs, "prediction")]
-    memory.budget = budget
+    memory.budget, memory.precision = budget, precision
     bounds = [(b, given, len(shapes) > 1) for b, given in shapes]
     plans, joined = list[Plan](), False
     if "optimizer" in paths:

@@ -11,6 +11,7 @@ from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.progress import Progress
 from engine.tools.trimmed.targets import resolve
+from engine.training.precision import Precision
 
 
 @click.command(
@@ -54,6 +55,7 @@ from engine.tools.trimmed.targets import resolve
     "gradients, and no accumulation.",
 )
 @options.budget
+@options.precision
 @click.option(
     "--federated",
     is_flag=True,
@@ -81,6 +83,7 @@ def command(
     freestanding: bool,
     joined: bool,
     budget: int | None,
+    precision: Precision,
     federated: bool,
     compiler: str,
     as_json: bool,
@@ -94,6 +97,11 @@ def command(
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
     if budget is not None and ops is not None:
         raise click.UsageError("--budget is for plans, and a library of ops has none")
+    if precision != "f32" and ops is not None:
+        raise click.UsageError(
+            f"--precision {precision}: a library of ops computes in f32; a library of artifacts "
+            "also in bf16"
+        )
     if federated and (static or freestanding):
         raise click.UsageError("--federated is for Python, which loads shared libraries alone")
     if not batches and ops is None:
@@ -113,6 +121,7 @@ def command(
         compiler,
         joined,
         budget,
+        precision,
         federated,
     )
     if ops is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from engine.tools.commands import options
+from engine.training.precision import Precision
 
 _CANNOT, _OVER = 3, 4  # exit status
 
@@ -24,6 +25,7 @@ _CANNOT, _OVER = 3, 4  # exit status
 )
 @options.shape
 @options.budget
+@options.precision
 @options.threads("as a Module here")
 @click.option(
     "--loss", metavar="NAME",
@@ -47,6 +49,7 @@ def command(
     batch_size: int | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     budget: int | None,
+    precision: Precision,
     threads: int | None,
     loss: str | None,
     optimizer: str,
@@ -66,7 +69,9 @@ def command(
     from engine.tools.actions.checks import CheckRequest, TrainingChoices, check_path
     from engine.tools.trimmed.progress import Progress
 
-    asked = CheckRequest(batch_size, dict(shapes), threads, budget, variants=not brief)
+    asked = CheckRequest(
+        batch_size, dict(shapes), threads, budget, precision=precision, variants=not brief
+    )
     report = check_path(source, asked, TrainingChoices(loss, optimizer, train), Progress())
     options.print_json(report.as_dict()) if as_json else options.echo(str(report), nl=False)
     return {"cannot train": _CANNOT, "does not fit": _OVER}.get(report.status, 0)

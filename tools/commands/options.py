@@ -18,6 +18,7 @@ import click
 from engine.base import foreign_text
 from engine.base.errors import FileError, suggest_nearest
 from engine.tools.actions import extensions
+from engine.training.precision import PRECISIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -105,6 +106,13 @@ budget = click.option(
     type=in_bytes,
     metavar="BYTES",
     help="Memory limit for all regions of a step, such as 48MB or 1.5GiB.",
+)
+precision = click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="f32",
+    show_default=True,
+    help="How factors of products and values between nodes are kept; bf16 takes half the bytes.",
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",

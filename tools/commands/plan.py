@@ -30,6 +30,7 @@ from engine.tools.trimmed.build import Options, write_plans
 from engine.tools.trimmed.plans import artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
+from engine.training.precision import Precision
 
 _DIFFERENT = 3  # exit status of --diff
 
@@ -48,6 +49,7 @@ _DIFFERENT = 3  # exit status of --diff
 @options.batch
 @options.shape
 @options.budget
+@options.precision
 @click.option(
     "--ranks",
     type=click.IntRange(2),
@@ -97,6 +99,7 @@ def command(
     batches: tuple[int, ...],
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     budget: int | None,
+    precision: Precision,
     ranks: int | None,
     threads: int | None,
     target: str,
@@ -127,6 +130,8 @@ def command(
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
     if budget is not None and (out or other):
         raise click.UsageError("--budget is for plans that are printed, drawn or verified")
+    if precision != "f32" and out is not None:
+        raise click.UsageError("-o writes plans for a library of ops, which computes in f32")
     if ranks is not None and out:
         raise click.UsageError(
             "a library trains without other ranks: --ranks cannot be used with -o"
@@ -145,7 +150,9 @@ def command(
         given = Options("", platform, batches, threads or 1, dict(shapes), outputs, joined=joined)
         return _write(source, out, given, ops, as_json)
     number = config.choose_threads(threads)
-    asked = PlanRequest(platform.target, number, batches, dict(shapes), outputs, budget, ranks)
+    asked = PlanRequest(
+        platform.target, number, batches, dict(shapes), outputs, budget, ranks, precision
+    )
     progress = Progress() if source.is_dir() else SILENT
     models = opened(artifacts(source), asked) if source.is_dir() else None
     machine, made = Machine.of(platform.target), plans(source, asked, progress, models)
@@ -193,7 +200,9 @@ def _draw(
     told = None
     if here and source.is_dir():
         batch = next(iter(asked.batches), None)
-        of = checks.CheckRequest(batch, asked.shapes, asked.threads, asked.budget)
+        of = checks.CheckRequest(
+            batch, asked.shapes, asked.threads, asked.budget, precision=asked.precision
+        )
         alone = models if asked.ranks is None else None  # the figures are for one process
         told = checks.check_path(source, of, checks.TrainingChoices(), progress, alone)
     write_picture(picture, f"Plans of {source}", found, told)

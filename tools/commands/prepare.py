@@ -12,6 +12,7 @@ from engine.system import config
 from engine.tools.actions import prepare
 from engine.tools.commands import options
 from engine.tools.trimmed.progress import Progress
+from engine.training.precision import Precision
 
 
 @click.command(
@@ -40,6 +41,7 @@ from engine.tools.trimmed.progress import Progress
     "from `edgegrad targets`; repeat.  [default: this machine]",
 )
 @options.budget
+@options.precision
 @options.as_json
 @options.imports
 def command(
@@ -49,6 +51,7 @@ def command(
     threads: tuple[int, ...],
     targets: tuple[str, ...],
     budget: int | None,
+    precision: Precision,
     as_json: bool,
 ) -> None:
     """Write plans beside artifacts, so that training starts at once.
@@ -62,7 +65,7 @@ def command(
     numbers = [config.choose_threads(n) for n in threads] or [config.choose_threads()]
     settings = list(itertools.product(kernels, numbers))
     asked = _shapes(shapes, batches)
-    path, size = prepare.prepare(artifacts, settings, asked, Progress(), budget)
+    path, size = prepare.prepare(artifacts, settings, asked, Progress(), budget, precision)
     if as_json:
         made = [{"kernel_set": k.name, "threads": n} for k, n in settings]
         options.print_json({"file": path, "bytes": size, "settings": made})

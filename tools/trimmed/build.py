@@ -33,6 +33,7 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record
 from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
+from engine.training.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Options:
     compiler: a command, or `zig`; empty: the first that fits the target.
     joined: let training steps update the parameters, so that no memory is taken for gradients.
     budget: bytes that all regions of a plan may have together; None for any.
+    precision: of the plans.
     federated: write the package of a device of a federation beside the Python face.
     """
 
@@ -65,6 +67,7 @@ class Options:
     compiler: str = ""
     joined: bool = False
     budget: int | None = None
+    precision: Precision = "f32"
     federated: bool = False
 
 
@@ -124,6 +127,7 @@ def _build(
         progress=progress,
         joined=options.joined,
         budget=options.budget,
+        precision=options.precision,
     )
     specs = planned.kernels()
     digest = _digest(options, map(str, planned.every()))

@@ -25,6 +25,7 @@ from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import Update
+from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
@@ -107,6 +108,7 @@ def make_plans(
     progress: Progress = SILENT,
     joined: bool = False,
     budget: int | None = None,
+    precision: Precision = "f32",
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `artifacts`).
 
@@ -117,6 +119,7 @@ def make_plans(
     closed: use only kernels that a library for the models' ops contains.
     joined: training steps update the parameters: each as soon as its gradient is complete.
     budget: bytes that all regions of a plan may have together; None for any.
+    precision: of the plans.
 
     Raises:
         BudgetError: no plan of a model keeps to the budget; it says the least that would do.
@@ -129,7 +132,7 @@ def make_plans(
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
     memory = Memory()
-    memory.budget = budget
+    memory.budget, memory.precision = budget, precision
 
     def model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)
