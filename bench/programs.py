@@ -19,6 +19,7 @@ from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 from engine.tools.benchmark.workloads import WORKLOADS
+from engine.training.precision import Precision
 
 
 def bind(plan: Plan) -> Program:
@@ -56,11 +57,22 @@ def written(name: str, batch: int = 0) -> Iterator[Path]:
 class Training:
     """Training steps of a folder of artifacts: forward, backward and update."""
 
-    def __init__(self, folder: Path, threads: int, *, evaluates: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        threads: int,
+        *,
+        evaluates: bool = False,
+        precision: Precision = "f32",
+    ) -> None:
         evaluation = folder / "eval_model.onnx" if evaluates else None
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         self.module = Module(
-            folder / "training_model.onnx", self.state, evaluation, threads=threads
+            folder / "training_model.onnx",
+            self.state,
+            evaluation,
+            threads=threads,
+            precision=precision,
         )
         self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
         with np.load(folder / "batch.npz") as batch:

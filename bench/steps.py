@@ -27,7 +27,7 @@ from engine.tools.trimmed.progress import Progress
 SCRIPT = SCRIPTS / "peer.py"
 KINDS = {  # by the module that a Python must have
     "ort": "onnxruntime.training", "torch": "torch", "torch-plain": "torch",
-    "torch-compiled": "torch",
+    "torch-compiled": "torch", "torch-bf16": "torch",
 }  # fmt: skip
 USUAL_KINDS = ("ort", "torch")
 _ASK = """

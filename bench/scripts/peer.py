@@ -1,9 +1,10 @@
 """A peer's side of the benchmark, run by the Python named in EDGEGRAD_BENCH_PEERS.
 
-    python peer.py (ort|torch|torch-plain|torch-compiled) WORKLOAD ARTIFACTS THREADS
+    python peer.py (ort|torch|torch-plain|torch-compiled|torch-bf16) WORKLOAD ARTIFACTS THREADS
 
 `torch` is eager and has images channels-last, its fastest layout on a CPU; `torch-plain` is eager
-and has them as they come; `torch-compiled` is the first by torch.compile.
+and has them as they come; `torch-compiled` is the first by torch.compile, and `torch-bf16` the
+first under autocast to bfloat16.
 
 Needs only what the peer needs.  Every line on standard input is a number of training steps to run;
 each is answered by a line when they are done.
@@ -63,7 +64,8 @@ def torch(workload: str, folder: Path, threads: int, kind: str) -> Callable[[], 
 
     def step() -> object:
         optimizer.zero_grad()
-        loss = criterion(run(x), y)
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "torch-bf16"):
+            loss = criterion(run(x), y)
         loss.backward()
         optimizer.step()
         return loss.item()

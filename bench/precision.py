@@ -1,0 +1,81 @@
+"""Training steps in bfloat16 beside float32, and beside PyTorch's autocast, in turns.
+
+Three processes a row take turns of `STEPS` steps of the same model on the same batch: our steps in
+each precision, and autocast's by the Python of EDGEGRAD_BENCH_PEERS, if there is one.  Times are
+medians, ratios medians over the turns: above 1 our bfloat16 is faster.  Memory is the work memory
+of our plans.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.compare import STEPS
+from bench.measuring import in_turns, ratio
+from bench.processes import SCRIPTS, worker
+from bench.programs import Training, written
+from bench.rows import THREADS, Bench, Cells, Option
+from bench.steps import SCRIPT, peers
+from engine.system.config import switch
+from engine.tools.benchmark.workloads import WORKLOADS
+from engine.training.precision import PRECISIONS, Precision
+
+AUTOCAST = "torch-bf16"
+
+
+def measure_work(folder: Path, threads: int, precision: Precision) -> float:
+    """Return the megabytes of work memory of a training step of artifacts."""
+    made = Training(folder, threads, precision=precision)
+    made.step()
+    return max(plan.compute_region_bytes("work") for plan in made.module.plans()) / 1e6
+
+
+def measure(name: str, options: Namespace) -> Iterator[Cells]:
+    """Yield a row for each number of threads."""
+    steps, python = STEPS.get(name, 5), switch("BENCH_PEERS")
+    is_beside = bool(python and peers([python], [AUTOCAST]))
+    with written(name) as folder:
+        for threads in options.threads:
+            with ExitStack() as stack:
+                commands: dict[str, Sequence[Any]] = {
+                    p: [sys.executable, SCRIPTS / "steps.py", folder, threads, p]
+                    for p in PRECISIONS
+                }
+                if is_beside:
+                    commands[AUTOCAST] = [python, SCRIPT, AUTOCAST, name, folder, threads]
+                runs = {
+                    side: partial(stack.enter_context(worker(command, side, folder)).run, steps)
+                    for side, command in commands.items()
+                }
+                times = in_turns(runs, options.turns, warm_up=3)
+            took = {side: 1e3 * median(each) / steps for side, each in times.items()}
+            work = [measure_work(folder, threads, p) for p in PRECISIONS]
+            peer: tuple[float | None, float | None] = (None, None)
+            if is_beside:
+                peer = took[AUTOCAST], ratio(times[AUTOCAST], times["bf16"])
+            gained = ratio(times["f32"], times["bf16"])
+            yield threads, took["f32"], took["bf16"], gained, *peer, *work, work[1] / work[0]
+
+
+BENCHES = (
+    Bench(
+        "precision",
+        "training steps in bfloat16 beside float32 and autocast, in turns",
+        {name: name for name in WORKLOADS},
+        (
+            "threads", "f32 ms:.2f", "bf16 ms:.2f", "f32 / bf16:.2f", "autocast ms:.2f",
+            "autocast / bf16:.2f", "f32 MB:.1f", "bf16 MB:.1f", "MB ratio:.2f",
+        ),
+        measure,
+        usual=("minilm", "vit", "gpt2"),
+        options=(THREADS, Option("turns", 9, "turns of each")),
+        small="mlp --turns 1 --threads 1",
+    ),
+)  # fmt: skip
