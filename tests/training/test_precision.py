@@ -1,0 +1,112 @@
+"""Steps in bfloat16: close to float32's, repeatable, resumable; artifacts stay float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from engine.api import CheckpointState, Module
+from engine.errors import EngineError
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.targets import resolve
+from engine.trainer import Trainer
+from tests.support.build_twins import Both
+from tests.support.builds import needs_cc
+from tests.support.places import GOLDENS
+
+STEPS = 20
+GOLDEN = GOLDENS / "transformer"
+
+
+def batches() -> tuple[np.ndarray, np.ndarray]:
+    """Return batches of 64 samples whose class is the sign of a sum."""
+    x = np.random.default_rng(0).standard_normal((STEPS, 64, 64)).astype(np.float32)
+    return x, (x[:, :, :8].sum(2) > 0).astype(np.int64)
+
+
+def make(precision: Any, **options: Any) -> Trainer:
+    x, y = batches()
+    return Trainer.from_model(
+        "mlp", data=(x[0], y[0]), seed=1, precision=precision, threads=2, **options
+    )
+
+
+def train(trainer: Trainer, first: int = 0, last: int = STEPS) -> list[float]:
+    x, y = batches()
+    return [float(trainer.step(x[k], y[k])) for k in range(first, last)]
+
+
+def stored(trainer: Trainer) -> set[str]:
+    """Return the types in which the plan of a step keeps values."""
+    x, y = batches()
+    return {b.dtype for b in trainer.plan_of(x[0], y[0]).plan.buffers}
+
+
+def test_a_training_follows_the_one_in_float32() -> None:
+    single, half = make("f32"), make("bf16")
+    assert stored(half) - stored(single) == {"bf16"}
+    ours, theirs = train(half), train(single)
+    assert ours != theirs
+    np.testing.assert_allclose(ours, theirs, rtol=0.02)
+    assert train(make("bf16")) == ours, "the same bits in each run"
+
+
+def test_gradients_are_those_of_float32_but_for_their_rounding() -> None:
+    trace = np.load(GOLDEN / "trace.npz")
+    gradients = {}
+    for precision in ("f32", "bf16"):
+        state = CheckpointState.load_checkpoint(GOLDEN / "checkpoint")
+        module = Module(GOLDEN / "training_model.onnx", state, threads=1, precision=precision)
+        module(trace["x"][0], trace["y"][0])
+        gradients[precision] = {n: p.grad.copy() for n, p in state.parameters if p.requires_grad}
+    every = {p: np.concatenate([g.ravel() for g in made.values()]) for p, made in gradients.items()}
+    apart = np.linalg.norm(every["bf16"] - every["f32"]) / np.linalg.norm(every["f32"])
+    assert 0 < apart < 0.02, apart
+
+
+def test_checkpoints_and_exports_are_float32(tmp_path: Path) -> None:
+    trainer = make("bf16")
+    train(trainer, 0, 5)
+    trainer.save(tmp_path / "kept")
+    expected = train(trainer, 5, 8)
+    for precision in ("bf16", "f32"):  # a training may change its precision
+        resumed = make(precision)
+        resumed.restore(tmp_path / "kept")
+        losses = train(resumed, 5, 8)
+        assert (losses == expected) == (precision == "bf16")
+        np.testing.assert_allclose(losses, expected, rtol=0.02)
+    trainer.export(tmp_path / "model.onnx")
+    kinds = {t.data_type for t in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    assert onnx.TensorProto.BFLOAT16 not in kinds
+    assert onnx.TensorProto.FLOAT in kinds
+
+
+def test_a_budget_keeps_halves() -> None:
+    free = make("bf16")
+    train(free, 0, 1)
+    x, y = batches()
+    budget = free.plan_of(x[0], y[0]).plan.nbytes - 1
+    tight = make("bf16", memory_budget=budget)
+    assert train(tight, 0, 3) == train(make("bf16"), 0, 3)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(EngineError, match="precision.*'fp8'.*'f32'.*'bf16'"):
+        make("fp8")
+    with pytest.raises(EngineError, match="precision.*'fp8'.*'f32'.*'bf16'"):
+        Module(GOLDEN / "training_model.onnx", None, precision="fp8")  # type: ignore[arg-type]
+
+
+@needs_cc
+def test_a_build_in_bfloat16_equals_the_engine(tmp_path: Path) -> None:
+    build(GOLDEN, tmp_path, Options("mnist", resolve("native"), [4], joined=True, precision="bf16"))
+    both = Both("transformer", made=tmp_path)
+    both.module.session.memory.precision = "bf16"
+    for k in range(3):
+        made, expected = both.step(k)
+        assert made == expected
+    assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
