@@ -57,13 +57,13 @@ def test_a_training_follows_the_one_in_float32() -> None:
 
 def test_gradients_are_those_of_float32_but_for_their_rounding() -> None:
     trace = np.load(GOLDEN / "trace.npz")
-    gradients = {}
+    every = {}
     for precision in ("f32", "bf16"):
         state = CheckpointState.load_checkpoint(GOLDEN / "checkpoint")
         module = Module(GOLDEN / "training_model.onnx", state, threads=1, precision=precision)
         module(trace["x"][0], trace["y"][0])
-        gradients[precision] = {n: p.grad.copy() for n, p in state.parameters if p.requires_grad}
-    every = {p: np.concatenate([g.ravel() for g in made.values()]) for p, made in gradients.items()}
+        made = [p.grad for _, p in state.parameters if p.requires_grad]
+        every[precision] = np.concatenate([g.ravel() for g in made if g is not None])
     apart = np.linalg.norm(every["bf16"] - every["f32"]) / np.linalg.norm(every["f32"])
     assert 0 < apart < 0.02, apart
 
