@@ -22,6 +22,7 @@ from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.vocabulary.facts import Layout, Movement, Samples
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
+    ALIKE,
     MANY,
     MS,
     Array,
@@ -31,6 +32,7 @@ from engine.kernels.vocabulary.op import (
     Nodes,
     Op,
     Site,
+    Storage,
     TensorType,
     fresh,
     normal_axis,
@@ -332,6 +334,7 @@ def _op(
 _SPLIT = (_split_infer, _split_lower, _split_fold)
 _AXIS_0: dict[str, Any] = {"attrs": {"axis": 0}}
 
+_PARTS = Storage(frozenset({0}), alike=True)  # what is cut, and all pieces
 OPS = (
     _op(
         "Concat",
@@ -342,6 +345,7 @@ OPS = (
         layout=Layout.ANY,
         samples=Samples.CONCATENATED,
         movement=Movement.JOINED,
+        storage=Storage(alike=True),
         is_cheap=True,
     ),
     Op(
@@ -365,6 +369,7 @@ OPS = (
         **_AXIS_0,
         samples=Samples.SPLIT,
         movement=Movement.MOVED,
+        storage=_PARTS,
     ),
     _op(
         "SplitTraining",
@@ -376,6 +381,7 @@ OPS = (
         layout=Layout.ANY,
         **_AXIS_0,
         movement=Movement.MOVED,
+        storage=_PARTS,
     ),
     _op(
         "Slice",
@@ -387,6 +393,7 @@ OPS = (
         layout=Layout.ANY,
         samples=Samples.SLICED,
         movement=Movement.MOVED,
+        storage=ALIKE,
         is_cheap=True,
     ),
     _op(
@@ -398,5 +405,6 @@ OPS = (
         outputs=1,
         gradient_of="Slice",
         calls=(strided_copy, *MAP_KERNELS),
+        storage=ALIKE,
     ),
 )
