@@ -21,8 +21,8 @@ from engine.plan.plan import KernelSpec
 from tests.support.product_calls import Calls, bits_of, value_of
 
 UNIT = 2.0**-24  # rounding unit of float32
-UNITS = {"f32": UNIT, "bf16": 2.0**-8, "f16": 2.0**-11}
-SMALLEST = {"f32": 2.0**-149, "bf16": 2.0**-126, "f16": 2.0**-25}
+UNITS = dict(f32=UNIT, bf16=2.0**-8, f16=2.0**-11)
+SMALLEST = dict(f32=2.0**-149, bf16=2.0**-126, f16=2.0**-25)
 # As they are stored A, B, C: activations and weights, gradients of both, and what is left.
 STORED = [
     ("bf16", "f32", "bf16"), ("bf16", "bf16", "f32"), ("f32", "bf16", "f32"),
