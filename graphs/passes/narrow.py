@@ -54,7 +54,8 @@ class _Narrowing:
     """The state of one pass.
 
     early: for each sliced value, its slices, which are made immediately after it.
-    before: for each node, the nodes to insert before it.
+    made: the names of parts, by the value, the axis, and where they begin and end.
+    wholes: for each part, the value and where it begins in it.
     """
 
     def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
@@ -64,6 +65,7 @@ class _Narrowing:
         self.names = Names(graph)
         self.early: dict[str, list[Node]] = {}
         self.made: dict[tuple[str, int, int, int], str] = {}
+        self.wholes: dict[str, tuple[str, int]] = {}
 
     def visit(self, node: Node) -> bool:
         """Replace a slice of a product by a product of a slice; return whether that was done."""
@@ -139,8 +141,11 @@ class _Narrowing:
         """Return the name of a part of a value, which is sliced as soon as the value has been made.
 
         If a reshape has kept the last axis, the part is taken from the value before the reshape,
-        which can then be dropped.
+        which can then be dropped.  A part of a part is taken from the whole value: an operand is
+        always sliced along the same axis.
         """
+        name, start = self.wholes.get(name, (name, 0))
+        begin, end = start + begin, start + end
         key = name, axis, begin, end
         if key in self.made:
             return self.made[key]
@@ -148,6 +153,7 @@ class _Narrowing:
         counts = [*shape]
         counts[axis] = end - begin
         out = self.made[key] = self.names.take_fresh(f"{name}_part")
+        self.wholes[out] = name, begin
         self.types[out] = self.types[name].but(counts)
         # A shape with 0 would copy a length of the operand.
         whole = self.find_reshaped(name) if axis == len(shape) - 1 and 0 not in counts else ""
@@ -181,9 +187,7 @@ class _Narrowing:
         return name
 
     def finish(self) -> None:
-        """Insert the slices after the nodes that make the sliced values, and the other nodes before
-        their readers.
-        """
+        """Insert the slices after the nodes that make the sliced values."""
         given = (*self.graph.inputs, *self.graph.initializers)
         nodes = [node for name in given for node in self.early.get(name, ())]
         for node in self.graph.nodes:
