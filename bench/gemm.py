@@ -1,4 +1,7 @@
-"""Matrix products at sizes of training: GFLOP/s and percent of the FMA peak, on 1 and 2 threads."""
+"""Matrix products at sizes of training: GFLOP/s and percent of the FMA peak, on 1 and 2 threads.
+
+With --precision bf16 float32 operands are rounded as they are packed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from typing import NamedTuple
 
 from bench.measuring import limits, repeat, rounds
 from bench.programs import load
-from bench.rows import THREADS, Bench, Cells
+from bench.rows import THREADS, Bench, Cells, Option
+from engine.base.precision import Precision
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.program import Program
@@ -51,7 +55,7 @@ def call_seconds() -> float:
     return min(rounds(_program(Size(1, 1, 1), 1).run, 1000))
 
 
-def _program(size: Size, threads: int) -> Program:
+def _program(size: Size, threads: int, precision: Precision = "f32") -> Program:
     m, n, k, stored, batch = size
     ta, tb = (int(c == "t") for c in stored)
     shapes = {"a": (k, m) if ta else (m, k), "b": (n, k) if tb else (k, n)}
@@ -60,13 +64,14 @@ def _program(size: Size, threads: int) -> Program:
     node = Node("FusedMatMul", ("a", "b"), ("c",), attrs, domain="com.microsoft", name="product")
     inputs = {name: TensorType("f32", lead + s) for name, s in shapes.items()}
     graph = Graph("product", inputs, ["c"], {}, [node], {"": 17, "com.microsoft": 1})
-    return load(graph, threads)
+    return load(graph, threads, precision=precision)
 
 
 def measure(size: Size, options: Namespace) -> Iterator[Cells]:
     """Yield a row for each number of threads."""
     for threads in options.threads:
-        took = median(repeat(_program(size, threads).run)) - call_seconds()
+        program = _program(size, threads, options.precision)
+        took = median(repeat(program.run)) - call_seconds()
         rate = 2 * math.prod(size[:3]) * size.batch / took
         yield threads, 1e3 * took, rate / 1e9, 100 * rate / limits().flops / threads
 
@@ -78,7 +83,7 @@ BENCHES = (
         {str(size): size for size in SIZES},
         ("threads", "ms:.3f", "GFLOP/s:.1f", "% of peak:.0f"),
         measure,
-        options=(THREADS,),
+        options=(THREADS, Option("precision", "f32", "of the factors, or bf16")),
         small="1x64x10x500nt --threads 1",
     ),
 )

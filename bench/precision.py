@@ -23,9 +23,9 @@ from bench.processes import SCRIPTS, worker
 from bench.programs import Training, written
 from bench.rows import THREADS, Bench, Cells, Option
 from bench.steps import SCRIPT, peers
+from engine.base.precision import PRECISIONS, Precision
 from engine.system.config import switch
 from engine.tools.benchmark.workloads import WORKLOADS
-from engine.training.precision import PRECISIONS, Precision
 
 AUTOCAST = "torch-bf16"
 

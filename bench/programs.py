@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.api import CheckpointState, Module, Optimizer
+from engine.base.precision import Precision
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import work
@@ -19,7 +20,6 @@ from engine.plan.plan import Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
 from engine.tools.benchmark.workloads import WORKLOADS
-from engine.training.precision import Precision
 
 
 def bind(plan: Plan) -> Program:
@@ -27,10 +27,15 @@ def bind(plan: Plan) -> Program:
     return Program(plan, addresses, {"work": allocate(plan.compute_region_bytes("work"))})
 
 
-def load(graph: Graph, threads: int = 1, inputs: Mapping[str, np.ndarray] | None = None) -> Program:
+def load(
+    graph: Graph,
+    threads: int = 1,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    precision: Precision = "f32",
+) -> Program:
     """Plan a graph and bind it, with its inputs in place: those given, or random ones."""
     shapes = {name: array.shape for name, array in (inputs or {}).items()}
-    program = bind(make_plan(graph, shapes, target=host(), threads=threads))
+    program = bind(make_plan(graph, shapes, target=host(), threads=threads, precision=precision))
     rng = np.random.default_rng(0)
     for name, array in program.inputs.items():
         if inputs is not None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+from engine.base.precision import Precision
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
-from engine.training.precision import Precision
 
 
 class StepKeywords(TypedDict, total=False):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from engine.base.errors import EngineError
+from engine.base.precision import Precision
 from engine.plan.plan import Plan, align
 from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
@@ -18,7 +19,6 @@ from engine.runtime.mapping import MappedFile
 from engine.runtime.program import Program
 from engine.system.config import plan_bytes
 from engine.system.lock import RunLock
-from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:

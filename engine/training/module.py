@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.base import arguments
 from engine.base.errors import DTypeError, EngineError, InputError, ShapeError, StateError
+from engine.base.precision import Precision
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
 from engine.plan import noise
 from engine.plan.plan import Plan
@@ -19,7 +20,6 @@ from engine.system.config import choose_threads as default_threads
 from engine.training.membership import Membership
 from engine.training.model import Array, Model
 from engine.training.model_file import RESET, ModelSource
-from engine.training.precision import Precision
 from engine.training.session import Session
 from engine.training.state import CheckpointState
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from engine.base import arguments
 from engine.base.fields import declare_option
+from engine.base.precision import Precision
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
-from engine.training.precision import Precision
 
 SKIP_LIMIT = 10  # updates in a row that may be skipped
 

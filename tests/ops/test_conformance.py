@@ -19,7 +19,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.runner import Runner, _normalize_tensor
 
 from engine import backend
-from engine.base.element_types import ELEMENT_TYPES
+from engine.base.element_types import ELEMENT_TYPES, OF_ONNX
 from engine.errors import EngineError
 from engine.graphs.io import reference
 from engine.tools.dev import cases as case_files
@@ -27,7 +27,7 @@ from tests.support.node_tests import LISTED, PASSED, RANDOM, REFUSED, brief, cas
 from tests.support.places import DOCS
 
 REPORT = DOCS / "conformance.md"
-NUMERIC = {t.onnx_name for t in ELEMENT_TYPES.values()}
+NUMERIC = {ELEMENT_TYPES[name].onnx_name for name in OF_ONNX.values()}
 
 
 def kinds(case: TestCase) -> set[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.base.errors import EngineError, InternalError
+from engine.base.precision import Precision
 from engine.base.sparse_update import SparseUpdate
 from engine.checking import Check, Subject, Suggestion, check, list_faults, sort_by_bytes
 from engine.checking.subject import Opened
@@ -23,7 +24,6 @@ from engine.tools.trimmed.plans import artifacts, bind_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.trainer.forward import Forward
 from engine.trainer.recipe import Recipe
-from engine.training.precision import Precision
 from engine.training.settings import RecipeOptions
 from engine.training.state import CheckpointState
 

@@ -14,6 +14,7 @@ from engine.base.errors import (
     PlanError,
     suggest_nearest,
 )
+from engine.base.precision import Precision
 from engine.checking import Subject, advise
 from engine.checking.subject import Opened
 from engine.graphs.io import onnx_io
@@ -33,7 +34,6 @@ from engine.training.membership import Membership
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import NotJoinableError
-from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import engine
 from engine.base.errors import BudgetError, EngineError, InputError
+from engine.base.precision import Precision
 from engine.kernels.binaries import source
 from engine.kernels.binaries.source import KernelSet
 from engine.kernels.machine.levels import LEVELS, SYSTEMS, Level
@@ -29,7 +30,6 @@ from engine.training import plan_cache
 from engine.training.memory import Memory
 from engine.training.model import Model, open_models
 from engine.training.planning import NotJoinableError, Update
-from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from engine.base.precision import Precision
 from engine.tools.commands import options
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.progress import Progress
 from engine.tools.trimmed.targets import resolve
-from engine.training.precision import Precision
 
 
 @click.command(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from engine.base.precision import Precision
 from engine.tools.commands import options
-from engine.training.precision import Precision
 
 _CANNOT, _OVER = 3, 4  # exit status
 

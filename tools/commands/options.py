@@ -17,8 +17,8 @@ import click
 
 from engine.base import foreign_text
 from engine.base.errors import FileError, suggest_nearest
+from engine.base.precision import PRECISIONS
 from engine.tools.actions import extensions
-from engine.training.precision import PRECISIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from engine.base.precision import Precision
 from engine.checking.picture import write as write_picture
 from engine.checking.subject import Opened
 from engine.kernels.analysis.bounds import check
@@ -30,7 +31,6 @@ from engine.tools.trimmed.build import Options, write_plans
 from engine.tools.trimmed.plans import artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
-from engine.training.precision import Precision
 
 _DIFFERENT = 3  # exit status of --diff
 

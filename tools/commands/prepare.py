@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from engine.base.precision import Precision
 from engine.kernels.binaries import source
 from engine.system import config
 from engine.tools.actions import prepare
 from engine.tools.commands import options
 from engine.tools.trimmed.progress import Progress
-from engine.training.precision import Precision
 
 
 @click.command(

@@ -16,6 +16,7 @@ import numpy as np
 import engine
 from engine.base.element_types import NUMPY
 from engine.base.errors import CheckpointError, UnsupportedOpError
+from engine.base.precision import Precision
 from engine.checkpoint.storage import has_external_data
 from engine.kernels.binaries import load
 from engine.plan.plan import KernelSpec, Plan
@@ -33,7 +34,6 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record
 from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
-from engine.training.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.base.errors import FileError, InputError, StateError
+from engine.base.precision import Precision
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
@@ -25,7 +26,6 @@ from engine.training.large_constants import freeze_constants
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import Update
-from engine.training.precision import Precision
 from engine.training.state import CheckpointState
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
