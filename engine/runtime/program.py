@@ -485,12 +485,15 @@ class Program:
             i += count
 
     def read_memory(self, buffer: Buffer) -> Array:
-        """Return the bytes of a buffer of the plan as they are now, as an array; a view.
+        """Return the values of a buffer of the plan as they are now, as an array.
 
-        Tensors that the plan holds channels-last have their elements in that order.
+        It is a view; of bfloat16, which NumPy does not have, a copy in float32.  Tensors that the
+        plan holds channels-last have their elements in that order.
         """
-        place = (buffer.offset, buffer.dtype, buffer.shape)
-        return make_view(self._memory[buffer.region], *place)
+        is_bfloat = buffer.dtype == "bf16"
+        dtype = "u16" if is_bfloat else buffer.dtype
+        values = make_view(self._memory[buffer.region], buffer.offset, dtype, buffer.shape)
+        return (values.astype(np.uint32) << 16).view(np.float32) if is_bfloat else values
 
     def _run_steps(self, table: Array, first: int, count: int) -> None:
         """Run some steps of a table with all threads."""

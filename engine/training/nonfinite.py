@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.element_types import REALS
 from engine.base.errors import MissingPackageError
 from engine.plan.collective import list_collectives
 from engine.plan.plan import CHECK, Buffer, Plan, Step
@@ -218,7 +219,7 @@ class _Search:
                     if bad is not None:
                         known = self.origins.get(arg.buffer) or _Origin(buffer, bad, None, ())
                         origins.append((known, bool(np.isnan(bad).any())))
-                    elif buffer.dtype in ("f32", "f64") and buffer.nbytes:
+                    elif buffer.dtype in REALS and buffer.nbytes:
                         values = self.program.read_memory(buffer)
                         self.ranges[arg.buffer] = float(values.min()), float(values.max())
             made |= {arg.buffer for arg in step.args if arg.mode in ("w", "u")}

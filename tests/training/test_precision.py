@@ -96,6 +96,15 @@ def test_a_budget_keeps_halves() -> None:
     assert [tight.step(x, y) for _ in range(3)] == [free.step(x, y) for _ in range(3)]
 
 
+def test_the_origin_of_a_nan_is_followed_through_halves() -> None:
+    x, y = batches()
+    trainer = make("bf16")
+    train(trainer, 0, 1)
+    x[1][3, 3] = np.nan
+    trainer.step(x[1], y[1])  # leaves NaN in parameters, too
+    assert str(trainer.module.find_nonfinite(x[1], y[1])).startswith("input 'x' has NaN at [3, 3]")
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(EngineError, match=r"precision.*'fp8'.*'f32'.*'bf16'"):
         make("fp8")
