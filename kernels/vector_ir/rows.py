@@ -16,6 +16,7 @@ from numba.core import cgutils
 from engine.base.element_types import FLOATS, ITEMSIZE, UNSIGNED
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
+from engine.kernels.vector_ir.packing import narrowed
 from engine.kernels.vector_ir.scalars import (
     Emitter,
     element,
@@ -25,7 +26,6 @@ from engine.kernels.vector_ir.scalars import (
     memory,
     read,
     vector,
-    written,
 )
 from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
 from engine.kernels.vocabulary.row_program import (
@@ -56,6 +56,7 @@ class _Loop:
 
     def __init__(self, b: Any, program: Program, target: Target, ins: list[Any], outs: list[Any]):
         self.b, self.program, self.ins, self.outs = b, program, ins, outs
+        self.target = target
         self.lanes = lanes_of(program, target)
         self.formulas = program.typed()
         self.selects = program.selects
@@ -123,7 +124,7 @@ class _Loop:
         results = Emitter(b, lanes).emit(self.formulas, values)
         for pointer, kind, value in zip(self.outs, self.program.outs, results, strict=False):
             at = b.gep(pointer, [i], source_etype=memory(kind))
-            store(b, written(b, value, kind), at, ITEMSIZE[kind])
+            store(b, narrowed(b, self.target, value, kind), at, ITEMSIZE[kind])
         for r, (kind, op) in enumerate(self.program.reductions):
             place = self.slots[r][slot]
             old = b.load(place, typ=vector(element(kind), lanes))
