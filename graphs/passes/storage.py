@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from engine.base.element_types import HALVES
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import get_declaration
-from engine.kernels.vocabulary.op import Array, Op, Storage, TensorType
+from engine.graphs.ir.sites import get_declaration, make_site
+from engine.kernels.vocabulary.op import Array, Storage, TensorType
 
 SMALL = 256  # elements up to which a value is stored as it is: less than a page is won
 _ALL = Storage()
@@ -40,7 +40,7 @@ def choose_storage(
     Values that share their bytes are stored alike.
     """
     assert half in HALVES
-    uses = list(_list_uses(graph))
+    uses = list(_list_uses(graph, types, constants))
     roots = _find_roots(graph)
     fixed = {*graph.inputs, *graph.initializers, *graph.outputs, *constants}
     refused = {roots.get(name, name) for name in fixed}
@@ -66,11 +66,15 @@ def choose_storage(
             types[name] = t.but(dtype=half).as_last(t.last)
 
 
-def _list_uses(graph: Graph) -> Iterator[_Use]:
+def _list_uses(
+    graph: Graph, types: Mapping[str, TensorType], constants: Mapping[str, Array]
+) -> Iterator[_Use]:
     """Yield all operands of all nodes but views, whose readers are readers of their bytes."""
     for node in graph.nodes:
         op = get_declaration(graph, node)
-        storage = _find_storage(op)
+        storage = _ALL if op.storage is None and op.expr is not None else op.storage
+        if callable(storage):
+            storage = storage(make_site(graph, node, types, constants))
         for is_output, names in ((False, node.inputs), (True, node.outputs)):
             for place, name in enumerate(names):
                 if not name or (op.is_view and op.lower is None and place == 0):
@@ -79,10 +83,6 @@ def _list_uses(graph: Graph) -> Iterator[_Use]:
                     continue
                 allowed = storage is not None and storage.has(place, is_output=is_output)
                 yield _Use(node, name, allowed, storage is not None and storage.alike)
-
-
-def _find_storage(op: Op) -> Storage | None:
-    return _ALL if op.storage is None and op.expr is not None else op.storage
 
 
 def _find_roots(graph: Graph) -> dict[str, str]:

@@ -15,7 +15,9 @@ from numba.core import cgutils
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
+from engine.kernels.vector_ir.packing import narrowed, widened
 from engine.kernels.vector_ir.vectors import (
+    I16,
     I32,
     I64,
     LLVM,
@@ -31,12 +33,17 @@ UNROLL = 4  # vectors of channels that share the loop over taps
 
 
 class Channels:
-    """Loops over n channels by vectors, the last of them masked, and reads and writes them."""
+    """Loops over n channels by vectors, the last of them masked, and reads and writes them.
 
-    def __init__(self, b: Any, target: Target, T: str) -> None:
-        self.b, self.T, self.size = b, T, ITEMSIZE[T]
+    S: how pixels are stored; T if empty.
+    """
+
+    def __init__(self, b: Any, target: Target, T: str, S: str = "") -> None:
+        self.b, self.T, self.S, self.size = b, T, S, ITEMSIZE[T]
+        self.target = target
         self.lanes = target.lanes(self.size)
         self.vt = ir.VectorType(LLVM[T], self.lanes)
+        self.half = ir.VectorType(I16, self.lanes)
         self.wide = ir.VectorType(I64, self.lanes)
         self.bytes = ir.VectorType(ir.IntType(8), self.lanes)
         self.fma = "fma" if target.fma else "fmuladd"
@@ -81,8 +88,8 @@ class Channels:
         p, size = self.b.gep(pointer, [at]), self._size(vt)
         if self.mask is None:
             return load(self.b, p, vt, size)
-        if not self.masks and vt == self.vt:
-            return self.b.call(_read_part(self.b.module, self.T, vt), [p, self.left])
+        if not self.masks and vt in (self.vt, self.half):
+            return self.b.call(_read_part(self.b.module, self._name(vt), vt), [p, self.left])
         zero = ir.Constant(vt, [0] * self.lanes)
         return self._masked("load", vt, vt, [p, I32(size), self.mask, zero])
 
@@ -91,18 +98,33 @@ class Channels:
         p, size = self.b.gep(pointer, [at]), self._size(value.type)
         if self.mask is None:
             store(self.b, value, p, size)
-        elif not self.masks and value.type == self.vt:
-            self.b.call(_write_part(self.b.module, self.T, self.vt), [value, p, self.left])
+        elif not self.masks and value.type in (self.vt, self.half):
+            write = _write_part(self.b.module, self._name(value.type), value.type)
+            self.b.call(write, [value, p, self.left])
         else:
             self._masked("store", ir.VoidType(), value.type, [value, p, I32(size), self.mask])
 
+    def read_pixel(self, pointer: Any, at: Any) -> Any:
+        """Return the vector of a pixel that is stored as S at an offset, as T."""
+        if not self.S:
+            return self.read(pointer, at)
+        return widened(self.b, self.target, self.read(pointer, at, self.half), self.S)
+
+    def write_pixel(self, value: Any, pointer: Any, at: Any) -> None:
+        """Store the vector of a pixel as S at an offset."""
+        stored = narrowed(self.b, self.target, value, self.S) if self.S else value
+        self.write(stored, pointer, at)
+
+    def _name(self, vt: Any) -> str:
+        """Return the name of the element type of a vector type."""
+        return {self.wide: "i64", self.bytes: "i8", self.half: "i16"}.get(vt, self.T)
+
     def _size(self, vt: Any) -> int:
         """Return the bytes of an element of a vector type."""
-        return 8 if vt == self.wide else 1 if vt == self.bytes else self.size
+        return ITEMSIZE[self._name(vt)]
 
     def _masked(self, what: str, result: Any, vt: Any, args: list[Any]) -> Any:
-        kind = "i64" if vt == self.wide else "i8" if vt == self.bytes else self.T
-        name = f"llvm.masked.{what}.v{self.lanes}{kind}.p0"
+        name = f"llvm.masked.{what}.v{self.lanes}{self._name(vt)}.p0"
         return self.b.call(intrinsic(self.b.module, name, result, [a.type for a in args]), args)
 
     def slots(self, values: Sequence[Any]) -> list[Any]:
@@ -140,16 +162,20 @@ def _part(module: Any, name: str, result: Any, params: list[Any]) -> tuple[Any, 
 
 def _read_part(module: Any, T: str, vt: Any) -> Any:
     """Return a function read_part(p, n): the vector of the first n elements at p, then 0."""
-    name, P = f"read_part_{T}_{vt.count}", LLVM[T].as_pointer()
+    name, P = f"read_part_{T}_{vt.count}", vt.element.as_pointer()
     fn, fresh = _part(module, name, vt, [P, I64])
     if fresh:
         p, n = fn.args
         b = ir.IRBuilder(fn.append_basic_block("entry"))
         room = b.alloca(vt)
-        b.store(ir.Constant(vt, [0.0] * vt.count), room)
+        b.store(ir.Constant(vt, [0] * vt.count), room)
         into = b.bitcast(room, P)
         counted(
-            b, I64(0), n, 1, lambda i: b.store(b.load(b.gep(p, [i]), typ=LLVM[T]), b.gep(into, [i]))
+            b,
+            I64(0),
+            n,
+            1,
+            lambda i: b.store(b.load(b.gep(p, [i]), typ=vt.element), b.gep(into, [i])),
         )
         b.ret(b.load(room, typ=vt))
     return fn
@@ -157,7 +183,7 @@ def _read_part(module: Any, T: str, vt: Any) -> Any:
 
 def _write_part(module: Any, T: str, vt: Any) -> Any:
     """Return a function write_part(v, p, n): the first n elements of v to p."""
-    name, P = f"write_part_{T}_{vt.count}", LLVM[T].as_pointer()
+    name, P = f"write_part_{T}_{vt.count}", vt.element.as_pointer()
     fn, fresh = _part(module, name, ir.VoidType(), [vt, P, I64])
     if fresh:
         v, p, n = fn.args
@@ -166,7 +192,11 @@ def _write_part(module: Any, T: str, vt: Any) -> Any:
         b.store(v, room)
         of = b.bitcast(room, P)
         counted(
-            b, I64(0), n, 1, lambda i: b.store(b.load(b.gep(of, [i]), typ=LLVM[T]), b.gep(p, [i]))
+            b,
+            I64(0),
+            n,
+            1,
+            lambda i: b.store(b.load(b.gep(of, [i]), typ=vt.element), b.gep(p, [i])),
         )
         b.ret_void()
     return fn

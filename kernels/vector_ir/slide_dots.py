@@ -234,7 +234,7 @@ class Tiles:
                 for i in range(columns(self.many, self.width, self.step)):
                     with self._among(b.add(self.col, I64(i)), g.size):
                         place = b.add(b.add(at, b.mul(g.x_tap, I64(i))), self.c)
-                        value = self.v.read(x, place)
+                        value = self.v.read_pixel(x, place)
                         if i >= self.width - abs(self.step):
                             self.ask(x, b.add(place, b.mul(g.ahead, g.x_tile)))
                         for p in range(self.many):
@@ -250,16 +250,17 @@ class Tiles:
                     col = b.add(b.add(self.col, column), b.mul(g.col_pixel, I64(p)))
                     with self._among(col, g.size):
                         offset = b.add(here, b.mul(g.x_pixel, I64(p)))
-                        add(weights, self.v.read(x, b.add(offset, self.c)), p, 0)
+                        add(weights, self.v.read_pixel(x, b.add(offset, self.c)), p, 0)
 
         counted(b, I64(0), g.taps_w, 1, tap)
 
 
-def _op(T: str, emit: Callable[..., Any]) -> Any:
+def _op(T: str, emit: Callable[..., Any], S: str = "") -> Any:
     """Return the callee of a native of tiles, whose arguments have the names of its docstring."""
 
     def op(typingctx: Any, *given: Any) -> Any:
-        kinds = [types.CPointer(NUMBA[T])] * 6 + [types.int64] * (len(GEOMETRY) + 1)
+        own, pixels = types.CPointer(NUMBA[T]), types.CPointer(NUMBA[S or T])
+        kinds = [pixels, own, own, pixels, pixels, own] + [types.int64] * (len(GEOMETRY) + 1)
         return types.void(*kinds), emit
 
     names = ("typingctx", "x", "w0", "w1", "y0", "y1", "bias", *GEOMETRY, "mode")
@@ -268,16 +269,17 @@ def _op(T: str, emit: Callable[..., Any]) -> Any:
     return op
 
 
-def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str = "") -> Any:
     """window_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
 
     y0, y1: the two lines; w0, w1: the weights that they give to row 0.  `width`, `step`: the taps
-    of a row and the stride as `tap_of` has it, or 0 where they are known at run time.
+    of a row and the stride as `tap_of` has it, or 0 where they are known at run time.  S: how x and
+    y are stored.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, bias, *rest, mode = args
-        v, weights_of = Channels(b, target, T), (w0, w1)
+        v, weights_of = Channels(b, target, T, S), (w0, w1)
         tiles = Tiles(v, pixels, width, step, rest)
         has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
         relu = splat(b, b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0)), v.lanes)
@@ -293,7 +295,8 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
             def write(q: int, p: int, to: Any) -> None:
                 total = b.load(sums[q][p], typ=v.vt)
                 # The comparison is false for NaN, which must come through.
-                v.write(b.select(b.fcmp_ordered("<", total, floor), floor, total), to, I64(0))
+                made = b.select(b.fcmp_ordered("<", total, floor), floor, total)
+                v.write_pixel(made, to, I64(0))
 
             _weigh(tiles, x, weights_of, sums)
             tiles.pixels((y0, y1), write, write=True)
@@ -301,32 +304,34 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
         tiles.each(tile)
         return context.get_dummy_value()
 
-    return _op(T, emit)
+    return _op(T, emit, S)
 
 
-def tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+def tap_dots(target: Target, T: str, pixels: int, width: int, step: int, S: str = "") -> Any:
     """tap_dots(x, w0, w1, y0, y1, _, GEOMETRY..., _): w += sum of x y, as `window_dots` is called.
 
-    y0, y1: the gradients of two lines; w0, w1: the sums for the weights they give to row 0.
+    y0, y1: the gradients of two lines; w0, w1: the sums for the weights they give to row 0.  S: how
+    x and y are stored.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, _, *rest, _ = args
-        v, sums_of = Channels(b, target, T), (w0, w1)
+        v, sums_of = Channels(b, target, T, S), (w0, w1)
         tiles = Tiles(v, pixels, width, step, rest)
 
         def tile() -> None:
             tops = [v.slots([v.const(0.0)] * pixels) for _ in sums_of]
-            tiles.pixels(
-                (y0, y1), lambda q, p, at: b.store(v.read(at, I64(0)), tops[q][p]), write=False
-            )
 
+            def read(q: int, p: int, at: Any) -> None:
+                b.store(v.read_pixel(at, I64(0)), tops[q][p])
+
+            tiles.pixels((y0, y1), read, write=False)
             _gather(tiles, x, sums_of, tops)
 
         tiles.each(tile)
         return context.get_dummy_value()
 
-    return _op(T, emit)
+    return _op(T, emit, S)
 
 
 def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:

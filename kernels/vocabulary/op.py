@@ -405,7 +405,8 @@ class Op:
     movement: which elements of its inputs the outputs have.
     samples: how the outputs hold the samples of a batch.  An op with a formula that does not say it
         holds them as ELEMENTWISE.
-    storage: the operands that may be stored in 16 bits; None: none.  Of an op with a formula, all.
+    storage: the operands that may be stored in 16 bits, which may depend on the node; None: none.
+        Of an op with a formula, all.
     is_random: it draws random numbers.
     is_cheap: computing it takes little more than reading its inputs and writing its outputs.
     roles: the inputs that are usually parameters of a model, and what they are.
@@ -446,7 +447,7 @@ class Op:
     layout: Layout | ChannelsLast = Layout.PLAIN
     movement: Movement = Movement.COMPUTED
     samples: Samples = Samples.MIXED
-    storage: Storage | None = None
+    storage: Storage | Callable[[Site], Storage | None] | None = None
     is_random: bool = False
     is_cheap: bool = False
     roles: Mapping[int, Role] = field(default_factory=dict)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -15,13 +17,26 @@ from engine.graphs.passes.storage import SMALL, choose_storage
 from engine.kernels.loops.gemm import gemm_mixed
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import ops
-from engine.tools.dev.case_graphs import OneNode, all_cases
+from engine.tools.dev.case_graphs import OneNode, all_cases, backward_of
 from engine.tools.dev.cases.case import Case
 from tests.support.halves import EPSILON, rounded
 from tests.support.harness import run
 
 
-def wrapped(one: OneNode) -> Graph:
+@dataclass(frozen=True)
+class Alone:
+    """A node as a graph of its own, as `OneNode` has it.
+
+    inputs: what is fed; the graph holds the constants.
+    """
+
+    graph: Graph
+    node: Node
+    inputs: Mapping[str, np.ndarray]
+    outputs: list[str]
+
+
+def wrapped(one: OneNode | Alone) -> Graph:
     """Return the graph with a Neg before each float32 input and after each float32 output."""
     graph = one.graph.copy()
     node = one.node
@@ -38,7 +53,26 @@ def wrapped(one: OneNode) -> Graph:
     return graph
 
 
-def rounded_factors(one: OneNode, half: str) -> set[str]:
+def gradients(case: Case) -> Iterator[Alone]:
+    """Yield the nodes of the gradient of a row whose op declares a storage."""
+    one = OneNode(case)
+    graph, _ = backward_of(one)
+    for node in graph.nodes:
+        op = ops()[node.domain, node.op]
+        if op.gradient_of and op.storage and op.lower:
+            given = graph.copy()
+            made = [o for n in given.nodes for o in n.outputs]
+            given.outputs = [n for n in node.inputs if n in made]
+            read = {**one.inputs, **run(given, one.inputs)}
+            inputs = {n: a for n, a in read.items() if n in node.inputs}
+            constants = {n: a for n, a in graph.initializers.items() if n in node.inputs}
+            kinds = {n: find_type(a) for n, a in inputs.items()}
+            outputs = [o for o in node.outputs if o]
+            alone = Graph(node.op, kinds, outputs, constants, [node], graph.opsets)
+            yield Alone(alone, node, inputs, outputs)
+
+
+def rounded_factors(one: OneNode | Alone, half: str) -> set[str]:
     """Return the inputs of a product that this CPU rounds wherever they are stored."""
     calls = ops()[one.node.domain, one.node.op].calls or ()
     return {*one.node.inputs[:2]} if gemm_mixed in calls and half in host().products else set()
@@ -74,8 +108,39 @@ def rows() -> dict[str, Case]:
 
 @pytest.mark.parametrize("title", rows())
 def test_an_op_takes_halves(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs and outputs are rounded, and nothing between them."""
-    one = OneNode(rows()[title])
+    check_halves(OneNode(rows()[title]), monkeypatch)
+
+
+@functools.cache
+def rows_of_gradients() -> dict[str, Alone]:
+    """Return the gradients of case rows that declare a storage and keep an operand in halves.
+
+    Those that are case rows themselves are left out.
+    """
+    known = {c.op for c in rows().values()}
+    differentiable = {
+        op.gradient_of for op in ops().values() if op.gradient_of and op.storage and op.lower
+    }
+    made = [
+        one
+        for c in all_cases()
+        if c.grad and ops()[c.domain, c.op].title in differentiable
+        for one in gradients(c)
+        if one.node.op not in known
+    ]
+    with mock.patch.object(storage, "SMALL", 0):
+        kept = [one for one in made if stored(wrapped(one))]
+    assert {one.node.op for one in kept} == {one.node.op for one in made}
+    return {f"{one.node.op}-{i}": one for i, one in enumerate(kept)}
+
+
+@pytest.mark.parametrize("title", rows_of_gradients())
+def test_a_gradient_takes_halves(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_halves(rows_of_gradients()[title], monkeypatch)
+
+
+def check_halves(one: OneNode | Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that inputs and outputs are rounded, and nothing between them."""
     graph, half = wrapped(one), "bf16"
     monkeypatch.setattr(storage, "SMALL", 0)  # case rows are
     halves = stored(graph)

@@ -22,7 +22,17 @@ from engine.kernels.ops.conv.convolution import (
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
 from engine.kernels.ops.epilogue import IN_CONV, activate, parameters, plain_attributes
 from engine.kernels.vocabulary.facts import PRODUCT, ChannelsLast, Samples
-from engine.kernels.vocabulary.op import MS, Grad, Lowering, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    ALIKE,
+    MS,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Site,
+    Storage,
+    TensorType,
+)
 
 
 def _lower(lowering: Lowering) -> None:
@@ -42,6 +52,16 @@ def _lower_grad(lowering: Lowering) -> None:
         convolve_back(lowering, (dy, w, lowering.y(0), None), axes, groups)
     # dw and db come together: both sum over the pixels of dy.
     lower_weights(lowering, (x, dy, w), axes, groups, 1, 2)
+
+
+def _choose_storage(site: Site) -> Storage | None:
+    """Return the images, of a convolution of one filter a channel: its kernels take 16 bits."""
+    is_gradient = site.op == "ConvGrad"
+    x, w = (site.type(i) for i in ((1, 2) if is_gradient else (0, 1)))
+    if not w.dims[0] == x.dims[1] == site.attrs["group"] > 1:
+        return None
+    # dB is made by the kernel of dense convolutions.
+    return None if site.n_outs > 2 else _GRADIENT if is_gradient else ALIKE
 
 
 # --- ops
@@ -119,6 +139,7 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}
+_GRADIENT = Storage(frozenset({0, 1}), frozenset({0}), alike=True)
 OPS = (
     Op(
         name="Conv",
@@ -130,6 +151,7 @@ OPS = (
         grad=_grad,
         layout=ChannelsLast((0,), (0,)),
         samples=Samples.FIRST_AXIS,
+        storage=_choose_storage,
     ),
     Op(
         name="FusedConv",
@@ -146,6 +168,7 @@ OPS = (
         becomes=f"Add Conv {' '.join(IN_CONV)}",
         layout=ChannelsLast((0,), (0,)),
         samples=Samples.FIRST_AXIS,
+        storage=_choose_storage,
     ),
     Op(
         name="ConvGrad",
@@ -160,5 +183,6 @@ OPS = (
         calls=(*CONVOLVE_BACK_KERNELS, *WEIGHTS_KERNELS),
         layout=ChannelsLast((0, 1), (0,)),
         accumulates=(1, 2),
+        storage=_choose_storage,
     ),
 )

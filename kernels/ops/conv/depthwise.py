@@ -39,7 +39,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.op import Lowering, Operand, stored_as
 from engine.kernels.vocabulary.signature import up
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Field, Words
@@ -153,14 +153,14 @@ def across_of(kw: int, sw: int) -> Inline:
     return early
 
 
-def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) -> Inline:
+def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int, S: str) -> Inline:
     """Return an inline function: a native over lines [begin, end) and channels [c0, c1) of y.
 
-    Lines are taken two by two where they can be.
+    Lines are taken two by two where they can be.  S: how x and y are stored.
     walk(x, w, y, bias, q, back, mode, begin, end, c0, c1); w: [channel / lanes][tap][lanes].
     """
     across = across_of(kw, sw)
-    tiles = Native(native, (T, PIXELS, kw, -sw if mirrored else sw))
+    tiles = Native(native, (T, PIXELS, kw, -sw if mirrored else sw, S))
     lanes, room = target.lanes(ITEMSIZE[T]), WEIGHTS // ITEMSIZE[T]
 
     @inline
@@ -267,7 +267,8 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling:
     """Lines of y, which the kernel finds by the number of the tile; each reads several of x."""
     job = DEPTHWISE_WORDS.place("job")
     rows, width, ldx = (int(numbers[job + P.JOB.place(n)]) for n in ("rows", "out_w", "ldx"))
-    return Tiling(rows // width, (0, 0, ITEMSIZE[str(params[0])] * width * ldx, 0), numbered=True)
+    size = ITEMSIZE[str(params[4] if len(params) > 4 else params[0])]
+    return Tiling(rows // width, (0, 0, size * width * ldx, 0), numbered=True)
 
 
 def by_channels(c: KernelCall, q: Mapping[str, Any], lines: int, taps: int) -> dict[str, int]:
@@ -286,7 +287,7 @@ def _reach(c: KernelCall) -> Reach:
 
 
 @kernel(
-    "x, w: T[...]   y: out T[...]   bias: T[...]   g: i64[] where mode <= BIAS | RELU",
+    "x: S[...]  w: T[...]  y: out S[...]  bias: T[...]  g: i64[] where mode <= BIAS | RELU",
     words={"g": DEPTHWISE_WORDS},
     reach=_reach,
     multiply_adds=lambda c: P.window_products(P.jobs_of(c.job)[0], c.back),
@@ -294,14 +295,14 @@ def _reach(c: KernelCall) -> Reach:
     tiling=_tiling,
     samples=P.window_samples(DEPTHWISE_WORDS),
 )
-def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
+def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int, S: str = "") -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[c, k] (+ bias[c])), or back of that.
 
     x, y: channels-last; w: of `depthwise_pack`.  Unless kw is 0 it is the width of the window,
     which has no dilation there, sw its stride, and mirrored whether it is back.  Shared by lines of
-    y in order; by channels too where lines are less than threads.
+    y in order; by channels too where lines are less than threads.  S: how x and y are stored.
     """
-    walk = _walk(target, T, "window_dots", kw, sw, mirrored)
+    walk = _walk(target, T, "window_dots", kw, sw, mirrored, S)
     lanes = target.lanes(ITEMSIZE[T])
     late = int(kw == 0)  # the words say whether it is back; otherwise the compiled kind does
 
@@ -333,20 +334,20 @@ def _dw_reach(c: KernelCall) -> Reach:
 
 
 @kernel(
-    "x, dy: T[...]   part: out T[...]   g: i64[]",
+    "x, dy: S[...]   part: out T[...]   g: i64[]",
     words={"g": P.JOB},
     reach=_dw_reach,
     multiply_adds=lambda c: P.window_products(c.numbers),
     samples=lambda c: P.part_samples(c, c.numbers, 0, c.ldx),
     params=FORWARD,
 )
-def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
+def depthwise_dw(target: Target, T: str, kw: int, sw: int, S: str = "") -> Body:
     """part[p][c, k] = sum over the lines of part p of dy[n, o, c] x[n, o s - p + k d, c].
 
     x, dy: channels-last; part: [p][c / lanes][k][lanes], `mt` parts of the lines in order; `nt`
-    threads share the channels of each.  kw, sw: as for `depthwise`.
+    threads share the channels of each.  kw, sw: as for `depthwise`.  S: how x and dy are stored.
     """
-    walk, zero = _walk(target, T, "tap_dots", kw, sw, 0), Native("zero", (T,))
+    walk, zero = _walk(target, T, "tap_dots", kw, sw, 0, S), Native("zero", (T,))
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):
@@ -361,7 +362,7 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
             sums = off(part, tm * vectors * lanes * taps)
             zero(off(sums, c0 * taps), (c1 - c0) * taps)
             begin, end = share(lines, tm, mt)
-            walk(x, sums, dy, x, g, 0, 0, begin, end, c0, imin(c1, g.ldx))
+            walk(x, sums, dy, sums, g, 0, 0, begin, end, c0, imin(c1, g.ldx))
 
     return body
 
@@ -556,7 +557,7 @@ def lower_depthwise(
     An x of fewer filters than w has is repeated, such a y is the sum over its channel's filters.
     """
     x, w, y, bias = operands
-    T, co, taps = x.type.dtype, w.type.dims[0], math.prod(a.taps for a in axes)
+    (T, S), co, taps = stored_as(x), w.type.dims[0], math.prod(a.taps for a in axes)
     axes, back, flipped = forward_if_possible(axes, back)
     b = packed(lowering, w, (1, co), (0, taps), taps, reverse=flipped)
     x = repeated(lowering, x, co // x.type.dims[1])
@@ -566,7 +567,7 @@ def lower_depthwise(
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     words = DEPTHWISE_WORDS.pack(mode=mode, back=int(back), job=j.words())
     kw, sw = row_of(axes[2], back)
-    kind = depthwise(T, kw, sw, int(back and kw > 0))
+    kind = depthwise(T, kw, sw, int(back and kw > 0), *S)
     lowering.call(kind, x=x, w=b, y=into, bias=bias, g=words)
     if times > 1:
         # Forward each channel of y was read by `times` filters, so its dx is the sum over them.
@@ -586,7 +587,7 @@ def lower_depthwise_weights(
     out: dw; reset: the flag that says whether to overwrite it, None to do so always.
     """
     x, dy = operands
-    T, co, taps = dy.type.dtype, dy.type.dims[1], math.prod(a.taps for a in axes)
+    (T, S), co, taps = stored_as(dy), dy.type.dims[1], math.prod(a.taps for a in axes)
     lanes = lowering.target.lanes(ITEMSIZE[T])
     x = repeated(lowering, x, co // x.type.dims[1])
     j = P.job(axes, x.type.dims[0], 1, co, co)
@@ -595,7 +596,7 @@ def lower_depthwise_weights(
     nt = max(1, min(lowering.threads // mt, parts(co, lanes)))
     j = replace(j, mt=mt, nt=nt)
     part = lowering.temp(T, (mt * round_up(co, lanes) * taps,))
-    kind = depthwise_dw(T, *row_of(axes[2], back=False))
+    kind = depthwise_dw(T, *row_of(axes[2], back=False), *S)
     lowering.call(kind, x=x, dy=dy, part=part, g=j.words())
     fold(lowering, part, (mt, 1, co, taps), out, reset)
 

@@ -50,6 +50,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     broadcast,
     broadcast_dims,
+    stored_as,
 )
 from engine.kernels.vocabulary.row_program import (
     Input,
@@ -160,8 +161,7 @@ def _cut_sums(params: Parameters, numbers: Numbers) -> Tiling:
 
 
 def _cut_moments(params: Parameters, numbers: Numbers) -> Tiling:
-    T = str(params[0])
-    return _cut(T, [T], numbers, 2, 2)
+    return _cut(str(params[0]), [str(params[-1])], numbers, 2, 2)
 
 
 def _walk_columns(c: KernelCall, kinds: Sequence[str]) -> list[int]:
@@ -292,18 +292,19 @@ def channel_sums_join(target: Target, T: str) -> Body:
 
 @kernel(
     f"part: out T[parts, 2, n]  work: scratch T[threads, 2, chunk]  g: i64[] {_BLOCKS}",
-    operands=lambda T: (pointer(T),),
+    operands=lambda T, S="": (pointer(S or T),),
     words={"g": cols_words(1)},
     reach=lambda c: {OPERANDS: _walk_columns(c, ["v"])},
     tiling=_cut_moments,
 )
-def channel_moments_cols(target: Target, T: str) -> Body:
+def channel_moments_cols(target: Target, T: str, S: str = "") -> Body:
     """part[p, 0, c], part[p, 1, c] = mean and sum of (x - mean)^2 of column c in part p.
 
-    x, the operand: T[rows, n].
+    x, the operand: S[rows, n].
     """
-    sums = _column_sums(T, "x[] -> sum(x)")
-    squares = _column_sums(T, "x[] -> sum((x - beside) * (x - beside))")
+    x = f"x:{S or T}[]"
+    sums = _column_sums(T, f"{x} -> sum(x)")
+    squares = _column_sums(T, f"{x} -> sum((x - beside) * (x - beside))")
     zero, copy = Native("zero", (T,)), Native("copy", (T,))
     scale = loop(T, "x[] k -> y[] = x * k")
     merge = _merge(T)
@@ -342,12 +343,12 @@ def channel_moments_cols(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "x: T[images, channels, n]  part: out T[images, 2, channels] if n  images, channels, n: i64"
+    "x: S[images, channels, n]  part: out T[images, 2, channels] if n  images, channels, n: i64"
 )
-def channel_moments_rows(target: Target, T: str) -> Body:
+def channel_moments_rows(target: Target, T: str, S: str = "") -> Body:
     """part[a, 0, c], part[a, 1, c] = mean and sum of (x - mean)^2 of row [a, c]."""
-    total = loop(T, "x[] -> sum(x)")
-    square = loop(T, "x[] mean -> sum((x - mean) * (x - mean))")
+    total = loop(T, "x:S[] -> sum(x)", S)
+    square = loop(T, "x:S[] mean -> sum((x - mean) * (x - mean))", S)
 
     def body(x, part, images, channels, n, tid, nthreads):
         first, last = share(images * channels, tid, nthreads)
@@ -460,16 +461,16 @@ def _walk(t: TensorType) -> Walk:
 
 def _lower_moments(lowering: Lowering) -> None:
     x, w = lowering.x(0), _walk(lowering.x(0).type)
-    T = x.type.dtype
+    T, S = stored_as(x)
     part = lowering.temp(T, (w.parts, 2, w.folds * w.channels))
     if w.images:
         lowering.call(
-            channel_moments_rows(T), x=x, part=part, images=w.images, channels=w.channels, n=w.n
+            channel_moments_rows(T, *S), x=x, part=part, images=w.images, channels=w.channels, n=w.n
         )
     else:
         work = lowering.temp(T, (lowering.threads, 2, min(w.n, CHUNK)))
         lowering.call(
-            channel_moments_cols(T), part=part, work=work, operands=[("r", x)], g=w.words([w.n])
+            channel_moments_cols(T, *S), part=part, work=work, operands=[("r", x)], g=w.words([w.n])
         )
     lowering.call(
         channel_moments_join(T), part=part, mean=lowering.y(0), var=lowering.y(1),
@@ -569,6 +570,7 @@ OPS = (
         lower=_lower_moments,
         calls=(channel_moments_cols, channel_moments_rows, channel_moments_join),
         layout=Layout.ANY_INPUT,
+        storage=Storage(outputs=frozenset()),
     ),
     Op(
         name="ChannelSums",
