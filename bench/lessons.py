@@ -1,0 +1,126 @@
+"""Data that the workloads of known models can learn, in a few hundred steps and without a download.
+
+Handwritten digits of scikit-learn, as they are and as coloured pictures; our own pages, letter by
+letter; words spoken by `engine.data.voices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.measuring import ROOT
+from engine.data.features import LogMel
+from engine.data.voices import speak
+
+Array = np.ndarray[Any, Any]
+SPOKEN = ("yees", "noou", "a-p", "daaun", "s-too-p", "goou", "left", "rait", "wan", "tuu")
+SIDE = 224  # of a picture
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Samples to learn from and others to be asked, as a workload takes them.
+
+    x, held_x: [samples, ...]; bytes are pictures, whose numbers `batch` spreads over about [-2, 2].
+    y, held_y: i64[samples, labels of a sample].
+    """
+
+    x: Array
+    y: Array
+    held_x: Array
+    held_y: Array
+
+    def save(self, path: Path) -> None:
+        """Write it into an .npz file."""
+        np.savez(path, x=self.x, y=self.y, held_x=self.held_x, held_y=self.held_y)
+
+
+def take_batch(x: Array, y: Array, chosen: Array) -> tuple[Array, Array]:
+    """Return chosen samples and their labels, in a row."""
+    taken = x[chosen]
+    if taken.dtype == np.uint8:
+        taken = taken.astype(np.float32) / 64 - 2
+    return taken, y[chosen].reshape(-1)
+
+
+def draw_batches(samples: int, size: int, seed: int) -> Iterator[Array]:
+    """Yield the places of whole batches without end, in a new order each epoch."""
+    rng = np.random.default_rng(seed)
+    while True:
+        order = rng.permutation(samples)
+        for start in range(0, samples - size + 1, size):
+            yield order[start : start + size]
+
+
+def split(x: Array, y: Array, held_out: int) -> Lesson:
+    """Return the lesson whose last samples are held out."""
+    y = y.reshape(len(x), -1).astype(np.int64)
+    return Lesson(x[:-held_out], y[:-held_out], x[-held_out:], y[-held_out:])
+
+
+def _load_digits() -> tuple[Array, Array]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    return data.images[order].astype(np.float32) / 16, data.target[order]
+
+
+def make_digits() -> Lesson:
+    """Return digits of 28 by 28: f32[n, 1, 28, 28]."""
+    images, labels = _load_digits()
+    large = np.kron(images, np.ones((3, 3), np.float32))
+    return split(np.pad(large, ((0, 0), (2, 2), (2, 2)))[:, None], labels, 360)
+
+
+def make_pictures(samples: int = 1000) -> Lesson:
+    """Return digits of any colour and size on noise of another colour: u8[n, 3, 224, 224]."""
+    images, labels = _load_digits()
+    rng = np.random.default_rng(1)
+    pictures = np.empty((samples, 3, SIDE, SIDE), np.uint8)
+    for picture, image in zip(pictures, images, strict=False):
+        scale = int(rng.integers(16, 25))
+        ink = np.kron(image, np.ones((scale, scale), np.float32))
+        top, left = rng.integers(0, SIDE - 8 * scale + 1, 2)
+        front, back = rng.uniform(0, 200, (2, 3, 1, 1))
+        full = np.zeros((SIDE, SIDE), np.float32)
+        full[top : top + 8 * scale, left : left + 8 * scale] = ink
+        noise = rng.integers(0, 56, (3, SIDE, SIDE))
+        picture[...] = back + (front - back) * full + noise
+    return split(pictures, labels[:samples], 200)
+
+
+def make_text(length: int = 128) -> Lesson:
+    """Return stretches of our pages and the letters that follow: i64[n, 128]."""
+    pages = b"".join(page.read_bytes() for page in sorted((ROOT / "docs").glob("*.md")))
+    letters = np.frombuffer(pages, np.uint8).astype(np.int64)
+    count = (len(letters) - 1) // length
+    x = letters[: count * length].reshape(count, length)
+    y = letters[1 : count * length + 1].reshape(count, length)
+    order = np.random.default_rng(0).permutation(count)
+    return split(x[order], y[order], 200)
+
+
+def make_sounds(samples: int = 1000, frames: int = 100) -> Lesson:
+    """Return spectrograms of ten spoken words: f32[n, 100, 64]."""
+    rng, features = np.random.default_rng(0), LogMel(n_mels=64)
+    labels = np.arange(samples) % len(SPOKEN)
+    heard = np.zeros((samples, frames, 64), np.float32)
+    for sound, label in zip(heard, labels, strict=True):
+        spectrum = np.squeeze(features(speak(SPOKEN[label], rng))).T[:frames]
+        sound[: len(spectrum)] = spectrum
+    return split(heard, labels, 200)
+
+
+LESSONS: Mapping[str, Callable[[], Lesson]] = {
+    "cnn": make_digits,
+    "mobilenet": make_pictures,
+    "gpt2": make_text,
+    "lstm": make_sounds,
+    "vit": make_pictures,
+}
