@@ -1,7 +1,7 @@
 """bfloat16 as LLVM IR: the upper half of an f32 is stored, f32 is computed with.
 
-Integer operations only, so that every target rounds alike: to nearest, ties to even; subnormals
-stay.  A NaN stays one.
+Integer operations, for targets without instructions that convert: rounded to nearest, ties to even;
+subnormals stay.  A NaN stays one.
 Source: Intel, "BFLOAT16 - Hardware Numerics Definition", 2018.
 """
 

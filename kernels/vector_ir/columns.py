@@ -28,7 +28,7 @@ class _Columns:
     """Writes the loops: blocks of WIDTH vectors of columns, single vectors, single columns."""
 
     def __init__(self, b: Any, target: Target, program: Program, args: list[Any]) -> None:
-        self.b, self.program = b, program
+        self.b, self.program, self.target = b, program, target
         self.lanes = lanes_of(program, target)
         words, self.row, self.rows, self.j, self.n, self.beside, self.out, self.ld = args
         count = len(program.ins) - 1  # the last operand is `beside`
@@ -55,7 +55,7 @@ class _Columns:
         value.align = ITEMSIZE[kind]
         if self.program.selects:
             value = settle(self.b, value)
-        return read(self.b, value, kind)
+        return read(self.b, value, kind, self.target)
 
     def _fixed(self, j: int, i: Any, column: Any, lanes: int, steps: list[Any]) -> Any:
         """Return the vectors of operand j if all rows share them, otherwise None."""
@@ -75,7 +75,7 @@ class _Columns:
         b, reductions = self.b, self.program.reductions
         slots = []
         for kind, _ in reductions:
-            nil = Emitter(b, lanes).constant(0, kind)
+            nil = Emitter(b, lanes, self.target).constant(0, kind)
             slots.append([cgutils.alloca_once(b, nil.type) for _ in range(width)])
             for slot in slots[-1]:
                 b.store(nil, slot)
@@ -94,7 +94,7 @@ class _Columns:
                         values.append(self._load(self.bases[j], at, kinds[j], lanes))
                     else:
                         values.append(known[u])
-                results = Emitter(b, lanes).emit(formulas, values)
+                results = Emitter(b, lanes, self.target).emit(formulas, values)
                 for (kind, _), mine, value in zip(reductions, slots, results, strict=True):
                     old = b.load(mine[u], typ=vector(element(kind), lanes))
                     b.store(float_op(b, "add", [old, value]), mine[u])

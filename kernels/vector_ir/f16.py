@@ -1,6 +1,6 @@
 """Half precision as LLVM IR: f16 is stored, f32 is computed with.
 
-Integer operations only, so that no target needs a library for it: tests/ops/test_half.py.
+Integer operations, so that no target without instructions that convert needs a library for it.
 Source: F. Giesen, "Float->half variants", 2012, and its inverse.
 """
 

@@ -2,9 +2,6 @@
 
 Products of 16-bit factors are of pairs: a word of 32 bits holds the factors of two steps along the
 sum, the first one lower.  Words are moved as if they were float32.
-
-Error     rounded to the nearest, ties to even; where the CPU has an instruction for bf16 it may
-          take numbers below 2^-126 for 0
 """
 
 from __future__ import annotations
@@ -16,10 +13,8 @@ from numba import types
 
 from engine.base.element_types import HALVES, ITEMSIZE
 from engine.kernels.machine.target import Target
-from engine.kernels.vector_ir.elementary import like
 from engine.kernels.vector_ir.scalars import memory, read, vector, written
 from engine.kernels.vector_ir.vectors import (
-    I16,
     I32,
     I64,
     LLVM,
@@ -32,40 +27,10 @@ from engine.kernels.vector_ir.vectors import (
 )
 
 
-class BFloat(ir.Type):
-    """LLVM's type of a bf16, which llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BFloat)
-
-    def __hash__(self) -> int:
-        return hash(BFloat)
-
-
-_OWN = {"bf16": BFloat(), "f16": ir.HalfType()}  # LLVM's types of halves
-
-
-def widened(b: Any, target: Target, v: Any, S: str) -> Any:
-    """Return the f32 of what is stored as S."""
-    if S in target.casts and S == "f16":
-        return b.fpext(b.bitcast(v, like(v.type, _OWN[S])), like(v.type, LLVM["f32"]))
-    return read(b, v, S)
-
-
-def narrowed(b: Any, target: Target, v: Any, T: str) -> Any:
-    """Return an f32 as it is stored as T."""
-    if T in target.casts:
-        return b.bitcast(b.fptrunc(v, like(v.type, _OWN[T])), like(v.type, I16))
-    return written(b, v, T)
-
-
 def loaded(b: Any, target: Target, p: Any, lanes: int, S: str, T: str) -> Any:
     """Return elements of type S at p, as they are stored as T."""
     v = load(b, p, vector(memory(S), lanes), ITEMSIZE[S])
-    return v if S == T else narrowed(b, target, widened(b, target, v, S), T)
+    return v if S == T else written(b, read(b, v, S, target), T, target)
 
 
 def convert(target: Target, T: str, S: str) -> Any:

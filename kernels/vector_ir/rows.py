@@ -16,7 +16,6 @@ from numba.core import cgutils
 from engine.base.element_types import FLOATS, ITEMSIZE, UNSIGNED
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import elementary
-from engine.kernels.vector_ir.packing import narrowed
 from engine.kernels.vector_ir.scalars import (
     Emitter,
     element,
@@ -26,6 +25,7 @@ from engine.kernels.vector_ir.scalars import (
     memory,
     read,
     vector,
+    written,
 )
 from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
 from engine.kernels.vocabulary.row_program import (
@@ -71,13 +71,14 @@ class _Loop:
         b, reductions = self.b, self.program.reductions
         unroll = UNROLL if reductions else 1
         for kind, op in reductions:
-            start = Emitter(b, self.lanes).constant(start_value(op, kind), kind)
+            start = Emitter(b, self.lanes, self.target).constant(start_value(op, kind), kind)
             self.slots.append([self._slot(start) for _ in range(unroll)])
         for j, source in enumerate(self.program.ins):
             if source.kind != "v":
                 value = self.ins[j]
                 if source.kind == "s":
-                    value = read(b, b.load(value, typ=memory(source.dtype)), source.dtype)
+                    value = b.load(value, typ=memory(source.dtype))
+                    value = read(b, value, source.dtype, self.target)
                 elif source.kind == "i" and source.dtype != "i64":
                     value = b.trunc(value, element(source.dtype))
                 self.splats[j] = value
@@ -120,11 +121,11 @@ class _Loop:
             load = b.load(b.gep(self.ins[j], [i], source_etype=memory(source.dtype)), typ=shape)
             load.align = ITEMSIZE[source.dtype]
             value = settle(b, load) if self.selects else load
-            values.append(read(b, value, source.dtype))
-        results = Emitter(b, lanes).emit(self.formulas, values)
+            values.append(read(b, value, source.dtype, self.target))
+        results = Emitter(b, lanes, self.target).emit(self.formulas, values)
         for pointer, kind, value in zip(self.outs, self.program.outs, results, strict=False):
             at = b.gep(pointer, [i], source_etype=memory(kind))
-            store(b, narrowed(b, self.target, value, kind), at, ITEMSIZE[kind])
+            store(b, written(b, value, kind, self.target), at, ITEMSIZE[kind])
         for r, (kind, op) in enumerate(self.program.reductions):
             place = self.slots[r][slot]
             old = b.load(place, typ=vector(element(kind), lanes))

@@ -11,12 +11,29 @@ from typing import Any
 from llvmlite import ir
 
 from engine.base.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
+from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir import bf16, elementary, f16, trigonometric, vectors
 from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W
 from engine.kernels.vocabulary.terms import Typed, TypedTerm
 
 I1, I8 = ir.IntType(1), ir.IntType(8)
-_HALF: Mapping[str, Any] = {"f16": f16, "bf16": bf16}
+
+
+class BFloat(ir.Type):
+    """LLVM's type of a bf16, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+_HALF: Mapping[str, Any] = {"f16": f16, "bf16": bf16}  # by integers
+_OWN = {"bf16": BFloat(), "f16": ir.HalfType()}  # LLVM's types, of casts that have instructions
 
 
 def element(name: str) -> Any:
@@ -41,15 +58,25 @@ def is_real(name: str) -> bool:
     return name in REALS
 
 
-def read(b: Any, v: Any, kind: str) -> Any:
+def read(b: Any, v: Any, kind: str, target: Target) -> Any:
     """Return a value loaded from memory, in the form it has in registers."""
+    if kind == "f16" and kind in target.casts:
+        v = b.bitcast(v, elementary.like(v.type, _OWN[kind]))
+        return b.fpext(v, elementary.like(v.type, vectors.LLVM["f32"]))
     if kind in HALVES:
         return _HALF[kind].unpack(b, v)
     return b.trunc(v, vector(I1, getattr(v.type, "count", 1))) if kind == "b1" else v
 
 
-def written(b: Any, v: Any, kind: str) -> Any:
-    """Return a value from registers, in the form it has in memory."""
+def written(b: Any, v: Any, kind: str, target: Target) -> Any:
+    """Return a value from registers, in the form it has in memory.
+
+    A half float is the nearest, ties to even.  x86's instruction for bf16 takes numbers below
+    2^-126 for 0, as its products do.
+    """
+    if kind in target.casts:
+        v = b.fptrunc(v, elementary.like(v.type, _OWN[kind]))
+        return b.bitcast(v, elementary.like(v.type, vectors.I16))
     if kind in HALVES:
         return _HALF[kind].pack(b, v)
     return b.zext(v, vector(I8, getattr(v.type, "count", 1))) if kind == "b1" else v
@@ -63,8 +90,8 @@ def vector(kind: Any, lanes: int) -> Any:
 class Emitter:
     """Writes formulas as straight-line IR, each of their values once."""
 
-    def __init__(self, b: Any, lanes: int) -> None:
-        self.b, self.lanes = b, lanes
+    def __init__(self, b: Any, lanes: int, target: Target) -> None:
+        self.b, self.lanes, self.target = b, lanes, target
 
     def emit(self, formulas: Typed, ins: list[Any]) -> list[Any]:
         """Return the values of the results.
@@ -115,15 +142,18 @@ class Emitter:
         unsigned = source == "b1" or source in UNSIGNED
         if is_real(source) and is_real(to):
             if to in HALVES:  # only what these can hold
-                v = f16.narrow(b, v) if source == "f64" else v
-                return _HALF[to].unpack(b, _HALF[to].pack(b, v))
+                return self._round(f16.narrow(b, v) if source == "f64" else v, to)
             return resized(b, v, shape, b.fpext, b.fptrunc)
         if is_real(source):
             return truncated(b, v, to, self.lanes)
         if is_real(to):
             v = b.uitofp(v, shape) if unsigned else b.sitofp(v, shape)
-            return _HALF[to].unpack(b, _HALF[to].pack(b, v)) if to in HALVES else v
+            return self._round(v, to) if to in HALVES else v
         return resized(b, v, shape, b.zext if unsigned else b.sext, b.trunc)
+
+    def _round(self, v: Any, half: str) -> Any:
+        """Return the f32 of the half float nearest to an f32."""
+        return read(self.b, written(self.b, v, half, self.target), half, self.target)
 
 
 def resized(b: Any, v: Any, shape: Any, widen: Any, cut: Any) -> Any:

@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
-from engine.kernels.vector_ir.packing import narrowed, widened
+from engine.kernels.vector_ir.scalars import read, written
 from engine.kernels.vector_ir.vectors import (
     I16,
     I32,
@@ -108,11 +108,11 @@ class Channels:
         """Return the vector of a pixel that is stored as S at an offset, as T."""
         if not self.S:
             return self.read(pointer, at)
-        return widened(self.b, self.target, self.read(pointer, at, self.half), self.S)
+        return read(self.b, self.read(pointer, at, self.half), self.S, self.target)
 
     def write_pixel(self, value: Any, pointer: Any, at: Any) -> None:
         """Store the vector of a pixel as S at an offset."""
-        stored = narrowed(self.b, self.target, value, self.S) if self.S else value
+        stored = written(self.b, value, self.S, self.target) if self.S else value
         self.write(stored, pointer, at)
 
     def _name(self, vt: Any) -> str:

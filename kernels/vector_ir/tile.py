@@ -11,7 +11,7 @@ from numba import types
 
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.machine.target import Target
-from engine.kernels.vector_ir.packing import BFloat
+from engine.kernels.vector_ir.scalars import BFloat
 from engine.kernels.vector_ir.vectors import (
     I16,
     I32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class Calls:
         numbers = words[len(template.order.pointers) :]
         self._check(spec, named, numbers)
         held = np.array(words, np.int64)
-        entry = _ENTRY(self._address(spec))
+        entry = self.enter(spec)
         for tid in range(self.threads):
             entry(held.ctypes.data, tid, self.threads)
 
@@ -103,9 +104,10 @@ class Calls:
             assert reach_into(found, p.name) <= size, p.name
             assert operand is None or takes[p.name] == f"{operand.type.dtype}*"
 
-    def _address(self, spec: KernelSpec) -> int:
+    def enter(self, spec: KernelSpec) -> Callable[[int, int, int], None]:
+        """Return a kernel: it takes the address of its words, tid and nthreads."""
         key = spec, self.target
         if key not in _ADDRESSES:
             linker = _LINKERS.setdefault(self.target, Linker(self.target))
             _ADDRESSES[key] = linker.add(spec.symbol, object_code(spec, self.target))
-        return _ADDRESSES[key]
+        return _ENTRY(_ADDRESSES[key])
