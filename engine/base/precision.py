@@ -6,3 +6,8 @@ from typing import Literal, get_args
 
 Precision = Literal["f32", "bf16"]  # factors of products, and values between nodes
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+HELP = (
+    "The type that products round their factors to and in which values between nodes are kept: "
+    "f32, or bf16 for half the bytes; parameters, states and sums stay float32, see "
+    "docs/precision.md."
+)

@@ -46,7 +46,7 @@ class Memory:
     frozen: large constants.  laid: the sizes in bytes of those that stay in their file, by offset.
     files: which they are in.
     constants: contents of region const by their digest.
-    programs: of the models' plans, by kind of model and shapes, the least recently used first.
+    programs: of the models' plans, by all that decides them, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
     budget: the bytes that all regions of a plan may have together, but for what is mapped; None: as

@@ -113,6 +113,8 @@ class Model(BoundModel):
             () if update is None else tuple(update.layout.steps_before.items()),
             self.selected,
             is_part,
+            self.memory.precision,
+            self.memory.budget,
             *shapes,
             *((name, v.tobytes()) for name, v in values.items()),
         )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from engine.base import arguments
 from engine.base.fields import declare_option
-from engine.base.precision import Precision
+from engine.base.precision import HELP, Precision
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, check_arguments
 from engine.base.sparse_update import SparseUpdate
 from engine.training.mode import Mode
@@ -63,12 +63,7 @@ class StepOptions:
         "Let training batch normalisations take their statistics over each part of a batch, "
         "instead of refusing to divide it.  The result differs from the whole batch's.",
     )
-    precision: Precision = declare_option(
-        "f32",
-        "The type that products round their factors to and in which values between nodes are "
-        'kept: "f32", or "bf16" for half the bytes; parameters, states and sums stay float32, see '
-        "docs/precision.md.",
-    )
+    precision: Precision = declare_option("f32", HELP)
     skip_nonfinite: bool = declare_option(
         False,
         "Skip and count updates with NaN or infinite gradients, instead of failing on a loss "

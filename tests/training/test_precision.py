@@ -11,6 +11,7 @@ import pytest
 
 from engine.api import CheckpointState, Module
 from engine.errors import EngineError
+from engine.runtime.program import Program
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
@@ -94,6 +95,26 @@ def test_a_budget_keeps_halves() -> None:
     tight = Trainer(GOLDEN, precision="bf16", threads=1, memory_budget=budget)
     assert tight.plan_of(x, y).nbytes <= budget
     assert [tight.step(x, y) for _ in range(3)] == [free.step(x, y) for _ in range(3)]
+
+
+def test_a_change_of_what_plans_are_made_for_makes_a_new_plan() -> None:
+    trace = np.load(GOLDEN / "trace.npz")
+    x, y = trace["x"][0], trace["y"][0]
+    state = CheckpointState.load_checkpoint(GOLDEN / "checkpoint")
+    module = Module(GOLDEN / "training_model.onnx", state, threads=1)
+    memory, shapes = module.session.memory, [x.shape, y.shape]
+
+    def use() -> Program:
+        return module.session.training.get_program(shapes)
+
+    single = use()
+    memory.precision = "bf16"
+    half = use().plan
+    assert {b.dtype for b in half.buffers} - {b.dtype for b in single.plan.buffers} == {"bf16"}
+    memory.budget = half.nbytes - half.compute_region_bytes("work") // 20
+    assert use().plan.nbytes <= memory.budget
+    memory.precision, memory.budget = "f32", None
+    assert use() is single, "programs are kept"
 
 
 def test_the_origin_of_a_nan_is_followed_through_halves() -> None:

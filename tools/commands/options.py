@@ -17,7 +17,7 @@ import click
 
 from engine.base import foreign_text
 from engine.base.errors import FileError, suggest_nearest
-from engine.base.precision import PRECISIONS
+from engine.base.precision import HELP, PRECISIONS
 from engine.tools.actions import extensions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -112,7 +112,7 @@ precision = click.option(
     type=click.Choice(PRECISIONS),
     default="f32",
     show_default=True,
-    help="How factors of products and values between nodes are kept; bf16 takes half the bytes.",
+    help=HELP,
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
