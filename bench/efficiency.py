@@ -1,6 +1,6 @@
 """Efficiency of kernels relative to the machine: the table in kernels/analysis/efficiency.txt.
 
-A training step of each workload is profiled on 2 threads.
+A training step of each workload is profiled on 2 threads, in every precision.
 
 efficiency           for each kernel template how often it ran, the milliseconds, and the limit of
                      kernels/analysis/cost.py over the time; `usual` is of all usual workloads,
@@ -14,10 +14,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path
 
 from bench.programs import Training, written
 from bench.rows import Bench, Cells
+from engine.base.precision import PRECISIONS, Precision
 from engine.errors import InputError
 from engine.kernels.analysis.cost import begin, limits, step_seconds
 from engine.kernels.analysis.flops import tasks
@@ -30,10 +32,10 @@ LEAST = 0.01  # the least part that the table holds
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")
 
 
-def profiled(name: str) -> tuple[Plan, Profile]:
+def profiled(name: str, precision: Precision) -> tuple[Plan, Profile]:
     """Return the plan of a workload's training step, and a profile of it."""
     with written(name) as folder:
-        made = Training(folder, THREADS)
+        made = Training(folder, THREADS, precision=precision)
         plan = made.module.plan(made.x.shape, made.y.shape)
         return plan, made.module.profile(made.x, made.y, repeats=REPEATS)
 
@@ -43,7 +45,7 @@ def measure(names: Sequence[str], _: Namespace) -> Iterator[Cells]:
     counts: dict[str, int] = defaultdict(int)
     least: dict[str, float] = defaultdict(float)
     taken: dict[str, float] = defaultdict(float)
-    for plan, profile in map(profiled, names):
+    for plan, profile in starmap(profiled, product(names, PRECISIONS)):
         calls = tasks(plan)
         bounds = list(limits([*calls, *calls], plan.threads, profile.roofline))[len(calls) :]
         for task, bound, step in zip(calls, bounds, profile.steps, strict=True):
@@ -70,10 +72,12 @@ def write_table(found: Mapping[str, Sequence[Cells]], path: Path) -> None:
 
 
 def measure_workload(name: str, _: Namespace) -> Iterator[Cells]:
-    """Yield the row of a workload."""
-    plan, profile = profiled(name)
-    told = sum(step_seconds(plan, profile.roofline)), sum(step_seconds(plan))
-    yield *(1e3 * s for s in told), 1e3 * sum(step.seconds for step in profile.steps)
+    """Yield a row a precision of a workload."""
+    for precision in PRECISIONS:
+        plan, profile = profiled(name, precision)
+        told = sum(step_seconds(plan, profile.roofline)), sum(step_seconds(plan))
+        taken = sum(step.seconds for step in profile.steps)
+        yield precision, *(1e3 * s for s in told), 1e3 * taken
 
 
 BENCHES = (
@@ -92,7 +96,7 @@ BENCHES = (
         "efficiency.workload",
         "the time of a step as kernels/analysis/cost.py predicts it, and as it was",
         {name: name for name in WORKLOADS},
-        ("predicted ms:.2f", "by the nominal machine:.2f", "measured ms:.2f"),
+        ("precision", "predicted ms:.2f", "by the nominal machine:.2f", "measured ms:.2f"),
         measure_workload,
         usual=NAMES,
         small="mlp",

@@ -60,11 +60,12 @@ class Roofline:
         """Return the least time of a step: of its operations or of its bytes, whichever takes
         longer.
 
-        itemsize: of the elements that it computes with; a vector has half as many of 8 bytes.
+        itemsize: bytes of a number that it multiplies; a vector has half as many of 8 bytes, and
+            twice as many of 2.
         moves: bytes that it reads and writes, and of how much different memory they are.
         """
         memory = sum(nbytes / self.find_bandwidth(footprint) for nbytes, footprint in moves)
-        return max(flops * max(itemsize, 4) / 4 / self.flops, memory)
+        return max(flops * itemsize / 4 / self.flops, memory)
 
 
 @dataclass(frozen=True, slots=True)

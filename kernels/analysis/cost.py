@@ -22,8 +22,15 @@ from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.base.element_types import ITEMSIZE
-from engine.kernels.analysis.flops import Task, Use, grouped, operations, tasks, touched
-from engine.kernels.ops.registry import templates
+from engine.kernels.analysis.flops import (
+    Task,
+    Use,
+    count_factor_bytes,
+    grouped,
+    operations,
+    tasks,
+    touched,
+)
 from engine.kernels.vocabulary.row_program import Program
 from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.roofline import Roofline
@@ -172,15 +179,7 @@ def _arithmetic(task: Task, machine: Roofline) -> float:
     instructions = _instructions(task.spec)
     if instructions:
         done += instructions * max((_elements(u, task.tiles) for u in task.uses), default=0)
-    return 2 * done * _factor_bytes(task.spec) / 4 / machine.flops
-
-
-def _factor_bytes(spec: KernelSpec) -> int:
-    """Return the bytes of what a kernel multiplies: as many less, as many more a second."""
-    factors = templates()[spec.template].bound(spec.params).get("P")
-    if factors is not None:
-        return ITEMSIZE[str(factors)]
-    return max(ITEMSIZE.get(str(spec.params[0]), 4), 4) if spec.params else 4
+    return 2 * done * count_factor_bytes(task.spec) / 4 / machine.flops
 
 
 def _elements(use: Use, tiles: int) -> int:

@@ -138,6 +138,7 @@ def test_the_limit_of_a_step_is_its_operations_or_its_bytes() -> None:
     ]  # fmt: skip
     assert ROOFLINE.compute_seconds(200, 4, [(50, 1 << 30)]) == 1e-9
     assert ROOFLINE.compute_seconds(200, 8, [(50, 1 << 30)]) == 2e-9
+    assert ROOFLINE.compute_seconds(400, 2, [(50, 1 << 30)]) == 1e-9
     assert ROOFLINE.compute_seconds(200, 4, [(500, 1 << 30), (400, 1 << 10)]) == pytest.approx(
         11e-9
     )

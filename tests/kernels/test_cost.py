@@ -12,7 +12,7 @@ from engine.errors import InputError
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis import cost
 from engine.kernels.analysis.cost import efficiencies, nominal, seconds, step_seconds
-from engine.kernels.analysis.flops import NULL, Task, Use, tasks
+from engine.kernels.analysis.flops import NULL, Task, Use, tasks, work_of
 from engine.kernels.loops.gemm import GEMM_WORDS, gemm_mixed
 from engine.kernels.machine.target import host
 from engine.kernels.ops.registry import templates
@@ -68,6 +68,11 @@ def test_products_of_16_bits_take_half_as_long() -> None:
         for P in ("f32", "bf16")
     )
     assert seconds([wide], 1, machine)[0] == pytest.approx(2 * seconds([half], 1, machine)[0], 1e-3)
+    limits = [
+        machine.compute_seconds(done.flops, done.itemsize, done.moves)
+        for done in work_of([wide, half], 1)
+    ]
+    assert limits == [2 * 512**3 / 1e9, 512**3 / 1e9], "a profile's"
 
 
 def test_formulas_of_many_instructions_take_longer() -> None:
